@@ -1,0 +1,117 @@
+"""Starts one Horovod worker per host of a `Network` and collects what each of them measured."""
+
+import contextlib
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+
+from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
+from horovod.runner.http.http_server import RendezvousServer
+
+
+def run_workers(network, script, arguments, timeout_seconds=900):
+    """Runs a script on every host of a network, as one Horovod job over Gloo.
+
+    Worker i runs on host i, pinned to the i-th core that this process may use (workers share
+    cores when there are more workers than cores).
+
+    Args:
+        network: `Network`.
+        script: path of a Python script; it prints its result as JSON on its last line.
+        arguments: command-line arguments of the script.
+        timeout_seconds: time after which the job counts as hanging.
+
+    Returns:
+        List of the workers' results, by rank.
+
+    Raises:
+        RuntimeError: if a worker fails or the time is over. All other workers are ended.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    with contextlib.ExitStack() as undo:
+        directory = pathlib.Path(undo.enter_context(tempfile.TemporaryDirectory()))
+        environment = undo.enter_context(_rendezvous(network))
+        processes = []
+        for rank in range(network.num_hosts):
+            pin = ["taskset", "--cpu-list", str(cores[rank % len(cores)])]
+            process = subprocess.Popen(
+                network.command(rank, [*pin, sys.executable, str(script), *arguments]),
+                env=os.environ | environment | _worker_environment(rank, network.num_hosts),
+                stdin=subprocess.DEVNULL,
+                stdout=undo.enter_context(open(directory / f"{rank}.out", "w")),
+                stderr=undo.enter_context(open(directory / f"{rank}.err", "w")),
+            )
+            undo.callback(_end, process)
+            processes.append(process)
+        _wait_for_all(processes, directory, timeout_seconds)
+        outputs = [(directory / f"{rank}.out").read_text() for rank in range(network.num_hosts)]
+    return [json.loads(output.splitlines()[-1]) for output in outputs]
+
+
+@contextlib.contextmanager
+def _rendezvous(network):
+    """Horovod's rendezvous server on the bridge; yields the variables that lead to it."""
+    server = RendezvousServer()
+    with network.inside(network.bridge_namespace):
+        port = server.start()
+    try:
+        hosts = ",".join(f"{_host_name(rank)}:1" for rank in range(network.num_hosts))
+        server.init(get_host_assignments(parse_hosts(hosts), network.num_hosts))
+        yield {
+            "HOROVOD_CONTROLLER": "gloo",
+            "HOROVOD_CPU_OPERATIONS": "gloo",
+            "HOROVOD_GLOO_IFACE": network.interface,
+            "HOROVOD_GLOO_RENDEZVOUS_ADDR": network.bridge_address,
+            "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+        }
+    finally:
+        server.stop()
+
+
+def _worker_environment(rank, num_workers):
+    return {
+        "HOROVOD_HOSTNAME": _host_name(rank),
+        "HOROVOD_RANK": str(rank),
+        "HOROVOD_SIZE": str(num_workers),
+        "HOROVOD_LOCAL_RANK": "0",
+        "HOROVOD_LOCAL_SIZE": "1",
+        "HOROVOD_CROSS_RANK": str(rank),
+        "HOROVOD_CROSS_SIZE": str(num_workers),
+    }
+
+
+def _host_name(rank):
+    return f"host{rank}"
+
+
+def _wait_for_all(processes, directory, timeout_seconds):
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        codes = [process.poll() for process in processes]
+        for rank, code in enumerate(codes):
+            if code:
+                log = (directory / f"{rank}.err").read_text()[-4000:]
+                raise RuntimeError(f"Worker {rank} ended with exit code {code}. Its log:\n{log}")
+        if all(code == 0 for code in codes):
+            return
+        if time.monotonic() > deadline:
+            raise RuntimeError(
+                f"The workers were not done after {timeout_seconds} seconds (exit codes {codes}). "
+                "Use fewer --steps, or a faster --rate."
+            )
+        time.sleep(0.05)
+
+
+def _end(process):
+    if process.poll() is not None:
+        return
+    process.terminate()
+    try:
+        process.wait(timeout=5)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

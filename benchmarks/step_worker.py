@@ -1,0 +1,156 @@
+"""One worker of `step.py`: trains the papers' DNN on one batch and prints its measurements."""
+
+import argparse
+import json
+import os
+import pathlib
+import re
+import time
+import zlib
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import horovod.tensorflow as hvd
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf_onebit import OneBit
+from tf_onebit.horovod import DistributedOptimizer
+
+NUM_FEATURES = 429
+HIDDEN_LAYERS = 7 * [2048]
+NUM_CLASSES = 9304
+SAMPLES_PER_WORKER = 64
+WARM_UP_STEPS = 3
+HOROVOD_COMPRESSION = {
+    "horovod_fp32": hvd.Compression.none,
+    "horovod_fp16": hvd.Compression.fp16,
+}
+
+
+def make_model():
+    """Returns the papers' DNN, 429 - 7x2048 - 9304, with the same weights on every worker."""
+    keras.utils.set_random_seed(0)
+    layers = [keras.layers.Dense(units, activation="sigmoid") for units in HIDDEN_LAYERS]
+    model = keras.Sequential([*layers, keras.layers.Dense(NUM_CLASSES)])
+    model.build((None, NUM_FEATURES))
+    return model
+
+
+def make_batch(rank):
+    random = np.random.default_rng(rank)
+    features = random.standard_normal((SAMPLES_PER_WORKER, NUM_FEATURES), np.float32)
+    labels = random.integers(0, NUM_CLASSES, SAMPLES_PER_WORKER, np.int32)
+    return tf.constant(features), tf.constant(labels)
+
+
+def make_train_step(arguments, model, optimizer, batch):
+    """Returns the training step of one row of the table.
+
+    The rows differ in nothing but who exchanges the gradients: nobody, stock Horovod's
+    `DistributedGradientTape`, or our `DistributedOptimizer`.
+    """
+    features, labels = batch
+    loss_function = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    variables = [variable.value for variable in model.trainable_variables]
+
+    @tf.function
+    def train_step():
+        with tf.GradientTape() as tape:
+            loss = loss_function(labels, model(features, training=True))
+        if arguments.exchange in HOROVOD_COMPRESSION:
+            compression = HOROVOD_COMPRESSION[arguments.exchange]
+            tape = hvd.DistributedGradientTape(tape, compression=compression)
+        gradients = tape.gradient(loss, variables)
+        optimizer.apply(gradients, model.trainable_variables)
+        return loss
+
+    return train_step
+
+
+def make_optimizer(arguments):
+    optimizer = keras.optimizers.SGD(arguments.learning_rate)
+    if arguments.exchange != "one_bit":
+        return optimizer
+    options = {
+        name: getattr(arguments, name)
+        for name in ("max_column_size", "bucket_bytes")
+        if getattr(arguments, name) is not None
+    }
+    return DistributedOptimizer(optimizer, exchange=OneBit(**options))
+
+
+def sent_bytes(optimizer):
+    """Bytes that this worker sends per step by the exchange's own arithmetic, by kind."""
+    num_workers = hvd.size()
+    total = levels = full_precision = 0
+    for exchange in optimizer.gradient_exchange.built:
+        total += exchange.bytes_sent()
+        for bucket in exchange.submodules:
+            if hasattr(bucket, "layout"):
+                # Two stages, two float32 levels per column, each column sent to all but its owner.
+                levels += 2 * (num_workers - 1) / num_workers * bucket.layout.num_columns * 8
+                full_precision += (num_workers - 1) * 4 * bucket.layout.plain_size
+    codes = total - levels - full_precision  # with the padding of shards to equal length
+    return {"codes": codes, "levels": levels, "full precision": full_precision}
+
+
+def peak_memory_bytes():
+    status = pathlib.Path("/proc/self/status").read_text()
+    return 1024 * int(re.search(r"VmHWM:\s+(\d+) kB", status)[1])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--exchange", required=True)
+    parser.add_argument("--interface", required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--inter-op-threads", type=int, required=True)
+    parser.add_argument("--learning-rate", type=float, default=0.1)
+    parser.add_argument("--max-column-size", type=int)
+    parser.add_argument("--bucket-bytes", type=int)
+    arguments = parser.parse_args()
+
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(arguments.inter_op_threads)
+
+    # Also where nothing is exchanged, so that Horovod's thread is there in every row.
+    hvd.init()
+    counter = pathlib.Path(f"/sys/class/net/{arguments.interface}/statistics/tx_bytes")
+    model = make_model()
+    optimizer = make_optimizer(arguments)
+    optimizer.build(model.trainable_variables)
+    train_step = make_train_step(arguments, model, optimizer, make_batch(hvd.rank()))
+    for _ in range(WARM_UP_STEPS):
+        train_step().numpy()
+
+    hvd.allreduce(tf.zeros([]), name="all_ready")
+    sent_before = int(counter.read_text())
+    step_seconds, losses = [], []
+    for _ in range(arguments.steps):
+        start = time.perf_counter()
+        losses.append(float(train_step().numpy()))
+        step_seconds.append(time.perf_counter() - start)
+    hvd.allreduce(tf.zeros([]), name="all_ready")
+    interface_bytes = int(counter.read_text()) - sent_before
+    peak_bytes = peak_memory_bytes()
+
+    weights_checksum = 0
+    for variable in model.trainable_variables:
+        weights_checksum = zlib.crc32(variable.numpy(), weights_checksum)
+    result = {
+        "step_seconds": step_seconds,
+        "losses": losses,
+        "interface_bytes_per_step": interface_bytes / arguments.steps,
+        "peak_memory_bytes": peak_bytes,
+        "weights_checksum": weights_checksum,
+        "sent_bytes": sent_bytes(optimizer) if arguments.exchange == "one_bit" else {},
+        "tensor_shapes": [tuple(variable.shape) for variable in model.trainable_variables],
+    }
+    print(json.dumps(result))
+    hvd.shutdown()
+
+
+if __name__ == "__main__":
+    main()

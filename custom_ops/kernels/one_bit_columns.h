@@ -1,0 +1,103 @@
+// One-bit encoding and decoding of a column: the CPU loops, chosen for the processor at run time.
+//
+// A column is a run of `count` values that share two reconstruction levels. The code of value i
+// is bit i % 32 of word i / 32; the unused bits of the last word are zero. Every instruction set
+// gives bitwise the same codes, levels, residuals and sums (lib/one_bit.h defines the order).
+//
+// No pointer needs more alignment than its type, and no two arguments may overlap.
+
+#ifndef TF_ONEBIT_KERNELS_ONE_BIT_COLUMNS_H_
+#define TF_ONEBIT_KERNELS_ONE_BIT_COLUMNS_H_
+
+#include <cstdint>
+
+#include "lib/float16.h"
+#include "lib/one_bit.h"
+
+namespace tf_onebit {
+
+// Encodes one column:
+//   corrected_i = gradient_i + residual_i
+//   code_i      = corrected_i >= threshold        threshold and levels as LevelRule says
+//   residual_i  = corrected_i - levels[code_i]
+// Without a residual (nullptr) the corrected values are the gradients, and nothing is stored.
+//
+// Returns the sum of squares of the new residual (0 without one). If a corrected value or a sum
+// of them is not finite, returns NaN, zeroes levels and codes and leaves the residual as it was.
+template <typename T>
+using EncodeColumn = double (*)(const T* gradient, float* residual, int64_t count, LevelRule rule,
+                                float levels[2], uint32_t* codes);
+
+// Decodes one column: out_i = scale * levels[code_i], rounded to T.
+//
+// `stream` stores past the caches where `out` is aligned for it: for outputs that would not fit.
+// The caller then calls finish_streaming() on the same thread before another one reads them.
+template <typename T>
+using DecodeColumn = void (*)(const float levels[2], const uint32_t* codes, int64_t count,
+                              float scale, bool stream, T* out);
+
+// Sums one column of several messages, in their order: out_i = sum_k levels_k[code_ki].
+//
+// Message k has its two levels (bit patterns of floats) at `levels + k * stride` and its codes at
+// `codes + k * stride`. No messages sum to zero. `stream` as in DecodeColumn.
+using DecodeSumColumn = void (*)(const int32_t* levels, const int32_t* codes, int64_t stride,
+                                 int64_t num_messages, int64_t count, bool stream, float* out);
+
+struct OneBitColumns {
+  const char* name;  // "avx512", "avx2" or "plain"
+
+  EncodeColumn<float> encode_f32;
+  EncodeColumn<float16> encode_f16;
+  EncodeColumn<bfloat16> encode_bf16;
+
+  DecodeColumn<float> decode_f32;
+  DecodeColumn<float16> decode_f16;
+  DecodeColumn<bfloat16> decode_bf16;
+
+  DecodeSumColumn decode_sum;
+
+  void (*finish_streaming)();
+
+  // The members above by gradient type, for templates: encode<T>()(...), decode<T>()(...).
+  template <typename T>
+  EncodeColumn<T> encode() const;
+  template <typename T>
+  DecodeColumn<T> decode() const;
+};
+
+template <>
+inline EncodeColumn<float> OneBitColumns::encode<float>() const {
+  return encode_f32;
+}
+template <>
+inline EncodeColumn<float16> OneBitColumns::encode<float16>() const {
+  return encode_f16;
+}
+template <>
+inline EncodeColumn<bfloat16> OneBitColumns::encode<bfloat16>() const {
+  return encode_bf16;
+}
+template <>
+inline DecodeColumn<float> OneBitColumns::decode<float>() const {
+  return decode_f32;
+}
+template <>
+inline DecodeColumn<float16> OneBitColumns::decode<float16>() const {
+  return decode_f16;
+}
+template <>
+inline DecodeColumn<bfloat16> OneBitColumns::decode<bfloat16>() const {
+  return decode_bf16;
+}
+
+// The widest table that this processor runs. The environment variable TF_ONEBIT_SIMD=plain, avx2
+// or avx512 asks for a narrower one; a value that is unknown, or asks for more than the processor
+// has, changes nothing. Read once.
+const OneBitColumns& GetOneBitColumns();
+
+// The tables that this processor runs, widest first, for tests; ends with nullptr.
+const OneBitColumns* const* SupportedOneBitColumns();
+
+}  // namespace tf_onebit
+
+#endif  // TF_ONEBIT_KERNELS_ONE_BIT_COLUMNS_H_

@@ -1,0 +1,395 @@
+// The loops of one_bit_columns.h over the vectors of one instruction set.
+//
+// Each one_bit_columns_<name>.cc includes this file after defining, in its anonymous namespace,
+// vectors of floats and vectors of 16-bit patterns. Everything here is in an anonymous namespace
+// too, so that no code for a wide instruction set is linked into a narrower table.
+//
+// Vectors (`Floats`, `Halves`) have
+//   kWidth, Vector, Mask           lanes in a vector; one truth value per lane
+//   Broadcast(x)                   x in every lane
+//   Expand(word, part)             mask of bits [part * kWidth, (part + 1) * kWidth) of a word
+//   Select(mask, one, zero)
+//   Store<kStream>(p, v)           kStream: past the caches; p is the start of a cache line, or the
+//                                  one before was stored just before
+// and Floats, whose vectors have the operators + - *, also
+//   Load(p)                        of float, float16, bfloat16
+//   Pack(masks)                    the inverse of Expand
+//   GreaterEqual(a, b), Abs(v)
+//   AddWhere(mask, sum, v), AddWhereNot(mask, sum, v)      sum + v in the chosen lanes
+
+#ifndef TF_ONEBIT_KERNELS_ONE_BIT_COLUMNS_LOOPS_H_
+#define TF_ONEBIT_KERNELS_ONE_BIT_COLUMNS_LOOPS_H_
+
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "kernels/one_bit_columns.h"
+#include "lib/float16.h"
+#include "lib/one_bit.h"
+
+namespace tf_onebit {
+namespace {
+
+template <typename Simd>
+constexpr int kParts = kWordBits / Simd::kWidth;  // vectors that one word has bits for
+
+// 32 sums, one for each bit of a word, kept in registers.
+template <typename Floats>
+struct LaneSums {
+  typename Floats::Vector part[kParts<Floats>];
+
+  LaneSums() {
+    for (auto& vector : part) vector = Floats::Broadcast(0.0f);
+  }
+
+  void Store(float lanes[kWordBits]) const {
+    for (int p = 0; p < kParts<Floats>; ++p) {
+      Floats::template Store<false>(lanes + p * Floats::kWidth, part[p]);
+    }
+  }
+};
+
+// The corrected values of a column. They are added up anew in each pass: the column's gradient
+// and residual are in the cache by then, and a third array would only crowd it.
+template <typename Floats, typename T, bool kHasResidual>
+struct CorrectedValues {
+  const T* gradient;
+  const float* residual;
+
+  typename Floats::Vector Vector(int64_t i) const {
+    const auto value = Floats::Load(gradient + i);
+    if constexpr (kHasResidual) return value + Floats::Load(residual + i);
+    return value;
+  }
+
+  float Scalar(int64_t i) const {
+    const float value = ToFloat(gradient[i]);
+    if constexpr (kHasResidual) return value + residual[i];
+    return value;
+  }
+};
+
+struct SumsByCode {
+  double sum[2] = {0, 0};
+  int64_t num_ones = 0;
+};
+
+// Codes of the values [begin, end) at threshold 0, and what they add to the sums of their codes.
+template <typename Floats, typename Values>
+void EncodeBlockByMean(const Values& values, int64_t begin, int64_t end, uint32_t* codes,
+                       SumsByCode& sums) {
+  const auto zero = Floats::Broadcast(0.0f);
+  LaneSums<Floats> below, above;
+  int64_t i = begin;
+  for (; i + kWordBits <= end; i += kWordBits) {
+    typename Floats::Mask mask[kParts<Floats>];
+    for (int p = 0; p < kParts<Floats>; ++p) {
+      const auto corrected = values.Vector(i + p * Floats::kWidth);
+      mask[p] = Floats::GreaterEqual(corrected, zero);
+      above.part[p] = Floats::AddWhere(mask[p], above.part[p], corrected);
+      below.part[p] = Floats::AddWhereNot(mask[p], below.part[p], corrected);
+    }
+    const uint32_t word = Floats::Pack(mask);
+    sums.num_ones += __builtin_popcount(word);
+    codes[i / kWordBits] = word;
+  }
+  float lanes[2][kWordBits];
+  below.Store(lanes[0]);
+  above.Store(lanes[1]);
+  if (i < end) {
+    uint32_t word = 0;
+    for (int lane = 0; i + lane < end; ++lane) {
+      const float corrected = values.Scalar(i + lane);
+      const bool code = CodeOf(corrected, 0.0f);
+      lanes[code][lane] += corrected;
+      word |= uint32_t{code} << lane;
+    }
+    sums.num_ones += __builtin_popcount(word);
+    codes[i / kWordBits] = word;
+  }
+  sums.sum[0] += SumOfLanes(lanes[0]);
+  sums.sum[1] += SumOfLanes(lanes[1]);
+}
+
+// Sum of the values [begin, end).
+template <typename Floats, typename Values>
+float SumBlock(const Values& values, int64_t begin, int64_t end) {
+  LaneSums<Floats> sums;
+  int64_t i = begin;
+  for (; i + kWordBits <= end; i += kWordBits) {
+    for (int p = 0; p < kParts<Floats>; ++p) {
+      sums.part[p] = sums.part[p] + values.Vector(i + p * Floats::kWidth);
+    }
+  }
+  float lanes[kWordBits];
+  sums.Store(lanes);
+  for (int lane = 0; i + lane < end; ++lane) lanes[lane] += values.Scalar(i + lane);
+  return SumOfLanes(lanes);
+}
+
+// Codes of the values [begin, end) at the threshold `mean`, and the sum of |value - mean|.
+template <typename Floats, typename Values>
+float EncodeBlockByDeviation(const Values& values, int64_t begin, int64_t end, float mean,
+                             uint32_t* codes) {
+  const auto means = Floats::Broadcast(mean);
+  LaneSums<Floats> deviations;
+  int64_t i = begin;
+  for (; i + kWordBits <= end; i += kWordBits) {
+    typename Floats::Mask mask[kParts<Floats>];
+    for (int p = 0; p < kParts<Floats>; ++p) {
+      const auto corrected = values.Vector(i + p * Floats::kWidth);
+      mask[p] = Floats::GreaterEqual(corrected, means);
+      deviations.part[p] = deviations.part[p] + Floats::Abs(corrected - means);
+    }
+    codes[i / kWordBits] = Floats::Pack(mask);
+  }
+  float lanes[kWordBits];
+  deviations.Store(lanes);
+  if (i < end) {
+    uint32_t word = 0;
+    for (int lane = 0; i + lane < end; ++lane) {
+      const float corrected = values.Scalar(i + lane);
+      lanes[lane] += __builtin_fabsf(corrected - mean);
+      word |= uint32_t{CodeOf(corrected, mean)} << lane;
+    }
+    codes[i / kWordBits] = word;
+  }
+  return SumOfLanes(lanes);
+}
+
+// Stores the new residual of the values [begin, end), and returns its sum of squares.
+template <typename Floats, typename T>
+float UpdateResidualBlock(const T* gradient, float* residual, int64_t begin, int64_t end,
+                          float threshold, const float levels[2]) {
+  const CorrectedValues<Floats, T, true> values{gradient, residual};
+  const auto thresholds = Floats::Broadcast(threshold);
+  const auto zero_level = Floats::Broadcast(levels[0]);
+  const auto one_level = Floats::Broadcast(levels[1]);
+  LaneSums<Floats> squares;
+  int64_t i = begin;
+  for (; i + kWordBits <= end; i += kWordBits) {
+    for (int p = 0; p < kParts<Floats>; ++p) {
+      const int64_t at = i + p * Floats::kWidth;
+      const auto corrected = values.Vector(at);
+      const auto code = Floats::GreaterEqual(corrected, thresholds);
+      const auto difference = corrected - Floats::Select(code, one_level, zero_level);
+      Floats::template Store<false>(residual + at, difference);
+      squares.part[p] = squares.part[p] + difference * difference;
+    }
+  }
+  float lanes[kWordBits];
+  squares.Store(lanes);
+  for (int lane = 0; i + lane < end; ++lane) {
+    const float corrected = values.Scalar(i + lane);
+    const float difference = NewResidual(corrected, levels[CodeOf(corrected, threshold)]);
+    residual[i + lane] = difference;
+    lanes[lane] += difference * difference;
+  }
+  return SumOfLanes(lanes);
+}
+
+// Calls `block(begin, end)` for each block of a column.
+template <typename Block>
+void ForEachBlock(int64_t count, Block block) {
+  for (int64_t begin = 0; begin < count; begin += kBlockSize) {
+    block(begin, count - begin < kBlockSize ? count : begin + kBlockSize);
+  }
+}
+
+// Writes codes, levels and the threshold; false if a value or a sum is not finite.
+template <typename Floats, typename Values>
+bool QuantizeByMean(const Values& values, int64_t count, float& threshold, float levels[2],
+                    uint32_t* codes) {
+  SumsByCode sums;
+  ForEachBlock(count, [&](int64_t begin, int64_t end) {
+    EncodeBlockByMean<Floats>(values, begin, end, codes, sums);
+  });
+  threshold = 0.0f;
+  levels[0] = Mean(sums.sum[0], count - sums.num_ones);
+  levels[1] = Mean(sums.sum[1], sums.num_ones);
+  return IsFinite(sums.sum[0]) && IsFinite(sums.sum[1]);
+}
+
+template <typename Floats, typename Values>
+bool QuantizeByDeviation(const Values& values, int64_t count, float& threshold, float levels[2],
+                         uint32_t* codes) {
+  double sum = 0;
+  ForEachBlock(count, [&](int64_t begin, int64_t end) {
+    sum += SumBlock<Floats>(values, begin, end);
+  });
+  if (!IsFinite(sum)) return false;
+  const float mean = Mean(sum, count);
+  double deviation = 0;
+  ForEachBlock(count, [&](int64_t begin, int64_t end) {
+    deviation += EncodeBlockByDeviation<Floats>(values, begin, end, mean, codes);
+  });
+  const float mean_deviation = Mean(deviation, count);
+  threshold = mean;
+  levels[0] = mean - mean_deviation;
+  levels[1] = mean + mean_deviation;
+  return IsFinite(deviation);
+}
+
+template <typename Floats, typename T>
+double Encode(const T* gradient, float* residual, int64_t count, LevelRule rule, float levels[2],
+              uint32_t* codes) {
+  float threshold;
+  const auto quantize = [&](const auto& values) {
+    return rule == LevelRule::kMean
+               ? QuantizeByMean<Floats>(values, count, threshold, levels, codes)
+               : QuantizeByDeviation<Floats>(values, count, threshold, levels, codes);
+  };
+  const bool finite = residual != nullptr
+                          ? quantize(CorrectedValues<Floats, T, true>{gradient, residual})
+                          : quantize(CorrectedValues<Floats, T, false>{gradient, nullptr});
+  if (!finite) {
+    levels[0] = levels[1] = 0.0f;
+    std::memset(codes, 0, NumWords(count) * sizeof(*codes));
+    return std::numeric_limits<double>::quiet_NaN();
+  }
+  if (residual == nullptr) return 0.0;
+  double squares = 0;
+  ForEachBlock(count, [&](int64_t begin, int64_t end) {
+    squares += UpdateResidualBlock<Floats>(gradient, residual, begin, end, threshold, levels);
+  });
+  return squares;
+}
+
+// The codes of the values [i, i + n), n <= 32, as the low bits of a word.
+uint32_t WordAt(const uint32_t* codes, int64_t i, int64_t n) {
+  const uint32_t* const word = codes + i / kWordBits;
+  const int shift = static_cast<uint64_t>(i) % kWordBits;
+  const uint32_t low = word[0] >> shift;
+  return shift + n <= kWordBits ? low : low | word[1] << (kWordBits - shift);
+}
+
+constexpr int64_t kCacheLineBytes = 64;
+
+// Writes `count` values that `values_at(i, n, vectors)` computes 32 at a time, n of which count.
+//
+// Only whole cache lines are stored past the caches, because a line that is written in both ways
+// costs more than either. So the values before the first whole line are written apart, and the
+// codes then straddle words.
+template <typename Simd, bool kStream, typename T, typename ValuesAt>
+void WriteColumn(int64_t count, T* out, ValuesAt values_at) {
+  typename Simd::Vector vectors[kParts<Simd>];
+  const auto write_some = [&](int64_t i, int64_t n) {
+    values_at(i, n, vectors);
+    T values[kWordBits];
+    for (int p = 0; p < kParts<Simd>; ++p) {
+      Simd::template Store<false>(values + p * Simd::kWidth, vectors[p]);
+    }
+    std::memcpy(out + i, values, n * sizeof(T));
+  };
+  int64_t i = 0;
+  if constexpr (kStream) {
+    const int64_t bytes_to_line = -reinterpret_cast<uintptr_t>(out) % kCacheLineBytes;
+    i = bytes_to_line / static_cast<int64_t>(sizeof(T));
+    if (i > count) i = count;
+    __builtin_prefetch(out + count, 1);  // the line shared with the next column, if it is
+    if (i > 0) write_some(0, i);
+  }
+  for (; i + kWordBits <= count; i += kWordBits) {
+    values_at(i, kWordBits, vectors);
+    for (int p = 0; p < kParts<Simd>; ++p) {
+      Simd::template Store<kStream>(out + i + p * Simd::kWidth, vectors[p]);
+    }
+  }
+  if (i < count) write_some(i, count - i);
+}
+
+template <typename Simd, typename T, typename ValuesAt>
+void WriteColumn(int64_t count, bool stream, T* out, ValuesAt values_at) {
+  if (stream) {
+    WriteColumn<Simd, true>(count, out, values_at);
+  } else {
+    WriteColumn<Simd, false>(count, out, values_at);
+  }
+}
+
+// `Simd` is Floats or Halves, whichever has lanes of T's size.
+template <typename Simd, typename T>
+void Decode(const float levels[2], const uint32_t* codes, int64_t count, float scale, bool stream,
+            T* out) {
+  const auto zero = Simd::Broadcast(FromFloat<T>(scale * levels[0]));
+  const auto one = Simd::Broadcast(FromFloat<T>(scale * levels[1]));
+  WriteColumn<Simd>(count, stream, out, [&](int64_t i, int64_t n, auto* values) {
+    const uint32_t word = WordAt(codes, i, n);
+    for (int p = 0; p < kParts<Simd>; ++p) {
+      values[p] = Simd::Select(Simd::Expand(word, p), one, zero);
+    }
+  });
+}
+
+// What a message adds to a sum: its levels, in registers, and its codes.
+template <typename Floats>
+struct Message {
+  typename Floats::Vector zero;
+  typename Floats::Vector one;
+  const uint32_t* codes;
+
+  Message(const int32_t* levels, const int32_t* codes)
+      : zero(Floats::Broadcast(FloatOf(static_cast<uint32_t>(levels[0])))),
+        one(Floats::Broadcast(FloatOf(static_cast<uint32_t>(levels[1])))),
+        codes(reinterpret_cast<const uint32_t*>(codes)) {}
+
+  void AddTo(typename Floats::Vector* sums, int64_t i, int64_t n) const {
+    const uint32_t word = WordAt(codes, i, n);
+    for (int p = 0; p < kParts<Floats>; ++p) {
+      sums[p] = sums[p] + Floats::Select(Floats::Expand(word, p), one, zero);
+    }
+  }
+};
+
+template <typename Floats, int... kMessage>
+void DecodeSumOf(std::integer_sequence<int, kMessage...>, const int32_t* levels,
+                 const int32_t* codes, int64_t stride, int64_t count, bool stream, float* out) {
+  const Message<Floats> messages[] = {
+      {levels + kMessage * stride, codes + kMessage * stride}...};
+  WriteColumn<Floats>(count, stream, out, [&](int64_t i, int64_t n, auto* sums) {
+    for (int p = 0; p < kParts<Floats>; ++p) sums[p] = Floats::Broadcast(0.0f);
+    (messages[kMessage].AddTo(sums, i, n), ...);
+  });
+}
+
+template <typename Floats>
+void DecodeSum(const int32_t* levels, const int32_t* codes, int64_t stride, int64_t num_messages,
+               int64_t count, bool stream, float* out) {
+  const auto sum_of = [&](auto messages) {
+    DecodeSumOf<Floats>(messages, levels, codes, stride, count, stream, out);
+  };
+  switch (num_messages) {
+    case 2:
+      return sum_of(std::make_integer_sequence<int, 2>());
+    case 3:
+      return sum_of(std::make_integer_sequence<int, 3>());
+    case 4:
+      return sum_of(std::make_integer_sequence<int, 4>());
+  }
+  WriteColumn<Floats>(count, stream, out, [&](int64_t i, int64_t n, auto* sums) {
+    for (int p = 0; p < kParts<Floats>; ++p) sums[p] = Floats::Broadcast(0.0f);
+    for (int64_t k = 0; k < num_messages; ++k) {
+      Message<Floats>(levels + k * stride, codes + k * stride).AddTo(sums, i, n);
+    }
+  });
+}
+
+template <typename Floats, typename Halves>
+constexpr OneBitColumns MakeOneBitColumns(const char* name, void (*finish_streaming)()) {
+  return {name,
+          Encode<Floats, float>,
+          Encode<Floats, float16>,
+          Encode<Floats, bfloat16>,
+          Decode<Floats, float>,
+          Decode<Halves, float16>,
+          Decode<Halves, bfloat16>,
+          DecodeSum<Floats>,
+          finish_streaming};
+}
+
+}  // namespace
+}  // namespace tf_onebit
+
+#endif  // TF_ONEBIT_KERNELS_ONE_BIT_COLUMNS_LOOPS_H_

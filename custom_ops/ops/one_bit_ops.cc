@@ -1,0 +1,143 @@
+// The one-bit ops: names, types, shapes and documentation.
+
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+#include "kernels/op_layout.h"
+
+namespace tf_onebit {
+namespace {
+
+using tensorflow::shape_inference::InferenceContext;
+
+absl::Status EncodeShape(InferenceContext* c) {
+  Layout layout;
+  TF_RETURN_IF_ERROR(GetLayout(*c, &layout));
+  c->set_output(0, c->Matrix(layout.num_shards(), layout.worker_message_words()));
+  c->set_output(1, c->Scalar());
+  return absl::OkStatus();
+}
+
+absl::Status DecodeSumShape(InferenceContext* c) {
+  Layout layout;
+  int64_t rank;
+  TF_RETURN_IF_ERROR(GetLayout(*c, &layout));
+  TF_RETURN_IF_ERROR(GetRank(*c, layout, &rank));
+  c->set_output(0, c->Vector(layout.shard_size(rank)));
+  c->set_output(1, c->Vector(layout.plain_size()));
+  return absl::OkStatus();
+}
+
+absl::Status EncodeShardShape(InferenceContext* c) {
+  Layout layout;
+  TF_RETURN_IF_ERROR(GetLayout(*c, &layout));
+  c->set_output(0, c->Vector(layout.shard_message_words()));
+  c->set_output(1, c->Scalar());
+  return absl::OkStatus();
+}
+
+absl::Status DecodeShape(InferenceContext* c) {
+  Layout layout;
+  TF_RETURN_IF_ERROR(GetLayout(*c, &layout));
+  for (int t = 0; t < layout.num_tensors(); ++t) {
+    c->set_output(t, c->Vector(layout.tensor_size(t)));
+  }
+  return absl::OkStatus();
+}
+
+REGISTER_OP("TfOnebit>OneBitEncode")
+    .Input("gradients: N * T")
+    .Input("residual: resource")
+    .Output("messages: int32")
+    .Output("residual_sum_of_squares: float")
+    .Attr("N: int >= 1")
+    .Attr("T: {float, half, bfloat16}")
+    .Attr("sizes: list(int)")
+    .Attr("row_sizes: list(int)")
+    .Attr("column_sizes: list(int)")
+    .Attr("shard_starts: list(int)")
+    .Attr("levels: {'mean', 'symmetric'} = 'mean'")
+    .Attr("error_feedback: bool = true")
+    .SetIsStateful()
+    .SetShapeFn(EncodeShape)
+    .Doc(R"doc(
+Quantizes a list of gradients to one bit per value, with error feedback.
+
+For each column, corrected = gradient + residual; code = corrected >= 0; the two levels are the
+means of the corrected values on either side; residual = corrected - levels[code]. Tensors with
+column size 0 are copied in full precision into every message.
+
+gradients: The local gradients, as many values each as `sizes` says.
+residual: float32 variable with as many values as all columns together; updated in place.
+  Not read if `error_feedback` is false.
+messages: `[world_size, words]`; row k is the message to the owner of shard k. Word 0 is zero, or
+  1 + the index of the first gradient that holds a value which is not finite; its column is sent
+  as zeros and keeps its residual.
+residual_sum_of_squares: Of the residual after the update.
+)doc");
+
+REGISTER_OP("TfOnebit>OneBitDecodeSum")
+    .Input("messages: int32")
+    .Output("aggregate: float")
+    .Output("plain: float")
+    .Attr("sizes: list(int)")
+    .Attr("row_sizes: list(int)")
+    .Attr("column_sizes: list(int)")
+    .Attr("shard_starts: list(int)")
+    .Attr("rank: int >= 0")
+    .SetShapeFn(DecodeSumShape)
+    .Doc(R"doc(
+Decodes the messages of all workers about the shard that this worker owns and sums them.
+
+messages: `[world_size, words]`; row k came from rank k. Summed in that order.
+aggregate: The sum over the workers of the shard's values.
+plain: The sum over the workers of the values that travel in full precision.
+)doc");
+
+REGISTER_OP("TfOnebit>OneBitEncodeShard")
+    .Input("aggregate: float")
+    .Input("residual: resource")
+    .Output("message: int32")
+    .Output("residual_sum_of_squares: float")
+    .Attr("sizes: list(int)")
+    .Attr("row_sizes: list(int)")
+    .Attr("column_sizes: list(int)")
+    .Attr("shard_starts: list(int)")
+    .Attr("rank: int >= 0")
+    .Attr("levels: {'mean', 'symmetric'} = 'mean'")
+    .Attr("error_feedback: bool = true")
+    .SetIsStateful()
+    .SetShapeFn(EncodeShardShape)
+    .Doc(R"doc(
+Quantizes the aggregate of a shard to one bit per value, with error feedback of its own.
+
+aggregate: The values of shard `rank`.
+residual: float32 variable of the same size; updated in place.
+message: `[words]`, for all workers. Word 0 as in OneBitEncode.
+residual_sum_of_squares: Of the residual after the update.
+)doc");
+
+REGISTER_OP("TfOnebit>OneBitDecode")
+    .Input("messages: int32")
+    .Input("plain: float")
+    .Output("gradients: N * T")
+    .Attr("N: int >= 1")
+    .Attr("T: {float, half, bfloat16}")
+    .Attr("sizes: list(int)")
+    .Attr("row_sizes: list(int)")
+    .Attr("column_sizes: list(int)")
+    .Attr("shard_starts: list(int)")
+    .Attr("scale: float = 1.0")
+    .SetShapeFn(DecodeShape)
+    .Doc(R"doc(
+Decodes the messages of all shards into the list of gradients.
+
+messages: `[world_size, words]`; row k holds shard k.
+plain: The values that travel in full precision, from OneBitDecodeSum.
+gradients: Flat tensors, multiplied by `scale`: 1 for the sum over the workers, 1 / world_size for
+  their mean.
+)doc");
+
+}  // namespace
+}  // namespace tf_onebit

@@ -1,0 +1,190 @@
+"""The speech corpus as arrays of frames and targets, made once and cached on disk.
+
+`python examples/speech/dataset.py --hours 1` makes a corpus and prints what it contains.
+"""
+
+import argparse
+import collections
+import contextlib
+import dataclasses
+import fcntl
+import hashlib
+import importlib.metadata
+import json
+import multiprocessing
+import os
+import pathlib
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+import numpy as np
+
+import corpus
+import features
+from targets import Targets, frame_contexts
+
+CONTEXT_FRAMES = 5  # on either side: windows of 11 frames
+NO_TARGET = -1
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What decides the content of the corpus.
+
+    Attributes:
+        hours: float. Speech to train on.
+        held_out_minutes: float. Speech of other voices, reading other texts, to evaluate on.
+        target_count: int. The largest number of context-dependent phone states.
+        seed: int.
+    """
+
+    hours: float = 1.0
+    held_out_minutes: float = 6.0
+    target_count: int = 1200
+    seed: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """Frames of many utterances in a row, each with `CONTEXT_FRAMES` edge frames around it.
+
+    Attributes:
+        frames: float32 array `[rows, MEL_FILTERS]`, normalised by the training data's statistics.
+        targets: int32 array `[rows]`. `NO_TARGET` where the row is only the context of others.
+    """
+
+    frames: np.ndarray
+    targets: np.ndarray
+
+
+def load(settings):
+    """Returns `(training, held_out, targets)`, two `Split` and `Targets`; made if not cached.
+
+    Any number of processes may call this at once: one makes the corpus, the others wait for it.
+    """
+    folder = _cache_folder(settings)
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(folder.with_suffix(".lock")):
+            if not folder.exists():
+                _make_in_own_process(settings)
+    splits = [
+        Split(*(np.load(folder / f"{split}_{f.name}.npy", mmap_mode="r") for f in _SPLIT_FIELDS))
+        for split in ("training", "held_out")
+    ]
+    names = json.loads((folder / "targets.json").read_text())
+    return *splits, Targets([tuple(name) for name in names])
+
+
+_SPLIT_FIELDS = dataclasses.fields(Split)
+
+
+def _cache_folder(settings):
+    root = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
+    values = [field.type(getattr(settings, field.name)) for field in dataclasses.fields(Settings)]
+    made_of = hashlib.sha256(repr(values).encode())
+    for version in (platform.python_version(), np.__version__):
+        made_of.update(version.encode())
+    made_of.update(importlib.metadata.version("espeakng-loader").encode())
+    for name in ("prose", "espeak", "corpus", "features", "targets", "dataset"):
+        made_of.update((pathlib.Path(__file__).parent / f"{name}.py").read_bytes())
+    return root / "tf_onebit" / "speech" / made_of.hexdigest()[:16]
+
+
+@contextlib.contextmanager
+def _locked(path):
+    with open(path, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _make_in_own_process(settings):
+    """Runs this file: the pool of synthesizers must not inherit TensorFlow or Horovod."""
+    options = [f"--{k.replace('_', '-')}={v}" for k, v in dataclasses.asdict(settings).items()]
+    subprocess.run([sys.executable, __file__, *options], check=True)
+
+
+def make(settings, folder):
+    """Makes the corpus and moves it to `folder` when it is complete."""
+    training, held_out = _record_all(settings)
+    counts = collections.Counter()
+    for utterance in training:
+        counts.update(frame_contexts(utterance.phones, utterance.segments, utterance.positions))
+    targets = Targets.from_counts(counts, settings.target_count)
+
+    every_frame = np.concatenate([u.features for u in training])
+    mean, deviation = every_frame.mean(axis=0), every_frame.std(axis=0)
+    unfinished = pathlib.Path(tempfile.mkdtemp(dir=folder.parent))
+    try:
+        for name, utterances in (("training", training), ("held_out", held_out)):
+            split = _join(utterances, targets, mean, deviation)
+            for field in _SPLIT_FIELDS:
+                np.save(unfinished / f"{name}_{field.name}.npy", getattr(split, field.name))
+        (unfinished / "targets.json").write_text(json.dumps(targets.names))
+        os.replace(unfinished, folder)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+
+
+def _record_all(settings):
+    """Returns the utterances of the training voices and those of the held-out voices."""
+    training_sentences, held_out_sentences = corpus.split_sentences(settings.seed)
+    readings = []
+    for voices, sentences, seconds in (
+        (corpus.TRAINING_VOICES, training_sentences, settings.hours * 3600),
+        (corpus.HELD_OUT_VOICES, held_out_sentences, settings.held_out_minutes * 60),
+    ):
+        for reader, voice in enumerate(voices):
+            share = sentences[reader :: len(voices)]
+            # A seed for every voice and corpus, none used twice.
+            readings.append((voice, share, seconds / len(voices), settings.seed * 1000 + len(readings)))
+    # One thread each: the processes share the cores, and sums keep the same order.
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    with multiprocessing.get_context("spawn").Pool(os.cpu_count(), maxtasksperchild=1) as pool:
+        recorded = pool.starmap(corpus.record, readings, chunksize=1)
+    joined = [
+        [u for utterances in part for u in utterances]
+        for part in (recorded[: len(corpus.TRAINING_VOICES)], recorded[len(corpus.TRAINING_VOICES) :])
+    ]
+    return joined
+
+
+def _join(utterances, targets, mean, deviation):
+    edges = (CONTEXT_FRAMES, CONTEXT_FRAMES)
+    frames, numbers = [], []
+    for u in utterances:
+        frames.append(np.pad((u.features - mean) / deviation, (edges, (0, 0)), mode="edge"))
+        of_utterance = [
+            targets.number(c) for c in frame_contexts(u.phones, u.segments, u.positions)
+        ]
+        numbers.append(np.pad(of_utterance, edges, constant_values=NO_TARGET))
+    return Split(
+        np.concatenate(frames).astype(np.float32), np.concatenate(numbers).astype(np.int32)
+    )
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    for field in dataclasses.fields(Settings):
+        option = f"--{field.name.replace('_', '-')}"
+        parser.add_argument(option, type=field.type, default=field.default)
+    settings = Settings(**vars(parser.parse_args()))
+    folder = _cache_folder(settings)
+    started = time.monotonic()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    make(settings, folder)
+    training, held_out, targets = load(settings)
+    print(
+        f"corpus: {np.sum(training.targets != NO_TARGET):,} training frames, "
+        f"{np.sum(held_out.targets != NO_TARGET):,} held-out frames, {len(targets):,} targets, "
+        f"made in {time.monotonic() - started:.0f} s: {folder}"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""Context-dependent phone states ("senones"), chosen by counting frames of the training data."""
+
+import collections
+
+from espeak import SILENCE
+
+STATES_PER_PHONE = 3
+
+_BROAD_CLASSES = {
+    "front vowel": "iIeEa",
+    "back vowel": "uUoO0A",
+    "central vowel": "@3V",
+    "nasal": "mnN",
+    "stop": "pbtdkg?",
+    "fricative": "fvTDsSzZhx",
+    "approximant": "lrwj",
+}
+_CLASS_OF_LETTER = {letter: name for name, letters in _BROAD_CLASSES.items() for letter in letters}
+
+
+def broad_class(phone):
+    """Returns the manner of articulation of a phone, by the first letter of its name."""
+    return _CLASS_OF_LETTER.get(phone[0], SILENCE)
+
+
+def contexts(phone, state, left, right):
+    """Returns the targets that a frame may have, the most specific one first.
+
+    Args:
+        phone: str.
+        state: int, 0 to `STATES_PER_PHONE - 1`: the first, middle or last part of the phone.
+        left, right: str. The phones before and after.
+
+    Returns:
+        List of tuples `(phone, state, left context, right context)`.
+    """
+    if phone == SILENCE:
+        return [(SILENCE, 0, "", "")]
+    backed_off = [
+        (phone, state, left, ""),
+        (phone, state, broad_class(left), broad_class(right)),
+        (phone, state, "", right),
+    ]
+    return [(phone, state, left, right), backed_off[state], (phone, state, "", "")]
+
+
+def frame_contexts(phones, segments, positions):
+    """Returns `(phone, state, left, right)` of every frame of an utterance, as a list."""
+    states = (positions * STATES_PER_PHONE).astype(int).clip(0, STATES_PER_PHONE - 1).tolist()
+    neighbours = [SILENCE, *phones, SILENCE]
+    return [
+        (neighbours[segment + 1], state, neighbours[segment], neighbours[segment + 2])
+        for segment, state in zip(segments.tolist(), states, strict=True)
+    ]
+
+
+def _frequent_contexts(counts, min_frames):
+    """Gives every context of `min_frames` frames a target; rarer ones back off, and so on."""
+    chosen = {}
+    for level in range(3):
+        pooled = collections.Counter()
+        for frame_context, frames in counts.items():
+            candidates = contexts(*frame_context)
+            if not any(c in chosen for c in candidates[:level]):
+                pooled[candidates[min(level, len(candidates) - 1)]] += frames
+        chosen |= {c: None for c, frames in pooled.items() if frames >= min_frames}
+    every_state = {contexts(*c)[-1]: None for c in counts}
+    return sorted(chosen | every_state)
+
+
+class Targets:
+    """The outputs of the network: a number for each context that has one of its own.
+
+    Args:
+        names: list of tuples as returned by `contexts`.
+    """
+
+    def __init__(self, names):
+        self.names = names
+        self._numbers = {name: number for number, name in enumerate(names)}
+
+    @classmethod
+    def from_counts(cls, counts, target_count):
+        """Chooses targets with as many frames each as `target_count` of them allow.
+
+        Args:
+            counts: dict of `(phone, state, left, right)` to the number of training frames.
+            target_count: int. The largest number of targets.
+        """
+        fewest, most = 1, sum(counts.values())
+        while fewest < most:
+            middle = (fewest + most) // 2
+            if len(_frequent_contexts(counts, middle)) <= target_count:
+                most = middle
+            else:
+                fewest = middle + 1
+        names = _frequent_contexts(counts, fewest)
+        if len(names) > target_count:
+            raise ValueError(
+                f"target_count must be at least the number of phone states, {len(names)}. "
+                f"Received: target_count={target_count}."
+            )
+        return cls(names)
+
+    def __len__(self):
+        return len(self.names)
+
+    def number(self, frame_context):
+        """Returns the number of a frame's target, -1 if its phone has none."""
+        return next(
+            (self._numbers[c] for c in contexts(*frame_context) if c in self._numbers), -1
+        )

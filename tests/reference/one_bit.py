@@ -1,0 +1,74 @@
+"""1-bit SGD in NumPy and float64, straight from Seide et al. 2014, section 3.
+
+Knows nothing of the package under test: neither its layout nor its messages.
+"""
+
+import numpy as np
+
+
+def columns_of(shape, min_column_size, max_column_size):
+    """Slices of a flat tensor that share a pair of levels."""
+    size, row = int(np.prod(shape)), shape[-1]
+    if row > max_column_size:
+        piece = -(-row // -(-row // max_column_size))
+        piece = -(-piece // 32) * 32
+        return [
+            slice(start + cut, min(start + cut + piece, start + row))
+            for start in range(0, size, row)
+            for cut in range(0, row, piece)
+        ]
+    rows = 1
+    while rows * row < min_column_size:
+        rows += 1
+    return [slice(start, min(start + rows * row, size)) for start in range(0, size, rows * row)]
+
+
+def quantize(corrected, levels="mean"):
+    """Codes of a column and what they stand for: (codes, reconstruction)."""
+    corrected = np.asarray(corrected, np.float64)
+    if levels == "symmetric":
+        mean = corrected.mean()
+        deviation = np.abs(corrected - mean).mean()
+        codes = corrected >= mean
+        return codes, np.where(codes, mean + deviation, mean - deviation)
+    codes = corrected >= 0
+    reconstruction = np.zeros_like(corrected)
+    for side in (codes, ~codes):
+        if side.any():
+            reconstruction[side] = corrected[side].mean()
+    return codes, reconstruction
+
+
+class Quantizer:
+    """Error feedback over one flat list of values, cut into columns."""
+
+    def __init__(self, columns, size, levels="mean", error_feedback=True):
+        self.columns, self.levels, self.error_feedback = columns, levels, error_feedback
+        self.residual = np.zeros(size)
+
+    def __call__(self, gradient):
+        corrected = np.asarray(gradient, np.float64) + self.residual
+        sent = np.zeros_like(corrected)
+        for column in self.columns:
+            sent[column] = quantize(corrected[column], self.levels)[1]
+        if self.error_feedback:
+            self.residual = corrected - sent
+        return sent
+
+
+class Cluster:
+    """K workers that exchange one tensor in two stages."""
+
+    def __init__(self, world_size, columns, size, levels="mean", error_feedback=True):
+        def quantizer():
+            return Quantizer(columns, size, levels, error_feedback)
+
+        self.workers = [quantizer() for _ in range(world_size)]
+        # All shards together are one tensor, and columns do not depend on shards.
+        self.owners = quantizer()
+
+    def exchange(self, gradients):
+        """The sum over workers as all of them see it."""
+        return self.owners(
+            sum(worker(gradient) for worker, gradient in zip(self.workers, gradients, strict=True))
+        )

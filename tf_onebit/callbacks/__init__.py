@@ -1,0 +1,5 @@
+"""Keras callbacks."""
+
+from tf_onebit.callbacks.monitor import Monitor
+
+__all__ = ["Monitor"]

@@ -1,0 +1,82 @@
+"""Monitor: what the exchange costs and holds back, as Keras logs and TensorBoard scalars."""
+
+import math
+
+import keras
+import tensorflow as tf
+
+
+class Monitor(keras.callbacks.Callback):
+    """Adds to the logs of every batch and epoch:
+
+    - `bytes_sent`: bytes that this worker sends per step.
+    - `compression_ratio`: bytes of the same exchange in float32, over `bytes_sent`.
+    - `residual_norm`: L2 norm of what this worker has not sent yet.
+
+    The progress bar shows them, `History` keeps them, and so do TensorBoard's epoch logs.
+
+    Args:
+        update_freq: number of batches between two readings. Reading waits for the step.
+        log_dir: if given, every reading is also written there as TensorBoard scalars
+            `exchange/bytes_sent` and so on.
+
+    Raises:
+        ValueError: if `update_freq` is not positive, or the model's optimizer does not exchange
+            gradients.
+    """
+
+    def __init__(self, update_freq=10, log_dir=None):
+        super().__init__()
+        if update_freq < 1:
+            raise ValueError(
+                "update_freq must be a positive number of batches. "
+                f"Received: update_freq={update_freq}."
+            )
+        self.update_freq = update_freq
+        self.log_dir = log_dir
+        self._writer = None
+        self._latest = {}
+
+    def on_train_begin(self, logs=None):
+        if self._gradient_exchange() is None:
+            raise ValueError(
+                "Monitor needs an optimizer that exchanges gradients. Received: optimizer="
+                f"{self.model.optimizer!r}. Compile the model with "
+                "tf_onebit.horovod.DistributedOptimizer."
+            )
+        if self.log_dir is not None:
+            self._writer = tf.summary.create_file_writer(str(self.log_dir))
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch % self.update_freq == 0:
+            self._read()
+        if logs is not None:
+            logs.update(self._latest)
+
+    def on_epoch_end(self, epoch, logs=None):
+        if logs is not None:
+            logs.update(self._latest)
+
+    def on_train_end(self, logs=None):
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _gradient_exchange(self):
+        return getattr(self.model.optimizer, "gradient_exchange", None)
+
+    def _read(self):
+        exchanges = self._gradient_exchange().built
+        bytes_sent = sum(exchange.bytes_sent() for exchange in exchanges)
+        full_bytes = sum(exchange.full_precision_bytes() for exchange in exchanges)
+        squares = sum(exchange.residual_sum_of_squares() for exchange in exchanges)
+        self._latest = {
+            "bytes_sent": float(bytes_sent),
+            "compression_ratio": full_bytes / bytes_sent if bytes_sent else 1.0,
+            "residual_norm": math.sqrt(squares),
+        }
+        if self._writer is not None:
+            step = int(self.model.optimizer.iterations)
+            with self._writer.as_default():
+                for name, value in self._latest.items():
+                    tf.summary.scalar(f"exchange/{name}", value, step=step)

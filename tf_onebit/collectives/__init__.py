@@ -1,0 +1,1 @@
+"""Who carries messages between workers: requests, and the drivers that answer them."""

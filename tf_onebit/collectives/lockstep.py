@@ -1,0 +1,68 @@
+"""N workers inside one program: simulation, tests, several local devices."""
+
+import tensorflow as tf
+
+from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, Broadcast, Cond
+
+
+def run(generators):
+    """Advances the generators of all workers together and answers their requests.
+
+    Args:
+        generators: list; entry k is the exchange of rank k.
+
+    Returns:
+        List of what each generator returned.
+
+    Raises:
+        RuntimeError: if workers ask for different collectives.
+
+    Example:
+        >>> def total(rank):
+        ...     (answer,) = yield AllReduce([tf.constant(rank)], name="total")
+        ...     return int(answer)
+        >>> run([total(1), total(2), total(3)])
+        [6, 6, 6]
+    """
+    generators = list(generators)
+    answers = [None] * len(generators)
+    while True:
+        requests, results = [], []
+        for generator, answer in zip(generators, answers, strict=True):
+            try:
+                requests.append(generator.send(answer))
+            except StopIteration as stop:
+                results.append(stop.value)
+        if not requests:
+            return results
+        asked = {(type(request), getattr(request, "name", None)) for request in requests}
+        if results or len(asked) > 1:
+            raise RuntimeError(
+                "Workers must ask for the same collectives in the same order. Received: "
+                f"{len(results)} workers that have ended and the requests "
+                f"{sorted((kind.__name__, name) for kind, name in asked)}."
+            )
+        answers = _answer(requests)
+
+
+def _answer(requests):
+    first, world_size = requests[0], len(requests)
+    if isinstance(first, AllToAll):
+        rows = [tf.unstack(request.tensor, num=world_size) for request in requests]
+        return [tf.stack(column) for column in zip(*rows, strict=True)]
+    if isinstance(first, AllGather):
+        return [tf.concat([request.tensor for request in requests], axis=0)] * world_size
+    if isinstance(first, AllReduce):
+        columns = zip(*(request.tensors for request in requests), strict=True)
+        sums = [tf.add_n(column) for column in columns]
+        return [[total * tf.cast(first.scale, total.dtype) for total in sums]] * world_size
+    if isinstance(first, Broadcast):
+        return [list(requests[first.root].tensors)] * world_size
+    if isinstance(first, Cond):
+        # One branch for all workers: they agree on the predicate, and only so can they
+        # communicate inside it.
+        def branch(side):
+            return lambda: run([getattr(request, side)() for request in requests])
+
+        return tf.cond(first.predicate, branch("then"), branch("otherwise"))
+    raise TypeError(f"Expected a request of tf_onebit.collectives.requests. Received: {first!r}.")

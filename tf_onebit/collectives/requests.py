@@ -1,0 +1,60 @@
+"""The collectives that an exchange can ask for: plain data.
+
+An exchange is written as a generator, from one worker's point of view. It yields a request and
+is sent the answer; a driver (`lockstep`, `horovod`) decides how. Every worker yields the same
+requests in the same order.
+"""
+
+import dataclasses
+from collections.abc import Callable, Generator
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class AllToAll:
+    """Row k of `tensor` `[world_size, ...]` goes to rank k. Answer: row k came from rank k."""
+
+    tensor: Any
+    name: str
+
+
+@dataclasses.dataclass(frozen=True)
+class AllGather:
+    """Answer: the workers' tensors, joined along axis 0 in the order of ranks.
+
+    The first dimension may differ between workers; the others may not.
+    """
+
+    tensor: Any
+    name: str
+
+
+@dataclasses.dataclass(frozen=True)
+class AllReduce:
+    """Answer: for each of `tensors`, `scale` times the sum over the workers."""
+
+    tensors: list
+    name: str
+    scale: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Broadcast:
+    """Answer: for each of `tensors`, that of rank `root`."""
+
+    tensors: list
+    root: int
+    name: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Cond:
+    """A branch that communicates. Answer: what the chosen generator returns.
+
+    `predicate` is a boolean tensor, the same on all workers. `then` and `otherwise` make
+    generators that return the same structure of tensors.
+    """
+
+    predicate: Any
+    then: Callable[[], Generator]
+    otherwise: Callable[[], Generator]

@@ -1,0 +1,44 @@
+"""Objects that can be described by their hyper-parameters, and made again from them."""
+
+import functools
+import importlib
+
+
+class Configurable:
+    """Has hyper-parameters: `get_config` and `from_config` as in Keras, `clone` from both."""
+
+    def get_config(self):
+        """Hyper-parameters as a dictionary of JSON values: the arguments of the constructor."""
+        raise NotImplementedError(f"{type(self).__name__} must define get_config.")
+
+    @classmethod
+    def from_config(cls, config):
+        """Makes an object with these hyper-parameters and no state."""
+        return cls(**config)
+
+    def clone(self):
+        """Makes an object with the same hyper-parameters and no state."""
+        return type(self).from_config(self.get_config())
+
+
+def class_path(cls):
+    """Names a class: "module:qualified name"."""
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def import_class(path):
+    """The class that `class_path` named."""
+    module, names = path.split(":")
+    return functools.reduce(getattr, names.split("."), importlib.import_module(module))
+
+
+def serialize(configurable):
+    """Describes an object, with its class, as JSON values."""
+    return {"class": class_path(type(configurable)), "config": configurable.get_config()}
+
+
+def deserialize(description):
+    """Makes the object that `serialize` described; an object that is one already stays."""
+    if isinstance(description, Configurable):
+        return description
+    return import_class(description["class"]).from_config(description["config"])

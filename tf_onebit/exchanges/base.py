@@ -1,0 +1,122 @@
+"""What an exchange is."""
+
+import dataclasses
+
+import tensorflow as tf
+
+from tf_onebit.configurable import Configurable
+
+
+@dataclasses.dataclass(frozen=True)
+class GradientSpec:
+    """What is known of a gradient before the first step.
+
+    Attributes:
+        name: of its variable.
+        shape: tuple of ints, of its variable.
+        dtype: name of its type, for example "float32".
+        sparse: whether it comes as `tf.IndexedSlices`.
+    """
+
+    name: str
+    shape: tuple
+    dtype: str
+    sparse: bool = False
+
+    @property
+    def size(self):
+        return tf.TensorShape(self.shape).num_elements()
+
+
+class Exchange(Configurable, tf.Module):
+    """Turns the list of local gradients into the list of their sums over all workers.
+
+    A user's exchange is a template: it holds hyper-parameters. What runs is a clone, built once
+    for a list of gradients, with state of its own (residuals, counters) as variables.
+
+    Subclasses define `exchange`, `bytes_sent` and `get_config`, and create their variables in
+    `create_state`.
+
+    Args:
+        bucket_bytes: gradients are exchanged in buckets of about this size, in the order in which
+            the backward pass produces them, so that the first buckets travel while the rest is
+            computed. Counted before compression.
+        exclude: regular expressions; gradients of variables with a name in which one is found
+            are exchanged in full precision.
+    """
+
+    # Gradients of other types are exchanged in full precision.
+    dtypes = ("float32", "float16", "bfloat16")
+
+    def __init__(self, bucket_bytes, exclude=()):
+        super().__init__()
+        if not bucket_bytes > 0:
+            raise ValueError(
+                "bucket_bytes must be a positive number of bytes. "
+                f"Received: bucket_bytes={bucket_bytes}. "
+                "Use a number larger than the model to exchange everything in one bucket."
+            )
+        if isinstance(exclude, str):
+            raise ValueError(
+                "exclude must be a list of regular expressions. "
+                f"Received: exclude={exclude!r}. Use exclude=[{exclude!r}]."
+            )
+        self.bucket_bytes = bucket_bytes
+        self.exclude = tuple(exclude)
+
+    def build(self, specs, rank, world_size, scope):
+        """Fixes the layout and creates the variables.
+
+        Args:
+            specs: list of `GradientSpec`.
+            rank: of this worker, from 0 to `world_size - 1`.
+            world_size: number of workers.
+            scope: prefix of the names of this exchange's collectives; unique in a job.
+
+        Raises:
+            ValueError: if there are no gradients, no workers, or `rank` is not among them.
+        """
+        if not specs:
+            raise ValueError(
+                "An exchange needs at least one gradient. Received an empty list. "
+                "Does the model have trainable variables that the loss depends on?"
+            )
+        if not 0 <= rank < world_size:
+            raise ValueError(
+                "rank must be from 0 to world_size - 1, and world_size at least 1. "
+                f"Received: rank={rank}, world_size={world_size}."
+            )
+        self.specs = tuple(specs)
+        self.rank = rank
+        self.world_size = world_size
+        self.scope = scope
+        with tf.init_scope():
+            self.create_state()
+
+    def create_state(self):
+        """Creates the variables. Called once, outside of any graph."""
+
+    def exchange(self, gradients, scale=1.0):
+        """Generator: yields collectives and returns the exchanged gradients.
+
+        Args:
+            gradients: list of tensors, as in `specs`. Sums or means over the local minibatch.
+            scale: factor on the sum: `1 / world_size` for the mean over the workers.
+
+        Returns:
+            A list of tensors with the shapes and dtypes of `gradients`, the same on all workers,
+            and `flags`, int32 `[world_size]`: entry k is 0, or 1 + the index of the first
+            gradient in which rank k met a value that is not finite.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define exchange.")
+
+    def bytes_sent(self):
+        """Bytes that this worker sent in the last exchange."""
+        raise NotImplementedError(f"{type(self).__name__} must define bytes_sent.")
+
+    def residual_sum_of_squares(self):
+        """Of all that this worker has not sent yet."""
+        return 0.0
+
+    def request_name(self, stage):
+        return f"{self.scope}/{stage}"

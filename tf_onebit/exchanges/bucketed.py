@@ -1,0 +1,103 @@
+"""Bucketed: an exchange for a whole model, made of clones of the user's exchange."""
+
+import re
+
+import tensorflow as tf
+
+from tf_onebit.exchanges.base import Exchange
+from tf_onebit.exchanges.finite import require_finite
+from tf_onebit.exchanges.full_precision import FullPrecision
+from tf_onebit.exchanges.handshake import describe, handshake
+from tf_onebit.exchanges.sparse import SparseGather
+
+FLOAT_BYTES = 4
+
+
+class Bucketed(Exchange):
+    """Exchanges all gradients of a model, each bucket by an exchange of its own.
+
+    Gradients come in the order of the variables; the backward pass produces them roughly in the
+    reverse order, and so the buckets are filled. A bucket holds gradients of one type. What the
+    user's exchange excludes, or has no type for, goes through `FullPrecision`;
+    `tf.IndexedSlices` go through `SparseGather`.
+
+    Buckets depend on nothing but their own gradients. In the graph of a training step they are
+    therefore exchanged as soon as these are there, while others are still computed.
+
+    Args:
+        template: the user's exchange; cloned, not used itself.
+    """
+
+    def __init__(self, template):
+        super().__init__(template.bucket_bytes, template.exclude)
+        self.template = template
+
+    def get_config(self):
+        return {"template": self.template}
+
+    def create_state(self):
+        self._buckets = []
+        for i, (template, indices) in enumerate(self._partition()):
+            exchange = template.clone()
+            specs = [self.specs[index] for index in indices]
+            exchange.build(specs, self.rank, self.world_size, self.request_name(f"bucket_{i}"))
+            self._buckets.append((exchange, indices))
+
+    def _partition(self):
+        """List of (template of the exchange, indices of its gradients)."""
+        full_precision, sparse = FullPrecision(self.bucket_bytes), SparseGather()
+        partition, open_buckets = [], {}
+        for index, spec in reversed(list(enumerate(self.specs))):
+            template = self.template
+            if spec.sparse:
+                template = sparse
+            elif spec.dtype not in template.dtypes or self._excludes(spec.name):
+                template = full_precision
+            indices, bucket_bytes = open_buckets.get((template, spec.dtype), (None, 0))
+            if not 0 < bucket_bytes < self.bucket_bytes:
+                indices, bucket_bytes = [], 0
+                partition.append((template, indices))
+            indices.append(index)
+            bucket_bytes += max(1, spec.size) * FLOAT_BYTES
+            open_buckets[template, spec.dtype] = indices, bucket_bytes
+        return partition
+
+    def _excludes(self, name):
+        return any(re.search(pattern, name) for pattern in self.exclude)
+
+    def handshake(self, specs, world_size, scope):
+        """Generator: raises ValueError on all workers unless they are about to build the same.
+
+        Runs in eager mode, before `build`, whose arguments it takes.
+        """
+        description = describe(self.template, specs, world_size)
+        yield from handshake(description, f"{scope}/handshake")
+
+    def exchange(self, gradients, scale=1.0):
+        exchanged, flags = [None] * len(self.specs), []
+        for exchange, indices in self._buckets:
+            bucket, bucket_flags = yield from exchange.exchange(
+                [gradients[index] for index in indices], scale
+            )
+            for index, gradient in zip(indices, bucket, strict=True):
+                exchanged[index] = gradient
+            # From 1 + the index in the bucket to 1 + the index in the list.
+            flags.append(tf.gather([0, *(1 + index for index in indices)], bucket_flags))
+        flags = tf.reduce_max(tf.stack(flags), axis=0)
+        names = [spec.name for spec in self.specs]
+        # Only when all buckets are through: a check on one of them could end the step of one
+        # worker while the others still wait for its part of the next.
+        with tf.control_dependencies(tf.nest.flatten(exchanged, expand_composites=True)):
+            flags = tf.identity(flags)
+        return require_finite(exchanged, flags, names), flags
+
+    def bytes_sent(self):
+        return sum(exchange.bytes_sent() for exchange, _ in self._buckets)
+
+    def full_precision_bytes(self):
+        """What the same exchange would send in float32."""
+        size_bytes = sum(spec.size * FLOAT_BYTES for spec in self.specs)
+        return 2 * (self.world_size - 1) * size_bytes // self.world_size
+
+    def residual_sum_of_squares(self):
+        return sum(exchange.residual_sum_of_squares() for exchange, _ in self._buckets)

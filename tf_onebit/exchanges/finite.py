@@ -1,0 +1,52 @@
+"""Finding gradients that are not finite."""
+
+import tensorflow as tf
+
+from tf_onebit.collectives.requests import AllReduce
+
+
+def _values(gradient):
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
+def not_finite_flag(gradients):
+    """0, or 1 + the index of the first gradient with a value that is not finite: int32 `[]`."""
+    finite = tf.stack([tf.reduce_all(tf.math.is_finite(_values(g))) for g in gradients])
+    first = tf.argmin(tf.cast(finite, tf.int32), output_type=tf.int32)
+    return tf.where(tf.reduce_all(finite), 0, 1 + first)
+
+
+def all_finite(gradients, name):
+    """Generator: whether all gradients of all workers are finite. The same on all workers."""
+    flag = tf.minimum(not_finite_flag(gradients), 1)
+    (failures,) = yield AllReduce([flag], name)
+    return tf.equal(failures, 0)
+
+
+def require_finite(gradients, flags, names):
+    """The gradients, behind a check that no worker met a value that is not finite.
+
+    Args:
+        gradients: list of tensors or `tf.IndexedSlices`.
+        flags: int32 `[world_size]`; entry k is 0, or 1 + the index in `names` of the gradient in
+            which rank k met such a value.
+        names: list of the variables' names.
+
+    Raises:
+        InvalidArgumentError: on all workers, when the graph runs.
+    """
+    rank = tf.argmax(tf.cast(flags > 0, tf.int32))
+    name = tf.gather(tf.constant(["", *names]), flags[rank])
+    message = tf.strings.join(
+        [
+            "Gradients must be finite. Rank ",
+            tf.strings.as_string(rank),
+            " met an infinity or NaN in the gradient of '",
+            name,
+            "'. No weight was changed by this step. Lower the learning rate or clip the inputs, "
+            'or pass on_nonfinite="skip" to leave out such steps on all workers.',
+        ]
+    )
+    check = tf.debugging.Assert(tf.reduce_all(tf.equal(flags, 0)), [message])
+    with tf.control_dependencies([check] if check is not None else []):
+        return [tf.nest.map_structure(tf.identity, g, expand_composites=True) for g in gradients]

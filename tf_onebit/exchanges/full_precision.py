@@ -1,0 +1,54 @@
+"""FullPrecision: the plain all-reduce as an exchange."""
+
+import tensorflow as tf
+
+from tf_onebit.collectives.requests import AllGather, AllReduce
+from tf_onebit.exchanges.base import Exchange
+from tf_onebit.exchanges.finite import not_finite_flag
+
+FLAG_BYTES = 4
+
+
+class FullPrecision(Exchange):
+    """Sums gradients as they are, by an all-reduce.
+
+    Sends `2 (K - 1) / K` times the size of the gradients per worker and step.
+
+    Args:
+        bucket_bytes, exclude: see `Exchange`.
+
+    Example:
+        >>> exchange = FullPrecision()
+        >>> exchange.get_config()
+        {'bucket_bytes': 33554432}
+    """
+
+    def __init__(self, bucket_bytes=32 * 2**20):
+        super().__init__(bucket_bytes)
+        self._wire_bytes = 0
+
+    def get_config(self):
+        return {"bucket_bytes": self.bucket_bytes}
+
+    def exchange(self, gradients, scale=1.0):
+        flag = not_finite_flag(gradients)
+        flags = yield AllGather(flag[tf.newaxis], self.request_name("flags"))
+        pairs = [self.compress(gradient) for gradient in gradients]
+        wire = [tensor for tensor, _ in pairs]
+        self._wire_bytes = sum(t.shape.num_elements() * t.dtype.size for t in wire)
+        sums = yield AllReduce(wire, self.request_name("all_reduce"), scale)
+        return [
+            self.decompress(total, context) for total, (_, context) in zip(sums, pairs, strict=True)
+        ], flags
+
+    def compress(self, gradient):
+        """What is sent in the place of a gradient, and what `decompress` needs beside its sum."""
+        return gradient, None
+
+    def decompress(self, total, context):
+        """The sum over the workers, from the sum of what was sent."""
+        return total
+
+    def bytes_sent(self):
+        others = self.world_size - 1
+        return 2 * others * self._wire_bytes // self.world_size + others * FLAG_BYTES

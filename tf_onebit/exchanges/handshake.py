@@ -1,0 +1,75 @@
+"""The comparison between workers before the first step."""
+
+import hashlib
+import json
+
+import numpy as np
+import tensorflow as tf
+
+from tf_onebit._version import __version__
+from tf_onebit.collectives.requests import AllGather
+from tf_onebit.configurable import serialize
+
+_DIGEST_WORDS = 8
+
+
+def describe(exchange, specs, world_size):
+    """What all workers must agree on: list of (what, value) pairs of strings."""
+    settings = serialize(exchange)
+    return [
+        ("version of tf_onebit", __version__),
+        ("world size", str(world_size)),
+        ("exchange", settings["class"]),
+        *(
+            (f"{key} of the exchange", json.dumps(value, sort_keys=True))
+            for key, value in settings["config"].items()
+        ),
+        ("number of gradients", str(len(specs))),
+        *(
+            (
+                f"gradient {i}",
+                f"{spec.name} {spec.shape} {spec.dtype}{' sparse' if spec.sparse else ''}",
+            )
+            for i, spec in enumerate(specs)
+        ),
+    ]
+
+
+def handshake(description, name):
+    """Generator: compares the workers' descriptions. Runs in eager mode.
+
+    Args:
+        description: list of (what, value) pairs of strings.
+        name: prefix of the collectives' names.
+
+    Raises:
+        ValueError: on all workers, with the first difference and two workers that differ.
+    """
+    text = json.dumps(description).encode()
+    digest = np.frombuffer(hashlib.sha256(text).digest(), np.int32)
+    summary = tf.constant([[*map(int, digest), len(text)]], tf.int32)
+    summaries = (yield AllGather(summary, f"{name}/digest")).numpy()
+    if (summaries == summaries[0]).all():
+        return
+    # Only now the whole text: to say what differs.
+    words = np.zeros([1, -(-summaries[:, _DIGEST_WORDS].max() // 4)], np.int32)
+    words.view(np.uint8)[0, : len(text)] = np.frombuffer(text, np.uint8)
+    gathered = (yield AllGather(tf.constant(words), f"{name}/text")).numpy()
+    descriptions = [
+        json.loads(row.tobytes()[: summary[_DIGEST_WORDS]])
+        for row, summary in zip(gathered, summaries, strict=True)
+    ]
+    raise ValueError(_difference(descriptions))
+
+
+def _difference(descriptions):
+    rank, other = next((k, d) for k, d in enumerate(descriptions) if d != descriptions[0])
+    for mine, theirs in zip(descriptions[0], other, strict=False):
+        if mine != theirs:
+            break
+    return (
+        "All workers must exchange the gradients of the same model in the same way. "
+        f"The first difference: rank 0 has {mine[0]} = {mine[1]}, "
+        f"rank {rank} has {theirs[0]} = {theirs[1]}. "
+        "Start all workers with the same program, arguments and packages."
+    )

@@ -1,0 +1,76 @@
+"""WarmStart: full precision first."""
+
+import tensorflow as tf
+
+from tf_onebit.collectives.requests import Cond
+from tf_onebit.configurable import deserialize, serialize
+from tf_onebit.exchanges.base import Exchange
+from tf_onebit.exchanges.full_precision import FullPrecision
+
+
+class WarmStart(Exchange):
+    """Exchanges in full precision for the first steps, then as `exchange` does.
+
+    Gradients of a model that is not yet trained are uneven and change quickly; Seide et al. 2014
+    (section 5.2) train the first 24 hours of 309 without quantization.
+
+    Args:
+        exchange: the exchange that follows.
+        steps: number of exchanges in full precision.
+
+    Raises:
+        ValueError: if `steps` is negative or `exchange` is not an exchange.
+
+    Example:
+        >>> from tf_onebit.exchanges import OneBit
+        >>> WarmStart(OneBit(), steps=500).steps
+        500
+    """
+
+    def __init__(self, exchange, steps):
+        exchange = deserialize(exchange)
+        if not isinstance(exchange, Exchange):
+            raise ValueError(
+                "WarmStart needs an exchange, for example WarmStart(OneBit(), steps=500). "
+                f"Received: exchange={exchange!r}."
+            )
+        if steps < 0:
+            raise ValueError(
+                f"steps must be a number of exchanges, at least 0. Received: steps={steps}."
+            )
+        super().__init__(exchange.bucket_bytes, exchange.exclude)
+        self.steps = steps
+        self.compressed = exchange
+        self.full_precision = FullPrecision(exchange.bucket_bytes)
+        self.dtypes = exchange.dtypes
+
+    def get_config(self):
+        return {"exchange": serialize(self.compressed), "steps": self.steps}
+
+    def create_state(self):
+        self._exchanges = tf.Variable(0, dtype=tf.int64, trainable=False)
+        for exchange, stage in (
+            (self.full_precision, "full_precision"),
+            (self.compressed, "compressed"),
+        ):
+            exchange.build(self.specs, self.rank, self.world_size, self.request_name(stage))
+
+    def exchange(self, gradients, scale=1.0):
+        warm = self._exchanges < self.steps
+        self._exchanges.assign_add(1)
+        return (
+            yield Cond(
+                warm,
+                lambda: self.full_precision.exchange(gradients, scale),
+                lambda: self.compressed.exchange(gradients, scale),
+            )
+        )
+
+    def _last(self):
+        return self.full_precision if self._exchanges <= self.steps else self.compressed
+
+    def bytes_sent(self):
+        return self._last().bytes_sent()
+
+    def residual_sum_of_squares(self):
+        return self._last().residual_sum_of_squares()

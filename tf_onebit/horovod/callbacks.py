@@ -1,0 +1,67 @@
+"""Horovod's callbacks for Keras 3."""
+
+import keras
+import tensorflow as tf
+
+from tf_onebit.collectives import horovod as driver
+from tf_onebit.collectives.requests import AllReduce, Broadcast
+
+
+class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
+    """All workers start from the weights and the optimizer's state of one.
+
+    A model that is not built yet is broadcast after its first step.
+
+    Args:
+        root_rank: the worker whose variables are taken.
+    """
+
+    def __init__(self, root_rank=0):
+        super().__init__()
+        self.root_rank = root_rank
+        self._done = False
+
+    def on_train_begin(self, logs=None):
+        self._done = False
+        if self.model.built:
+            self._broadcast()
+
+    def on_train_batch_end(self, batch, logs=None):
+        if not self._done:
+            self._broadcast()
+
+    def _broadcast(self):
+        optimizer = self.model.optimizer
+        if not optimizer.built:
+            optimizer.build(self.model.trainable_variables)
+        # `weights` leaves out the states of random generators: dropout differs between workers.
+        variables = [*self.model.weights, *optimizer.variables]
+        values = driver.run(_broadcast(variables, self.root_rank))
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value)
+        self._done = True
+
+
+def _broadcast(variables, root):
+    tensors = [tf.convert_to_tensor(variable) for variable in variables]
+    return (yield Broadcast(tensors, root, "tf_onebit_broadcast"))
+
+
+class MetricAverageCallback(keras.callbacks.Callback):
+    """Replaces the metrics of an epoch by their means over the workers.
+
+    Put it before callbacks that decide on metrics, such as `ReduceLROnPlateau`.
+    """
+
+    def on_epoch_end(self, epoch, logs=None):
+        if not logs:
+            return
+        names = sorted(logs)
+        values = driver.run(_mean([logs[name] for name in names]))
+        logs.update(zip(names, map(float, values), strict=True))
+
+
+def _mean(values):
+    # The count travels along, so that the driver alone knows how many workers there are.
+    (sums,) = yield AllReduce([tf.constant([*values, 1.0], tf.float64)], "tf_onebit_metrics")
+    return (sums[:-1] / sums[-1]).numpy()

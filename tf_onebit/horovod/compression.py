@@ -1,0 +1,116 @@
+"""Horovod's `Compression`, with `onebit`: for this package and for Horovod's own functions."""
+
+import collections
+import weakref
+
+import horovod.tensorflow as hvd
+import tensorflow as tf
+
+from tf_onebit.collectives import horovod as driver
+from tf_onebit.configurable import class_path, import_class
+from tf_onebit.exchanges import Bucketed, Exchange, GradientSpec, OneBit
+from tf_onebit.exchanges.full_precision import FullPrecision
+
+
+class OneBitCompressor:
+    """Makes Horovod's own `allreduce` and `DistributedGradientTape` exchange one bit per value.
+
+    Horovod sums what `compress` returns, and packed bits cannot be summed. So `compress` does
+    the whole exchange and hands on the number 1; what comes back as its sum or mean tells
+    `decompress` by what factor Horovod was asked to scale.
+
+    Horovod tells a compressor neither the name of a tensor nor its variable. Residuals therefore
+    belong to the position of the call in the `tf.function` being traced, by the function's name
+    and the tensor's shape. Two models of the same shapes, each in a function of the same name,
+    would share residuals: give the functions different names, or use this package's
+    `DistributedOptimizer` and `DistributedGradientTape`, which know the variables.
+    """
+
+    _exchanges = {}
+    _calls = weakref.WeakKeyDictionary()  # graph -> how many tensors it compressed, by kind
+
+    @classmethod
+    def compress(cls, tensor):
+        """Exchanges `tensor`; returns a number for Horovod to sum, and the sum over workers."""
+        spec = GradientSpec("", tuple(tensor.shape), tensor.dtype.name)
+        if len(spec.shape) < 2 or spec.size < OneBit().min_size or hvd.size() == 1:
+            return tensor, None
+        if tf.executing_eagerly():
+            raise RuntimeError(
+                "Compression.onebit works inside a tf.function only: in eager mode nothing tells "
+                "which tensor a residual belongs to. Decorate the training step with "
+                "@tf.function, or use tf_onebit.horovod.DistributedGradientTape."
+            )
+        exchange = cls._exchange_of_next_call(spec)
+        (total,), _ = driver.run(exchange.exchange([tensor]))
+        return tf.ones([]), total
+
+    @staticmethod
+    def decompress(tensor, context):
+        """The exchanged gradient, scaled as Horovod was asked to scale the sum."""
+        if context is None:
+            return tensor
+        return context * tf.cast(tensor / hvd.size(), context.dtype)
+
+    @classmethod
+    def _exchange_of_next_call(cls, spec):
+        graph = tf.compat.v1.get_default_graph()
+        while getattr(getattr(graph, "outer_graph", None), "building_function", False):
+            graph = graph.outer_graph  # a branch or a loop body is part of its function
+        kind = getattr(graph, "name", ""), spec
+        calls = cls._calls.setdefault(graph, collections.Counter())
+        key = (*kind, calls[kind])
+        calls[kind] += 1
+        if key not in cls._exchanges:
+            exchange = Bucketed(OneBit())
+            scope = f"tf_onebit_compression_{len(cls._exchanges)}"
+            with tf.init_scope():
+                driver.run(exchange.handshake([spec], hvd.size(), scope))
+                exchange.build([spec], hvd.rank(), hvd.size(), scope)
+            cls._exchanges[key] = exchange
+        return cls._exchanges[key]
+
+
+class Compression:
+    """The compression algorithms that `compression=` accepts.
+
+    Attributes:
+        none: full precision.
+        fp16: float16 on the wire.
+        onebit: one bit per value, with error feedback.
+    """
+
+    none = hvd.Compression.none
+    fp16 = hvd.Compression.fp16
+    onebit = OneBitCompressor
+
+
+class CompressedAllReduce(FullPrecision):
+    """An all-reduce of what one of Horovod's compressors makes of each gradient.
+
+    Args:
+        compressor: class with `compress(tensor) -> (tensor, context)` and
+            `decompress(tensor, context)`, as in Horovod; or its path, "module:class".
+    """
+
+    def __init__(self, compressor, bucket_bytes=32 * 2**20):
+        super().__init__(bucket_bytes)
+        if isinstance(compressor, str):
+            compressor = import_class(compressor)
+        self.compress, self.decompress = compressor.compress, compressor.decompress
+        self._path = class_path(compressor)
+
+    def get_config(self):
+        return {"compressor": self._path, **super().get_config()}
+
+
+def as_exchange(compression):
+    """The exchange that does what a compressor of Horovod's kind does."""
+    if compression is OneBitCompressor:
+        return OneBit()
+    if isinstance(compression, Exchange) or not hasattr(compression, "compress"):
+        raise ValueError(
+            "compression must be a compressor, for example tf_onebit.horovod.Compression.onebit. "
+            f"Received: compression={compression!r}. Pass an exchange as exchange=."
+        )
+    return CompressedAllReduce(compression)

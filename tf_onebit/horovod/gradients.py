@@ -1,0 +1,99 @@
+"""The exchange of a program's gradients over Horovod: built on first use, kept for good."""
+
+import itertools
+
+import horovod.tensorflow as hvd
+import tensorflow as tf
+
+from tf_onebit.collectives import horovod as driver
+from tf_onebit.exchanges import Bucketed, Exchange, FullPrecision, GradientSpec
+from tf_onebit.exchanges.finite import all_finite
+from tf_onebit.horovod.compression import as_exchange
+
+# Prefixes of collectives' names. All workers run the same program, so they count alike; that
+# they do is what the handshake checks.
+_scopes = itertools.count()
+
+
+def resolve_exchange(exchange, compression):
+    """The exchange that a user asked for by either argument; full precision by neither."""
+    if exchange is not None and compression is not None:
+        raise ValueError(
+            "exchange and compression are two ways to say the same thing. "
+            f"Received: exchange={exchange!r}, compression={compression!r}. Pass one of them."
+        )
+    if compression is not None:
+        return as_exchange(compression)
+    if exchange is None:
+        return FullPrecision()
+    if not isinstance(exchange, Exchange):
+        raise ValueError(
+            "exchange must be a tf_onebit.Exchange, for example tf_onebit.OneBit(). "
+            f"Received: exchange={exchange!r} of type {type(exchange).__name__}."
+        )
+    return exchange
+
+
+class GradientExchange:
+    """Exchanges lists of gradients.
+
+    Args:
+        template: the user's exchange.
+        op: `Average` or `Sum` over the workers.
+    """
+
+    def __init__(self, template, op):
+        if op not in (hvd.Average, hvd.Sum):
+            raise ValueError(f"op must be Average or Sum of tf_onebit.horovod. Received: op={op}.")
+        self.template = template
+        self._op = op
+        self._scope = f"tf_onebit_{next(_scopes)}"
+        self._built = {}
+
+    @property
+    def built(self):
+        """The exchanges that exist so far: one for each list of gradients."""
+        return list(self._built.values())
+
+    def __call__(self, gradients, variables):
+        """Exchanges the gradients of `variables`; None stays None.
+
+        The first call with a list of variables builds the exchange, and compares the workers.
+        """
+        if hvd.size() == 1:
+            return list(gradients)
+        pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
+        exchange = self._exchange_for(pairs)
+        scale = 1.0 / hvd.size() if self._op == hvd.Average else 1.0
+        present = [
+            g if isinstance(g, tf.IndexedSlices) else tf.convert_to_tensor(g) for g, _ in pairs
+        ]
+        exchanged, _ = driver.run(exchange.exchange(present, scale))
+        exchanged = iter(exchanged)
+        return [None if g is None else next(exchanged) for g in gradients]
+
+    def all_finite(self, gradients):
+        """Whether the gradients of all workers are finite: boolean scalar, the same on all."""
+        present = [g for g in gradients if g is not None]
+        return driver.run(all_finite(present, f"{self._scope}/all_finite"))
+
+    def _exchange_for(self, pairs):
+        specs = tuple(_spec(gradient, variable) for gradient, variable in pairs)
+        if specs not in self._built:
+            exchange = Bucketed(self.template)
+            scope = f"{self._scope}/{len(self._built)}"
+            # The comparison comes first: variables of different models may not even fit.
+            with tf.init_scope():
+                driver.run(exchange.handshake(specs, hvd.size(), scope))
+                exchange.build(specs, hvd.rank(), hvd.size(), scope)
+            self._built[specs] = exchange
+        return self._built[specs]
+
+
+def _spec(gradient, variable):
+    return GradientSpec(
+        name=getattr(variable, "path", variable.name),
+        shape=tuple(variable.shape),
+        dtype=tf.as_dtype(gradient.dtype).name,
+        sparse=isinstance(gradient, tf.IndexedSlices),
+    )

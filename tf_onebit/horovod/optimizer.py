@@ -1,0 +1,141 @@
+"""DistributedOptimizer for Keras 3."""
+
+import horovod.tensorflow as hvd
+import keras
+import tensorflow as tf
+
+from tf_onebit.horovod.gradients import GradientExchange, resolve_exchange
+
+
+def DistributedOptimizer(
+    optimizer, exchange=None, compression=None, op=hvd.Average, on_nonfinite="error", name=None
+):
+    """Wraps a Keras optimizer: gradients are exchanged between workers before they are applied.
+
+    The result is an optimizer of the same Keras class, with the same state. It is saved as that
+    class: a saved model loads without this package. Gradients are exchanged once per update,
+    after gradient accumulation and before clipping, which thus acts on the aggregate. With one
+    worker nothing is exchanged.
+
+    Args:
+        optimizer: `keras.optimizers.Optimizer`. Also a `LossScaleOptimizer`: all workers then
+            skip a step if the gradients of one are not finite.
+        exchange: `tf_onebit.Exchange`. Default: `FullPrecision()`.
+        compression: instead of `exchange`, one of `Compression`, or a compressor of Horovod's.
+        op: `Average` or `Sum` over the workers.
+        on_nonfinite: "error": a step in which a gradient is not finite ends in an error on all
+            workers. "skip": it changes nothing on any worker, neither weights nor residuals;
+            gradients are then exchanged only when all of them are there.
+        name: of the optimizer. Default: that of `optimizer`.
+
+    Returns:
+        A `keras.optimizers.Optimizer`.
+
+    Raises:
+        ValueError: for arguments of other types or values; in the first step, on all workers,
+            if these do not train the same model in the same way.
+
+    Example:
+        >>> import tf_onebit
+        >>> hvd.init()
+        >>> optimizer = DistributedOptimizer(keras.optimizers.SGD(0.1), tf_onebit.OneBit())
+        >>> type(optimizer).__name__
+        'SGD'
+    """
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise ValueError(
+            "DistributedOptimizer wraps a keras.optimizers.Optimizer. "
+            f"Received: optimizer={optimizer!r} of type {type(optimizer).__name__}."
+        )
+    if on_nonfinite not in ("error", "skip"):
+        raise ValueError(
+            f'on_nonfinite must be "error" or "skip". Received: on_nonfinite={on_nonfinite!r}.'
+        )
+    if isinstance(optimizer, _Distributed | _GlobalLossScale):
+        raise ValueError(
+            f"The optimizer {optimizer.name!r} is distributed already. "
+            "Call DistributedOptimizer once."
+        )
+    gradient_exchange = GradientExchange(resolve_exchange(exchange, compression), op)
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        distributed = _remake(optimizer, _GlobalLossScale, name)
+        inner = _remake(optimizer.inner_optimizer, _Distributed, None)
+        inner.loss_scaled = True
+        distributed.inner_optimizer = inner
+        distributed.gradient_exchange = gradient_exchange
+    else:
+        distributed = inner = _remake(optimizer, _Distributed, name)
+    inner.gradient_exchange = gradient_exchange
+    inner.on_nonfinite = on_nonfinite
+    if optimizer.built:
+        distributed.build(optimizer._trainable_variables)
+        for mine, theirs in zip(distributed.variables, optimizer.variables, strict=True):
+            mine.assign(theirs)
+    return distributed
+
+
+def _remake(optimizer, mixin, name):
+    """A copy of the optimizer, of a subclass that carries its class's name.
+
+    Keras saves an optimizer by the module and name of its class.
+    """
+    base = type(optimizer)
+    cls = type(base.__name__, (mixin, base), {"__module__": base.__module__})
+    config = optimizer.get_config()
+    if name is not None:
+        config["name"] = name
+    return cls.from_config(config)
+
+
+class _Distributed:
+    """Exchanges gradients between Keras' steps of accumulation and clipping."""
+
+    loss_scaled = False
+
+    def build(self, variables):
+        if not self.loss_scaled and keras.config.dtype_policy().name == "mixed_float16":
+            raise ValueError(
+                "Under the mixed_float16 policy Keras scales the loss, and would decide on each "
+                "worker alone whether to skip a step. Wrap the optimizer in this order: "
+                "DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer), ...)."
+            )
+        super().build(variables)
+
+    def apply(self, grads, trainable_variables=None):
+        if self.on_nonfinite == "error" or hvd.size() == 1:
+            super().apply(grads, trainable_variables)
+            return
+        if not self.built:
+            with tf.init_scope():
+                self.build(trainable_variables)
+
+        def update():
+            super(_Distributed, self).apply(grads, trainable_variables)
+            return True
+
+        tf.cond(self.gradient_exchange.all_finite(grads), update, lambda: False)
+
+    def _backend_apply_gradients(self, grads, trainable_variables):
+        # `_clip_gradients` is where the accumulated gradients are, but it is not told of what.
+        self.gradient_exchange.variables = trainable_variables
+        super()._backend_apply_gradients(grads, trainable_variables)
+
+    def _clip_gradients(self, grads):
+        exchange = self.gradient_exchange
+        exchange.latest = exchange(grads, exchange.variables)
+        return super()._clip_gradients(exchange.latest)
+
+    def _apply_weight_decay(self, variables):
+        # Not before the exchange is known to have succeeded: an error must leave the weights.
+        exchanged = tf.nest.flatten(self.gradient_exchange.latest, expand_composites=True)
+        with tf.control_dependencies(exchanged):
+            super()._apply_weight_decay(variables)
+
+
+class _GlobalLossScale:
+    """Decides on the gradients of all workers whether a step is skipped."""
+
+    def check_finite(self, grads):
+        if hvd.size() == 1:
+            return super().check_finite(grads)
+        return self.gradient_exchange.all_finite(grads)

@@ -1,0 +1,67 @@
+"""DistributedGradientTape for custom training loops."""
+
+import functools
+import weakref
+
+import horovod.tensorflow as hvd
+import tensorflow as tf
+
+from tf_onebit.horovod.gradients import GradientExchange, resolve_exchange
+
+# Programs make a tape in every step; the state of the exchange outlives it with its template.
+_exchanges = weakref.WeakKeyDictionary()
+_resolve_compression = functools.cache(functools.partial(resolve_exchange, None))
+
+
+class DistributedGradientTape:
+    """Wraps a `tf.GradientTape`: `gradient` returns the mean over the workers.
+
+    Args:
+        tape: `tf.GradientTape`.
+        exchange: `tf_onebit.Exchange`. Make it once, outside of the training step: its residuals
+            belong to it. Default: `FullPrecision()`.
+        compression: instead of `exchange`, one of `Compression`, or a compressor of Horovod's.
+        op: `Average` or `Sum` over the workers.
+
+    Raises:
+        ValueError: as `DistributedOptimizer`.
+        InvalidArgumentError: on all workers, in a step in which a gradient is not finite.
+
+    Example:
+        >>> import tf_onebit
+        >>> hvd.init()
+        >>> exchange = tf_onebit.OneBit()
+        >>> x = tf.Variable(3.0)
+        >>> with tf.GradientTape() as tape:
+        ...     y = x * x
+        >>> tape = DistributedGradientTape(tape, exchange)
+        >>> float(tape.gradient(y, x))
+        6.0
+    """
+
+    def __init__(self, tape, exchange=None, compression=None, op=hvd.Average):
+        if exchange is None:
+            template = _resolve_compression(compression)
+        else:
+            template = resolve_exchange(exchange, compression)
+        by_op = _exchanges.setdefault(template, {})
+        if op not in by_op:
+            by_op[op] = GradientExchange(template, op)
+        self._tape = tape
+        self._exchange = by_op[op]
+
+    def gradient(self, target, sources, *args, **kwargs):
+        """As `tf.GradientTape.gradient`, exchanged between the workers."""
+        gradients = self._tape.gradient(target, sources, *args, **kwargs)
+        flat = self._exchange(tf.nest.flatten(gradients), tf.nest.flatten(sources))
+        return tf.nest.pack_sequence_as(sources, flat)
+
+    def __enter__(self):
+        self._tape.__enter__()
+        return self
+
+    def __exit__(self, *exception):
+        return self._tape.__exit__(*exception)
+
+    def __getattr__(self, name):
+        return getattr(self._tape, name)

@@ -1,0 +1,132 @@
+"""How a list of gradients is cut into columns, and columns into shards.
+
+A *column* is a run of values that share one pair of reconstruction levels (Seide et al. 2014,
+section 3: one column of a weight matrix). A *shard* is the run of columns that one worker
+aggregates (section 3.1). Tensors that are not cut are *plain* and travel in full precision.
+"""
+
+import math
+
+import numpy as np
+
+CODES_PER_WORD = 32
+FLAG_WORDS = 1
+LEVEL_WORDS_PER_COLUMN = 2
+WORD_BYTES = 4
+
+
+def _ceil_div(a, b):
+    return -(-a // b)
+
+
+def column_cut(shape, min_column_size, max_column_size):
+    """Row and column size with which a tensor is cut, in values.
+
+    A row is the innermost axis: for a Keras `Dense` kernel `[in, out]` the weights that leave one
+    input unit, the paper's column. Rows shorter than `min_column_size` are merged, longer ones
+    than `max_column_size` are cut into equal pieces of whole 32-bit words of codes.
+
+    >>> column_cut((2048, 9304), min_column_size=64, max_column_size=512)
+    (9304, 512)
+    >>> column_cut((3, 3, 16, 24), min_column_size=64, max_column_size=512)
+    (72, 72)
+    """
+    row_size = shape[-1]
+    if row_size > max_column_size:
+        pieces = _ceil_div(row_size, max_column_size)
+        return row_size, CODES_PER_WORD * _ceil_div(_ceil_div(row_size, pieces), CODES_PER_WORD)
+    row_size *= max(1, _ceil_div(min_column_size, row_size))
+    return row_size, row_size
+
+
+class Layout:
+    """The columns and shards of a list of gradients, and the message of a shard.
+
+    A message is a run of 32-bit words: `[flag | levels | codes | plain values]`. It has the same
+    length for every shard; the message of the second stage ends before the plain values.
+
+    Args:
+        cuts: list with one entry per gradient: `(size, row_size, column_size)` in values, with
+            `column_size=0` for a plain tensor.
+        world_size: number of workers, and so of shards.
+
+    Attributes:
+        size: number of values in columns; the size of the worker's residual.
+        plain_size: number of values that travel in full precision.
+        num_columns: number of columns.
+        shard_starts: `[world_size + 1]`; shard k is the columns from `shard_starts[k]` to
+            `shard_starts[k + 1]`, balanced to within one column.
+        shard_sizes: `[world_size]`; number of values in each shard.
+        worker_message_bytes, shard_message_bytes: of one message of the first and second stage.
+
+    Example:
+        >>> layout = Layout([(4096, 64, 64), (64, 0, 0)], world_size=2)
+        >>> layout.num_columns, layout.shard_starts, layout.shard_sizes
+        (64, (0, 32, 64), (2048, 2048))
+    """
+
+    def __init__(self, cuts, world_size):
+        self.sizes, self.row_sizes, self.column_sizes = (
+            (tuple(map(int, field)) for field in zip(*cuts, strict=True)) if cuts else ((), (), ())
+        )
+        self.world_size = world_size
+        counts = self._column_value_counts()
+        words = _ceil_div(counts, CODES_PER_WORD)
+        self.num_columns = len(counts)
+        self.size = int(counts.sum())
+        self.code_words = int(words.sum())
+        self.plain_size = sum(self.sizes) - self.size
+        # A shard ends at the column boundary that is nearest to its share of the code words.
+        ends = np.concatenate([[0], np.cumsum(words)])
+        shares = ends[-1] * np.arange(1, world_size) / world_size
+        right = np.searchsorted(ends, shares)
+        left = np.maximum(right - 1, 0)
+        nearest = np.where(shares - ends[left] < ends[right] - shares, left, right)
+        self.shard_starts = (0, *map(int, nearest), self.num_columns)
+        bounds = np.asarray(self.shard_starts)
+        values = np.concatenate([[0], np.cumsum(counts)])
+        self.shard_sizes = tuple(map(int, np.diff(values[bounds])))
+        self._shard_levels = LEVEL_WORDS_PER_COLUMN * int(np.diff(bounds).max())
+        self._shard_words = int(np.diff(ends[bounds]).max())
+
+    def _column_value_counts(self):
+        """Number of values of each column, in order: int64 `[num_columns]`."""
+        counts = [np.zeros(0, np.int64)]
+        for size, row_size, column_size in zip(
+            self.sizes, self.row_sizes, self.column_sizes, strict=True
+        ):
+            if column_size == 0:
+                continue
+            starts = np.arange(0, row_size, column_size)
+            row = np.minimum(column_size, row_size - starts)
+            rest = size % row_size
+            starts = np.arange(0, rest, column_size)
+            counts += [np.tile(row, size // row_size), np.minimum(column_size, rest - starts)]
+        return np.concatenate(counts).astype(np.int64)
+
+    @property
+    def shard_message_bytes(self):
+        return WORD_BYTES * (FLAG_WORDS + self._shard_levels + self._shard_words)
+
+    @property
+    def worker_message_bytes(self):
+        return self.shard_message_bytes + WORD_BYTES * self.plain_size
+
+    @property
+    def code_bytes(self):
+        """Bytes of all codes: one bit per value, columns rounded up to words."""
+        return WORD_BYTES * self.code_words
+
+    def attributes(self):
+        """The layout as attributes of the compiled ops."""
+        return {
+            "sizes": self.sizes,
+            "row_sizes": self.row_sizes,
+            "column_sizes": self.column_sizes,
+            "shard_starts": self.shard_starts,
+        }
+
+
+def plain_cut(shape):
+    """The entry of `Layout`'s `cuts` for a tensor that travels in full precision."""
+    return math.prod(shape), 0, 0

@@ -1,0 +1,155 @@
+"""The compiled ops: loads the library; one thin function per op."""
+
+import ctypes
+import pathlib
+
+import tensorflow as tf
+
+from tf_onebit._version import __version__
+
+_BUILD_COMMAND = "`make setup`, or `python setup.py build_ext --inplace`, in the source folder"
+_LIBRARY = pathlib.Path(__file__).with_name("libtf_onebit_ops.so")
+
+
+def _load(path):
+    """Loads the op library, after making sure that it was built for what is installed."""
+    if not path.exists():
+        raise ImportError(
+            f"The compiled ops of tf_onebit are missing. Expected: {path}. "
+            f"Build them with {_BUILD_COMMAND}."
+        )
+    expected = f"version={__version__} tensorflow={tf.__version__}"
+    try:
+        # TensorFlow first: it notes which ops a library brings while it loads it.
+        library = tf.load_op_library(str(path))
+        build_info = ctypes.CDLL(str(path)).tf_onebit_build_info
+    except (tf.errors.OpError, OSError, AttributeError) as error:
+        raise ImportError(
+            f"The compiled ops of tf_onebit do not load: {error}. They were built for another "
+            f"TensorFlow, or not completely. Expected: {expected}. Build them with "
+            f"{_BUILD_COMMAND}."
+        ) from error
+    build_info.restype = ctypes.c_char_p
+    built = build_info().decode()
+    if built != expected:
+        raise ImportError(
+            f"The compiled ops of tf_onebit are stale. Expected: {expected}. Found: {built} in "
+            f"{path}. Build them with {_BUILD_COMMAND}."
+        )
+    return library
+
+
+_ops = _load(_LIBRARY)
+
+
+def one_bit_encode(gradients, residual, layout, levels="mean", error_feedback=True):
+    """Quantizes gradients to one bit per value, with error feedback.
+
+    Equation (Seide et al. 2014, section 3), for every column:
+
+        corrected = gradient + residual
+        code      = corrected >= 0
+        level[c]  = mean of the corrected values with code c; 0 where there are none
+        residual  = corrected - level[code]
+
+    With `levels="symmetric"` the threshold is the column's mean, and the levels are the mean
+    minus and plus the mean absolute deviation from it.
+
+    Args:
+        gradients: list of tensors, all float32, float16 or bfloat16, sizes as in `layout`.
+        residual: float32 variable `[layout.size]`. Updated in place.
+        layout: `tf_onebit.layout.Layout`.
+        levels: "mean" or "symmetric".
+        error_feedback: if False, the residual is neither read nor written.
+
+    Returns:
+        `messages`, int32 `[world_size, words]`: row k goes to the owner of shard k. Word 0 is 0,
+        or 1 + the index of the first gradient with a value that is not finite.
+        `residual_sum_of_squares`, float32 scalar.
+
+    Raises:
+        InvalidArgumentError: if a gradient or the residual does not have the layout's size.
+
+    Example:
+        >>> layout = Layout([(64, 64, 64)], world_size=1)
+        >>> residual = tf.Variable(tf.zeros([64]))
+        >>> messages, _ = one_bit_encode([tf.ones([1, 64])], residual, layout)
+        >>> messages.shape
+        TensorShape([1, 5])
+    """
+    return _ops.tf_onebit_one_bit_encode(
+        gradients=gradients,
+        residual=residual.handle,
+        levels=levels,
+        error_feedback=error_feedback,
+        **layout.attributes(),
+    )
+
+
+def one_bit_decode_sum(messages, layout, rank):
+    """Sums what all workers sent about the shard that `rank` owns.
+
+    Args:
+        messages: int32 `[world_size, words]`; row k came from rank k. Summed in that order.
+        layout: `tf_onebit.layout.Layout`.
+        rank: the owner of the shard.
+
+    Returns:
+        `aggregate`, float32 `[layout.shard_sizes[rank]]`, and `plain`, float32
+        `[layout.plain_size]`: the sums over the workers.
+
+    Raises:
+        InvalidArgumentError: if the messages do not have the layout's shape.
+    """
+    return _ops.tf_onebit_one_bit_decode_sum(messages=messages, rank=rank, **layout.attributes())
+
+
+def one_bit_encode_shard(aggregate, residual, layout, rank, levels="mean", error_feedback=True):
+    """Quantizes the aggregate of a shard: the second quantization (section 3.1).
+
+    Args:
+        aggregate: float32 `[layout.shard_sizes[rank]]`.
+        residual: float32 variable of the same size. Updated in place.
+        layout, levels, error_feedback: as in `one_bit_encode`.
+        rank: the owner of the shard.
+
+    Returns:
+        `message`, int32 `[words]`, for all workers, and `residual_sum_of_squares`.
+
+    Raises:
+        InvalidArgumentError: if the aggregate or the residual does not have the shard's size.
+    """
+    return _ops.tf_onebit_one_bit_encode_shard(
+        aggregate=aggregate,
+        residual=residual.handle,
+        rank=rank,
+        levels=levels,
+        error_feedback=error_feedback,
+        **layout.attributes(),
+    )
+
+
+def one_bit_decode(messages, plain, layout, dtype=tf.float32, scale=1.0):
+    """Decodes the messages of all shards.
+
+    Args:
+        messages: int32 `[world_size, words]`; row k holds shard k.
+        plain: float32 `[layout.plain_size]`, from `one_bit_decode_sum`.
+        layout: `tf_onebit.layout.Layout`.
+        dtype: of the gradients.
+        scale: factor on the result: 1 / world_size for the mean over the workers.
+
+    Returns:
+        List of flat tensors of `dtype`, with sizes as in `layout`.
+
+    Raises:
+        InvalidArgumentError: if the messages do not have the layout's shape.
+    """
+    return _ops.tf_onebit_one_bit_decode(
+        messages=messages,
+        plain=plain,
+        N=len(layout.sizes),
+        T=dtype,
+        scale=scale,
+        **layout.attributes(),
+    )

@@ -1,0 +1,224 @@
+"""Builds Horovod 0.28.1 for TensorFlow 2.21 and installs it beside the running Python.
+
+Horovod's source distribution compiles against TensorFlow 2.21 except for its optional XLA
+operations, whose headers TensorFlow no longer ships. This program fetches that distribution with
+pip, leaves the XLA operations out, builds a wheel (TensorFlow and Gloo; no MPI, no PyTorch, no
+MXNet), installs it and checks that it works. The wheel is kept in a cache outside of the checkout,
+so that only the first run for a combination of versions takes minutes.
+
+    .venv/bin/python tools/build_horovod.py
+"""
+
+import argparse
+import importlib.metadata
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+
+HOROVOD_VERSION = "0.28.1"
+TENSORFLOW_DISTRIBUTIONS = ("tensorflow", "tensorflow-cpu")
+# What Horovod's build and its launcher import. The build would otherwise fetch the missing ones
+# behind pip's back.
+REQUIRED_DISTRIBUTIONS = (
+    "setuptools",
+    "wheel",
+    "cmake",
+    "packaging",
+    "psutil",
+    "pyyaml",
+    "cloudpickle",
+)
+SYSTEM_PROGRAMS = ("g++", "make")
+XLA_SOURCE = "horovod/tensorflow/xla_mpi_ops.cc"
+
+BUILD_SETTINGS = {
+    "HOROVOD_WITH_TENSORFLOW": "1",
+    "HOROVOD_WITHOUT_PYTORCH": "1",
+    "HOROVOD_WITHOUT_MXNET": "1",
+    "HOROVOD_WITH_GLOO": "1",
+    "HOROVOD_WITHOUT_MPI": "1",
+}
+
+
+class BuildError(Exception):
+    """A failure that the user can do something about."""
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=f"Builds and installs Horovod {HOROVOD_VERSION} for the installed TensorFlow."
+    )
+    parser.add_argument(
+        "--cache-dir",
+        type=pathlib.Path,
+        default=default_cache_dir(),
+        help="where built wheels are kept (default: %(default)s)",
+    )
+    arguments = parser.parse_args()
+    try:
+        install_horovod(arguments.cache_dir)
+    except BuildError as error:
+        sys.exit(f"error: {error}")
+
+
+def install_horovod(cache_dir):
+    """Installs Horovod from the cache, or builds it first. Only a wheel that works is cached."""
+    entry_dir = cache_dir / cache_key()
+    cached_wheels = sorted(entry_dir.glob("horovod-*.whl"))
+    if cached_wheels:
+        print(f"Installing the cached {cached_wheels[0]}", flush=True)
+        try:
+            install(cached_wheels[0])
+            verify()
+        except BuildError as error:
+            raise BuildError(
+                f"{error}\nThe wheel came from the cache. To build it afresh: rm -r {entry_dir}"
+            ) from error
+        return
+    check_prerequisites()
+    entry_dir.mkdir(parents=True, exist_ok=True)
+    # Beside the cache entry, so that the last step is one rename: an interrupted build leaves no
+    # half-written wheel.
+    with tempfile.TemporaryDirectory(dir=cache_dir, prefix="build-") as build_dir:
+        wheel = build_wheel(pathlib.Path(build_dir))
+        install(wheel)
+        verify()
+        os.replace(wheel, entry_dir / wheel.name)
+    print(f"Horovod {HOROVOD_VERSION} is installed; its wheel is kept in {entry_dir}")
+
+
+def default_cache_dir():
+    cache_home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    return pathlib.Path(cache_home) / "tf_onebit" / "horovod"
+
+
+def cache_key():
+    """Names everything that the compiled library depends on."""
+    return "-".join(
+        (
+            f"horovod_{HOROVOD_VERSION}",
+            f"tensorflow_{tensorflow_version()}",
+            sys.implementation.cache_tag,
+            sysconfig.get_platform(),
+        )
+    )
+
+
+def tensorflow_version():
+    for distribution in TENSORFLOW_DISTRIBUTIONS:
+        try:
+            return importlib.metadata.version(distribution)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    raise BuildError(
+        f"TensorFlow is not installed for {sys.executable}, and Horovod is built against it.\n"
+        f"Install it first: {sys.executable} -m pip install tensorflow-cpu==2.21.0"
+    )
+
+
+def check_prerequisites():
+    missing_programs = [name for name in SYSTEM_PROGRAMS if shutil.which(name) is None]
+    if missing_programs:
+        raise BuildError(
+            f"{' and '.join(missing_programs)} not found, and Horovod is compiled with them.\n"
+            "Install them, on Debian and Ubuntu: sudo apt-get install g++ make"
+        )
+    installed = {dist.name.lower() for dist in importlib.metadata.distributions() if dist.name}
+    missing = [name for name in REQUIRED_DISTRIBUTIONS if name not in installed]
+    if missing:
+        packages = " ".join("'cmake<4'" if name == "cmake" else name for name in missing)
+        raise BuildError(
+            f"Horovod's build needs Python packages that are not installed: {', '.join(missing)}.\n"
+            f"Install them first: {sys.executable} -m pip install {packages}"
+        )
+
+
+def build_wheel(build_dir):
+    print(
+        f"Building Horovod {HOROVOD_VERSION} for TensorFlow {tensorflow_version()};"
+        " this takes some minutes",
+        flush=True,
+    )
+    source_dir = download_source(build_dir)
+    leave_out_xla_operations(source_dir)
+    wheel_dir = build_dir / "wheel"
+    pip(
+        "wheel",
+        "--no-build-isolation",
+        "--no-deps",
+        f"--wheel-dir={wheel_dir}",
+        str(source_dir),
+        env=build_environment(),
+    )
+    (wheel,) = wheel_dir.glob("horovod-*.whl")
+    return wheel
+
+
+def download_source(build_dir):
+    pip(
+        "download",
+        "--no-binary=horovod",
+        "--no-build-isolation",
+        "--no-deps",
+        f"--dest={build_dir}",
+        f"horovod=={HOROVOD_VERSION}",
+        env=build_environment(),
+    )
+    name = f"horovod-{HOROVOD_VERSION}"
+    shutil.unpack_archive(build_dir / f"{name}.tar.gz", build_dir)
+    return build_dir / name
+
+
+def leave_out_xla_operations(source_dir):
+    cmake_lists = source_dir / "horovod" / "tensorflow" / "CMakeLists.txt"
+    lines = cmake_lists.read_text().splitlines(keepends=True)
+    kept = [line for line in lines if XLA_SOURCE not in line]
+    if len(kept) != len(lines) - 1:
+        raise BuildError(
+            f"{XLA_SOURCE} should be named once in Horovod's {cmake_lists.name}. "
+            f"Received: {len(lines) - len(kept)} times. Is this Horovod {HOROVOD_VERSION}?"
+        )
+    cmake_lists.write_text("".join(kept))
+
+
+def build_environment():
+    """The caller's environment, but with this build's settings only and this Python's CMake."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("HOROVOD_")}
+    environment |= BUILD_SETTINGS
+    environment["PATH"] = os.pathsep.join((sysconfig.get_path("scripts"), os.environ["PATH"]))
+    # Also replaces what an outer `make` passes on, which is meant for its own children.
+    environment["MAKEFLAGS"] = f"-j{len(os.sched_getaffinity(0))}"
+    return environment
+
+
+def install(wheel):
+    pip("install", "--quiet", "--force-reinstall", "--no-deps", str(wheel))
+
+
+def pip(*arguments, env=None):
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
+    if subprocess.run(command, env=env).returncode != 0:
+        raise BuildError(f"this command failed, see its output above: {' '.join(command)}")
+
+
+def verify():
+    """Checks that Horovod's launcher and its operations load, and that they can communicate."""
+    program = (
+        "import horovod.runner.launch, horovod.tensorflow as hvd\n"
+        "hvd.init()\n"
+        "print('gloo_built', hvd.gloo_built(), 'size', hvd.size())"
+    )
+    # From the root, so that nothing in the current folder hides an installed module.
+    result = subprocess.run(
+        [sys.executable, "-c", program], cwd="/", text=True, capture_output=True
+    )
+    if "gloo_built True size 1" not in result.stdout:
+        raise BuildError(f"the installed Horovod does not work:\n{result.stdout}{result.stderr}")
+
+
+if __name__ == "__main__":
+    main()
