@@ -129,27 +129,47 @@ def one_bit_encode_shard(aggregate, residual, layout, rank, levels="mean", error
     )
 
 
-def one_bit_decode(messages, plain, layout, dtype=tf.float32, scale=1.0):
-    """Decodes the messages of all shards.
+def one_bit_aggregate(messages, residual, layout, rank, levels="mean", error_feedback=True):
+    """`one_bit_decode_sum` and `one_bit_encode_shard` in one pass over memory.
+
+    Args:
+        messages, layout, rank: as in `one_bit_decode_sum`.
+        residual, levels, error_feedback: as in `one_bit_encode_shard`.
+
+    Returns:
+        `message` and `residual_sum_of_squares`, as `one_bit_encode_shard`, and `plain`, as
+        `one_bit_decode_sum`: the same bits.
+
+    Raises:
+        InvalidArgumentError: if the messages or the residual do not fit the layout.
+    """
+    return _ops.tf_onebit_one_bit_aggregate(
+        messages=messages,
+        residual=residual.handle,
+        rank=rank,
+        levels=levels,
+        error_feedback=error_feedback,
+        **layout.attributes(),
+    )
+
+
+def one_bit_decode(messages, plain, gradients, layout, scale=1.0):
+    """Decodes the messages of all shards into gradients.
 
     Args:
         messages: int32 `[world_size, words]`; row k holds shard k.
         plain: float32 `[layout.plain_size]`, from `one_bit_decode_sum`.
+        gradients: list of the local gradients. Their values are not read: in a graph, where
+            nothing else needs them, the result takes their memory.
         layout: `tf_onebit.layout.Layout`.
-        dtype: of the gradients.
         scale: factor on the result: 1 / world_size for the mean over the workers.
 
     Returns:
-        List of flat tensors of `dtype`, with sizes as in `layout`.
+        List of tensors of the shapes and dtypes of `gradients`.
 
     Raises:
-        InvalidArgumentError: if the messages do not have the layout's shape.
+        InvalidArgumentError: if the messages or the gradients do not fit the layout.
     """
     return _ops.tf_onebit_one_bit_decode(
-        messages=messages,
-        plain=plain,
-        N=len(layout.sizes),
-        T=dtype,
-        scale=scale,
-        **layout.attributes(),
+        messages=messages, plain=plain, gradients=gradients, scale=scale, **layout.attributes()
     )

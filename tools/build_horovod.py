@@ -81,13 +81,13 @@ def install_horovod(cache_dir):
         return
     check_prerequisites()
     entry_dir.mkdir(parents=True, exist_ok=True)
-    # Beside the cache entry, so that the last step is one rename: an interrupted build leaves no
-    # half-written wheel.
-    with tempfile.TemporaryDirectory(dir=cache_dir, prefix="build-") as build_dir:
+    with tempfile.TemporaryDirectory(prefix="build_horovod_") as build_dir:
         wheel = build_wheel(pathlib.Path(build_dir))
         install(wheel)
         verify()
-        os.replace(wheel, entry_dir / wheel.name)
+        # An interrupted copy must not look like a wheel.
+        partial = shutil.copyfile(wheel, entry_dir / f"{wheel.name}.{os.getpid()}.partial")
+        os.replace(partial, entry_dir / wheel.name)
     print(f"Horovod {HOROVOD_VERSION} is installed; its wheel is kept in {entry_dir}")
 
 

@@ -64,7 +64,8 @@ struct Halves {
   }
   static Mask Expand(uint32_t word, int part) {
     const Vector bits = {1, 2, 4, 8, 16, 32, 64, 128};
-    return (static_cast<uint16_t>(word >> (part * 8)) & bits) != 0;
+    const uint16_t shifted = static_cast<uint16_t>(word >> (part * 8));
+    return (bits & shifted) != 0;
   }
   static Vector Select(Mask mask, Vector one, Vector zero) { return mask ? one : zero; }
   template <bool>

@@ -24,7 +24,6 @@ using tensorflow::OpInputList;
 using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
-using tensorflow::OpOutputList;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 using tensorflow::Var;
@@ -116,6 +115,20 @@ void ZeroPadding(const Layout& layout, int64_t shard, int32_t* message) {
       layout.codes_at() + layout.ShardEnd(shard).word - layout.ShardBegin(shard).word;
   std::fill(message + levels_end, message + layout.codes_at(), 0);
   std::fill(message + codes_end, message + layout.plain_at(), 0);
+}
+
+// The sum over the workers of the values that travel in full precision, in the order of ranks.
+absl::Status OutputPlain(OpKernelContext* context, int output, const Layout& layout,
+                         const int32_t* messages) {
+  Tensor* tensor;
+  TF_RETURN_IF_ERROR(context->allocate_output(output, {layout.plain_size()}, &tensor));
+  float* plain = tensor->flat<float>().data();
+  std::fill(plain, plain + layout.plain_size(), 0.0f);
+  for (int64_t k = 0; k < layout.num_shards(); ++k) {
+    const float* values = FloatsOf(messages + k * layout.worker_message_words() + layout.plain_at());
+    for (int64_t i = 0; i < layout.plain_size(); ++i) plain[i] += values[i];
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CheckSize(const char* what, int64_t received, int64_t expected) {
@@ -278,12 +291,12 @@ class OneBitDecodeSumOp : public OpKernel {
     const int64_t words = layout_.worker_message_words();
     OP_REQUIRES_OK(context, CheckMessages(input, layout_.num_shards(), words));
     const int32_t* messages = input.flat<int32_t>().data();
-    Tensor *aggregate_tensor, *plain_tensor;
+    Tensor* output;
     const int64_t size = layout_.shard_size(rank_);
-    OP_REQUIRES_OK(context, context->allocate_output(0, {size}, &aggregate_tensor));
-    OP_REQUIRES_OK(context, context->allocate_output(1, {layout_.plain_size()}, &plain_tensor));
+    OP_REQUIRES_OK(context, context->allocate_output(0, {size}, &output));
+    OP_REQUIRES_OK(context, OutputPlain(context, 1, layout_, messages));
 
-    float* aggregate = aggregate_tensor->flat<float>().data();
+    float* aggregate = output->flat<float>().data();
     const bool stream = size * sizeof(float) > kStreamBytes;
     const int64_t first_value = layout_.ShardBegin(rank_).value;
     const MessageMap map(layout_, rank_);
@@ -297,13 +310,6 @@ class OneBitDecodeSumOp : public OpKernel {
                                      aggregate + column.value - first_value);
                 }
               });
-
-    float* plain = plain_tensor->flat<float>().data();
-    std::fill(plain, plain + layout_.plain_size(), 0.0f);
-    for (int64_t k = 0; k < layout_.num_shards(); ++k) {
-      const float* values = FloatsOf(messages + k * words + layout_.plain_at());
-      for (int64_t i = 0; i < layout_.plain_size(); ++i) plain[i] += values[i];
-    }
   }
 
  private:
@@ -311,24 +317,24 @@ class OneBitDecodeSumOp : public OpKernel {
   int64_t rank_;
 };
 
-class OneBitEncodeShardOp : public OneBitEncodeBase {
+// The second stage: quantizes the aggregate of this worker's shard, wherever it comes from.
+class EncodeShardBase : public OneBitEncodeBase {
  public:
-  explicit OneBitEncodeShardOp(OpKernelConstruction* context) : OneBitEncodeBase(context) {
+  explicit EncodeShardBase(OpKernelConstruction* context) : OneBitEncodeBase(context) {
     if (context->status().ok()) OP_REQUIRES_OK(context, GetRank(*context, layout_, &rank_));
   }
 
-  void Compute(OpKernelContext* context) override {
-    const Tensor& input = context->input(0);
-    OP_REQUIRES_OK(context,
-                   CheckSize("aggregate", input.NumElements(), layout_.shard_size(rank_)));
-    const float* aggregate = input.flat<float>().data();
+ protected:
+  // make_source() is called for each block of columns, in its thread; source(index, column) then
+  // gives the column's aggregate.
+  template <typename MakeSource>
+  absl::Status EncodeShard(OpKernelContext* context, const MakeSource& make_source) {
     Residual residual;
     if (error_feedback_) {
-      OP_REQUIRES_OK(context, residual.Open(context, 1, layout_.shard_size(rank_)));
+      TF_RETURN_IF_ERROR(residual.Open(context, 1, layout_.shard_size(rank_)));
     }
     Tensor* output;
-    OP_REQUIRES_OK(context,
-                   context->allocate_output(0, {layout_.shard_message_words()}, &output));
+    TF_RETURN_IF_ERROR(context->allocate_output(0, {layout_.shard_message_words()}, &output));
     int32_t* message = output->flat<int32_t>().data();
 
     const auto encode = GetOneBitColumns().encode<float>();
@@ -339,12 +345,12 @@ class OneBitEncodeShardOp : public OneBitEncodeBase {
     ZeroPadding(layout_, rank_, message);
     ForBlocks(context, layout_, layout_.shard_start(rank_), layout_.shard_start(rank_ + 1),
               [&](int64_t first, int64_t end, int64_t block) {
+                auto source = make_source();
                 for (int64_t index = first; index < end; ++index) {
                   const Column column = layout_.column(index);
-                  const int64_t offset = column.value - first_value;
                   const double sum =
-                      encode(aggregate + offset, residual.at(offset), column.count, rule_,
-                             FloatsOf(message + map.levels(index)),
+                      encode(source(index, column), residual.at(column.value - first_value),
+                             column.count, rule_, FloatsOf(message + map.levels(index)),
                              CodesOf(message + map.codes(column)));
                   if (std::isnan(sum)) {
                     not_finite.Report(column.tensor);
@@ -354,11 +360,51 @@ class OneBitEncodeShardOp : public OneBitEncodeBase {
                 }
               });
     message[0] = not_finite.flag();
-    OP_REQUIRES_OK(context, OutputSumOfSquares(context, sums));
+    return OutputSumOfSquares(context, sums);
   }
 
- private:
   int64_t rank_;
+};
+
+class OneBitEncodeShardOp : public EncodeShardBase {
+ public:
+  using EncodeShardBase::EncodeShardBase;
+
+  void Compute(OpKernelContext* context) override {
+    const Tensor& input = context->input(0);
+    OP_REQUIRES_OK(context,
+                   CheckSize("aggregate", input.NumElements(), layout_.shard_size(rank_)));
+    const float* aggregate = input.flat<float>().data() - layout_.ShardBegin(rank_).value;
+    OP_REQUIRES_OK(context, EncodeShard(context, [aggregate] {
+                     return [aggregate](int64_t, const Column& column) {
+                       return aggregate + column.value;
+                     };
+                   }));
+  }
+};
+
+class OneBitAggregateOp : public EncodeShardBase {
+ public:
+  using EncodeShardBase::EncodeShardBase;
+
+  void Compute(OpKernelContext* context) override {
+    const Tensor& input = context->input(0);
+    const int64_t words = layout_.worker_message_words();
+    OP_REQUIRES_OK(context, CheckMessages(input, layout_.num_shards(), words));
+    const int32_t* messages = input.flat<int32_t>().data();
+    const MessageMap map(layout_, rank_);
+    const OneBitColumns& columns = GetOneBitColumns();
+    OP_REQUIRES_OK(
+        context, EncodeShard(context, [&] {
+          return [&, sum = std::vector<float>()](int64_t index, const Column& column) mutable {
+            sum.resize(std::max<size_t>(sum.size(), column.count));
+            columns.decode_sum(messages + map.levels(index), messages + map.codes(column), words,
+                               layout_.num_shards(), column.count, /*stream=*/false, sum.data());
+            return sum.data();
+          };
+        }));
+    OP_REQUIRES_OK(context, OutputPlain(context, 2, layout_, messages));
+  }
 };
 
 template <typename T>
@@ -378,14 +424,17 @@ class OneBitDecodeOp : public OpKernel {
     OP_REQUIRES_OK(context, CheckMessages(input, layout_.num_shards(), words));
     OP_REQUIRES_OK(context, CheckSize("plain", plain.NumElements(), layout_.plain_size()));
     const int32_t* messages = input.flat<int32_t>().data();
-    OpOutputList outputs;
-    OP_REQUIRES_OK(context, context->output_list("gradients", &outputs));
-    OP_REQUIRES_OK(context, CheckSize("gradients", outputs.size(), layout_.num_tensors()));
-    std::vector<Value*> gradients(outputs.size());
-    for (int t = 0; t < outputs.size(); ++t) {
+    const int num_tensors = context->num_outputs();
+    OP_REQUIRES_OK(context, CheckSize("gradients", num_tensors, layout_.num_tensors()));
+    std::vector<T*> gradients(num_tensors);
+    for (int t = 0; t < num_tensors; ++t) {
+      const int input = context->num_inputs() - num_tensors + t;
+      const TensorShape shape = context->input(input).shape();
+      OP_REQUIRES_OK(context, CheckSize("gradient", shape.num_elements(), layout_.tensor_size(t)));
       Tensor* gradient;
-      OP_REQUIRES_OK(context, outputs.allocate(t, {layout_.tensor_size(t)}, &gradient));
-      gradients[t] = reinterpret_cast<Value*>(gradient->flat<T>().data());
+      OP_REQUIRES_OK(context,
+                     context->forward_input_or_allocate_output({input}, t, shape, &gradient));
+      gradients[t] = gradient->flat<T>().data();
     }
 
     const OneBitColumns& columns = GetOneBitColumns();
@@ -400,15 +449,14 @@ class OneBitDecodeOp : public OpKernel {
                   const bool stream = layout_.size() * sizeof(Value) > kStreamBytes;
                   decode(FloatsOf(message + map.levels(index)),
                          CodesOf(message + map.codes(column)), column.count, scale_, stream,
-                         gradients[column.tensor] + column.offset);
+                         reinterpret_cast<Value*>(gradients[column.tensor]) + column.offset);
                 }
               });
 
     const float* values = plain.flat<float>().data();
     for (int tensor : layout_.plain_tensors()) {
-      T* gradient = outputs[tensor]->flat<T>().data();
       for (int64_t i = 0; i < layout_.tensor_size(tensor); ++i) {
-        gradient[i] = static_cast<T>(*values++ * scale_);
+        gradients[tensor][i] = static_cast<T>(*values++ * scale_);
       }
     }
   }
@@ -434,6 +482,8 @@ REGISTER_KERNEL_BUILDER(Name("TfOnebit>OneBitDecodeSum").Device(tensorflow::DEVI
                         OneBitDecodeSumOp);
 REGISTER_KERNEL_BUILDER(Name("TfOnebit>OneBitEncodeShard").Device(tensorflow::DEVICE_CPU),
                         OneBitEncodeShardOp);
+REGISTER_KERNEL_BUILDER(Name("TfOnebit>OneBitAggregate").Device(tensorflow::DEVICE_CPU),
+                        OneBitAggregateOp);
 
 }  // namespace
 }  // namespace tf_onebit

@@ -37,12 +37,17 @@ absl::Status EncodeShardShape(InferenceContext* c) {
   return absl::OkStatus();
 }
 
-absl::Status DecodeShape(InferenceContext* c) {
+absl::Status AggregateShape(InferenceContext* c) {
+  TF_RETURN_IF_ERROR(EncodeShardShape(c));
   Layout layout;
   TF_RETURN_IF_ERROR(GetLayout(*c, &layout));
-  for (int t = 0; t < layout.num_tensors(); ++t) {
-    c->set_output(t, c->Vector(layout.tensor_size(t)));
-  }
+  c->set_output(2, c->Vector(layout.plain_size()));
+  return absl::OkStatus();
+}
+
+absl::Status DecodeShape(InferenceContext* c) {
+  constexpr int kFirstGradient = 2;
+  for (int t = 0; t < c->num_outputs(); ++t) c->set_output(t, c->input(kFirstGradient + t));
   return absl::OkStatus();
 }
 
@@ -118,10 +123,34 @@ message: `[words]`, for all workers. Word 0 as in OneBitEncode.
 residual_sum_of_squares: Of the residual after the update.
 )doc");
 
+REGISTER_OP("TfOnebit>OneBitAggregate")
+    .Input("messages: int32")
+    .Input("residual: resource")
+    .Output("message: int32")
+    .Output("residual_sum_of_squares: float")
+    .Output("plain: float")
+    .Attr("sizes: list(int)")
+    .Attr("row_sizes: list(int)")
+    .Attr("column_sizes: list(int)")
+    .Attr("shard_starts: list(int)")
+    .Attr("rank: int >= 0")
+    .Attr("levels: {'mean', 'symmetric'} = 'mean'")
+    .Attr("error_feedback: bool = true")
+    .SetIsStateful()
+    .SetShapeFn(AggregateShape)
+    .Doc(R"doc(
+OneBitDecodeSum and OneBitEncodeShard in one pass, column by column: the aggregate of a shard is
+nowhere in memory as a whole.
+
+messages, plain: As in OneBitDecodeSum.
+residual, message, residual_sum_of_squares: As in OneBitEncodeShard.
+)doc");
+
 REGISTER_OP("TfOnebit>OneBitDecode")
     .Input("messages: int32")
     .Input("plain: float")
-    .Output("gradients: N * T")
+    .Input("gradients: N * T")
+    .Output("exchanged: N * T")
     .Attr("N: int >= 1")
     .Attr("T: {float, half, bfloat16}")
     .Attr("sizes: list(int)")
@@ -135,8 +164,10 @@ Decodes the messages of all shards into the list of gradients.
 
 messages: `[world_size, words]`; row k holds shard k.
 plain: The values that travel in full precision, from OneBitDecodeSum.
-gradients: Flat tensors, multiplied by `scale`: 1 for the sum over the workers, 1 / world_size for
-  their mean.
+gradients: The local gradients. Their values are not read; where nothing else needs them, their
+  memory holds the result.
+exchanged: Like `gradients`, multiplied by `scale`: 1 for the sum over the workers,
+  1 / world_size for their mean.
 )doc");
 
 }  // namespace

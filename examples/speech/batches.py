@@ -2,8 +2,8 @@
 
 import keras
 import numpy as np
-
-from dataset import CONTEXT_FRAMES, NO_TARGET
+from dataset import CONTEXT_FRAMES
+from targets import NO_TARGET
 
 _WINDOW = np.arange(-CONTEXT_FRAMES, CONTEXT_FRAMES + 1)
 
@@ -25,9 +25,7 @@ class FrameBatches(keras.utils.PyDataset):
         shuffle_seed: int, or None to keep the order.
     """
 
-    def __init__(
-        self, split, batch_size, rank, world_size, blocks_per_epoch=1, shuffle_seed=None
-    ):
+    def __init__(self, split, batch_size, rank, world_size, blocks_per_epoch=1, shuffle_seed=None):
         super().__init__()
         self._split = split
         self._rows = np.flatnonzero(split.targets != NO_TARGET)

@@ -2,10 +2,9 @@
 
 import dataclasses
 
-import numpy as np
-
 import espeak
 import features
+import numpy as np
 import prose
 
 ACCENTS = ("en-us", "en-us-nyc", "en", "en-gb-x-rp", "en-gb-scotland", "en-029")
@@ -119,8 +118,6 @@ def record(variant, sentences, seconds, seed):
             generator,
         )
         segments, positions = align(starts, len(samples), rate_hz)
-        utterances.append(
-            Utterance(features.log_mel(noisy, rate_hz), segments, positions, phones)
-        )
+        utterances.append(Utterance(features.log_mel(noisy, rate_hz), segments, positions, phones))
         remaining_samples -= len(samples)
     return utterances

@@ -21,14 +21,11 @@ import sys
 import tempfile
 import time
 
-import numpy as np
-
 import corpus
-import features
-from targets import Targets, frame_contexts
+import numpy as np
+from targets import NO_TARGET, Targets, frame_states, state_contexts
 
 CONTEXT_FRAMES = 5  # on either side: windows of 11 frames
-NO_TARGET = -1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +110,11 @@ def make(settings, folder):
     training, held_out = _record_all(settings)
     counts = collections.Counter()
     for utterance in training:
-        counts.update(frame_contexts(utterance.phones, utterance.segments, utterance.positions))
+        contexts = state_contexts(utterance.phones)
+        states = frame_states(utterance.segments, utterance.positions)
+        frames = np.bincount(states, minlength=len(contexts)).tolist()
+        for context, count in zip(contexts, frames, strict=True):
+            counts[context] += count
     targets = Targets.from_counts(counts, settings.target_count)
 
     every_frame = np.concatenate([u.features for u in training])
@@ -134,24 +135,30 @@ def make(settings, folder):
 def _record_all(settings):
     """Returns the utterances of the training voices and those of the held-out voices."""
     training_sentences, held_out_sentences = corpus.split_sentences(settings.seed)
-    readings = []
-    for voices, sentences, seconds in (
-        (corpus.TRAINING_VOICES, training_sentences, settings.hours * 3600),
-        (corpus.HELD_OUT_VOICES, held_out_sentences, settings.held_out_minutes * 60),
-    ):
-        for reader, voice in enumerate(voices):
-            share = sentences[reader :: len(voices)]
-            # A seed for every voice and corpus, none used twice.
-            readings.append((voice, share, seconds / len(voices), settings.seed * 1000 + len(readings)))
+    first_seed = 1000 * settings.seed  # each voice has its own, each corpus has others
     # One thread each: the processes share the cores, and sums keep the same order.
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
     with multiprocessing.get_context("spawn").Pool(os.cpu_count(), maxtasksperchild=1) as pool:
-        recorded = pool.starmap(corpus.record, readings, chunksize=1)
-    joined = [
-        [u for utterances in part for u in utterances]
-        for part in (recorded[: len(corpus.TRAINING_VOICES)], recorded[len(corpus.TRAINING_VOICES) :])
+        training = _record(
+            pool, corpus.TRAINING_VOICES, training_sentences, settings.hours * 3600, first_seed
+        )
+        held_out = _record(
+            pool,
+            corpus.HELD_OUT_VOICES,
+            held_out_sentences,
+            settings.held_out_minutes * 60,
+            first_seed + len(corpus.TRAINING_VOICES),
+        )
+    return training, held_out
+
+
+def _record(pool, voices, sentences, seconds, first_seed):
+    readings = [
+        (voice, sentences[reader :: len(voices)], seconds / len(voices), first_seed + reader)
+        for reader, voice in enumerate(voices)
     ]
-    return joined
+    recorded = pool.starmap(corpus.record, readings, chunksize=1)
+    return [utterance for utterances in recorded for utterance in utterances]
 
 
 def _join(utterances, targets, mean, deviation):
@@ -159,10 +166,9 @@ def _join(utterances, targets, mean, deviation):
     frames, numbers = [], []
     for u in utterances:
         frames.append(np.pad((u.features - mean) / deviation, (edges, (0, 0)), mode="edge"))
-        of_utterance = [
-            targets.number(c) for c in frame_contexts(u.phones, u.segments, u.positions)
-        ]
-        numbers.append(np.pad(of_utterance, edges, constant_values=NO_TARGET))
+        of_states = np.array([targets.number(*context) for context in state_contexts(u.phones)])
+        of_frames = of_states[frame_states(u.segments, u.positions)]
+        numbers.append(np.pad(of_frames, edges, constant_values=NO_TARGET))
     return Split(
         np.concatenate(frames).astype(np.float32), np.concatenate(numbers).astype(np.int32)
     )
@@ -175,6 +181,7 @@ def main():
         parser.add_argument(option, type=field.type, default=field.default)
     settings = Settings(**vars(parser.parse_args()))
     folder = _cache_folder(settings)
+    print(f"making a corpus of {settings.hours:g} h of speech, once, in {folder}", flush=True)
     started = time.monotonic()
     folder.parent.mkdir(parents=True, exist_ok=True)
     make(settings, folder)
@@ -182,7 +189,7 @@ def main():
     print(
         f"corpus: {np.sum(training.targets != NO_TARGET):,} training frames, "
         f"{np.sum(held_out.targets != NO_TARGET):,} held-out frames, {len(targets):,} targets, "
-        f"made in {time.monotonic() - started:.0f} s: {folder}"
+        f"made in {time.monotonic() - started:.0f} s"
     )
 
 

@@ -5,7 +5,6 @@ import functools
 import pathlib
 import re
 import sysconfig
-
 from pydoc_data.topics import topics
 
 _NOT_CPYTHON = {"site-packages", "dist-packages", "test", "tests"}

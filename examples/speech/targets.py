@@ -5,6 +5,7 @@ import collections
 from espeak import SILENCE
 
 STATES_PER_PHONE = 3
+NO_TARGET = -1
 
 _BROAD_CLASSES = {
     "front vowel": "iIeEa",
@@ -44,18 +45,29 @@ def contexts(phone, state, left, right):
     return [(phone, state, left, right), backed_off[state], (phone, state, "", "")]
 
 
-def frame_contexts(phones, segments, positions):
-    """Returns `(phone, state, left, right)` of every frame of an utterance, as a list."""
-    states = (positions * STATES_PER_PHONE).astype(int).clip(0, STATES_PER_PHONE - 1).tolist()
+def state_contexts(phones):
+    """Returns `(phone, state, left, right)` of every state of every phone, in order, as a list."""
     neighbours = [SILENCE, *phones, SILENCE]
     return [
-        (neighbours[segment + 1], state, neighbours[segment], neighbours[segment + 2])
-        for segment, state in zip(segments.tolist(), states, strict=True)
+        (phone, state, left, right)
+        for left, phone, right in zip(neighbours, phones, neighbours[2:], strict=False)
+        for state in range(STATES_PER_PHONE)
     ]
 
 
+def frame_states(segments, positions):
+    """Returns the index into `state_contexts` of every frame.
+
+    Args:
+        segments: int array `[frames]`. The index of the frame's phone.
+        positions: float array `[frames]` in [0, 1]. Where in the phone.
+    """
+    states = (positions * STATES_PER_PHONE).astype(int)
+    return segments * STATES_PER_PHONE + states.clip(0, STATES_PER_PHONE - 1)
+
+
 def _frequent_contexts(counts, min_frames):
-    """Gives every context of `min_frames` frames a target; rarer ones back off, and so on."""
+    """Gives contexts of `min_frames` frames a target; rarer ones are pooled one level up."""
     chosen = {}
     for level in range(3):
         pooled = collections.Counter()
@@ -105,8 +117,7 @@ class Targets:
     def __len__(self):
         return len(self.names)
 
-    def number(self, frame_context):
-        """Returns the number of a frame's target, -1 if its phone has none."""
-        return next(
-            (self._numbers[c] for c in contexts(*frame_context) if c in self._numbers), -1
-        )
+    def number(self, phone, state, left, right):
+        """Returns the target of a state in context, `NO_TARGET` if its phone has none."""
+        candidates = contexts(phone, state, left, right)
+        return next((self._numbers[c] for c in candidates if c in self._numbers), NO_TARGET)

@@ -73,8 +73,7 @@ class OneBit(Exchange):
             raise ValueError(
                 f"min_size must be a number of values, at least 0. Received: min_size={min_size}."
             )
-        self.error_feedback = error_feedback
-        self.levels = levels
+        self._quantizer = {"levels": levels, "error_feedback": error_feedback}
         self.min_column_size = min_column_size
         self.max_column_size = max_column_size
         self.min_size = min_size
@@ -82,8 +81,7 @@ class OneBit(Exchange):
 
     def get_config(self):
         return {
-            "error_feedback": self.error_feedback,
-            "levels": self.levels,
+            **self._quantizer,
             "min_column_size": self.min_column_size,
             "max_column_size": self.max_column_size,
             "min_size": self.min_size,
@@ -95,7 +93,7 @@ class OneBit(Exchange):
     def create_state(self):
         self.layout = Layout([self._cut(spec) for spec in self.specs], self.world_size)
         sizes = self.layout.size, self.layout.shard_sizes[self.rank]
-        worker_size, shard_size = sizes if self.error_feedback else (0, 0)
+        worker_size, shard_size = sizes if self._quantizer["error_feedback"] else (0, 0)
         self.worker_residual = tf.Variable(tf.zeros([worker_size]), trainable=False)
         self.shard_residual = tf.Variable(tf.zeros([shard_size]), trainable=False)
         self._sum_of_squares = tf.Variable(0.0, trainable=False)
@@ -108,26 +106,30 @@ class OneBit(Exchange):
         return spec.size, *column_cut(spec.shape, self.min_column_size, self.max_column_size)
 
     def exchange(self, gradients, scale=1.0):
-        settings = {"levels": self.levels, "error_feedback": self.error_feedback}
         messages, worker_squares = ops.one_bit_encode(
-            gradients, self.worker_residual, self.layout, **settings
+            gradients, self.worker_residual, self.layout, **self._quantizer
         )
         received = yield AllToAll(messages, self.request_name("all_to_all"))
+        message, shard_squares, plain = yield from self._aggregate(received)
+        gathered = yield AllGather(message[tf.newaxis], self.request_name("all_gather"))
+        self._sum_of_squares.assign(worker_squares + shard_squares)
+        exchanged = ops.one_bit_decode(gathered, plain, gradients, self.layout, scale)
+        worker_flags, owner_flags = received[:, 0], gathered[:, 0]
+        return exchanged, tf.where(worker_flags > 0, worker_flags, owner_flags)
+
+    def _aggregate(self, received):
+        """Generator: from what all workers sent about this shard to what all are sent of it."""
+        if not self.transforms:
+            return ops.one_bit_aggregate(
+                received, self.shard_residual, self.layout, self.rank, **self._quantizer
+            )
         aggregate, plain = ops.one_bit_decode_sum(received, self.layout, self.rank)
         for transform in self.transforms:
             aggregate, plain = yield from transform.transform(aggregate, plain)
-        message, shard_squares = ops.one_bit_encode_shard(
-            aggregate, self.shard_residual, self.layout, self.rank, **settings
+        message, squares = ops.one_bit_encode_shard(
+            aggregate, self.shard_residual, self.layout, self.rank, **self._quantizer
         )
-        gathered = yield AllGather(message[tf.newaxis], self.request_name("all_gather"))
-        self._sum_of_squares.assign(worker_squares + shard_squares)
-        exchanged = ops.one_bit_decode(gathered, plain, self.layout, gradients[0].dtype, scale)
-        exchanged = [
-            tf.reshape(tensor, spec.shape)
-            for tensor, spec in zip(exchanged, self.specs, strict=True)
-        ]
-        worker_flags, owner_flags = received[:, 0], gathered[:, 0]
-        return exchanged, tf.where(worker_flags > 0, worker_flags, owner_flags)
+        return message, squares, plain
 
     def bytes_sent(self):
         messages_bytes = self.layout.worker_message_bytes + self.layout.shard_message_bytes

@@ -40,6 +40,10 @@ class GradientExchange:
     Args:
         template: the user's exchange.
         op: `Average` or `Sum` over the workers.
+
+    Attributes:
+        variables, latest: where an optimizer keeps, within one step, whose gradients it was
+            given and what their exchange returned.
     """
 
     def __init__(self, template, op):
@@ -49,6 +53,7 @@ class GradientExchange:
         self._op = op
         self._scope = f"tf_onebit_{next(_scopes)}"
         self._built = {}
+        self.variables = self.latest = None
 
     @property
     def built(self):

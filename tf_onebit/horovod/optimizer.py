@@ -116,9 +116,10 @@ class _Distributed:
         tf.cond(self.gradient_exchange.all_finite(grads), update, lambda: False)
 
     def _backend_apply_gradients(self, grads, trainable_variables):
-        # `_clip_gradients` is where the accumulated gradients are, but it is not told of what.
+        # The accumulated gradients are met in `_clip_gradients`, which is not told of what.
         self.gradient_exchange.variables = trainable_variables
         super()._backend_apply_gradients(grads, trainable_variables)
+        self.gradient_exchange.latest = None
 
     def _clip_gradients(self, grads):
         exchange = self.gradient_exchange

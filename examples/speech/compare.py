@@ -1,0 +1,133 @@
+"""Trains the same speech model twice, in full precision and with 1-bit gradients.
+
+    python examples/speech/compare.py                  # what `make train` runs
+    python examples/speech/compare.py --preset paper-small --workers 2
+
+Further options are those of train.py; both trainings get them.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+import matplotlib
+
+matplotlib.use("Agg")
+import dataset
+import matplotlib.pyplot as plt
+import options as training_options
+
+EXCHANGES = {"full": "full precision", "onebit": "1-bit"}
+
+
+def train(exchange, workers, arguments, output):
+    """Runs one training job on `workers` processes of this machine; returns its results."""
+    command = [
+        str(pathlib.Path(sys.executable).with_name("horovodrun")),
+        *("-np", str(workers)),
+        *(sys.executable, str(pathlib.Path(__file__).with_name("train.py"))),
+        *arguments,
+        *("--exchange", exchange, "--output", str(output)),
+    ]
+    output.unlink(missing_ok=True)
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "2"}
+    status = subprocess.run(command, env={**quiet, **os.environ}).returncode
+    if status != 0 or not output.exists():
+        raise SystemExit(
+            f"Training with --exchange {exchange} failed with exit status {status}; the workers' "
+            f"own messages are above. To repeat it alone:\n  {' '.join(command)}"
+        )
+    return json.loads(output.read_text())
+
+
+def table(results):
+    """Returns the comparison as lines of text.
+
+    Args:
+        results: dict of exchange to the results of `train.train`.
+    """
+    header = ("", "frame accuracy", "cross entropy", "bytes sent/step", "ms/step")
+    rows = [
+        (
+            EXCHANGES[exchange],
+            f"{result['held_out_accuracy'][-1]:.2%}",
+            f"{result['held_out_cross_entropy'][-1]:.3f}",
+            f"{result['bytes_sent_per_step']:,.0f}",
+            f"{result['milliseconds_per_step']:.1f}",
+        )
+        for exchange, result in results.items()
+    ]
+    full, onebit = results["full"], results["onebit"]
+    difference = onebit["held_out_accuracy"][-1] - full["held_out_accuracy"][-1]
+    rows.append(
+        (
+            "1-bit against full",
+            f"{100 * difference:+.2f} points",
+            f"{onebit['held_out_cross_entropy'][-1] - full['held_out_cross_entropy'][-1]:+.3f}",
+            f"1/{full['bytes_sent_per_step'] / onebit['bytes_sent_per_step']:.1f}",
+            f"x{onebit['milliseconds_per_step'] / full['milliseconds_per_step']:.2f}",
+        )
+    )
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    lines = [
+        "  ".join(
+            cell.rjust(width) if column else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in (header, *rows)
+    ]
+    lines.insert(1, "-" * len(lines[0]))
+    return lines
+
+
+def plot(results, path):
+    """Draws held-out accuracy and training loss over the frames seen, as a PNG file."""
+    figure, panels = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+    for exchange, result in results.items():
+        million_frames = [frames / 1e6 for frames in result["frames"]]
+        accuracy = [100 * a for a in result["held_out_accuracy"]]
+        style = {"label": EXCHANGES[exchange], "marker": "o", "markersize": 4}
+        panels[0].plot(million_frames, accuracy, **style)
+        panels[1].plot(million_frames, result["training_cross_entropy"], **style)
+    panels[0].set_ylabel("held-out frame accuracy [%]")
+    panels[1].set_ylabel("training cross entropy [nats]")
+    for panel in panels:
+        panel.set_xlabel("million training frames seen by all workers")
+        panel.grid(alpha=0.3)
+        panel.legend()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--results", type=pathlib.Path, default=pathlib.Path("results/speech"))
+    own, arguments = parser.parse_known_args()
+    settings = training_options.corpus_settings(training_options.parse_arguments(arguments))
+    own.results.mkdir(parents=True, exist_ok=True)
+
+    started = time.monotonic()
+    dataset.load(settings)
+    results = {}
+    for exchange, name in EXCHANGES.items():
+        print(f"\nTraining with {own.workers} workers, {name}", flush=True)
+        results[exchange] = train(
+            exchange, own.workers, arguments, own.results / f"{exchange}.json"
+        )
+    plot(results, own.results / "curves.png")
+    print("", *table(results), sep="\n")
+    print(
+        f"\nper worker, {own.workers} workers; {time.monotonic() - started:.0f} s in total; "
+        f"curves: {own.results / 'curves.png'}"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""The options of a training job, shared by `train.py` and `compare.py`."""
+
+import argparse
+import pathlib
+
+import dataset
+
+PRESETS = {
+    "default": {},
+    "paper-small": {"hours": 5.0, "depth": 7},
+    "tiny": {"hours": 0.1, "depth": 2, "width": 128, "batch_size": 64, "blocks_per_epoch": 2},
+}
+
+
+def parse_arguments(arguments=None, description=None):
+    """Parses a worker's command line."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--preset", choices=PRESETS, default="default", help="defaults of the other options")
+    add("--exchange", choices=("full", "onebit", "onebit-no-feedback"), default="onebit")
+    add("--warm-start", type=int, default=200, help="steps in full precision before 1-bit ones")
+    add("--max-column-size", type=int, help="values that share two levels; default: OneBit's")
+    add("--hours", type=float, default=4.0, help="speech to train on")
+    add("--held-out-minutes", type=float, default=6.0, help="speech to evaluate on")
+    add("--targets", type=int, default=1200, help="largest number of phone states")
+    add("--epochs", type=int, default=1)
+    add("--blocks-per-epoch", type=int, default=8, help="evaluations in each pass over the data")
+    add("--batch-size", type=int, default=256, help="frames per step and worker")
+    add("--learning-rate", type=float, default=0.1, help="at the start; decays to 5 %% of it")
+    add("--momentum", type=float, default=0.9)
+    add("--depth", type=int, default=5, help="hidden layers")
+    add("--width", type=int, default=512, help="units of a hidden layer")
+    add("--activation", choices=("relu", "sigmoid"), default="relu")
+    add("--seed", type=int, default=1, help="of the weights and the order of frames")
+    add("--corpus-seed", type=int, default=1)
+    add("--output", type=pathlib.Path, help="JSON file for curves and final figures")
+    preset = parser.parse_known_args(arguments)[0].preset
+    parser.set_defaults(**PRESETS[preset])
+    return parser.parse_args(arguments)
+
+
+def corpus_settings(options):
+    """Returns the `dataset.Settings` that the command line asks for."""
+    return dataset.Settings(
+        options.hours, options.held_out_minutes, options.targets, options.corpus_seed
+    )

@@ -1,0 +1,144 @@
+"""One worker of a speech training job.
+
+horovodrun -np 2 python examples/speech/train.py --exchange onebit
+python examples/speech/train.py --preset tiny          # a single process
+"""
+
+import json
+import os
+import sys
+import time
+
+import dataset
+import keras
+import numpy as np
+import tensorflow as tf
+from batches import FrameBatches
+from model import acoustic_model
+from options import corpus_settings, parse_arguments
+
+import tf_onebit
+import tf_onebit.horovod as hvd
+
+EVALUATION_BATCH_SIZE = 1024
+FINAL_LEARNING_RATE = 0.05  # of the first one
+STEPS_NOT_TIMED = 5  # of each block: tracing, and filling of the input pipeline
+
+
+def make_exchange(options):
+    """Returns the `tf_onebit.Exchange` that the command line asks for."""
+    if options.exchange == "full":
+        return tf_onebit.FullPrecision()
+    columns = {"max_column_size": options.max_column_size} if options.max_column_size else {}
+    feedback = options.exchange == "onebit"
+    one_bit = tf_onebit.OneBit(error_feedback=feedback, **columns)
+    return tf_onebit.WarmStart(one_bit, steps=options.warm_start)
+
+
+class StepTimer(keras.callbacks.Callback):
+    """Measures the seconds from the end of one step to that of the next, input included."""
+
+    def __init__(self):
+        super().__init__()
+        self.seconds = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        now = time.perf_counter()
+        if batch > STEPS_NOT_TIMED:
+            self.seconds.append(now - self._previous)
+        self._previous = now
+
+
+def _progress(rank):
+    """A progress bar on a terminal, elsewhere (also under horovodrun) a line for each block."""
+    return 0 if rank else 1 if sys.stdout.isatty() else 2
+
+
+def train(options):
+    """Trains, and returns curves and final figures as a dict of plain values."""
+    hvd.init()
+    rank, workers = hvd.rank(), hvd.size()
+    threads = max(1, len(os.sched_getaffinity(0)) // hvd.local_size())
+    tf.config.threading.set_intra_op_parallelism_threads(threads)
+    training_split, held_out_split, targets = dataset.load(corpus_settings(options))
+    keras.utils.set_random_seed(options.seed)
+
+    training = FrameBatches(
+        training_split,
+        options.batch_size,
+        rank,
+        workers,
+        options.blocks_per_epoch,
+        shuffle_seed=options.seed,
+    )
+    held_out = FrameBatches(held_out_split, EVALUATION_BATCH_SIZE, rank, workers)
+    blocks = options.epochs * options.blocks_per_epoch
+    input_shape = training[0][0].shape[1:]
+    model = acoustic_model(
+        input_shape, len(targets), options.depth, options.width, options.activation
+    )
+    schedule = keras.optimizers.schedules.CosineDecay(
+        options.learning_rate, blocks * len(training), alpha=FINAL_LEARNING_RATE
+    )
+    optimizer = keras.optimizers.SGD(schedule, momentum=options.momentum)
+    model.compile(
+        optimizer=hvd.DistributedOptimizer(optimizer, exchange=make_exchange(options)),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    if rank == 0:
+        print(
+            f"{workers} worker(s), {options.exchange}: {model.count_params():,} parameters, "
+            f"{len(targets):,} targets, {blocks} blocks of {len(training)} steps of "
+            f"{workers} x {options.batch_size} frames",
+            flush=True,
+        )
+    timer = StepTimer()
+    history = model.fit(
+        training,
+        validation_data=held_out,
+        epochs=blocks,
+        shuffle=False,  # `FrameBatches` shuffles frames, on all workers alike
+        verbose=_progress(rank),
+        callbacks=[
+            timer,
+            hvd.BroadcastGlobalVariablesCallback(0),
+            hvd.MetricAverageCallback(),
+            tf_onebit.callbacks.Monitor(),
+        ],
+    ).history
+    frames_per_block = len(training) * workers * options.batch_size
+    return {
+        "options": {**vars(options), "output": str(options.output)},
+        "workers": workers,
+        "parameters": model.count_params(),
+        "targets": len(targets),
+        "steps": blocks * len(training),
+        "frames": [(block + 1) * frames_per_block for block in range(blocks)],
+        "training_cross_entropy": history["loss"],
+        "training_accuracy": history["accuracy"],
+        "held_out_cross_entropy": history["val_loss"],
+        "held_out_accuracy": history["val_accuracy"],
+        "bytes_sent_per_step": history["bytes_sent"][-1],
+        "compression_ratio": history["compression_ratio"][-1],
+        "residual_norm": history["residual_norm"],
+        "milliseconds_per_step": 1000 * np.median(timer.seconds),
+        "milliseconds_per_step_quartiles": (1000 * np.percentile(timer.seconds, [25, 75])).tolist(),
+    }
+
+
+def main():
+    options = parse_arguments(description=__doc__)
+    results = train(options)
+    if hvd.rank() == 0:
+        print(
+            f"held-out frame accuracy {results['held_out_accuracy'][-1]:.2%}, "
+            f"cross entropy {results['held_out_cross_entropy'][-1]:.3f}"
+        )
+        if options.output:
+            options.output.parent.mkdir(parents=True, exist_ok=True)
+            options.output.write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()

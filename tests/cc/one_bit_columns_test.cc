@@ -1,0 +1,583 @@
+// Tests of the one-bit column kernels against float64 oracles written from their definition.
+//
+// Runs every table that the processor supports. Meant to be built with -fsanitize=address,undefined
+// as well: inputs are allocated at their exact size, so that a read past an end is caught.
+
+#include "kernels/one_bit_columns.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cfloat>
+#include <cmath>
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace tf_onebit {
+namespace {
+
+int num_failures = 0;
+std::string current_case;  // printed with a failure
+
+void SetCase(const char* format, ...) {
+  char text[300];
+  va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(text, sizeof(text), format, arguments);
+  va_end(arguments);
+  current_case = text;
+}
+
+#define CHECK(condition, ...)                                                     \
+  do {                                                                            \
+    if (!(condition)) {                                                           \
+      std::printf("%s:%d: %s fails for %s: ", __FILE__, __LINE__, #condition,     \
+                  current_case.c_str());                                          \
+      std::printf(__VA_ARGS__);                                                   \
+      std::printf("\n");                                                          \
+      if (++num_failures == 20) std::exit(1);                                     \
+    }                                                                             \
+  } while (false)
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+
+// splitmix64: deterministic on every machine.
+class Random {
+ public:
+  explicit Random(uint64_t seed) : state_(seed) {}
+
+  uint32_t Bits() {
+    uint64_t z = state_ += 0x9E3779B97F4A7C15u;
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ z >> 27) * 0x94D049BB133111EBu;
+    return static_cast<uint32_t>(z >> 32);
+  }
+  float Uniform() { return static_cast<float>(Bits() >> 8) * 0x1p-24f; }         // [0, 1)
+  float Bell() { return Uniform() + Uniform() + Uniform() + Uniform() - 2.0f; }  // (-2, 2)
+
+ private:
+  uint64_t state_;
+};
+
+// `count` elements that start `offset` elements after a 64-byte boundary and end with their
+// allocation, before them (and for outputs also after them) sentinels that must survive.
+template <typename T>
+class Buffer {
+ public:
+  enum Kind { kInput, kOutput };
+
+  Buffer(Kind kind, int64_t count, int64_t offset)
+      : count_(count),
+        offset_(kGuardBytes + offset * sizeof(T)),
+        size_(offset_ + count * sizeof(T) + (kind == kOutput ? kGuardBytes : 0)),
+        memory_(static_cast<unsigned char*>(AllocateAligned(size_)), std::free) {
+    std::memset(memory_.get(), kSentinel, size_);
+  }
+
+  T* data() const { return reinterpret_cast<T*>(memory_.get() + offset_); }
+  T& operator[](int64_t i) const { return data()[i]; }
+  size_t size_bytes() const { return count_ * sizeof(T); }
+
+  bool SentinelsIntact() const {
+    const auto intact = [&](size_t begin, size_t end) {
+      while (begin < end && memory_[begin] == kSentinel) ++begin;
+      return begin == end;
+    };
+    return intact(0, offset_) && intact(offset_ + size_bytes(), size_);
+  }
+  bool SameBits(const Buffer& other) const {
+    return std::memcmp(data(), other.data(), size_bytes()) == 0;
+  }
+  void CopyFrom(const Buffer& other) { std::memcpy(data(), other.data(), size_bytes()); }
+
+ private:
+  static constexpr size_t kGuardBytes = 128;
+  static constexpr unsigned char kSentinel = 0xA5;
+
+  static void* AllocateAligned(size_t size) {
+    void* memory = nullptr;
+    if (posix_memalign(&memory, 64, size) != 0) std::abort();
+    return memory;
+  }
+
+  int64_t count_;
+  size_t offset_;
+  size_t size_;
+  std::unique_ptr<unsigned char[], void (*)(void*)> memory_;
+};
+
+std::vector<int64_t> Counts() {
+  std::vector<int64_t> counts;
+  for (int64_t count = 0; count <= 130; ++count) counts.push_back(count);
+  for (int64_t count : {255, 256, 257, 511, 512, 1000, 2047, 2048, 4096 + 7, (1 << 21) + 5}) {
+    counts.push_back(count);
+  }
+  return counts;
+}
+
+const OneBitColumns& PlainColumns() {
+  auto* columns = SupportedOneBitColumns();
+  while (columns[1] != nullptr) ++columns;
+  return **columns;
+}
+
+const char* NameOf(LevelRule rule) { return rule == LevelRule::kMean ? "mean" : "symmetric"; }
+template <typename T>
+const char* TypeName();
+template <>
+const char* TypeName<float>() {
+  return "float32";
+}
+template <>
+const char* TypeName<float16>() {
+  return "float16";
+}
+template <>
+const char* TypeName<bfloat16>() {
+  return "bfloat16";
+}
+
+// ---------------------------------------------------------------------------- 16-bit formats
+
+// The value of a 16-bit float, from the definition of its format.
+double ValueOf(uint16_t bits, int fraction_bits) {
+  const int exponent_bits = 15 - fraction_bits;
+  const int bias = (1 << (exponent_bits - 1)) - 1;
+  const int exponent = bits >> fraction_bits & ((1 << exponent_bits) - 1);
+  const int fraction = bits & ((1 << fraction_bits) - 1);
+  const double sign = bits >> 15 ? -1 : 1;
+  if (exponent == (1 << exponent_bits) - 1) return fraction ? double{kNaN} : sign * kInfinity;
+  if (exponent == 0) return sign * std::ldexp(fraction, 1 - bias - fraction_bits);
+  return sign * std::ldexp((1 << fraction_bits) + fraction, exponent - bias - fraction_bits);
+}
+
+template <typename T>
+void TestConversions(int fraction_bits) {
+  for (uint32_t bits = 0; bits < 0x10000; ++bits) {
+    SetCase("%s bits %04x", TypeName<T>(), bits);
+    const T value{static_cast<uint16_t>(bits)};
+    const double expected = ValueOf(value.bits, fraction_bits);
+    const float converted = ToFloat(value);
+    if (std::isnan(expected)) {
+      CHECK(std::isnan(converted), "got %g", converted);
+      CHECK(std::isnan(ToFloat(FromFloat<T>(converted))), "a NaN did not stay one");
+      continue;
+    }
+    CHECK(converted == expected && std::signbit(converted) == std::signbit(expected),
+          "expected %g, got %g", expected, converted);
+    CHECK(FromFloat<T>(converted).bits == bits, "there and back: %04x",
+          FromFloat<T>(converted).bits);
+    if (std::isinf(expected)) continue;
+    // Between this value and the next one away from zero: the nearest, and the even of the two
+    // in the middle. The largest value rounds as if the next one existed: to infinity.
+    const uint16_t next = static_cast<uint16_t>(bits + 1);
+    const double step = ValueOf((bits & 0x7FFF) == 0 ? 1 : bits, fraction_bits) -
+                        ValueOf((bits & 0x7FFF) == 0 ? 0 : bits - 1, fraction_bits);
+    const double next_value = ValueOf(next, fraction_bits);
+    const double middle =
+        expected + (std::isinf(next_value)          ? step
+                    : (bits & 0x7FFF) == 0 && bits  ? next_value
+                                                    : next_value - expected) / 2;
+    const float middle_float = static_cast<float>(middle);
+    if (middle_float != middle) continue;  // below the floats' own resolution
+    const float below = std::nextafterf(middle_float, 0.0f);
+    const float above = std::nextafterf(middle_float, std::signbit(middle_float) ? -kInfinity
+                                                                                 : kInfinity);
+    CHECK(FromFloat<T>(below).bits == bits, "below the middle: %04x", FromFloat<T>(below).bits);
+    CHECK(FromFloat<T>(above).bits == next, "above the middle: %04x", FromFloat<T>(above).bits);
+    CHECK(FromFloat<T>(middle_float).bits == (bits & 1 ? next : bits), "in the middle: %04x",
+          FromFloat<T>(middle_float).bits);
+  }
+  SetCase("%s", TypeName<T>());
+  CHECK(ToFloat(FromFloat<T>(FLT_MAX)) == kInfinity, "FLT_MAX did not overflow");
+  CHECK(ToFloat(FromFloat<T>(-FLT_MAX)) == -kInfinity, "-FLT_MAX did not overflow");
+  CHECK(std::isnan(ToFloat(FromFloat<T>(FloatOf(0x7F800001u)))), "NaN became infinite");
+}
+
+// ------------------------------------------------------------------------------------ encode
+
+struct Encoded {
+  double squares;
+  float levels[2];
+  Buffer<uint32_t> codes;
+  Buffer<float> residual;
+};
+
+template <typename T>
+Encoded RunEncode(const OneBitColumns& columns, const Buffer<T>& gradient,
+                  const Buffer<float>& residual, bool error_feedback, int64_t count, int offset,
+                  LevelRule rule) {
+  Encoded encoded{0, {kNaN, kNaN},
+                  {Buffer<uint32_t>::kOutput, NumWords(count), offset},
+                  {Buffer<float>::kOutput, count, (5 * offset + 3) % 16}};
+  encoded.residual.CopyFrom(residual);
+  encoded.squares = columns.encode<T>()(gradient.data(),
+                                        error_feedback ? encoded.residual.data() : nullptr, count,
+                                        rule, encoded.levels, encoded.codes.data());
+  return encoded;
+}
+
+bool CodeAt(const Buffer<uint32_t>& codes, int64_t i) { return codes[i / 32] >> (i % 32) & 1; }
+
+// The largest relative error of a sum: 128 values per lane, 5 steps of the tree, and the quotient.
+constexpr double kTolerance = (128 + 8) * 0x1p-24;
+
+template <typename T>
+void CheckEncoded(const Encoded& encoded, const Buffer<T>& gradient, const Buffer<float>& residual,
+                  bool error_feedback, int64_t count, LevelRule rule) {
+  std::vector<float> corrected(count);
+  double total = 0, absolute_total = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    corrected[i] = ToFloat(gradient[i]) + (error_feedback ? residual[i] : 0.0f);
+    total += corrected[i];
+    absolute_total += std::fabs(corrected[i]);
+  }
+  const double mean = count ? total / count : 0;
+  const double slack = count ? kTolerance * absolute_total / count + 0x1p-149 : 0;
+
+  double sums[2] = {0, 0}, counts[2] = {0, 0}, deviation = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const bool code = CodeAt(encoded.codes, i);
+    if (rule == LevelRule::kMean) {
+      CHECK(code == (corrected[i] >= 0), "i=%ld corrected=%g code=%d", (long)i, corrected[i], code);
+    } else if (std::fabs(corrected[i] - mean) > slack) {
+      CHECK(code == (corrected[i] > mean), "i=%ld corrected=%g code=%d mean=%g", (long)i,
+            corrected[i], code, mean);
+    }
+    sums[code] += corrected[i];
+    counts[code] += 1;
+    deviation += std::fabs(corrected[i] - mean);
+  }
+  if (count % 32 != 0) {
+    CHECK(encoded.codes[count / 32] >> (count % 32) == 0, "unused bits of the last word are set");
+  }
+  for (int code = 0; code < 2; ++code) {
+    double expected, tolerance;
+    if (rule == LevelRule::kMean) {
+      expected = counts[code] ? sums[code] / counts[code] : 0;
+      tolerance = kTolerance * std::fabs(expected) + 0x1p-149;
+    } else {
+      const double mean_deviation = count ? deviation / count : 0;
+      expected = code ? mean + mean_deviation : mean - mean_deviation;
+      tolerance = 3 * slack;
+    }
+    CHECK(std::fabs(encoded.levels[code] - expected) <= tolerance, "levels[%d]=%.9g expected=%.9g",
+          code, encoded.levels[code], expected);
+  }
+
+  double squares = 0;
+  for (int64_t i = 0; i < count && error_feedback; ++i) {
+    const float sent = encoded.levels[CodeAt(encoded.codes, i)];
+    CHECK(BitsOf(encoded.residual[i]) == BitsOf(corrected[i] - sent),
+          "i=%ld corrected=%.9g sent=%.9g residual=%.9g", (long)i, corrected[i], sent,
+          encoded.residual[i]);
+    squares += double{encoded.residual[i]} * encoded.residual[i];
+  }
+  CHECK(std::fabs(encoded.squares - squares) <= kTolerance * squares + count * 0x1p-149,
+        "squares=%.9g expected=%.9g", encoded.squares, squares);
+  if (!error_feedback) CHECK(encoded.residual.SameBits(residual), "the residual changed");
+  CHECK(encoded.codes.SentinelsIntact(), "wrote beside the codes");
+  CHECK(encoded.residual.SentinelsIntact(), "wrote beside the residual");
+}
+
+void CheckSameBits(const Encoded& a, const Encoded& b) {
+  CHECK(a.codes.SameBits(b.codes), "codes differ from plain");
+  CHECK(std::memcmp(a.levels, b.levels, sizeof(a.levels)) == 0, "levels differ from plain");
+  CHECK(a.residual.SameBits(b.residual), "residuals differ from plain");
+  CHECK(std::memcmp(&a.squares, &b.squares, sizeof(a.squares)) == 0, "squares %.17g, plain %.17g",
+        a.squares, b.squares);
+}
+
+enum Data { kBell, kPositive, kNegative, kSignedZeros, kTiny, kConstant, kWide, kNumData };
+
+float Draw(Data data, Random& random) {
+  switch (data) {
+    case kPositive:
+      return random.Uniform() + 0x1p-10f;
+    case kNegative:
+      return -random.Uniform() - 0x1p-10f;
+    case kSignedZeros:
+      return random.Bits() & 1 ? -0.0f : 0.0f;
+    case kTiny:
+      return random.Bell() * 0x1p-135f;  // denormal in float32 and in bfloat16
+    case kConstant:
+      return 0.1f;
+    case kWide:
+      return std::ldexp(random.Bell(), static_cast<int>(random.Bits() % 30) - 24);
+    default:
+      return random.Bell();
+  }
+}
+
+template <typename T>
+void TestEncode() {
+  for (const int64_t count : Counts()) {
+    const bool is_long = count > 10000;
+    for (int offset = 0; offset < 16; offset += is_long ? 11 : 1) {
+      for (int data = 0; data < kNumData; ++data) {
+        if (is_long && data != kBell && data != kConstant) continue;
+        Random random(1000 * count + 100 * data + offset);
+        Buffer<T> gradient(Buffer<T>::kInput, count, offset);
+        Buffer<float> residual(Buffer<float>::kInput, count, 0);
+        for (int64_t i = 0; i < count; ++i) {
+          gradient[i] = FromFloat<T>(Draw(static_cast<Data>(data), random));
+          residual[i] = 0.5f * Draw(static_cast<Data>(data), random);
+        }
+        for (const bool error_feedback : {true, false}) {
+          for (const LevelRule rule : {LevelRule::kMean, LevelRule::kSymmetric}) {
+            const auto run = [&](const OneBitColumns& columns) {
+              SetCase("encode %s %s count=%ld offset=%d data=%d %s error_feedback=%d",
+                      columns.name, TypeName<T>(), (long)count, offset, data, NameOf(rule),
+                      error_feedback);
+              return RunEncode(columns, gradient, residual, error_feedback, count, offset, rule);
+            };
+            const Encoded plain = run(PlainColumns());
+            CheckEncoded(plain, gradient, residual, error_feedback, count, rule);
+            for (auto* columns = SupportedOneBitColumns(); *columns != nullptr; ++columns) {
+              const Encoded encoded = run(**columns);
+              CheckSameBits(encoded, plain);
+              CHECK(encoded.codes.SentinelsIntact(), "wrote beside the codes");
+              CHECK(encoded.residual.SentinelsIntact(), "wrote beside the residual");
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+template <typename T>
+void CheckPoisoned(const Buffer<T>& gradient, const Buffer<float>& residual, int64_t count,
+                   const char* what) {
+  for (auto* columns = SupportedOneBitColumns(); *columns != nullptr; ++columns) {
+    for (const LevelRule rule : {LevelRule::kMean, LevelRule::kSymmetric}) {
+      SetCase("%s %s count=%ld %s %s", (*columns)->name, TypeName<T>(), (long)count, NameOf(rule),
+              what);
+      const Encoded encoded = RunEncode(**columns, gradient, residual, true, count, 1, rule);
+      CHECK(std::isnan(encoded.squares), "returned %g", encoded.squares);
+      CHECK(BitsOf(encoded.levels[0]) == 0 && BitsOf(encoded.levels[1]) == 0, "levels %g %g",
+            encoded.levels[0], encoded.levels[1]);
+      for (int64_t word = 0; word < NumWords(count); ++word) {
+        CHECK(encoded.codes[word] == 0, "word %ld is %08x", (long)word, encoded.codes[word]);
+      }
+      CHECK(encoded.residual.SameBits(residual), "the residual changed");
+      CHECK(encoded.codes.SentinelsIntact(), "wrote beside the codes");
+    }
+  }
+}
+
+template <typename T>
+void TestNotFinite() {
+  for (const int64_t count : {1, 2, 31, 32, 33, 100, 2048, 4096, 4096 + 7, 3 * 4096 + 40}) {
+    Random random(count);
+    Buffer<T> gradient(Buffer<T>::kInput, count, 3);
+    Buffer<float> residual(Buffer<float>::kInput, count, 0);
+    for (int64_t i = 0; i < count; ++i) {
+      gradient[i] = FromFloat<T>(random.Bell());
+      residual[i] = random.Bell();
+    }
+    char what[100];
+    const int64_t tail = count / 32 * 32;
+    for (const int64_t i : {int64_t{0}, count / 2, tail < count ? tail : count - 1, count - 1}) {
+      for (const float bad : {kNaN, -kNaN, kInfinity, -kInfinity}) {
+        const T good_gradient = gradient[i];
+        gradient[i] = FromFloat<T>(bad);
+        std::snprintf(what, sizeof(what), "gradient[%ld]=%g", (long)i, bad);
+        CheckPoisoned(gradient, residual, count, what);
+        gradient[i] = good_gradient;
+
+        const float good_residual = residual[i];
+        residual[i] = bad;
+        std::snprintf(what, sizeof(what), "residual[%ld]=%g", (long)i, bad);
+        CheckPoisoned(gradient, residual, count, what);
+        residual[i] = good_residual;
+      }
+    }
+    if (count > 1) {
+      gradient[0] = FromFloat<T>(kInfinity);
+      residual[count - 1] = -kInfinity;
+      CheckPoisoned(gradient, residual, count, "infinities of both signs");
+    }
+  }
+}
+
+void TestOverflow() {
+  Buffer<float> gradient(Buffer<float>::kInput, 100, 0);
+  Buffer<float> residual(Buffer<float>::kInput, 100, 0);
+  const auto fill = [&](float every_gradient, float every_residual) {
+    for (int i = 0; i < 100; ++i) {
+      gradient[i] = every_gradient;
+      residual[i] = every_residual;
+    }
+  };
+  fill(1, 1);
+  gradient[40] = residual[40] = FLT_MAX;
+  CheckPoisoned(gradient, residual, 100, "gradient + residual overflows");
+  fill(FLT_MAX / 4, 0);
+  CheckPoisoned(gradient, residual, 100, "sum overflows");
+  fill(-FLT_MAX / 4, 0);
+  CheckPoisoned(gradient, residual, 100, "negative sum overflows");
+
+  // One huge value fits, whatever the sum of its square does.
+  for (auto* columns = SupportedOneBitColumns(); *columns != nullptr; ++columns) {
+    fill(0, 0);
+    gradient[99] = FLT_MAX;
+    gradient[98] = 1;
+    SetCase("%s one huge value", (*columns)->name);
+    const Encoded encoded =
+        RunEncode(**columns, gradient, residual, true, 100, 0, LevelRule::kMean);
+    CHECK(encoded.squares == kInfinity, "squares=%g", encoded.squares);
+    CHECK(encoded.levels[1] == static_cast<float>(double{FLT_MAX} / 100), "level %g",
+          encoded.levels[1]);
+  }
+}
+
+// ------------------------------------------------------------------------------------ decode
+
+struct DecodeCase {
+  float levels[2];
+  float scale;
+};
+
+const DecodeCase kDecodeCases[] = {{{-1.3f, 0.7f}, 1.0f},
+                                   {{-0.0f, 0.0f}, 0.25f},
+                                   {{1e-41f, -1e30f}, 1.0f / 3.0f},
+                                   {{-70000.0f, 1e-7f}, 0.999f}};
+
+template <typename T>
+void TestDecode() {
+  for (const int64_t count : Counts()) {
+    const bool is_long = count > 10000;
+    Random random(count);
+    Buffer<uint32_t> codes(Buffer<uint32_t>::kInput, NumWords(count), 1);
+    for (int64_t word = 0; word < NumWords(count); ++word) codes[word] = random.Bits();
+    for (int offset = 0; offset < 32; offset += is_long ? 13 : 1) {
+      for (const auto& [levels, scale] : kDecodeCases) {
+        const T expected[2] = {FromFloat<T>(scale * levels[0]), FromFloat<T>(scale * levels[1])};
+        for (const bool stream : {false, true}) {
+          for (auto* columns = SupportedOneBitColumns(); *columns != nullptr; ++columns) {
+            SetCase("decode %s %s count=%ld offset=%d levels=%g,%g scale=%g stream=%d",
+                    (*columns)->name, TypeName<T>(), (long)count, offset, levels[0], levels[1],
+                    scale, stream);
+            Buffer<T> out(Buffer<T>::kOutput, count, offset);
+            (*columns)->decode<T>()(levels, codes.data(), count, scale, stream, out.data());
+            (*columns)->finish_streaming();
+            for (int64_t i = 0; i < count; ++i) {
+              const T& want = expected[CodeAt(codes, i)];
+              CHECK(std::memcmp(&out[i], &want, sizeof(T)) == 0, "i=%ld: %g, expected %g",
+                    (long)i, ToFloat(out[i]), ToFloat(want));
+            }
+            CHECK(out.SentinelsIntact(), "wrote beside the output");
+          }
+        }
+      }
+    }
+  }
+}
+
+void TestDecodeSum() {
+  for (const int64_t count : Counts()) {
+    const bool is_long = count > 10000;
+    const int64_t stride = NumWords(count) + 7;  // two levels, the codes, and some other column
+    for (int64_t num_messages = 0; num_messages <= 9; num_messages += is_long ? 3 : 1) {
+      Random random(10 * count + num_messages);
+      Buffer<int32_t> messages(Buffer<int32_t>::kInput, num_messages * stride, 1);
+      for (int64_t i = 0; i < num_messages * stride; ++i) {
+        messages[i] = static_cast<int32_t>(random.Bits());
+      }
+      const auto level_bits = [&](int64_t k, int code) -> int32_t& {
+        return messages[k * stride + code];
+      };
+      for (int64_t k = 0; k < num_messages; ++k) {
+        for (int code = 0; code < 2; ++code) {
+          level_bits(k, code) =
+              static_cast<int32_t>(BitsOf(std::ldexp(random.Bell(), random.Bits() % 20)));
+        }
+      }
+      std::vector<float> expected(count);
+      for (int64_t i = 0; i < count; ++i) {
+        for (int64_t k = 0; k < num_messages; ++k) {
+          const auto word = static_cast<uint32_t>(messages[k * stride + 2 + i / 32]);
+          expected[i] += FloatOf(static_cast<uint32_t>(level_bits(k, word >> (i % 32) & 1)));
+        }
+      }
+      for (int offset = 0; offset < 16; offset += is_long ? 13 : 1) {
+        for (const bool stream : {false, true}) {
+          for (auto* columns = SupportedOneBitColumns(); *columns != nullptr; ++columns) {
+            SetCase("decode_sum %s count=%ld messages=%ld offset=%d stream=%d", (*columns)->name,
+                    (long)count, (long)num_messages, offset, stream);
+            Buffer<float> out(Buffer<float>::kOutput, count, offset);
+            (*columns)->decode_sum(messages.data(), messages.data() + 2, stride, num_messages,
+                                   count, stream, out.data());
+            (*columns)->finish_streaming();
+            for (int64_t i = 0; i < count; ++i) {
+              CHECK(BitsOf(out[i]) == BitsOf(expected[i]), "i=%ld: %.9g, expected %.9g", (long)i,
+                    out[i], expected[i]);
+            }
+            CHECK(out.SentinelsIntact(), "wrote beside the output");
+          }
+        }
+      }
+    }
+  }
+}
+
+// ---------------------------------------------------------------------------------- dispatch
+
+// The choice is made once per process, hence a process for each value.
+void CheckChoice(const char* requested, const char* expected) {
+  SetCase("TF_ONEBIT_SIMD=%s", requested);
+  std::fflush(stdout);
+  const pid_t child = fork();
+  if (child == 0) {
+    setenv("TF_ONEBIT_SIMD", requested, 1);
+    _exit(std::strcmp(GetOneBitColumns().name, expected) == 0 ? 0 : 1);
+  }
+  int status = -1;
+  waitpid(child, &status, 0);
+  CHECK(status == 0, "expected %s", expected);
+}
+
+void TestChoice() {
+  const char* const widest = SupportedOneBitColumns()[0]->name;
+  for (auto* columns = SupportedOneBitColumns(); *columns != nullptr; ++columns) {
+    CheckChoice((*columns)->name, (*columns)->name);
+  }
+  CheckChoice("", widest);
+  CheckChoice("no-such-instruction-set", widest);
+}
+
+}  // namespace
+}  // namespace tf_onebit
+
+int main() {
+  using namespace tf_onebit;
+  std::printf("instruction sets:");
+  for (auto* columns = SupportedOneBitColumns(); *columns != nullptr; ++columns) {
+    std::printf(" %s", (*columns)->name);
+  }
+  std::printf("\n");
+  TestConversions<float16>(10);
+  TestConversions<bfloat16>(7);
+  TestEncode<float>();
+  TestEncode<float16>();
+  TestEncode<bfloat16>();
+  TestNotFinite<float>();
+  TestNotFinite<float16>();
+  TestNotFinite<bfloat16>();
+  TestOverflow();
+  TestDecode<float>();
+  TestDecode<float16>();
+  TestDecode<bfloat16>();
+  TestDecodeSum();
+  TestChoice();
+  std::printf(num_failures == 0 ? "all passed\n" : "%d failures\n", num_failures);
+  return num_failures == 0 ? 0 : 1;
+}
