@@ -85,7 +85,7 @@ def make_ops(threads, column_size):
     tf.config.threading.set_inter_op_parallelism_threads(1)
 
     gradient = tf.random.stateless_normal([NUM_VALUES], seed=[0, 0])
-    residual = tf.Variable(tf.zeros([NUM_VALUES]))
+    residual, shard_residual = (tf.Variable(tf.zeros([NUM_VALUES])) for _ in range(2))
     plain = tf.zeros([0])
     cut = (NUM_VALUES, column_size, column_size)
     layout = Layout([cut], world_size=NUM_MESSAGES)
@@ -98,11 +98,15 @@ def make_ops(threads, column_size):
 
     @tf.function
     def decode(messages):
-        return ops.one_bit_decode(messages, plain, layout)
+        return ops.one_bit_decode(messages, plain, [gradient], layout)
 
     @tf.function
     def decode_sum(messages):
         return ops.one_bit_decode_sum(messages, sum_layout, rank=0)
+
+    @tf.function
+    def aggregate(messages):
+        return ops.one_bit_aggregate(messages, shard_residual, sum_layout, rank=0)
 
     messages, _ = encode(gradient)
     whole = ops.one_bit_encode([gradient], residual, Layout([cut], world_size=1))[0]
@@ -111,6 +115,7 @@ def make_ops(threads, column_size):
         "encode": lambda: encode(gradient),
         "decode": lambda: decode(messages),
         f"decode and sum {NUM_MESSAGES}": lambda: decode_sum(sum_messages),
+        f"decode, sum {NUM_MESSAGES} and encode": lambda: aggregate(sum_messages),
     } | make_plain_tensorflow_ops(gradient, column_size)
 
 

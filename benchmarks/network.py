@@ -22,6 +22,7 @@ import time
 CLONE_NEWNET = 0x40000000
 HOSTS_DIRECTORY = pathlib.Path("/etc/netns")
 BITS_PER_SECOND = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+RATE_PATTERN = re.compile(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)")
 
 
 class Network:
@@ -111,7 +112,6 @@ def hosts_on_a_bridge(num_hosts, rate):
     Yields:
         A `Network`.
     """
-    rate_bits_per_second(rate)
     if not 1 <= num_hosts <= 200:
         raise ValueError(f"num_hosts must be 1 to 200. Received: num_hosts={num_hosts}.")
     _check_privileges()
@@ -141,26 +141,27 @@ def hosts_on_a_bridge(num_hosts, rate):
         yield network
 
 
-def rate_bits_per_second(rate):
-    """Returns a rate such as "1gbit" in bits per second, or None for "none"."""
-    if rate == "none":
-        return None
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)", rate)
-    if not match:
-        raise ValueError(
-            f'A rate is a number with kbit, mbit or gbit, or "none". Received: {rate!r}. '
-            "For example: --rate 1gbit"
+def rate_argument(text):
+    """Checks a rate; the type of a command-line argument.
+
+    Raises:
+        argparse.ArgumentTypeError: if it is neither a number with its unit nor "none".
+    """
+    if text != "none" and not RATE_PATTERN.fullmatch(text):
+        raise argparse.ArgumentTypeError(
+            f'a rate is a number with kbit, mbit or gbit, as 1gbit, or "none". Received: {text!r}'
         )
-    return float(match[1]) * BITS_PER_SECOND[match[2]]
+    return text
 
 
 def _shape(namespace, interface, rate):
-    bits_per_second = rate_bits_per_second(rate)
-    if bits_per_second is None:
+    if rate == "none":
         return
+    number, unit = RATE_PATTERN.fullmatch(rate).groups()
+    bytes_per_second = float(number) * BITS_PER_SECOND[unit] / 8
     # A burst passes unshaped after each pause, which flatters short messages: keep it to one
     # millisecond, but above the 64 KiB that one segmentation-offloaded packet may have.
-    burst_bytes = max(int(bits_per_second / 8 * 1e-3), 128 * 1024)
+    burst_bytes = max(int(bytes_per_second * 1e-3), 128 * 1024)
     _run(
         ["tc", "-n", namespace, "qdisc", "add", "dev", interface, "root", "tbf"]
         + ["rate", rate, "burst", str(burst_bytes), "latency", "50ms"]
@@ -224,7 +225,9 @@ def _terminated_by_exception():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rate", nargs="+", default=["1gbit", "100mbit", "none"])
+    parser.add_argument(
+        "--rate", type=rate_argument, nargs="+", default=["1gbit", "100mbit", "none"]
+    )
     for rate in parser.parse_args().rate:
         with hosts_on_a_bridge(num_hosts=2, rate=rate) as network:
             print(f"{rate}: {network.goodput_bits_per_second() / 1e6:.1f} Mbit/s TCP goodput")

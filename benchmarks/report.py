@@ -74,7 +74,7 @@ def verdict(claim, measured, limit, at_most=True):
     holds = measured <= limit if at_most else measured >= limit
     relation = "<=" if at_most else ">="
     outcome = "holds " if holds else "FAILS "
-    print(f"  {outcome} {claim}: {measured:.3f} (claimed {relation} {limit:g})")
+    print(f"  {outcome} {claim}: {measured:.4g} (claimed {relation} {limit:g})")
     return {
         "claim": claim,
         "measured": measured,

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 from launch import run_workers
-from network import hosts_on_a_bridge
+from network import hosts_on_a_bridge, rate_argument
 from report import Spread, machine_facts, print_machine_facts, print_table, verdict, write_json
 
 WORKER = pathlib.Path(__file__).with_name("step_worker.py")
@@ -188,11 +188,13 @@ def judge(rate, summaries, num_workers):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rate", nargs="+", default=["1gbit", "none"], help="1gbit, 100mbit, none")
+    parser.add_argument(
+        "--rate", type=rate_argument, nargs="+", default=["1gbit", "none"], help="of each link"
+    )
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--steps", type=int, default=20, help="timed steps per round")
     parser.add_argument("--rounds", type=int, default=3, help="times that each row is measured")
-    parser.add_argument("--inter-op-threads", type=int, default=2, help="the same for all rows")
+    parser.add_argument("--inter-op-threads", type=int, default=1, help="the same for all rows")
     parser.add_argument("--max-column-size", type=int, nargs="+", default=[None])
     parser.add_argument("--bucket-bytes", type=int, nargs="+", default=[None])
     parser.add_argument("--output", default="step.json")

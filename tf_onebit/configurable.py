@@ -38,7 +38,7 @@ def serialize(configurable):
 
 
 def deserialize(description):
-    """Makes the object that `serialize` described; an object that is one already stays."""
-    if isinstance(description, Configurable):
+    """Makes the object that `serialize` described; what is no description stays as it is."""
+    if not isinstance(description, dict):
         return description
     return import_class(description["class"]).from_config(description["config"])

@@ -40,3 +40,7 @@ class Transform(Configurable, tf.Module):
             Both, transformed.
         """
         raise NotImplementedError(f"{type(self).__name__} must define transform.")
+
+    def bytes_sent(self):
+        """Bytes that this worker sends for the transform in each step."""
+        return 0

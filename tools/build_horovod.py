@@ -148,6 +148,7 @@ def build_wheel(build_dir):
     wheel_dir = build_dir / "wheel"
     pip(
         "wheel",
+        "--no-cache-dir",
         "--no-build-isolation",
         "--no-deps",
         f"--wheel-dir={wheel_dir}",

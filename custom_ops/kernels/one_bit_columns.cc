@@ -18,10 +18,13 @@ const OneBitColumns* const* SupportedOneBitColumns() {
   static const OneBitColumns* const* const widest = [] {
     auto* columns = all;
 #ifdef __x86_64__
-    const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+    // What the files of the tables are compiled for.
+    const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") &&
+                          __builtin_cpu_supports("fma");
     const bool has_avx512 =
-        has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+        has_avx2 && __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("avx512f") &&
+        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vl");
     if (!has_avx512) ++columns;
     if (!has_avx2) ++columns;
 #endif

@@ -30,8 +30,8 @@ using EncodeColumn = double (*)(const T* gradient, float* residual, int64_t coun
 
 // Decodes one column: out_i = scale * levels[code_i], rounded to T.
 //
-// `stream` stores past the caches where `out` is aligned for it: for outputs that would not fit.
-// The caller then calls finish_streaming() on the same thread before another one reads them.
+// `stream` stores past the caches: for outputs that would not fit into them anyway. The caller
+// then calls finish_streaming() on the same thread before another one reads the output.
 template <typename T>
 using DecodeColumn = void (*)(const float levels[2], const uint32_t* codes, int64_t count,
                               float scale, bool stream, T* out);

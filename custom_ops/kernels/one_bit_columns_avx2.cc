@@ -1,4 +1,4 @@
-// The AVX2 table. Compiled with -mavx2 -mf16c.
+// The AVX2 table. Compiled with -mavx2 -mf16c -mfma.
 
 #include <immintrin.h>
 
@@ -60,6 +60,8 @@ struct Floats {
     return _mm256_castsi256_ps(_mm256_sllv_epi32(words, to_sign));
   }
 
+  static void FinishStreaming() { _mm_sfence(); }
+
  private:
   static __m128i LoadHalves(const void* values) {
     return _mm_loadu_si128(static_cast<const __m128i*>(values));
@@ -93,7 +95,6 @@ struct Halves {
 }  // namespace
 
 extern const OneBitColumns kOneBitColumnsAvx2;
-const OneBitColumns kOneBitColumnsAvx2 =
-    MakeOneBitColumns<Floats, Halves>("avx2", +[] { _mm_sfence(); });
+const OneBitColumns kOneBitColumnsAvx2 = MakeOneBitColumns<Floats, Halves>("avx2");
 
 }  // namespace tf_onebit

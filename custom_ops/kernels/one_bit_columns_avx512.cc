@@ -1,4 +1,4 @@
-// The AVX-512 table. Compiled with -mavx512f -mavx512bw -mavx512dq -mavx512vl.
+// The AVX-512 table. Compiled with -mavx512f -mavx512bw -mavx512dq -mavx512vl -mf16c -mbmi2.
 
 #ifndef __clang__  // GCC 12 warns about the deliberately undefined vectors in its own header
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -53,6 +53,8 @@ struct Floats {
   static uint32_t Pack(const Mask mask[2]) { return uint32_t{mask[1]} << 16 | mask[0]; }
   static Mask Expand(uint32_t word, int part) { return static_cast<Mask>(word >> (part * 16)); }
 
+  static void FinishStreaming() { _mm_sfence(); }
+
  private:
   static __m256i LoadHalves(const void* values) {
     return _mm256_loadu_si256(static_cast<const __m256i*>(values));
@@ -81,7 +83,6 @@ struct Halves {
 }  // namespace
 
 extern const OneBitColumns kOneBitColumnsAvx512;
-const OneBitColumns kOneBitColumnsAvx512 =
-    MakeOneBitColumns<Floats, Halves>("avx512", +[] { _mm_sfence(); });
+const OneBitColumns kOneBitColumnsAvx512 = MakeOneBitColumns<Floats, Halves>("avx512");
 
 }  // namespace tf_onebit

@@ -1,21 +1,21 @@
 // The loops of one_bit_columns.h over the vectors of one instruction set.
 //
-// Each one_bit_columns_<name>.cc includes this file after defining, in its anonymous namespace,
-// vectors of floats and vectors of 16-bit patterns. Everything here is in an anonymous namespace
-// too, so that no code for a wide instruction set is linked into a narrower table.
+// Each one_bit_columns_<name>.cc defines vectors of floats and vectors of 16-bit patterns, and
+// makes its table with MakeOneBitColumns. Everything is in anonymous namespaces, so that no code
+// for a wide instruction set is linked into a narrower table.
 //
 // Vectors (`Floats`, `Halves`) have
 //   kWidth, Vector, Mask           lanes in a vector; one truth value per lane
 //   Broadcast(x)                   x in every lane
 //   Expand(word, part)             mask of bits [part * kWidth, (part + 1) * kWidth) of a word
 //   Select(mask, one, zero)
-//   Store<kStream>(p, v)           kStream: past the caches; p is the start of a cache line, or the
-//                                  one before was stored just before
+//   Store<kStream>(p, v)           kStream: past the caches; p is a multiple of the vector's size
 // and Floats, whose vectors have the operators + - *, also
 //   Load(p)                        of float, float16, bfloat16
 //   Pack(masks)                    the inverse of Expand
 //   GreaterEqual(a, b), Abs(v)
 //   AddWhere(mask, sum, v), AddWhereNot(mask, sum, v)      sum + v in the chosen lanes
+//   FinishStreaming()              makes what was stored past the caches visible to other threads
 
 #ifndef TF_ONEBIT_KERNELS_ONE_BIT_COLUMNS_LOOPS_H_
 #define TF_ONEBIT_KERNELS_ONE_BIT_COLUMNS_LOOPS_H_
@@ -377,7 +377,7 @@ void DecodeSum(const int32_t* levels, const int32_t* codes, int64_t stride, int6
 }
 
 template <typename Floats, typename Halves>
-constexpr OneBitColumns MakeOneBitColumns(const char* name, void (*finish_streaming)()) {
+constexpr OneBitColumns MakeOneBitColumns(const char* name) {
   return {name,
           Encode<Floats, float>,
           Encode<Floats, float16>,
@@ -386,7 +386,7 @@ constexpr OneBitColumns MakeOneBitColumns(const char* name, void (*finish_stream
           Decode<Halves, float16>,
           Decode<Halves, bfloat16>,
           DecodeSum<Floats>,
-          finish_streaming};
+          Floats::FinishStreaming};
 }
 
 }  // namespace

@@ -47,6 +47,8 @@ struct Floats {
     return (static_cast<int32_t>(word) & Bits(part)) != 0;
   }
 
+  static void FinishStreaming() {}
+
  private:
   // The bits of a word that the lanes of a part stand for.
   static Mask Bits(int part) { return (Mask)((UnsignedMask{1, 2, 4, 8}) << (part * 4)); }
@@ -77,6 +79,6 @@ struct Halves {
 }  // namespace
 
 extern const OneBitColumns kOneBitColumnsPlain;
-const OneBitColumns kOneBitColumnsPlain = MakeOneBitColumns<Floats, Halves>("plain", +[] {});
+const OneBitColumns kOneBitColumnsPlain = MakeOneBitColumns<Floats, Halves>("plain");
 
 }  // namespace tf_onebit

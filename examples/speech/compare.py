@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import time
@@ -20,6 +21,9 @@ matplotlib.use("Agg")
 import dataset
 import matplotlib.pyplot as plt
 import options as training_options
+
+# What TensorFlow prints whenever it starts, here in every worker and in horovodrun's own checks.
+_TENSORFLOW_GREETING = re.compile("log messages before absl::|oneDNN custom operations are on")
 
 EXCHANGES = {"full": "full precision", "onebit": "1-bit"}
 
@@ -34,12 +38,17 @@ def train(exchange, workers, arguments, output):
         *("--exchange", exchange, "--output", str(output)),
     ]
     output.unlink(missing_ok=True)
-    quiet = {"TF_CPP_MIN_LOG_LEVEL": "2"}
-    status = subprocess.run(command, env={**quiet, **os.environ}).returncode
-    if status != 0 or not output.exists():
+    environment = {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ}
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as job:
+        for line in job.stdout:
+            if not _TENSORFLOW_GREETING.search(line):
+                print(line.removeprefix("[0]<stdout>:"), end="", flush=True)
+    if job.returncode != 0 or not output.exists():
         raise SystemExit(
-            f"Training with --exchange {exchange} failed with exit status {status}; the workers' "
-            f"own messages are above. To repeat it alone:\n  {' '.join(command)}"
+            f"Training with --exchange {exchange} failed with exit status {job.returncode}; the "
+            f"workers' own messages are above. To repeat it alone:\n  {' '.join(command)}"
         )
     return json.loads(output.read_text())
 
@@ -95,7 +104,9 @@ def plot(results, path):
         panels[1].plot(million_frames, result["training_cross_entropy"], **style)
     panels[0].set_ylabel("held-out frame accuracy [%]")
     panels[1].set_ylabel("training cross entropy [nats]")
+    warm_start_frames = results["onebit"]["warm_start_frames"] / 1e6
     for panel in panels:
+        panel.axvline(warm_start_frames, color="gray", linestyle=":", label="end of warm start")
         panel.set_xlabel("million training frames seen by all workers")
         panel.grid(alpha=0.3)
         panel.legend()

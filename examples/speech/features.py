@@ -18,7 +18,7 @@ def frame_starts(sample_count, sample_rate_hz):
     """Returns the first sample of every frame that lies within the signal, as an int64 array."""
     hop = HOP_SECONDS * sample_rate_hz
     window = round(WINDOW_SECONDS * sample_rate_hz)
-    count = max(0, 1 + int((sample_count - window) / hop))
+    count = max(0, 1 + int((sample_count - window) // hop))
     return np.round(np.arange(count) * hop).astype(np.int64)
 
 

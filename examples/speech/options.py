@@ -7,8 +7,15 @@ import dataset
 
 PRESETS = {
     "default": {},
-    "paper-small": {"hours": 5.0, "depth": 7},
-    "tiny": {"hours": 0.1, "depth": 2, "width": 128, "batch_size": 64, "blocks_per_epoch": 2},
+    "paper-small": {"hours": 4.0, "depth": 7, "blocks_per_epoch": 4},
+    "tiny": {
+        "hours": 0.1,
+        "depth": 2,
+        "width": 128,
+        "batch_size": 64,
+        "blocks_per_epoch": 2,
+        "warm_start": 50,
+    },
 }
 
 
@@ -22,9 +29,10 @@ def parse_arguments(arguments=None, description=None):
     add("--exchange", choices=("full", "onebit", "onebit-no-feedback"), default="onebit")
     add("--warm-start", type=int, default=200, help="steps in full precision before 1-bit ones")
     add("--max-column-size", type=int, help="values that share two levels; default: OneBit's")
-    add("--hours", type=float, default=4.0, help="speech to train on")
-    add("--held-out-minutes", type=float, default=6.0, help="speech to evaluate on")
-    add("--targets", type=int, default=1200, help="largest number of phone states")
+    corpus = dataset.Settings()
+    add("--hours", type=float, default=corpus.hours, help="speech to train on")
+    add("--held-out-minutes", type=float, default=corpus.held_out_minutes)
+    add("--targets", type=int, default=corpus.target_count, help="most phone states to tell apart")
     add("--epochs", type=int, default=1)
     add("--blocks-per-epoch", type=int, default=8, help="evaluations in each pass over the data")
     add("--batch-size", type=int, default=256, help="frames per step and worker")
@@ -34,7 +42,7 @@ def parse_arguments(arguments=None, description=None):
     add("--width", type=int, default=512, help="units of a hidden layer")
     add("--activation", choices=("relu", "sigmoid"), default="relu")
     add("--seed", type=int, default=1, help="of the weights and the order of frames")
-    add("--corpus-seed", type=int, default=1)
+    add("--corpus-seed", type=int, default=corpus.seed, help="of texts, voices and noises")
     add("--output", type=pathlib.Path, help="JSON file for curves and final figures")
     preset = parser.parse_known_args(arguments)[0].preset
     parser.set_defaults(**PRESETS[preset])

@@ -66,18 +66,22 @@ def frame_states(segments, positions):
     return segments * STATES_PER_PHONE + states.clip(0, STATES_PER_PHONE - 1)
 
 
-def _frequent_contexts(counts, min_frames):
-    """Gives contexts of `min_frames` frames a target; rarer ones are pooled one level up."""
-    chosen = {}
-    for level in range(3):
+def _frequent_contexts(frames_of, min_frames):
+    """Gives contexts of `min_frames` frames a target; rarer ones are pooled one level up.
+
+    Args:
+        frames_of: dict of the possible targets of a state, as a tuple, to its number of frames.
+        min_frames: int.
+    """
+    chosen = {candidates[-1] for candidates in frames_of}
+    rare = frames_of
+    for level in range(2):
         pooled = collections.Counter()
-        for frame_context, frames in counts.items():
-            candidates = contexts(*frame_context)
-            if not any(c in chosen for c in candidates[:level]):
-                pooled[candidates[min(level, len(candidates) - 1)]] += frames
-        chosen |= {c: None for c, frames in pooled.items() if frames >= min_frames}
-    every_state = {contexts(*c)[-1]: None for c in counts}
-    return sorted(chosen | every_state)
+        for candidates, frames in rare.items():
+            pooled[candidates[min(level, len(candidates) - 1)]] += frames
+        chosen |= {context for context, frames in pooled.items() if frames >= min_frames}
+        rare = {c: frames for c, frames in rare.items() if not chosen.intersection(c[: level + 1])}
+    return sorted(chosen)
 
 
 class Targets:
@@ -99,14 +103,17 @@ class Targets:
             counts: dict of `(phone, state, left, right)` to the number of training frames.
             target_count: int. The largest number of targets.
         """
+        frames_of = collections.Counter()
+        for context, frames in counts.items():
+            frames_of[tuple(contexts(*context))] += frames
         fewest, most = 1, sum(counts.values())
         while fewest < most:
             middle = (fewest + most) // 2
-            if len(_frequent_contexts(counts, middle)) <= target_count:
+            if len(_frequent_contexts(frames_of, middle)) <= target_count:
                 most = middle
             else:
                 fewest = middle + 1
-        names = _frequent_contexts(counts, fewest)
+        names = _frequent_contexts(frames_of, fewest)
         if len(names) > target_count:
             raise ValueError(
                 f"target_count must be at least the number of phone states, {len(names)}. "

@@ -114,6 +114,7 @@ def train(options):
         "parameters": model.count_params(),
         "targets": len(targets),
         "steps": blocks * len(training),
+        "warm_start_frames": options.warm_start * workers * options.batch_size,
         "frames": [(block + 1) * frames_per_block for block in range(blocks)],
         "training_cross_entropy": history["loss"],
         "training_accuracy": history["accuracy"],

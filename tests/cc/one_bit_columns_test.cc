@@ -128,6 +128,8 @@ const OneBitColumns& PlainColumns() {
   return **columns;
 }
 
+const std::vector<LevelRule> kBothRules = {LevelRule::kMean, LevelRule::kSymmetric};
+
 const char* NameOf(LevelRule rule) { return rule == LevelRule::kMean ? "mean" : "symmetric"; }
 template <typename T>
 const char* TypeName();
@@ -331,7 +333,7 @@ void TestEncode() {
           residual[i] = 0.5f * Draw(static_cast<Data>(data), random);
         }
         for (const bool error_feedback : {true, false}) {
-          for (const LevelRule rule : {LevelRule::kMean, LevelRule::kSymmetric}) {
+          for (const LevelRule rule : kBothRules) {
             const auto run = [&](const OneBitColumns& columns) {
               SetCase("encode %s %s count=%ld offset=%d data=%d %s error_feedback=%d",
                       columns.name, TypeName<T>(), (long)count, offset, data, NameOf(rule),
@@ -355,9 +357,9 @@ void TestEncode() {
 
 template <typename T>
 void CheckPoisoned(const Buffer<T>& gradient, const Buffer<float>& residual, int64_t count,
-                   const char* what) {
+                   const char* what, const std::vector<LevelRule>& rules = kBothRules) {
   for (auto* columns = SupportedOneBitColumns(); *columns != nullptr; ++columns) {
-    for (const LevelRule rule : {LevelRule::kMean, LevelRule::kSymmetric}) {
+    for (const LevelRule rule : rules) {
       SetCase("%s %s count=%ld %s %s", (*columns)->name, TypeName<T>(), (long)count, NameOf(rule),
               what);
       const Encoded encoded = RunEncode(**columns, gradient, residual, true, count, 1, rule);
@@ -424,6 +426,8 @@ void TestOverflow() {
   CheckPoisoned(gradient, residual, 100, "sum overflows");
   fill(-FLT_MAX / 4, 0);
   CheckPoisoned(gradient, residual, 100, "negative sum overflows");
+  for (int i = 0; i < 100; ++i) gradient[i] = i % 2 ? FLT_MAX / 80 : -FLT_MAX / 80;
+  CheckPoisoned(gradient, residual, 100, "deviations overflow", {LevelRule::kSymmetric});
 
   // One huge value fits, whatever the sum of its square does.
   for (auto* columns = SupportedOneBitColumns(); *columns != nullptr; ++columns) {

@@ -57,7 +57,12 @@ class Quantizer:
 
 
 class Cluster:
-    """K workers that exchange one tensor in two stages."""
+    """K workers that exchange one flat tensor in two stages.
+
+    Attributes:
+        workers, owners: the quantizers of the first and of the second stage.
+        aggregate: the sum of what the workers sent in the last exchange.
+    """
 
     def __init__(self, world_size, columns, size, levels="mean", error_feedback=True):
         def quantizer():
@@ -69,6 +74,7 @@ class Cluster:
 
     def exchange(self, gradients):
         """The sum over workers as all of them see it."""
-        return self.owners(
-            sum(worker(gradient) for worker, gradient in zip(self.workers, gradients, strict=True))
+        self.aggregate = sum(
+            worker(gradient) for worker, gradient in zip(self.workers, gradients, strict=True)
         )
+        return self.owners(self.aggregate)

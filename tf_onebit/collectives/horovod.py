@@ -29,21 +29,28 @@ def run(generator):
 
 def _answer(request):
     if isinstance(request, AllToAll):
-        return hvd.alltoall(request.tensor, name=request.name)
+        return _carry(hvd.alltoall, request.tensor, request.name)
     if isinstance(request, AllGather):
-        return hvd.allgather(request.tensor, name=request.name)
+        return _carry(hvd.allgather, request.tensor, request.name)
     if isinstance(request, AllReduce):
+        options = {"op": hvd.Sum, "postscale_factor": request.scale}
+        return [_carry(hvd.allreduce, tensor, name, **options) for tensor, name in _named(request)]
+    if isinstance(request, Broadcast):
         return [
-            hvd.allreduce(tensor, op=hvd.Sum, postscale_factor=request.scale, name=name)
+            _carry(hvd.broadcast, tensor, name, root_rank=request.root)
             for tensor, name in _named(request)
         ]
-    if isinstance(request, Broadcast):
-        return [hvd.broadcast(tensor, request.root, name=name) for tensor, name in _named(request)]
     if isinstance(request, Cond):
         return tf.cond(
             request.predicate, lambda: run(request.then()), lambda: run(request.otherwise())
         )
     raise TypeError(f"Expected a request of tf_onebit.collectives.requests. Received: {request!r}.")
+
+
+def _carry(collective, tensor, name, **options):
+    # Horovod knows no bfloat16; float32 holds its values exactly.
+    wire_dtype = tf.float32 if tensor.dtype == tf.bfloat16 else tensor.dtype
+    return tf.cast(collective(tf.cast(tensor, wire_dtype), name=name, **options), tensor.dtype)
 
 
 def _named(request):

@@ -70,8 +70,7 @@ class Bucketed(Exchange):
 
         Runs in eager mode, before `build`, whose arguments it takes.
         """
-        description = describe(self.template, specs, world_size)
-        yield from handshake(description, f"{scope}/handshake")
+        yield from handshake(describe(self.template, specs, world_size, scope))
 
     def exchange(self, gradients, scale=1.0):
         exchanged, flags = [None] * len(self.specs), []

@@ -12,13 +12,17 @@ from tf_onebit.configurable import serialize
 
 _DIGEST_WORDS = 8
 
+# One name for all exchanges: workers that are about to build different ones meet here.
+_SCOPE = "tf_onebit/handshake"
 
-def describe(exchange, specs, world_size):
+
+def describe(exchange, specs, world_size, scope):
     """What all workers must agree on: list of (what, value) pairs of strings."""
     settings = serialize(exchange)
     return [
         ("version of tf_onebit", __version__),
         ("world size", str(world_size)),
+        ("number of this exchange in its program", scope),
         ("exchange", settings["class"]),
         *(
             (f"{key} of the exchange", json.dumps(value, sort_keys=True))
@@ -35,12 +39,11 @@ def describe(exchange, specs, world_size):
     ]
 
 
-def handshake(description, name):
+def handshake(description):
     """Generator: compares the workers' descriptions. Runs in eager mode.
 
     Args:
         description: list of (what, value) pairs of strings.
-        name: prefix of the collectives' names.
 
     Raises:
         ValueError: on all workers, with the first difference and two workers that differ.
@@ -48,13 +51,13 @@ def handshake(description, name):
     text = json.dumps(description).encode()
     digest = np.frombuffer(hashlib.sha256(text).digest(), np.int32)
     summary = tf.constant([[*map(int, digest), len(text)]], tf.int32)
-    summaries = (yield AllGather(summary, f"{name}/digest")).numpy()
+    summaries = (yield AllGather(summary, f"{_SCOPE}/digest")).numpy()
     if (summaries == summaries[0]).all():
         return
     # Only now the whole text: to say what differs.
     words = np.zeros([1, -(-summaries[:, _DIGEST_WORDS].max() // 4)], np.int32)
     words.view(np.uint8)[0, : len(text)] = np.frombuffer(text, np.uint8)
-    gathered = (yield AllGather(tf.constant(words), f"{name}/text")).numpy()
+    gathered = (yield AllGather(tf.constant(words), f"{_SCOPE}/text")).numpy()
     descriptions = [
         json.loads(row.tobytes()[: summary[_DIGEST_WORDS]])
         for row, summary in zip(gathered, summaries, strict=True)

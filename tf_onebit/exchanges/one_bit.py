@@ -133,7 +133,8 @@ class OneBit(Exchange):
 
     def bytes_sent(self):
         messages_bytes = self.layout.worker_message_bytes + self.layout.shard_message_bytes
-        return (self.world_size - 1) * messages_bytes
+        transforms_bytes = sum(transform.bytes_sent() for transform in self.transforms)
+        return (self.world_size - 1) * messages_bytes + transforms_bytes
 
     def residual_sum_of_squares(self):
         return float(self._sum_of_squares)

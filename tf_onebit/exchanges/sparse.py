@@ -25,7 +25,7 @@ class SparseGather(Exchange):
 
     def exchange(self, gradients, scale=1.0):
         flags = yield AllGather(not_finite_flag(gradients)[tf.newaxis], self.request_name("flags"))
-        exchanged, sizes_bytes = [], [flags.dtype.size]
+        exchanged, sizes_bytes = [], [tf.constant(flags.dtype.size, tf.int64)]
         for i, gradient in enumerate(gradients):
             values = yield AllGather(gradient.values, self.request_name(f"values_{i}"))
             indices = yield AllGather(gradient.indices, self.request_name(f"indices_{i}"))

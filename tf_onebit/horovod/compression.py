@@ -8,8 +8,9 @@ import tensorflow as tf
 
 from tf_onebit.collectives import horovod as driver
 from tf_onebit.configurable import class_path, import_class
-from tf_onebit.exchanges import Bucketed, Exchange, GradientSpec, OneBit
+from tf_onebit.exchanges import Exchange, GradientSpec, OneBit
 from tf_onebit.exchanges.full_precision import FullPrecision
+from tf_onebit.horovod.build import build
 
 
 class OneBitCompressor:
@@ -62,12 +63,8 @@ class OneBitCompressor:
         key = (*kind, calls[kind])
         calls[kind] += 1
         if key not in cls._exchanges:
-            exchange = Bucketed(OneBit())
             scope = f"tf_onebit_compression_{len(cls._exchanges)}"
-            with tf.init_scope():
-                driver.run(exchange.handshake([spec], hvd.size(), scope))
-                exchange.build([spec], hvd.rank(), hvd.size(), scope)
-            cls._exchanges[key] = exchange
+            cls._exchanges[key] = build(OneBit(), [spec], scope)
         return cls._exchanges[key]
 
 

@@ -1,18 +1,20 @@
 """The exchange of a program's gradients over Horovod: built on first use, kept for good."""
 
+import functools
 import itertools
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from tf_onebit.collectives import horovod as driver
-from tf_onebit.exchanges import Bucketed, Exchange, FullPrecision, GradientSpec
+from tf_onebit.exchanges import Exchange, FullPrecision, GradientSpec
 from tf_onebit.exchanges.finite import all_finite
+from tf_onebit.horovod.build import build
 from tf_onebit.horovod.compression import as_exchange
 
-# Prefixes of collectives' names. All workers run the same program, so they count alike; that
-# they do is what the handshake checks.
-_scopes = itertools.count()
+# Counts what is exchanged, in the order of first use: all workers must take part in each, so they
+# count alike. (They need not make the same objects: one may log, test or save more than another.)
+_numbers = itertools.count()
 
 
 def resolve_exchange(exchange, compression):
@@ -51,7 +53,6 @@ class GradientExchange:
             raise ValueError(f"op must be Average or Sum of tf_onebit.horovod. Received: op={op}.")
         self.template = template
         self._op = op
-        self._scope = f"tf_onebit_{next(_scopes)}"
         self._built = {}
         self.variables = self.latest = None
 
@@ -82,16 +83,16 @@ class GradientExchange:
         present = [g for g in gradients if g is not None]
         return driver.run(all_finite(present, f"{self._scope}/all_finite"))
 
+    @functools.cached_property
+    def _scope(self):
+        """Prefix of the names of this object's collectives."""
+        return f"tf_onebit_{next(_numbers)}"
+
     def _exchange_for(self, pairs):
         specs = tuple(_spec(gradient, variable) for gradient, variable in pairs)
         if specs not in self._built:
-            exchange = Bucketed(self.template)
             scope = f"{self._scope}/{len(self._built)}"
-            # The comparison comes first: variables of different models may not even fit.
-            with tf.init_scope():
-                driver.run(exchange.handshake(specs, hvd.size(), scope))
-                exchange.build(specs, hvd.rank(), hvd.size(), scope)
-            self._built[specs] = exchange
+            self._built[specs] = build(self.template, specs, scope)
         return self._built[specs]
 
 

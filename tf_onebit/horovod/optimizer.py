@@ -51,7 +51,7 @@ def DistributedOptimizer(
         raise ValueError(
             f'on_nonfinite must be "error" or "skip". Received: on_nonfinite={on_nonfinite!r}.'
         )
-    if isinstance(optimizer, _Distributed | _GlobalLossScale):
+    if isinstance(getattr(optimizer, "inner_optimizer", optimizer), _Distributed):
         raise ValueError(
             f"The optimizer {optimizer.name!r} is distributed already. "
             "Call DistributedOptimizer once."

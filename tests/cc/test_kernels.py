@@ -1,0 +1,49 @@
+"""Builds and runs the C++ tests: kernels without TensorFlow, under sanitizers."""
+
+import pathlib
+import shutil
+import subprocess
+import sysconfig
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+# Kept between runs: only what has changed is compiled again.
+BUILD_FOLDER = ROOT / "build" / "tests_cc"
+TESTS = sorted(path.stem for path in (ROOT / "tests" / "cc").glob("*_test.cc"))
+
+
+def program(name):
+    """CMake and ninja are packages of this Python."""
+    found = shutil.which(name, path=sysconfig.get_path("scripts")) or shutil.which(name)
+    assert found, f"{name} not found. Install it: make setup"
+    return found
+
+
+def run(*command):
+    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert result.returncode == 0, f"{' '.join(map(str, command))}\n{result.stdout}"
+
+
+@pytest.fixture(scope="module")
+def build_folder():
+    run(
+        program("cmake"),
+        f"-S{ROOT / 'custom_ops'}",
+        f"-B{BUILD_FOLDER}",
+        "-GNinja",
+        f"-DCMAKE_MAKE_PROGRAM={program('ninja')}",
+        "-DTF_ONEBIT_TESTS=ON",
+        "-DTF_ONEBIT_SANITIZE=ON",
+    )
+    run(program("cmake"), "--build", BUILD_FOLDER)
+    return BUILD_FOLDER
+
+
+def test_there_are_tests():
+    assert TESTS
+
+
+@pytest.mark.parametrize("name", TESTS)
+def test_kernels_under_sanitizers(build_folder, name):
+    run(build_folder / name)

@@ -1,0 +1,132 @@
+"""Runs tests that are marked with `workers` in the worker processes of a real job.
+
+    @pytest.mark.workers(2, 3)
+    def test_ranks_agree():
+        ...
+
+The test's body runs on every rank of a job with two and of one with three processes, and passes
+if it passes on all of them. Tests of a module share a job, because to start one takes seconds.
+"""
+
+import faulthandler
+import json
+import os
+import pathlib
+import tempfile
+
+import pytest
+
+from tests.parallel.launch import horovodrun
+
+SECONDS_PER_TEST = 30
+SECONDS_TO_START = 60
+_REPORTS_DIR = os.environ.get("TF_ONEBIT_TEST_REPORTS_DIR")
+_IS_WORKER = _REPORTS_DIR is not None
+
+
+def pytest_configure(config):
+    config.addinivalue_line(
+        "markers", "workers(*world_sizes): run on every rank of jobs of so many processes"
+    )
+    if _IS_WORKER:
+        import horovod.tensorflow as hvd
+
+        hvd.init()
+
+
+def pytest_generate_tests(metafunc):
+    marker = metafunc.definition.get_closest_marker("workers")
+    if marker is not None:
+        metafunc.fixturenames.append("world_size")
+        metafunc.parametrize("world_size", marker.args)
+
+
+if _IS_WORKER:
+
+    def pytest_collection_modifyitems(items):
+        wanted = set((pathlib.Path(_REPORTS_DIR) / "tests").read_text().splitlines())
+        items[:] = [item for item in items if item.nodeid in wanted]
+
+    def pytest_runtest_logreport(report):
+        if report.when == "call" or report.failed:
+            line = json.dumps([report.nodeid, report.longreprtext if report.failed else ""])
+            path = pathlib.Path(_REPORTS_DIR) / f"rank_{os.environ['HOROVOD_RANK']}"
+            with path.open("a") as file:
+                file.write(line + "\n")
+
+    @pytest.fixture(autouse=True)
+    def all_ranks_together():
+        """Starts a test on all ranks at once, in a fresh Keras session; says where it hangs."""
+        import horovod.tensorflow as hvd
+        import keras
+        import tensorflow as tf
+
+        faulthandler.dump_traceback_later(SECONDS_PER_TEST)
+        keras.utils.clear_session()
+        keras.utils.set_random_seed(0)
+        hvd.allreduce(tf.zeros([]), name="all_ranks_together")
+        yield
+        faulthandler.cancel_dump_traceback_later()
+
+else:
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_pyfunc_call(pyfuncitem):
+        if pyfuncitem.get_closest_marker("workers") is None:
+            return None
+        _job_of(pyfuncitem).check(pyfuncitem.nodeid)
+        return True
+
+
+class _TestJob:
+    """Runs tests in a job, once, and keeps what came of them.
+
+    Args:
+        path: of the module.
+        tests: list of the ids of the tests.
+        world_size: number of workers.
+    """
+
+    def __init__(self, path, tests, world_size):
+        self.world_size = world_size
+        with tempfile.TemporaryDirectory() as reports_dir:
+            (pathlib.Path(reports_dir) / "tests").write_text("\n".join(tests))
+            try:
+                self.end = horovodrun(
+                    world_size,
+                    ["-m", "pytest", "-p", "no:cacheprovider", "-q", str(path)],
+                    SECONDS_TO_START + SECONDS_PER_TEST * len(tests),
+                    TF_ONEBIT_TEST_REPORTS_DIR=reports_dir,
+                ).output
+            except TimeoutError as error:
+                self.end = str(error)
+            self.failures = [
+                dict(map(json.loads, file.read_text().splitlines())) if file.exists() else {}
+                for file in (
+                    pathlib.Path(reports_dir) / f"rank_{rank}" for rank in range(world_size)
+                )
+            ]
+
+    def check(self, test):
+        for rank, failures in enumerate(self.failures):
+            if failures.get(test, "did not run"):
+                reason = failures.get(test, f"The test did not run. The job said:\n{self.end}")
+                pytest.fail(f"On rank {rank} of {self.world_size}:\n{reason}", pytrace=False)
+
+
+_jobs = {}
+
+
+def _job_of(item):
+    world_size = item.callspec.params["world_size"]
+    key = item.path, world_size
+    if key not in _jobs:
+        tests = [
+            other.nodeid
+            for other in item.session.items
+            if other.path == item.path
+            and getattr(other, "callspec", None) is not None
+            and other.callspec.params.get("world_size") == world_size
+        ]
+        _jobs[key] = _TestJob(item.path, tests, world_size)
+    return _jobs[key]

@@ -1,0 +1,76 @@
+"""Starts jobs of real worker processes with horovodrun."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+from typing import NamedTuple
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+# What horovodrun itself needs to end the workers, and a little more.
+_GRACE_SECONDS = 30
+
+
+class Job(NamedTuple):
+    """A job that has ended."""
+
+    returncode: int
+    duration_seconds: float
+    output: str
+
+
+def horovodrun(world_size, command, timeout_seconds=120, **environment):
+    """Runs a command in `world_size` processes on this machine.
+
+    Args:
+        world_size: number of worker processes.
+        command: list of arguments for Python.
+        timeout_seconds: a job that takes longer is ended, by force if need be.
+        environment: variables for the workers, besides the caller's.
+
+    Returns:
+        A `Job`, with the workers' standard output and error.
+
+    Raises:
+        TimeoutError: if the job did not end in time.
+    """
+    settings = {
+        # Every worker has one core at best.
+        "OMP_NUM_THREADS": "1",
+        "TF_NUM_INTRAOP_THREADS": "1",
+        "TF_NUM_INTEROP_THREADS": "2",
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        "HOROVOD_CYCLE_TIME": "0.5",
+        # Workers that wait for a collective which another one never joins get an error.
+        "HOROVOD_STALL_CHECK_TIME_SECONDS": "20",
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "40",
+    }
+    launcher = str(pathlib.Path(sys.executable).with_name("horovodrun"))
+    start = time.monotonic()
+    with subprocess.Popen(
+        # Without --gloo the launcher imports TensorFlow once more, to look for MPI.
+        [launcher, "--gloo", "-np", str(world_size), sys.executable, *command],
+        cwd=ROOT,
+        env=os.environ | settings | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=timeout_seconds)
+        except subprocess.TimeoutExpired:
+            # horovodrun puts workers into sessions of their own, and ends them when it is asked
+            # to end.
+            process.send_signal(signal.SIGTERM)
+            try:
+                output, _ = process.communicate(timeout=_GRACE_SECONDS)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                raise
+            raise TimeoutError(
+                f"The job did not end within {timeout_seconds} seconds: it hangs.\n{output}"
+            ) from None
+    return Job(process.returncode, time.monotonic() - start, output)

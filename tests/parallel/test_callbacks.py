@@ -1,0 +1,251 @@
+"""Callbacks in `model.fit`."""
+
+import math
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_onebit.horovod as hvd
+from tests.parallel.ranks import (
+    assert_same_bits_on_all_ranks,
+    count_bytes,
+    digest,
+    gather,
+    rank,
+)
+from tests.parallel.training import (
+    INPUTS,
+    compiled,
+    fit_part,
+    make_data,
+    make_model,
+)
+from tf_onebit import FullPrecision, OneBit, WarmStart
+from tf_onebit.callbacks import Monitor
+from tf_onebit.collectives import horovod
+from tf_onebit.exchanges import Bucketed, GradientSpec
+
+
+class AfterFirstBatch(keras.callbacks.Callback):
+    """Keeps the bits of weights and of the optimizer as they are after one batch."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 0:
+            variables = self.model.weights + self.model.optimizer.variables
+            self.digest = digest(variables)
+
+
+@pytest.mark.workers(2, 3)
+def test_broadcast_of_weights_and_optimizer_state(world_size):
+    model = make_model(seed=rank())
+    root = world_size - 1
+    roots_weights = gather(model.get_weights())[root]
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.01 * (1 + rank())), OneBit())
+    compiled(model, optimizer)
+    optimizer.build(model.trainable_variables)
+    for variable in optimizer.variables:
+        variable.assign(tf.ones_like(variable) * (rank() + variable.numpy()))
+    roots_state = gather([variable.numpy() for variable in optimizer.variables])[root]
+
+    callback = hvd.BroadcastGlobalVariablesCallback(root)
+    callback.set_model(model)
+    callback.on_train_begin()
+    assert digest(model.get_weights()) == digest(roots_weights)
+    assert digest(optimizer.variables) == digest(roots_state)
+    fit_part(model, 2, world_size)
+    assert_same_bits_on_all_ranks([*model.get_weights(), *optimizer.variables])
+
+
+@pytest.mark.workers(2)
+@pytest.mark.parametrize("wrapper", [lambda o: o, keras.optimizers.LossScaleOptimizer])
+def test_broadcast_within_fit(wrapper, world_size):
+    optimizer = hvd.DistributedOptimizer(wrapper(keras.optimizers.Adam(0.01)), OneBit())
+    model = compiled(make_model(seed=rank()), optimizer)
+    fit_part(model, 3, world_size, callbacks=[hvd.BroadcastGlobalVariablesCallback(0)])
+    assert_same_bits_on_all_ranks([*model.get_weights(), *model.optimizer.variables])
+
+
+class Unbuilt(keras.Model):
+    """Makes its variables in its first call."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden = keras.layers.Dense(64, activation="relu")
+        self.last = keras.layers.Dense(10)
+
+    def call(self, x):
+        return self.last(self.hidden(x))
+
+
+@pytest.mark.workers(2)
+@pytest.mark.parametrize("run_eagerly", [False, True], ids=["graph", "eager"])
+def test_broadcast_of_a_model_that_is_not_built(run_eagerly, world_size):
+    keras.utils.set_random_seed(rank())
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.01), OneBit())
+    model = compiled(Unbuilt(), optimizer, run_eagerly=run_eagerly)
+    first = AfterFirstBatch()
+    fit_part(model, 3, world_size, callbacks=[hvd.BroadcastGlobalVariablesCallback(0), first])
+    assert len(set(gather(first.digest))) == 1
+    assert_same_bits_on_all_ranks([*model.get_weights(), *model.optimizer.variables])
+
+
+@pytest.mark.workers(2)
+def test_dropout_differs_between_ranks_after_the_broadcast(world_size):
+    keras.utils.set_random_seed(rank())
+    dropout = keras.layers.Dropout(0.5, seed=rank())
+    model = keras.Sequential([keras.Input((INPUTS,)), keras.layers.Dense(64), dropout])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01), OneBit()), "mse")
+    callback = hvd.BroadcastGlobalVariablesCallback(0)
+    callback.set_model(model)
+    callback.on_train_begin()
+    assert_same_bits_on_all_ranks(model.get_weights())
+    masks = gather(digest([dropout(np.ones([4, 64], np.float32), training=True)]))
+    assert len(set(masks)) == world_size
+
+
+class Constant(keras.metrics.Metric):
+    """A metric with another value on each rank."""
+
+    def __init__(self):
+        super().__init__(name="constant")
+
+    def update_state(self, *arguments, **options):
+        pass
+
+    def result(self):
+        return 10.0 * rank()
+
+
+@pytest.mark.workers(2, 3)
+def test_metrics_are_averaged_for_the_callbacks_that_follow(world_size):
+    seen = []
+    after = keras.callbacks.LambdaCallback(on_epoch_end=lambda _, logs: seen.append(dict(logs)))
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.01), FullPrecision())
+    model = compiled(make_model(), optimizer, metrics=[Constant()])
+    x, labels = (array[0, rank()] for array in make_data(1, world_size))
+    history = fit_part(
+        model,
+        2,
+        world_size,
+        epochs=2,
+        validation_data=(x, labels),
+        callbacks=[hvd.MetricAverageCallback(), after],
+    ).history
+    mean = 10.0 * (world_size - 1) / 2
+    assert [logs["constant"] for logs in seen] == [mean, mean]
+    assert history["val_constant"] == [mean, mean]
+    assert len({str(h) for h in gather(history)}) == 1
+
+
+class LogsOfBatches(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.logs = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.logs.append(dict(logs))
+
+
+def expected_bytes(template, model, world_size):
+    """Bytes of one exchange of the model's gradients, by the messages themselves."""
+    specs = [GradientSpec(v.path, tuple(v.shape), "float32") for v in model.trainable_variables]
+    exchange = Bucketed(template)
+    exchange.build(specs, rank(), world_size, "expected_bytes")
+    gradients = [tf.ones(spec.shape) for spec in specs]
+    sent_bytes = []
+    horovod.run(count_bytes(exchange.exchange(gradients), world_size, sent_bytes))
+    return sum(sent_bytes)
+
+
+def residual_norm(optimizer):
+    residuals = [
+        np.asarray(residual, np.float64)
+        for exchange in optimizer.gradient_exchange.built
+        for one_bit in exchange.submodules
+        if isinstance(one_bit, OneBit) and hasattr(one_bit, "worker_residual")
+        for residual in (one_bit.worker_residual, one_bit.shard_residual)
+    ]
+    return math.sqrt(sum(np.sum(residual**2) for residual in residuals))
+
+
+@pytest.mark.workers(2, 3)
+def test_monitor_shows_what_was_sent_and_what_was_not(world_size, tmp_path):
+    batches = LogsOfBatches()
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.01), OneBit(bucket_bytes=8192))
+    model = compiled(make_model(), optimizer)
+    monitor = Monitor(update_freq=1, log_dir=tmp_path)
+    history = fit_part(model, 4, world_size, epochs=2, callbacks=[monitor, batches]).history
+
+    bytes_sent = expected_bytes(OneBit(bucket_bytes=8192), model, world_size)
+    assert [logs["bytes_sent"] for logs in batches.logs] == [bytes_sent] * 8
+    assert history["bytes_sent"] == [bytes_sent] * 2
+    full_bytes = 2 * (world_size - 1) * 4 * model.count_params() // world_size
+    assert history["compression_ratio"] == [pytest.approx(full_bytes / bytes_sent)] * 2
+    assert history["residual_norm"][-1] == pytest.approx(residual_norm(optimizer), rel=1e-4)
+    assert history["residual_norm"][-1] > 0
+    assert {"loss", *monitor._latest} <= set(batches.logs[0])
+
+    scalars = read_scalars(tmp_path)
+    steps = list(range(1, 9))
+    assert [step for step, _ in scalars["exchange/bytes_sent"]] == steps
+    assert {value for _, value in scalars["exchange/bytes_sent"]} == {float(bytes_sent)}
+    last_norm = scalars["exchange/residual_norm"][-1][1]
+    assert last_norm == pytest.approx(history["residual_norm"][-1])
+    assert len(scalars["exchange/compression_ratio"]) == len(steps)
+
+
+def read_scalars(log_dir):
+    scalars = {}
+    for path in log_dir.glob("**/events.*"):
+        for record in tf.data.TFRecordDataset(str(path)):
+            event = tf.compat.v1.Event.FromString(record.numpy())
+            for value in event.summary.value:
+                number = float(tf.make_ndarray(value.tensor))
+                scalars.setdefault(value.tag, []).append((event.step, number))
+    return scalars
+
+
+@pytest.mark.workers(2)
+def test_monitor_shows_the_warm_start(world_size):
+    batches = LogsOfBatches()
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.01), WarmStart(OneBit(), steps=3))
+    model = compiled(make_model(), optimizer)
+    fit_part(model, 5, world_size, callbacks=[Monitor(update_freq=1), batches])
+    warm, cold = (expected_bytes(e, model, world_size) for e in (FullPrecision(), OneBit()))
+    assert [logs["bytes_sent"] for logs in batches.logs] == [warm] * 3 + [cold] * 2
+    norms = [logs["residual_norm"] for logs in batches.logs]
+    assert norms[:3] == [0.0] * 3
+    assert min(norms[3:]) > 0
+
+
+@pytest.mark.workers(2)
+def test_monitor_reads_every_nth_batch(world_size):
+    batches = LogsOfBatches()
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.01), OneBit())
+    model = compiled(make_model(), optimizer)
+    fit_part(model, 6, world_size, callbacks=[Monitor(update_freq=3), batches])
+    norms = [logs["residual_norm"] for logs in batches.logs]
+    assert len(set(norms[:3])) == len(set(norms[3:])) == 1
+    assert norms[0] != norms[3]
+
+
+@pytest.mark.workers(2)
+def test_monitor_counts_the_rows_of_embeddings(world_size):
+    batches = LogsOfBatches()
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Embedding(100, 4)])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01), OneBit()), "mse")
+    x = np.zeros([4, 5])
+    callbacks = [Monitor(update_freq=1), batches]
+    model.fit(x, np.zeros([4, 5, 4]), batch_size=2, verbose=0, callbacks=callbacks)
+    rows, value_bytes, index_bytes, flag_bytes = 2 * 5, 4 * 4, 4, 4
+    sent = (world_size - 1) * (rows * (value_bytes + index_bytes) + flag_bytes)
+    assert [logs["bytes_sent"] for logs in batches.logs] == [sent, sent]
+
+
+@pytest.mark.workers(2)
+def test_monitor_needs_an_optimizer_that_exchanges(world_size):
+    model = compiled(make_model(), keras.optimizers.SGD(0.01))
+    with pytest.raises(ValueError, match="Monitor needs an optimizer that exchanges gradients"):
+        fit_part(model, 1, world_size, callbacks=[Monitor()])

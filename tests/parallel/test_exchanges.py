@@ -1,0 +1,118 @@
+"""Exchanges over Horovod compute what they compute among simulated workers."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.parallel.ranks import assert_same_bits_on_all_ranks, count_bytes, digest, rank
+from tf_onebit import FullPrecision, OneBit, WarmStart
+from tf_onebit.collectives import horovod, lockstep
+from tf_onebit.exchanges import Bucketed, GradientSpec
+
+STEPS = 4
+SHAPES = {
+    "dense/kernel": (64, 48),
+    "dense/bias": (48,),
+    "conv/kernel": (3, 3, 8, 24),
+    "small": (5, 7),
+    "odd": (33, 100),
+    "left_out": (32, 64),
+}
+EXCHANGES = {
+    "full_precision": FullPrecision(),
+    "one_bit": OneBit(),
+    "symmetric": OneBit(levels="symmetric", max_column_size=32, min_column_size=32),
+    "buckets": OneBit(bucket_bytes=8192, exclude=["left_out"]),
+    "warm_start": WarmStart(OneBit(), steps=STEPS // 2),
+}
+
+
+def gradients_of(step, rank, dtype):
+    rng = np.random.default_rng([step, rank])
+    return [tf.constant(rng.standard_normal(shape), dtype) for shape in SHAPES.values()]
+
+
+def build(template, specs, rank, world_size, scope):
+    exchange = Bucketed(template)
+    exchange.build(specs, rank, world_size, scope)
+    return exchange
+
+
+def dense_exchange(name, dtype, rank, world_size):
+    specs = [GradientSpec(variable, shape, dtype) for variable, shape in SHAPES.items()]
+    return build(EXCHANGES[name], specs, rank, world_size, f"exchanges/{name}/{dtype}")
+
+
+@pytest.mark.workers(2, 3)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("name", EXCHANGES)
+def test_same_bits_as_in_lockstep(name, dtype, world_size):
+    # Gloo adds three numbers in an order of its own.
+    ordered = world_size == 2 or name in ("one_bit", "symmetric")
+    tolerance = {"float32": 1e-6, "float16": 2e-3, "bfloat16": 2e-2}[dtype]
+    mine = dense_exchange(name, dtype, rank(), world_size)
+    simulated = [dense_exchange(name, dtype, k, world_size) for k in range(world_size)]
+    scale = 1 / world_size
+
+    @tf.function
+    def exchange(*gradients):
+        return horovod.run(mine.exchange(list(gradients), scale))
+
+    for step in range(STEPS):
+        received, flags = exchange(*gradients_of(step, rank(), dtype))
+        expected, _ = lockstep.run(
+            [simulated[k].exchange(gradients_of(step, k, dtype), scale) for k in range(world_size)]
+        )[rank()]
+        assert flags.numpy().tolist() == [0] * world_size
+        assert_same_bits_on_all_ranks(received)
+        for tensor, other in zip(received, expected, strict=True):
+            if ordered:
+                np.testing.assert_array_equal(tensor, other)
+            else:
+                other = tf.cast(other, tf.float32)
+                np.testing.assert_allclose(tf.cast(tensor, tf.float32), other, 0, tolerance)
+    # Residuals and counters: full precision has no part in them.
+    assert digest(mine.variables) == digest(simulated[rank()].variables)
+
+
+@pytest.mark.workers(2, 3)
+@pytest.mark.parametrize("name", EXCHANGES)
+def test_bytes_sent_is_the_size_of_the_messages(name, world_size):
+    exchange = dense_exchange(name, "float32", rank(), world_size)
+    for step in range(STEPS):
+        gradients = gradients_of(step, rank(), "float32")
+        sent_bytes = []
+        horovod.run(count_bytes(exchange.exchange(gradients), world_size, sent_bytes))
+        assert exchange.bytes_sent() == sum(sent_bytes)
+
+
+@pytest.mark.workers(2, 3)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_indexed_slices_are_summed_exactly(dtype, world_size):
+    shape = (6, 3)
+    # Rows come twice on a rank and on several ranks; rank 0 has none.
+    indices = [(5, 1, k, k)[: 2 * k] for k in range(world_size)]
+    values = [np.full((len(rows), 3), 1.0 + k) for k, rows in enumerate(indices)]
+    expected = np.zeros(shape)
+    for rows, added in zip(indices, values, strict=True):
+        np.add.at(expected, list(rows), added)
+    exchange = build(
+        OneBit(),
+        [GradientSpec("embeddings", shape, dtype, sparse=True)],
+        rank(),
+        world_size,
+        f"slices/{dtype}",
+    )
+
+    @tf.function
+    def exchanged(values, indices):
+        gradient = tf.IndexedSlices(values, indices, tf.constant(shape))
+        return horovod.run(exchange.exchange([gradient], scale=0.5))
+
+    rows = tf.constant(indices[rank()], tf.int64)
+    (received,), _ = exchanged(tf.constant(values[rank()], dtype), rows)
+    assert received.values.dtype == dtype
+    assert len(set(received.indices.numpy())) == len(received.indices)
+    dense = tf.scatter_nd(received.indices[:, None], tf.cast(received.values, "float64"), shape)
+    np.testing.assert_array_equal(dense, 0.5 * expected)
+    assert_same_bits_on_all_ranks([received.values, received.indices])

@@ -1,0 +1,218 @@
+"""Bad gradients, workers that differ, and workers that die."""
+
+import os
+import signal
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_onebit.horovod as hvd
+from tests.parallel.launch import horovodrun
+from tests.parallel.ranks import assert_same_bits_on_all_ranks, digest, rank
+from tests.parallel.training import compiled, fit_part, make_data, make_model
+from tf_onebit import FullPrecision, OneBit, WarmStart
+
+SHAPES = {"kernel": (64, 32), "bias": (32,), "table": (6, 3)}
+EXCHANGES = {
+    "full_precision": FullPrecision(),
+    "one_bit": OneBit(),
+    "warming": WarmStart(OneBit(), steps=10),
+    "warmed": WarmStart(OneBit(), steps=1),
+}
+
+
+class Training:
+    """An optimizer that is given gradients directly, on the rows of a table, too."""
+
+    def __init__(self, optimizer, exchange, run_eagerly=False, **options):
+        self.optimizer = hvd.DistributedOptimizer(optimizer, exchange, **options)
+        self.variables = [
+            keras.Variable(np.ones(shape, np.float32), name=name) for name, shape in SHAPES.items()
+        ]
+        self.optimizer.build(self.variables)
+        self.step = self._step if run_eagerly else tf.function(self._step)
+
+    def _step(self, kernel, bias, rows):
+        table = tf.IndexedSlices(rows, tf.constant([1, 4]), tf.constant(SHAPES["table"]))
+        self.optimizer.apply([kernel, bias, table], self.variables)
+
+    def state(self, with_exchange=True):
+        """Bits of the weights and, unless told otherwise, of everything else, too."""
+        everything = [*self.variables, *self.optimizer.variables]
+        for exchange in self.optimizer.gradient_exchange.built:
+            everything += exchange.variables
+        return digest(everything if with_exchange else self.variables)
+
+
+def gradients_of(step, poisoned=None, value=np.nan):
+    """Gradients of this rank; rank 1 has a `value` in that of the variable `poisoned`."""
+    rng = np.random.default_rng([step, rank()])
+    shapes = SHAPES | {"table": (2, 3)}
+    gradients = [rng.standard_normal(shape).astype(np.float32) for shape in shapes.values()]
+    if poisoned is not None and rank() == 1:
+        gradients[list(SHAPES).index(poisoned)].flat[-1] = value
+    return [tf.constant(gradient) for gradient in gradients]
+
+
+@pytest.mark.workers(2)
+@pytest.mark.parametrize("run_eagerly", [False, True], ids=["graph", "eager"])
+@pytest.mark.parametrize("poisoned", SHAPES)
+@pytest.mark.parametrize("name", EXCHANGES)
+def test_not_finite_gradient_is_an_error_that_leaves_the_weights(
+    name, poisoned, run_eagerly, world_size
+):
+    optimizer = keras.optimizers.Adam(0.01, weight_decay=0.1, use_ema=True)
+    training = Training(optimizer, EXCHANGES[name], run_eagerly)
+    for step in range(2):
+        training.step(*gradients_of(step))
+    before = training.state(with_exchange=False)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=f"Rank 1 .*'{poisoned}'"):
+        training.step(*gradients_of(2, poisoned))
+    assert training.state(with_exchange=False) == before
+
+
+@pytest.mark.workers(2)
+@pytest.mark.parametrize("on_nonfinite", ["error", "skip"])
+def test_not_finite_sample_in_fit(on_nonfinite, world_size):
+    optimizer = keras.optimizers.SGD(0.01, weight_decay=0.1)
+    model = compiled(
+        make_model(),
+        hvd.DistributedOptimizer(optimizer, OneBit(), on_nonfinite=on_nonfinite),
+    )
+    fit_part(model, 2, world_size)
+    before = digest(model.get_weights())
+    x, labels = (array[0, rank()] for array in make_data(1, world_size))
+    if rank() == 1:
+        x[0, 0] = np.inf
+    if on_nonfinite == "error":
+        with pytest.raises(tf.errors.InvalidArgumentError, match="Rank 1 .*kernel"):
+            model.fit(x, labels, verbose=0)
+    else:
+        model.fit(x, labels, verbose=0)
+        assert int(model.optimizer.iterations) == 2
+    assert digest(model.get_weights()) == before
+
+
+@pytest.mark.workers(2, 3)
+@pytest.mark.parametrize("run_eagerly", [False, True], ids=["graph", "eager"])
+@pytest.mark.parametrize("name", EXCHANGES)
+def test_skipped_steps_never_were(name, run_eagerly, world_size):
+    def train(poisoned_steps):
+        optimizer = keras.optimizers.Adam(0.01, weight_decay=0.1)
+        training = Training(optimizer, EXCHANGES[name], run_eagerly, on_nonfinite="skip")
+        for step in range(4):
+            for poisoned, value in poisoned_steps:
+                before = training.state()
+                training.step(*gradients_of(step, poisoned, value))
+                # The exchange itself is built in the first step that is not skipped.
+                assert step == 0 or training.state() == before
+            training.step(*gradients_of(step))
+        assert int(training.optimizer.iterations) == 4
+        assert_same_bits_on_all_ranks(training.variables)
+        return training.state()
+
+    skipped = train([("kernel", np.nan), ("bias", np.inf), ("table", -np.inf)])
+    assert skipped == train([])
+
+
+@pytest.mark.workers(2)
+def test_skipped_micro_steps_are_not_accumulated(world_size):
+    def train(poisoned_steps):
+        optimizer = keras.optimizers.SGD(0.01, gradient_accumulation_steps=2)
+        training = Training(optimizer, OneBit(), on_nonfinite="skip")
+        for step in range(4):
+            for poisoned in poisoned_steps:
+                training.step(*gradients_of(step, poisoned))
+            training.step(*gradients_of(step))
+        return training.state()
+
+    assert train(["kernel", "bias"]) == train([])
+
+
+MODELS = {
+    "other width": (
+        lambda: make_model(units=32 + 16 * rank()),
+        OneBit,
+        r"rank 0 has gradient 0 = .*first/kernel \(64, 32\) float32, "
+        r"rank 1 has gradient 0 = .*first/kernel \(64, 48\) float32",
+    ),
+    "fewer layers": (
+        lambda: make_model() if rank() == 0 else make_smaller_model(),
+        OneBit,
+        "rank 0 has number of gradients = 6, rank 1 has number of gradients = 2",
+    ),
+    "other setting": (
+        make_model,
+        lambda: OneBit(max_column_size=512 * (1 + rank())),
+        "rank 0 has max_column_size of the exchange = 512, rank 1 has .* = 1024",
+    ),
+    "other exchange": (
+        make_model,
+        lambda: OneBit() if rank() == 0 else FullPrecision(),
+        "rank 0 has exchange = .*OneBit, rank 1 has exchange = .*FullPrecision",
+    ),
+    "other steps of the warm start": (
+        make_model,
+        lambda: WarmStart(OneBit(), steps=100 + rank()),
+        "rank 0 has steps of the exchange = 100, rank 1 has steps of the exchange = 101",
+    ),
+    "other exclusions": (
+        make_model,
+        lambda: OneBit(exclude=["first"] if rank() == 0 else []),
+        r'rank 0 has exclude of the exchange = \["first"\], rank 1 has .* = \[\]',
+    ),
+}
+
+
+def make_smaller_model():
+    return keras.Sequential([keras.Input((64,)), keras.layers.Dense(10, name="first")])
+
+
+@pytest.mark.workers(2, 3)
+@pytest.mark.parametrize("difference", MODELS)
+def test_workers_that_differ_get_an_error_on_every_rank(difference, world_size):
+    make, exchange, message = MODELS[difference]
+    model = compiled(make(), hvd.DistributedOptimizer(keras.optimizers.SGD(0.01), exchange()))
+    with pytest.raises(ValueError, match=message):
+        fit_part(model, 1, world_size)
+
+
+def train_until_a_worker_dies():
+    """Rank 1 dies in the middle of `fit`; the others say how their own `fit` ended."""
+    # horovodrun ends the other workers as soon as one has died: only who stays can tell.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    hvd.init()
+    death = os.environ["TEST_DEATH"]
+
+    def die(batch, logs=None):
+        if rank() == 1 and batch == 3:
+            if death == "exit":
+                os._exit(7)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    callback = keras.callbacks.LambdaCallback(on_train_batch_end=die)
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.01), OneBit())
+    try:
+        fit_part(compiled(make_model(), optimizer), 1000, hvd.size(), callbacks=[callback])
+        print(f"rank {rank()} finished", flush=True)
+    except tf.errors.OpError as error:
+        print(f"rank {rank()} ended with {type(error).__name__}", flush=True)
+        raise
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("death", ["exit", "kill"])
+def test_a_worker_that_dies_ends_the_job(death, world_size):
+    program = f"import {__name__} as faults; faults.train_until_a_worker_dies()"
+    job = horovodrun(world_size, ["-c", program], timeout_seconds=90, TEST_DEATH=death)
+    assert job.returncode != 0
+    for survivor in {0, 2} & set(range(world_size)):
+        assert f"rank {survivor} ended with" in job.output, job.output
+
+
+def test_a_job_that_hangs_is_ended():
+    job = "import time, horovod.tensorflow as hvd; hvd.init(); time.sleep(hvd.rank() * 1000)"
+    with pytest.raises(TimeoutError, match="did not end within 20 seconds"):
+        horovodrun(2, ["-c", job], timeout_seconds=20)

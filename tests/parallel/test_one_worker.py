@@ -1,0 +1,126 @@
+"""One worker, and arguments that are refused before any worker is asked."""
+
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_onebit.horovod as hvd
+from tests.parallel.launch import ROOT
+from tests.parallel.ranks import digest
+from tests.parallel.training import compiled, fit_part, make_model
+from tf_onebit import FullPrecision, OneBit, WarmStart
+from tf_onebit.callbacks import Monitor
+
+
+def train_alone():
+    """Trains with all that this package has, and without it: the same bits."""
+    hvd.init()
+    callbacks = [
+        hvd.BroadcastGlobalVariablesCallback(0),
+        hvd.MetricAverageCallback(),
+        Monitor(update_freq=1),
+    ]
+    weights = []
+    for distribute in (
+        lambda optimizer: optimizer,
+        lambda optimizer: hvd.DistributedOptimizer(optimizer, WarmStart(OneBit(), 1)),
+        lambda optimizer: hvd.DistributedOptimizer(optimizer, on_nonfinite="skip"),
+    ):
+        optimizer = distribute(keras.optimizers.Adam(0.01, clipnorm=1.0))
+        model = compiled(make_model(), optimizer)
+        used = callbacks if hasattr(optimizer, "gradient_exchange") else []
+        history = fit_part(model, 4, 1, callbacks=used).history
+        weights.append(digest(model.get_weights()))
+    assert len(set(weights)) == 1
+    assert history["bytes_sent"] == [0.0] and history["compression_ratio"] == [1.0]
+
+    variable = tf.Variable(tf.ones([64, 32]))
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(variable * variable)
+    (gradient,) = hvd.DistributedGradientTape(tape, OneBit()).gradient(loss, [variable])
+    np.testing.assert_array_equal(gradient, 2 * np.ones([64, 32]))
+    compressed = hvd.allreduce(variable, compression=hvd.Compression.onebit)
+    np.testing.assert_array_equal(compressed, variable)
+
+
+@pytest.mark.workers(1)
+def test_one_worker_of_horovodrun_exchanges_nothing(world_size):
+    train_alone()
+
+
+def test_a_program_without_horovodrun_is_one_worker():
+    program = f"import {__name__} as one_worker; one_worker.train_alone()"
+    process = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True
+    )
+    assert process.returncode == 0, process.stderr
+
+
+def optimizer():
+    return keras.optimizers.SGD(0.01)
+
+
+def test_exchange_must_be_an_exchange():
+    with pytest.raises(ValueError, match="must be a tf_onebit.Exchange.*'onebit' of type str"):
+        hvd.DistributedOptimizer(optimizer(), exchange="onebit")
+
+
+def test_a_class_is_not_an_exchange():
+    with pytest.raises(ValueError, match="must be a tf_onebit.Exchange.*of type type"):
+        hvd.DistributedOptimizer(optimizer(), exchange=OneBit)
+
+
+def test_compression_must_be_a_compressor():
+    with pytest.raises(ValueError, match="compression must be a compressor.*OneBit.*exchange="):
+        hvd.DistributedOptimizer(optimizer(), compression=OneBit())
+
+
+def test_exchange_and_compression_exclude_each_other():
+    with pytest.raises(ValueError, match="two ways to say the same thing"):
+        hvd.DistributedOptimizer(optimizer(), OneBit(), compression=hvd.Compression.fp16)
+    with pytest.raises(ValueError, match="two ways to say the same thing"):
+        hvd.DistributedGradientTape(tf.GradientTape(), OneBit(), hvd.Compression.onebit)
+
+
+@pytest.mark.parametrize("wrong", ["sgd", None, keras.optimizers.SGD])
+def test_optimizer_must_be_a_keras_optimizer(wrong):
+    with pytest.raises(ValueError, match="wraps a keras.optimizers.Optimizer. Received: "):
+        hvd.DistributedOptimizer(wrong, OneBit())
+
+
+@pytest.mark.parametrize("wrong", ["Average", 17, None])
+def test_op_must_be_average_or_sum(wrong):
+    with pytest.raises(ValueError, match=f"op must be Average or Sum.*Received: op={wrong}"):
+        hvd.DistributedOptimizer(optimizer(), OneBit(), op=wrong)
+    with pytest.raises(ValueError, match=f"op must be Average or Sum.*Received: op={wrong}"):
+        hvd.DistributedGradientTape(tf.GradientTape(), OneBit(), op=wrong)
+
+
+def test_on_nonfinite_must_be_known():
+    with pytest.raises(ValueError, match="on_nonfinite must be .* Received: on_nonfinite='stop'"):
+        hvd.DistributedOptimizer(optimizer(), OneBit(), on_nonfinite="stop")
+
+
+@pytest.mark.parametrize("wrapper", [lambda o: o, keras.optimizers.LossScaleOptimizer])
+def test_an_optimizer_is_distributed_once(wrapper):
+    distributed = hvd.DistributedOptimizer(wrapper(optimizer()), FullPrecision())
+    with pytest.raises(ValueError, match="distributed already"):
+        hvd.DistributedOptimizer(distributed, FullPrecision())
+
+
+def test_an_optimizer_is_distributed_once_also_inside_of_another():
+    distributed = hvd.DistributedOptimizer(optimizer(), FullPrecision())
+    with pytest.raises(ValueError, match="distributed already"):
+        hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(distributed))
+
+
+def test_name_and_settings_are_kept():
+    sgd = keras.optimizers.SGD(0.25, momentum=0.5, clipnorm=2.0, name="mine")
+    distributed = hvd.DistributedOptimizer(sgd, OneBit())
+    assert distributed.get_config() == sgd.get_config()
+    assert hvd.DistributedOptimizer(sgd, OneBit(), name="other").name == "other"
+    assert isinstance(distributed, keras.optimizers.SGD)

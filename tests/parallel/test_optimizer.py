@@ -1,0 +1,372 @@
+"""`DistributedOptimizer` in `model.fit`."""
+
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_onebit
+import tf_onebit.horovod as hvd
+from tests.parallel.ranks import assert_same_bits_on_all_ranks, digest, gather, rank
+from tests.parallel.training import (
+    EachBatch,
+    compiled,
+    fit_part,
+    fit_whole,
+    make_data,
+    make_model,
+)
+from tf_onebit import FullPrecision, OneBit, WarmStart
+
+STEPS = 6
+
+
+def sgd(**arguments):
+    return keras.optimizers.SGD(0.1, **arguments)
+
+
+def adam(**arguments):
+    return keras.optimizers.Adam(0.01, **arguments)
+
+
+def trained(optimizer, world_size, steps=STEPS, **arguments):
+    """Final weights and optimizer variables after a fit on all workers."""
+    model = compiled(make_model(), optimizer, **arguments)
+    fit_part(model, steps, world_size)
+    return arrays_of(model)
+
+
+def arrays_of(model):
+    return [np.array(v) for v in (*model.variables, *model.optimizer.variables)]
+
+
+def reference(optimizer, world_size, **arguments):
+    """As `trained`, by one process on the batches of all workers together."""
+    model = compiled(make_model(), optimizer, **arguments)
+    fit_whole(model, STEPS, world_size)
+    return arrays_of(model)
+
+
+def assert_close(arrays, others, tolerance=1e-5):
+    for array, other in zip(arrays, others, strict=True):
+        np.testing.assert_allclose(array, other, rtol=tolerance, atol=tolerance)
+
+
+EXCHANGES = {
+    "one_bit_sgd": lambda: (sgd(momentum=0.9, nesterov=True), OneBit()),
+    "one_bit_adam": lambda: (adam(), OneBit(bucket_bytes=4096)),
+    "warm_start_adam": lambda: (adam(), WarmStart(OneBit(), steps=3)),
+    "full_precision_adam": lambda: (adam(), FullPrecision()),
+}
+
+
+@pytest.mark.workers(2, 3)
+@pytest.mark.parametrize("name", EXCHANGES)
+def test_ranks_end_bitwise_equal_and_runs_repeat(name, world_size):
+    first, second = (
+        trained(hvd.DistributedOptimizer(optimizer, exchange), world_size)
+        for optimizer, exchange in (EXCHANGES[name](), EXCHANGES[name]())
+    )
+    assert_same_bits_on_all_ranks(first)
+    assert digest(first) == digest(second)
+
+
+@pytest.mark.workers(2)
+def test_one_bit_differs_from_full_precision_and_learns(world_size):
+    losses = {}
+    for name in ("one_bit_adam", "full_precision_adam"):
+        optimizer, exchange = EXCHANGES[name]()
+        model = compiled(make_model(), hvd.DistributedOptimizer(optimizer, exchange))
+        losses[name] = fit_part(model, STEPS, world_size, epochs=8).history["loss"]
+    assert losses["one_bit_adam"] != losses["full_precision_adam"]
+    assert losses["one_bit_adam"][-1] < 0.5 * losses["one_bit_adam"][0]
+
+
+REFERENCES = {
+    "sgd": lambda: sgd(momentum=0.9),
+    "adam": adam,
+    "clipnorm": lambda: sgd(clipnorm=0.05),
+    "global_clipnorm": lambda: sgd(global_clipnorm=0.1),
+    "clipvalue": lambda: sgd(clipvalue=0.004),
+    "weight_decay": lambda: sgd(weight_decay=0.1),
+    "accumulation": lambda: sgd(gradient_accumulation_steps=2, clipnorm=0.05),
+    "ema": lambda: sgd(use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=4),
+}
+
+
+@pytest.mark.workers(2)
+@pytest.mark.parametrize("name", REFERENCES)
+def test_full_precision_equals_one_process_on_the_whole_batch(name, world_size):
+    optimizer = hvd.DistributedOptimizer(REFERENCES[name](), FullPrecision())
+    result = trained(optimizer, world_size)
+    assert_close(result, reference(REFERENCES[name](), world_size))
+    assert_same_bits_on_all_ranks(result)
+
+
+@pytest.mark.workers(3)
+def test_full_precision_equals_one_process_with_three_workers(world_size):
+    result = trained(hvd.DistributedOptimizer(sgd(momentum=0.9)), world_size)
+    assert_close(result, reference(sgd(momentum=0.9), world_size))
+
+
+@pytest.mark.workers(2)
+@pytest.mark.parametrize("exchange", [FullPrecision(), OneBit()], ids=["full", "one_bit"])
+def test_sum_is_the_average_times_the_workers(exchange, world_size):
+    mean = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), exchange, op=hvd.Average)
+    total = hvd.DistributedOptimizer(keras.optimizers.SGD(0.05), exchange, op=hvd.Sum)
+    weights, others = (
+        compiled(make_model(), optimizer, run_eagerly=False) for optimizer in (mean, total)
+    )
+    fit_part(weights, STEPS, world_size)
+    fit_part(others, STEPS, world_size)
+    assert_close(weights.get_weights(), others.get_weights(), 1e-6)
+
+
+class Counted(FullPrecision):
+    """Counts the exchanges of all its clones."""
+
+    def exchange(self, gradients, scale=1.0):
+        EXCHANGES_COUNT.assign_add(1)
+        return super().exchange(gradients, scale)
+
+
+EXCHANGES_COUNT = tf.Variable(0)
+
+
+@pytest.mark.workers(2)
+def test_accumulated_gradients_are_exchanged_once_per_update(world_size):
+    EXCHANGES_COUNT.assign(0)
+    trained(hvd.DistributedOptimizer(sgd(gradient_accumulation_steps=3), Counted()), world_size)
+    assert int(EXCHANGES_COUNT) == STEPS // 3
+
+
+@pytest.mark.workers(2)
+@pytest.mark.parametrize("name", ["one_bit_sgd", "warm_start_adam"])
+def test_steps_per_execution_changes_no_bit(name, world_size):
+    digests = set()
+    for steps_per_execution in (1, 3):
+        optimizer, exchange = EXCHANGES[name]()
+        distributed = hvd.DistributedOptimizer(optimizer, exchange)
+        arrays = trained(distributed, world_size, steps_per_execution=steps_per_execution)
+        digests.add(digest(arrays))
+    assert len(digests) == 1
+
+
+@pytest.mark.workers(2)
+def test_run_eagerly_computes_the_same(world_size):
+    results = []
+    for run_eagerly in (False, True):
+        optimizer = hvd.DistributedOptimizer(sgd(momentum=0.9), FullPrecision())
+        results.append(trained(optimizer, world_size, run_eagerly=run_eagerly))
+    assert_close(*results)
+
+
+@pytest.mark.workers(2)
+@pytest.mark.parametrize("name", ["one_bit_sgd", "warm_start_adam"])
+def test_run_eagerly_exchanges_one_bit(name, world_size):
+    optimizer, exchange = EXCHANGES[name]()
+    arrays = trained(hvd.DistributedOptimizer(optimizer, exchange), world_size, run_eagerly=True)
+    assert_same_bits_on_all_ranks(arrays)
+
+
+@pytest.mark.workers(2)
+def test_frozen_layers_stay_and_the_rest_is_trained(world_size):
+    model = make_model()
+    model.get_layer("second").trainable = False
+    before = model.get_weights()
+    fit_part(compiled(model, hvd.DistributedOptimizer(adam(), OneBit())), STEPS, world_size)
+    changed = [not np.array_equal(a, b) for a, b in zip(before, model.get_weights(), strict=True)]
+    assert changed == [True, True, False, False, True, True]
+    assert_same_bits_on_all_ranks(model.get_weights())
+
+
+@pytest.mark.workers(2)
+@pytest.mark.parametrize("on_nonfinite", ["error", "skip"])
+def test_variables_without_gradients_are_left_alone(on_nonfinite, world_size):
+    body = make_model()
+    unused = keras.layers.Dense(64, name="unused")(body.inputs[0])
+    model = keras.Model(body.inputs, [body.outputs[0], unused])
+    before = model.get_layer("unused").get_weights()
+    model.compile(
+        hvd.DistributedOptimizer(adam(), OneBit(), on_nonfinite=on_nonfinite),
+        [keras.losses.SparseCategoricalCrossentropy(from_logits=True), None],
+    )
+    x, labels = make_data(1, world_size)
+    for _ in range(2):
+        model.train_on_batch(x[0, rank()], [labels[0, rank()], None])
+    after = model.get_layer("unused").get_weights()
+    assert digest(before) == digest(after)
+    assert_same_bits_on_all_ranks(model.get_weights())
+    assert int(model.optimizer.iterations) == 2
+
+
+@pytest.mark.workers(2)
+def test_embeddings_equal_the_dense_reference(world_size):
+    words, steps = 40, 4
+    rng = np.random.default_rng(0)
+    # Few words, so that they come several times on one worker and on both.
+    tokens = rng.integers(0, words // 2, (steps, world_size, 8, 5))
+    targets = rng.standard_normal((steps, world_size, 8, 5, 3)).astype(np.float32)
+    table = rng.standard_normal((words, 3)).astype(np.float32)
+
+    embedding = keras.Sequential([keras.Input((5,)), keras.layers.Embedding(words, 3)])
+    embedding.set_weights([table])
+    embedding.compile(hvd.DistributedOptimizer(adam(), OneBit()), "mse")
+    dense = keras.Sequential(
+        [keras.Input((5, words)), keras.layers.Dense(3, use_bias=False)],
+    )
+    dense.set_weights([table])
+    dense.compile(adam(), "mse")
+    one_hot = np.eye(words, dtype=np.float32)[tokens]
+    for step in range(steps):
+        embedding.train_on_batch(tokens[step, rank()], targets[step, rank()])
+        dense.train_on_batch(one_hot[step].reshape(-1, 5, words), targets[step].reshape(-1, 5, 3))
+    assert_close(embedding.get_weights(), dense.get_weights())
+    assert_same_bits_on_all_ranks(embedding.get_weights())
+
+
+@pytest.fixture
+def mixed_float16():
+    keras.config.set_dtype_policy("mixed_float16")
+    yield
+    keras.config.set_dtype_policy("float32")
+
+
+@pytest.mark.workers(2)
+@pytest.mark.parametrize("on_nonfinite", ["error", "skip"])
+def test_all_ranks_skip_a_step_that_overflows_on_one(mixed_float16, on_nonfinite, world_size):
+    scaled = keras.optimizers.LossScaleOptimizer(adam(), initial_scale=1024)
+    optimizer = hvd.DistributedOptimizer(scaled, OneBit(), on_nonfinite=on_nonfinite)
+    model = compiled(make_model(), optimizer)
+    x, labels = (array[:, rank()] for array in make_data(STEPS, world_size))
+    digests, scales = [], []
+    for step in range(STEPS):
+        overflow = 1e30 if (step, rank()) == (2, 1) else 1.0
+        model.train_on_batch(overflow * x[step], labels[step])
+        digests.append(digest(model.get_weights()))
+        scales.append(float(optimizer.dynamic_scale))
+    assert scales == [1024, 1024, 512, 512, 512, 512]
+    assert digests[2] == digests[1]
+    assert len(set(digests)) == STEPS - 1
+    assert int(optimizer.iterations) == STEPS - 1
+    assert_same_bits_on_all_ranks(arrays_of(model))
+
+
+@pytest.mark.workers(2)
+def test_mixed_float16_needs_a_loss_scale_optimizer(mixed_float16, world_size):
+    model = compiled(make_model(), hvd.DistributedOptimizer(adam(), OneBit()))
+    with pytest.raises(ValueError, match=r"DistributedOptimizer\(keras.optimizers.LossScale"):
+        fit_part(model, 1, world_size)
+
+
+@pytest.mark.workers(2)
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "bfloat16"])
+@pytest.mark.parametrize("name", ["one_bit_adam", "warm_start_adam", "full_precision_adam"])
+def test_bfloat16(policy, name, world_size):
+    keras.config.set_dtype_policy(policy)
+    try:
+        optimizer, exchange = EXCHANGES[name]()
+        model = compiled(make_model(), hvd.DistributedOptimizer(optimizer, exchange))
+        callbacks = [hvd.BroadcastGlobalVariablesCallback()]
+        losses = fit_part(model, STEPS, world_size, epochs=4, callbacks=callbacks).history["loss"]
+    finally:
+        keras.config.set_dtype_policy("float32")
+    assert losses[-1] < losses[0]
+    assert_same_bits_on_all_ranks([weight.astype(np.float32) for weight in model.get_weights()])
+
+
+@pytest.mark.workers(2)
+@pytest.mark.parametrize("name", ["none", "onebit"])
+def test_compression_is_another_name_for_an_exchange(name, world_size):
+    exchange = {"none": FullPrecision(), "onebit": OneBit()}[name]
+    compression = getattr(hvd.Compression, name)
+    by_name = trained(hvd.DistributedOptimizer(adam(), compression=compression), world_size)
+    by_exchange = trained(hvd.DistributedOptimizer(adam(), exchange), world_size)
+    assert digest(by_name) == digest(by_exchange)
+
+
+@pytest.mark.workers(2)
+def test_horovods_fp16_sends_half_the_bytes(world_size):
+    import horovod.tensorflow as stock
+
+    optimizers = [
+        hvd.DistributedOptimizer(sgd(), compression=compression)
+        for compression in (stock.Compression.fp16, hvd.Compression.none)
+    ]
+    half, full = (trained(optimizer, world_size) for optimizer in optimizers)
+    assert_same_bits_on_all_ranks(half)
+    assert digest(half) != digest(full)
+    assert_close(half, full, tolerance=1e-3)
+    half_bytes, full_bytes = (
+        sum(exchange.bytes_sent() for exchange in optimizer.gradient_exchange.built)
+        for optimizer in optimizers
+    )
+    assert half_bytes == pytest.approx(full_bytes / 2, rel=0.01)
+
+
+@pytest.mark.workers(2)
+@pytest.mark.parametrize("make", [lambda: sgd(momentum=0.9), adam], ids=["sgd", "adam"])
+def test_a_built_optimizer_keeps_its_state(make, world_size):
+    model = compiled(make_model(), make())
+    fit_whole(model, STEPS, world_size)
+    arrays = arrays_of(model)
+    compiled(model, hvd.DistributedOptimizer(model.optimizer, FullPrecision()))
+    assert digest(arrays_of(model)) == digest(arrays)
+    fit_part(model, STEPS, world_size)
+    expected = compiled(make_model(), make())
+    fit_whole(expected, STEPS, world_size, epochs=2)
+    assert_close(arrays_of(model), arrays_of(expected), 1e-4)
+
+
+LOAD_WITHOUT_THIS_PACKAGE = """
+import sys
+sys.modules["tf_onebit"] = sys.modules["horovod"] = None
+import keras, numpy as np
+model = keras.models.load_model(sys.argv[1])
+arrays = {str(i): v for i, v in enumerate([*model.variables, *model.optimizer.variables])}
+np.savez(sys.argv[2], **arrays)
+model.fit(np.ones([8, 64]), np.zeros(8), verbose=0)
+print(type(model.optimizer).__module__, type(model.optimizer).__name__)
+"""
+
+
+@pytest.mark.workers(2)
+def test_a_saved_model_loads_without_this_package(tmp_path, world_size):
+    optimizer = hvd.DistributedOptimizer(adam(clipnorm=1.0), OneBit())
+    model = compiled(make_model(), optimizer)
+    fit_part(model, STEPS, world_size)
+    if rank() == 0:
+        model.save(tmp_path / "model.keras")
+        loader = subprocess.run(
+            [sys.executable, "-c", LOAD_WITHOUT_THIS_PACKAGE, "model.keras", "arrays.npz"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+        assert loader.returncode == 0, loader.stderr
+        assert loader.stdout.split()[-1] == "Adam"
+        assert loader.stdout.split()[-2].startswith("keras.")
+        with np.load(tmp_path / "arrays.npz") as loaded:
+            assert digest(loaded.values()) == digest(arrays_of(model))
+    gather("saved")
+
+
+@pytest.mark.workers(2)
+def test_an_optimizer_made_on_one_rank_only_does_no_harm(world_size):
+    if rank() == 0:
+        hvd.DistributedOptimizer(adam(), OneBit())
+    trained(hvd.DistributedOptimizer(adam(), OneBit()), world_size, steps=2)
+
+
+@pytest.mark.workers(2)
+def test_every_update_is_the_exchange_of_the_last_gradients(world_size):
+    """Counts, updates and exchanges agree through several epochs."""
+    EXCHANGES_COUNT.assign(0)
+    model = compiled(make_model(), hvd.DistributedOptimizer(sgd(), Counted()))
+    each = EachBatch(lambda: (int(model.optimizer.iterations), int(EXCHANGES_COUNT)))
+    fit_part(model, 3, world_size, epochs=2, callbacks=[each])
+    assert each.values == [(step, step) for step in range(1, 7)]
+    assert tf_onebit.__version__ in str(gather(tf_onebit.__version__))

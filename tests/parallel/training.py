@@ -1,0 +1,65 @@
+"""Small training jobs for tests on a rank."""
+
+import keras
+import numpy as np
+
+from tests.parallel.ranks import rank
+
+INPUTS, CLASSES = 64, 10
+BATCH_SIZE = 16  # per worker
+
+
+def make_model(seed=0, units=32):
+    """A network whose kernels, but the last one, are large enough to be quantized."""
+    keras.utils.set_random_seed(seed)
+    return keras.Sequential(
+        [
+            keras.Input((INPUTS,)),
+            keras.layers.Dense(units, activation="relu", name="first"),
+            keras.layers.Dense(64, activation="relu", name="second"),
+            keras.layers.Dense(CLASSES, dtype="float32", name="last"),
+        ]
+    )
+
+
+def make_data(steps, world_size):
+    """Samples for so many steps: x `[steps, world_size, BATCH_SIZE, INPUTS]`, and labels."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((steps, world_size, BATCH_SIZE, INPUTS)).astype(np.float32)
+    labels = (x @ rng.standard_normal((INPUTS, CLASSES))).argmax(-1)
+    return x, labels
+
+
+def compiled(model, optimizer, **arguments):
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, **arguments)
+    return model
+
+
+def fit_part(model, steps, world_size, **arguments):
+    """Fits on this worker's part of the samples."""
+    x, labels = (array[:, rank()] for array in make_data(steps, world_size))
+    return _fit(model, x, labels, BATCH_SIZE, **arguments)
+
+
+def fit_whole(model, steps, world_size, **arguments):
+    """Fits on the samples of all workers: the reference, without any exchange."""
+    x, labels = make_data(steps, world_size)
+    return _fit(model, x, labels, BATCH_SIZE * world_size, **arguments)
+
+
+def _fit(model, x, labels, batch_size, **arguments):
+    x, labels = x.reshape(-1, INPUTS), labels.reshape(-1)
+    return model.fit(x, labels, batch_size, shuffle=False, verbose=0, **arguments)
+
+
+class EachBatch(keras.callbacks.Callback):
+    """Collects what `observe()` returns after each batch."""
+
+    def __init__(self, observe):
+        super().__init__()
+        self.observe = observe
+        self.values = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.values.append(self.observe())

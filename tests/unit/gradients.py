@@ -1,0 +1,54 @@
+"""Gradients for tests, and the workers that exchange them."""
+
+import math
+
+import numpy as np
+import tensorflow as tf
+
+from tf_onebit.collectives import lockstep
+from tf_onebit.exchanges import GradientSpec
+
+# Largest relative error of rounding to a type; float32 is given that of a few sums.
+ROUNDING = {"float32": 2e-6, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+
+
+def gradient_values(rng, shape):
+    """Heavy-tailed values, as gradients are, with zeros of both signs and one-sided runs."""
+    values = rng.normal(size=math.prod(shape)) * np.exp(rng.normal(size=math.prod(shape)))
+    values[3::7] = 0.0
+    values[5::11] = -0.0
+    values[: values.size // 4] = np.abs(values[: values.size // 4])
+    return values.reshape(shape)
+
+
+def gradients_of(rng, shapes, dtype="float32"):
+    return [tf.constant(gradient_values(rng, shape), dtype) for shape in shapes]
+
+
+def specs_of(shapes, dtype="float32"):
+    return [GradientSpec(f"layer_{i}/kernel", shape, dtype) for i, shape in enumerate(shapes)]
+
+
+def build_workers(template, specs, world_size):
+    """The exchange of each rank."""
+    workers = [template.clone() for _ in range(world_size)]
+    for rank, worker in enumerate(workers):
+        worker.build(specs, rank, world_size, "test")
+    return workers
+
+
+def exchange(workers, gradients, scale=1.0):
+    """One step. Returns for each rank its exchanged gradients, and the flags."""
+    results = lockstep.run(
+        [worker.exchange(mine, scale) for worker, mine in zip(workers, gradients, strict=True)]
+    )
+    exchanged, flags = zip(*results, strict=True)
+    return list(exchanged), list(flags)
+
+
+def as_float64(tensor):
+    return tf.cast(tensor, tf.float64).numpy()
+
+
+def assert_close(actual, expected, relative=ROUNDING["float32"]):
+    np.testing.assert_allclose(actual, expected, rtol=relative, atol=2e-5)

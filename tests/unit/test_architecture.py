@@ -1,0 +1,126 @@
+"""Who may import whom: the rules of docs/architecture.md."""
+
+import ast
+import pathlib
+
+import pytest
+
+from tests.unit.programs import ROOT, run_python
+
+PACKAGE = ROOT / "tf_onebit"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+every_module = pytest.mark.parametrize("path", MODULES, ids=lambda path: module_name(path))
+
+# What each part may import of the package itself. The longest prefix counts.
+MAY_IMPORT = {
+    "tf_onebit": ["callbacks", "exchanges", "_version"],
+    "tf_onebit._version": [],
+    "tf_onebit.configurable": [],
+    "tf_onebit.layout": [],
+    "tf_onebit.ops": ["_version"],
+    "tf_onebit.transforms": ["configurable"],
+    "tf_onebit.collectives": ["collectives.requests"],
+    "tf_onebit.collectives.requests": [],
+    "tf_onebit.exchanges": [
+        "collectives.requests",
+        "configurable",
+        "exchanges",
+        "layout",
+        "ops",
+        "_version",
+    ],
+    "tf_onebit.callbacks": ["callbacks"],
+    "tf_onebit.horovod": ["collectives", "configurable", "exchanges", "horovod"],
+}
+# Where other packages may be imported; TensorFlow and NumPy everywhere.
+USERS = {
+    "keras": ["tf_onebit.callbacks", "tf_onebit.horovod"],
+    "horovod": ["tf_onebit.collectives.horovod", "tf_onebit.horovod"],
+}
+
+
+def module_name(path):
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def is_within(name, packages):
+    return any(name == package or name.startswith(f"{package}.") for package in packages)
+
+
+def imports_of(path):
+    """All modules that a file imports, anywhere in it; names from packages count as modules."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute here"
+            is_package = (ROOT / pathlib.Path(*node.module.split("."))).is_dir()
+            for alias in node.names:
+                submodule = f"{node.module}.{alias.name}"
+                path_of_submodule = ROOT / pathlib.Path(*submodule.split("."))
+                exists = path_of_submodule.is_dir() or path_of_submodule.with_suffix(".py").exists()
+                names.add(submodule if is_package and exists else node.module)
+    return names
+
+
+@every_module
+def test_imports_within_the_package_run_one_way(path):
+    name = module_name(path)
+    part = max((prefix for prefix in MAY_IMPORT if is_within(name, [prefix])), key=len)
+    assert part != "tf_onebit" or name == "tf_onebit", f"which part does {name} belong to?"
+    allowed = [f"tf_onebit.{module}" for module in MAY_IMPORT[part]]
+    imported = [module for module in imports_of(path) if is_within(module, ["tf_onebit"])]
+    assert [module for module in imported if not is_within(module, allowed)] == []
+
+
+@every_module
+@pytest.mark.parametrize("package", USERS)
+def test_only_adapters_import_frameworks(path, package):
+    if not is_within(module_name(path), USERS[package]):
+        assert not [module for module in imports_of(path) if is_within(module, [package])]
+
+
+@every_module
+def test_private_modules_of_tensorflow_are_not_used(path):
+    private = ["tensorflow.python", "tensorflow.core", "tensorflow.compiler"]
+    assert not [module for module in imports_of(path) if is_within(module, private)]
+
+
+def test_reference_imports_nothing_of_the_package():
+    for path in (ROOT / "tests" / "reference").glob("*.py"):
+        assert imports_of(path) <= {"numpy"}
+
+
+WITHOUT_HOROVOD = """
+import sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "horovod":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Blocker())
+import numpy as np
+import tensorflow as tf
+import tf_onebit
+from tf_onebit.collectives import lockstep
+from tf_onebit.exchanges import GradientSpec
+
+exchange = tf_onebit.OneBit()
+exchange.build([GradientSpec("kernel", (64, 64), "float32")], 0, 1, "alone")
+[([gradient], _)] = lockstep.run([exchange.exchange([tf.ones([64, 64])])])
+assert np.array_equal(gradient, np.ones([64, 64]))
+try:
+    import tf_onebit.horovod
+except ImportError as error:
+    print(error)
+"""
+
+
+def test_package_runs_without_horovod_and_says_how_to_get_it():
+    status, output, errors = run_python(WITHOUT_HOROVOD)
+    assert status == 0, errors
+    assert "tf_onebit.horovod needs Horovod with TensorFlow" in output
+    assert "python tools/build_horovod.py" in output

@@ -1,0 +1,135 @@
+"""What every exchange promises: one suite over all of them."""
+
+import collections
+import dataclasses
+import functools
+import types
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.unit.gradients import as_float64, build_workers, exchange, gradients_of, specs_of
+from tests.unit.transforms import DivideByTotal
+from tf_onebit import FullPrecision, OneBit, WarmStart
+from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, Cond
+from tf_onebit.exchanges import Bucketed
+
+SHAPES = [(1, 1), (), (33,), (31, 1), (10, 100), (0,), (3, 3, 4, 24), (1, 33), (4, 200)]
+SMALL = {"min_column_size": 32, "max_column_size": 64, "min_size": 30}
+EXCHANGES = {
+    "full_precision": FullPrecision(),
+    "one_bit": OneBit(**SMALL),
+    "one_bit_by_default": OneBit(),
+    "symmetric": OneBit(levels="symmetric", **SMALL),
+    "no_feedback": OneBit(error_feedback=False, **SMALL),
+    "warm_start": WarmStart(OneBit(**SMALL), steps=2),
+    "transformed": OneBit(transforms=[DivideByTotal(), DivideByTotal()], **SMALL),
+    "excluded": OneBit(exclude=["layer_4", "layer_6/"], **SMALL),
+    "many_buckets": OneBit(bucket_bytes=1000, **SMALL),
+    "full_precision_in_many_buckets": FullPrecision(bucket_bytes=1000),
+}
+STEPS = 3
+
+
+def counted(generator, sent_bytes, world_size):
+    """The same generator; appends to `sent_bytes` what each of its requests sends."""
+    answer = None
+    while True:
+        try:
+            request = generator.send(answer)
+        except StopIteration as stop:
+            return stop.value
+        if isinstance(request, Cond):
+            request = dataclasses.replace(
+                request,
+                then=lambda then=request.then: counted(then(), sent_bytes, world_size),
+                otherwise=lambda other=request.otherwise: counted(other(), sent_bytes, world_size),
+            )
+        else:
+            sent_bytes.append(request_bytes(request, world_size))
+        answer = yield request
+
+
+def request_bytes(request, world_size):
+    """What one worker sends, if no algorithm could do with less."""
+    others = world_size - 1
+    if isinstance(request, AllToAll):
+        return others * size_bytes(request.tensor[0])
+    if isinstance(request, AllGather):
+        return others * size_bytes(request.tensor)
+    if isinstance(request, AllReduce):
+        return 2 * others * sum(map(size_bytes, request.tensors)) // world_size
+    raise TypeError(f"An exchange is not expected to ask for {request!r}.")
+
+
+def size_bytes(tensor):
+    return int(tf.size(tensor)) * tensor.dtype.size
+
+
+@functools.cache
+def run(name, dtype, world_size):
+    """What some steps of an exchange give."""
+    rng = np.random.default_rng(11)
+    workers = build_workers(Bucketed(EXCHANGES[name]), specs_of(SHAPES, dtype), world_size)
+    steps = []
+    for _ in range(STEPS):
+        gradients = [gradients_of(rng, SHAPES, dtype) for _ in range(world_size)]
+        sent_bytes = [[] for _ in range(world_size)]
+        observed = [
+            types.SimpleNamespace(
+                exchange=lambda mine, scale, worker=worker, sent=sent: counted(
+                    worker.exchange(mine, scale), sent, world_size
+                )
+            )
+            for worker, sent in zip(workers, sent_bytes, strict=True)
+        ]
+        exchanged, flags = exchange(observed, gradients, scale=1 / world_size)
+        reported_bytes = [worker.bytes_sent() for worker in workers]
+        steps.append((gradients, exchanged, flags, list(map(sum, sent_bytes)), reported_bytes))
+    names = "gradients", "exchanged", "flags", "sent_bytes", "reported_bytes"
+    return list(map(collections.namedtuple("Step", names)._make, steps))
+
+
+def for_every_exchange(test):
+    runs = [("float32", 1), ("float32", 2), ("float32", 3), ("float32", 5), ("float32", 8)]
+    runs += [(dtype, size) for dtype in ("float16", "bfloat16", "float64") for size in (1, 3)]
+    over_runs = pytest.mark.parametrize(("dtype", "world_size"), runs)
+    return pytest.mark.parametrize("name", EXCHANGES)(over_runs(test))
+
+
+@for_every_exchange
+def test_all_ranks_end_bitwise_equal(name, dtype, world_size):
+    for step in run(name, dtype, world_size):
+        for mine in step.exchanged[1:]:
+            for tensor, first in zip(mine, step.exchanged[0], strict=True):
+                assert as_float64(tensor).tobytes() == as_float64(first).tobytes()
+
+
+@for_every_exchange
+def test_shapes_and_dtypes_stay(name, dtype, world_size):
+    for step in run(name, dtype, world_size):
+        for mine in step.exchanged:
+            assert [tuple(tensor.shape) for tensor in mine] == SHAPES
+            assert {tensor.dtype.name for tensor in mine} == {dtype}
+
+
+@for_every_exchange
+def test_flags_are_zero_for_all_ranks(name, dtype, world_size):
+    for step in run(name, dtype, world_size):
+        for flags in step.flags:
+            assert flags.numpy().tolist() == [0] * world_size
+
+
+@for_every_exchange
+def test_reported_bytes_are_those_in_the_requests(name, dtype, world_size):
+    for step in run(name, dtype, world_size):
+        assert step.reported_bytes == step.sent_bytes
+        assert (step.sent_bytes[0] > 0) == (world_size > 1)
+
+
+@for_every_exchange
+def test_what_is_exchanged_is_not_zero(name, dtype, world_size):
+    for step in run(name, dtype, world_size):
+        for tensor, shape in zip(step.exchanged[0], SHAPES, strict=True):
+            assert np.any(as_float64(tensor)) or 0 in shape

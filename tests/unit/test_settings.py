@@ -1,0 +1,122 @@
+"""Arguments of exchanges: what is refused, and that configurations round-trip."""
+
+import json
+
+import pytest
+
+from tests.unit.gradients import build_workers, specs_of
+from tests.unit.transforms import DivideByTotal
+from tf_onebit import FullPrecision, OneBit, WarmStart
+from tf_onebit.configurable import deserialize, serialize
+from tf_onebit.exchanges import Bucketed, Exchange
+from tf_onebit.horovod import Compression
+from tf_onebit.horovod.compression import CompressedAllReduce
+from tf_onebit.transforms import Transform
+
+EXCHANGES = {
+    "full_precision": FullPrecision(bucket_bytes=5),
+    "one_bit": OneBit(
+        error_feedback=False,
+        levels="symmetric",
+        min_column_size=3,
+        max_column_size=96,
+        min_size=7,
+        bucket_bytes=11,
+        exclude=["a", "b$"],
+        transforms=[DivideByTotal(0.5), DivideByTotal(2.0)],
+    ),
+    "one_bit_by_default": OneBit(),
+    "warm_start": WarmStart(OneBit(min_size=3, exclude=("x",)), steps=9),
+    "nested": WarmStart(WarmStart(FullPrecision(), steps=1), steps=2),
+    "float16": CompressedAllReduce(Compression.fp16),
+}
+every_exchange = pytest.mark.parametrize("exchange", EXCHANGES.values(), ids=EXCHANGES.keys())
+
+
+@every_exchange
+def test_configuration_round_trips_through_json(exchange):
+    config = json.loads(json.dumps(exchange.get_config()))
+    again = type(exchange).from_config(config)
+    assert again.get_config() == exchange.get_config()
+
+
+@every_exchange
+def test_description_names_the_class(exchange):
+    again = deserialize(json.loads(json.dumps(serialize(exchange))))
+    assert type(again) is type(exchange)
+    assert again.get_config() == exchange.get_config()
+
+
+def test_every_argument_of_one_bit_is_in_its_configuration():
+    config, default = EXCHANGES["one_bit"].get_config(), OneBit().get_config()
+    assert config.keys() == default.keys()
+    assert not [name for name in config if config[name] == default[name]]
+
+
+@every_exchange
+def test_clones_have_state_of_their_own(exchange):
+    (first,), (second,) = (build_workers(exchange, specs_of([(40, 100)]), 1) for _ in range(2))
+    assert first.get_config() == exchange.get_config()
+    shared = {id(variable) for variable in first.variables} & {id(v) for v in second.variables}
+    assert not shared
+    assert not exchange.variables
+
+
+def test_clones_share_no_transforms():
+    template = EXCHANGES["one_bit"]
+    assert not {*map(id, template.transforms)} & {*map(id, template.clone().transforms)}
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: OneBit(levels="median"), r'levels must be "mean" or "symmetric".*\'median\''),
+        (lambda: OneBit(max_column_size=100), "multiple of 32.*max_column_size=100"),
+        (lambda: OneBit(max_column_size=0), "multiple of 32.*max_column_size=0"),
+        (lambda: OneBit(max_column_size=-32), "multiple of 32.*max_column_size=-32"),
+        (lambda: OneBit(min_column_size=0), "from 1 to max_column_size.*min_column_size=0"),
+        (lambda: OneBit(min_column_size=513), "from 1 to max_column_size.*min_column_size=513"),
+        (lambda: OneBit(min_size=-1), "min_size must be a number of values.*min_size=-1"),
+        (lambda: OneBit(bucket_bytes=0), "bucket_bytes must be a positive.*bucket_bytes=0"),
+        (lambda: FullPrecision(bucket_bytes=-1), "bucket_bytes must be a positive.*=-1"),
+        (lambda: OneBit(bucket_bytes=float("nan")), "bucket_bytes must be a positive.*=nan"),
+        (lambda: OneBit(exclude="bias"), r"list of regular expressions.*Use exclude=\['bias'\]"),
+        (lambda: WarmStart(OneBit(), steps=-1), "steps must be a number.*steps=-1"),
+        (lambda: WarmStart(OneBit, steps=1), "WarmStart needs an exchange.*OneBit"),
+        (lambda: WarmStart(None, steps=1), "WarmStart needs an exchange.*exchange=None"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@every_exchange
+@pytest.mark.parametrize("wrapped", [False, True], ids=["alone", "bucketed"])
+def test_an_empty_list_of_gradients_is_refused(exchange, wrapped):
+    exchange = Bucketed(exchange) if wrapped else exchange.clone()
+    with pytest.raises(ValueError, match="needs at least one gradient. Received an empty list"):
+        exchange.build([], 0, 1, "test")
+
+
+@every_exchange
+@pytest.mark.parametrize(("rank", "world_size"), [(0, 0), (-1, 1), (1, 1), (5, 3), (0, -1)])
+def test_a_rank_that_is_not_among_the_workers_is_refused(exchange, rank, world_size):
+    expected = f"rank must be from 0 .*rank={rank}, world_size={world_size}"
+    with pytest.raises(ValueError, match=expected):
+        exchange.clone().build(specs_of([(2, 2)]), rank, world_size, "test")
+
+
+@pytest.mark.parametrize("base", [Exchange, Transform])
+def test_a_subclass_is_told_what_it_must_define(base):
+    class Unfinished(base):
+        pass
+
+    unfinished = Unfinished(bucket_bytes=1) if base is Exchange else Unfinished()
+    methods = {
+        Exchange: [lambda: unfinished.exchange([]), lambda: unfinished.bytes_sent()],
+        Transform: [lambda: unfinished.transform(None, None)],
+    }
+    for method in (unfinished.get_config, *methods[base]):
+        with pytest.raises(NotImplementedError, match="Unfinished must define"):
+            method()

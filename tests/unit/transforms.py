@@ -1,0 +1,30 @@
+"""Transforms for tests. At the top of a module, because a configuration names their classes."""
+
+import tensorflow as tf
+
+from tf_onebit.collectives.requests import AllReduce
+from tf_onebit.transforms import Transform
+
+
+class DivideByTotal(Transform):
+    """Divides by the sum of all magnitudes, which takes a collective, times a factor."""
+
+    def __init__(self, factor=0.01):
+        super().__init__()
+        self.factor = factor
+
+    def get_config(self):
+        return {"factor": self.factor}
+
+    def build(self, layout, rank, scope):
+        self.scope = scope
+        self.world_size = layout.world_size
+
+    def transform(self, aggregate, plain):
+        mine = tf.reduce_sum(tf.abs(aggregate))
+        (total,) = yield AllReduce([mine], f"{self.scope}/total")
+        divisor = self.factor * (total + tf.reduce_sum(tf.abs(plain)))
+        return aggregate / divisor, plain / divisor
+
+    def bytes_sent(self):
+        return 2 * (self.world_size - 1) * tf.float32.size // self.world_size
