@@ -13,11 +13,6 @@ train: setup
 
 # The kernels alone under sanitizers, then everything else.
 test: setup
-	$(VENV)/bin/cmake -S custom_ops -B build/tests_cc -G Ninja --log-level=WARNING \
-	    -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(VENV)/bin/ninja \
-	    -DTF_ONEBIT_TESTS=ON -DTF_ONEBIT_SANITIZE=ON
-	$(VENV)/bin/cmake --build build/tests_cc
-	$(VENV)/bin/ctest --test-dir build/tests_cc --output-on-failure
 	$(VENV)/bin/python -m pytest tests
 
 lint: setup

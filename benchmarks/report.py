@@ -36,7 +36,7 @@ def machine_facts():
         "processor": processor,
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "load_average": os.getloadavg()[0],  # well above 0: others were using the machine
+        "load_average": round(os.getloadavg()[0], 2),
         "kernel": platform.release(),
         "python": platform.python_version(),
     }
@@ -50,6 +50,11 @@ def machine_facts():
 
 def print_machine_facts(facts):
     print(", ".join(f"{name} {value}" for name, value in facts.items()))
+    if facts["load_average"] > 0.5:
+        print(
+            f"Other programs use this machine (load average {facts['load_average']}): times, and "
+            "ratios between rows that communicate and rows that do not, are not to be trusted."
+        )
 
 
 def print_table(title, header, rows):

@@ -222,8 +222,9 @@ def main():
                 "verdicts": verdicts,
             }
         )
-    content = {"machine": facts, "arguments": vars(arguments), "rates": reports}
-    write_json(arguments.output, content)
+        # After every rate: a slow one that is given up does not take the others with it.
+        content = {"machine": facts, "arguments": vars(arguments), "rates": reports}
+        write_json(arguments.output, content)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import ctypes
 import pathlib
+import struct
 
 import tensorflow as tf
 
@@ -9,6 +10,16 @@ from tf_onebit._version import __version__
 
 _BUILD_COMMAND = "`make setup`, or `python setup.py build_ext --inplace`, in the source folder"
 _LIBRARY = pathlib.Path(__file__).with_name("libtf_onebit_ops.so")
+
+
+def _require_whole(path):
+    """Raises OSError for an ELF file that is cut short: to load one would kill the process."""
+    with path.open("rb") as file:
+        header = file.read(64)
+    # The table of sections, which the header locates, is the end of the file.
+    table_at, entry_bytes, entries = struct.unpack("<40xQ10xHH2x", header.ljust(64, b"\0"))
+    if not 0 < table_at + entry_bytes * entries <= path.stat().st_size:
+        raise OSError(f"{path} is cut short")
 
 
 def _load(path):
@@ -20,6 +31,7 @@ def _load(path):
         )
     expected = f"version={__version__} tensorflow={tf.__version__}"
     try:
+        _require_whole(path)
         # TensorFlow first: it notes which ops a library brings while it loads it.
         library = tf.load_op_library(str(path))
         build_info = ctypes.CDLL(str(path)).tf_onebit_build_info
@@ -71,6 +83,7 @@ def one_bit_encode(gradients, residual, layout, levels="mean", error_feedback=Tr
         InvalidArgumentError: if a gradient or the residual does not have the layout's size.
 
     Example:
+        >>> from tf_onebit.layout import Layout
         >>> layout = Layout([(64, 64, 64)], world_size=1)
         >>> residual = tf.Variable(tf.zeros([64]))
         >>> messages, _ = one_bit_encode([tf.ones([1, 64])], residual, layout)

@@ -9,6 +9,7 @@ if it passes on all of them. Tests of a module share a job, because to start one
 """
 
 import faulthandler
+import gc
 import json
 import os
 import pathlib
@@ -30,8 +31,11 @@ def pytest_configure(config):
     )
     if _IS_WORKER:
         import horovod.tensorflow as hvd
+        import keras  # noqa: F401
 
         hvd.init()
+        # Every clear_session would look through all that TensorFlow and Keras made on import.
+        gc.freeze()
 
 
 def pytest_generate_tests(metafunc):

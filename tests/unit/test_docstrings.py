@@ -2,22 +2,19 @@
 
 import doctest
 import importlib
-import pkgutil
 
 import pytest
 
 import tf_onebit
+from tests.unit.test_architecture import MODULES, module_name
 
-MODULES = [module.name for module in pkgutil.walk_packages(tf_onebit.__path__, prefix="tf_onebit.")]
 
-
-@pytest.mark.parametrize("name", ["tf_onebit", *MODULES])
+@pytest.mark.parametrize("name", [module_name(path) for path in MODULES])
 def test_examples_run(name):
     module = importlib.import_module(name)
-    finder = doctest.DocTestFinder()
-    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+    runner = doctest.DocTestRunner()
     report = []
-    for example in finder.find(module, name):
+    for example in doctest.DocTestFinder().find(module, name):
         runner.run(example, out=report.append)
     assert runner.failures == 0, "".join(report)
 

@@ -13,8 +13,8 @@ SPECS = specs_of([(40, 100), (100,), (3, 3, 2, 2)])
 WORLD_SIZE = 3
 
 
-def handshake_of(exchange=None, specs=SPECS, world_size=WORLD_SIZE):
-    return Bucketed(exchange or OneBit()).handshake(specs, world_size, "test")
+def handshake_of(exchange=None, specs=SPECS, world_size=WORLD_SIZE, scope="first"):
+    return Bucketed(exchange or OneBit()).handshake(specs, world_size, scope)
 
 
 def error_of(handshake):
@@ -88,6 +88,11 @@ OTHERS = {
         {"specs": SPECS[::-1]},
         "gradient 0 = layer_0/kernel (40, 100) float32",
         "gradient 0 = layer_2/kernel (3, 3, 2, 2) float32",
+    ),
+    "another_exchange": (
+        {"scope": "second"},
+        "number of this exchange in its program = first",
+        "number of this exchange in its program = second",
     ),
     "world_size": ({"world_size": 4}, "world size = 3", "world size = 4"),
 }

@@ -5,6 +5,9 @@ import math
 import keras
 import tensorflow as tf
 
+# `tf.summary.scalar` would need TensorBoard to be installed where the job runs.
+_SCALAR = tf.compat.v1.SummaryMetadata(plugin_data={"plugin_name": "scalars"}, data_class=1)
+
 
 class Monitor(keras.callbacks.Callback):
     """Adds to the logs of every batch and epoch:
@@ -79,4 +82,5 @@ class Monitor(keras.callbacks.Callback):
             step = int(self.model.optimizer.iterations)
             with self._writer.as_default():
                 for name, value in self._latest.items():
-                    tf.summary.scalar(f"exchange/{name}", value, step=step)
+                    scalar = tf.constant(value, tf.float32)
+                    tf.summary.write(f"exchange/{name}", scalar, step=step, metadata=_SCALAR)
