@@ -31,7 +31,7 @@ def column_cut(shape, min_column_size, max_column_size):
     >>> column_cut((3, 3, 16, 24), min_column_size=64, max_column_size=512)
     (72, 72)
     """
-    row_size = shape[-1]
+    row_size = max(1, shape[-1])  # an empty tensor has no rows, of whatever size
     if row_size > max_column_size:
         pieces = _ceil_div(row_size, max_column_size)
         return row_size, CODES_PER_WORD * _ceil_div(_ceil_div(row_size, pieces), CODES_PER_WORD)

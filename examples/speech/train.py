@@ -21,7 +21,8 @@ import tf_onebit
 import tf_onebit.horovod as hvd
 
 EVALUATION_BATCH_SIZE = 1024
-FINAL_LEARNING_RATE = 0.05  # of the first one
+WARM_UP = 0.1  # part of the steps in which the learning rate rises
+FINAL_LEARNING_RATE = 0.02  # of the highest
 STEPS_NOT_TIMED = 5  # of each block: tracing, and filling of the input pipeline
 
 
@@ -77,8 +78,14 @@ def train(options):
     model = acoustic_model(
         input_shape, len(targets), options.depth, options.width, options.activation
     )
+    steps = blocks * len(training)
+    warm_up_steps = round(WARM_UP * steps)
     schedule = keras.optimizers.schedules.CosineDecay(
-        options.learning_rate, blocks * len(training), alpha=FINAL_LEARNING_RATE
+        initial_learning_rate=0.0,
+        warmup_target=options.learning_rate,
+        warmup_steps=warm_up_steps,
+        decay_steps=steps - warm_up_steps,
+        alpha=FINAL_LEARNING_RATE,
     )
     optimizer = keras.optimizers.SGD(schedule, momentum=options.momentum)
     model.compile(
@@ -113,7 +120,7 @@ def train(options):
         "workers": workers,
         "parameters": model.count_params(),
         "targets": len(targets),
-        "steps": blocks * len(training),
+        "steps": steps,
         "warm_start_frames": options.warm_start * workers * options.batch_size,
         "frames": [(block + 1) * frames_per_block for block in range(blocks)],
         "training_cross_entropy": history["loss"],

@@ -8,7 +8,6 @@ The test's body runs on every rank of a job with two and of one with three proce
 if it passes on all of them. Tests of a module share a job, because to start one takes seconds.
 """
 
-import faulthandler
 import gc
 import json
 import os
@@ -19,10 +18,16 @@ import pytest
 
 from tests.parallel.launch import horovodrun
 
-SECONDS_PER_TEST = 30
+SECONDS_PER_TEST = 60
 SECONDS_TO_START = 60
 _REPORTS_DIR = os.environ.get("TF_ONEBIT_TEST_REPORTS_DIR")
 _IS_WORKER = _REPORTS_DIR is not None
+# A rank that hangs says where, and ends; with it ends the job.
+_PYTEST = (
+    *("-m", "pytest", "-q", "-p", "no:cacheprovider"),
+    *("-o", f"faulthandler_timeout={SECONDS_PER_TEST}"),
+    *("-o", "faulthandler_exit_on_timeout=true"),
+)
 
 
 def pytest_configure(config):
@@ -60,17 +65,14 @@ if _IS_WORKER:
 
     @pytest.fixture(autouse=True)
     def all_ranks_together():
-        """Starts a test on all ranks at once, in a fresh Keras session; says where it hangs."""
+        """Starts a test on all ranks at once, in a fresh Keras session."""
         import horovod.tensorflow as hvd
         import keras
         import tensorflow as tf
 
-        faulthandler.dump_traceback_later(SECONDS_PER_TEST)
         keras.utils.clear_session()
         keras.utils.set_random_seed(0)
         hvd.allreduce(tf.zeros([]), name="all_ranks_together")
-        yield
-        faulthandler.cancel_dump_traceback_later()
 
 else:
 
@@ -98,7 +100,7 @@ class _TestJob:
             try:
                 self.end = horovodrun(
                     world_size,
-                    ["-m", "pytest", "-p", "no:cacheprovider", "-q", str(path)],
+                    [*_PYTEST, str(path)],
                     SECONDS_TO_START + SECONDS_PER_TEST * len(tests),
                     TF_ONEBIT_TEST_REPORTS_DIR=reports_dir,
                 ).output

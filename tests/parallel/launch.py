@@ -42,10 +42,6 @@ def horovodrun(world_size, command, timeout_seconds=120, **environment):
         "TF_NUM_INTRAOP_THREADS": "1",
         "TF_NUM_INTEROP_THREADS": "2",
         "TF_CPP_MIN_LOG_LEVEL": "2",
-        "HOROVOD_CYCLE_TIME": "0.5",
-        # Workers that wait for a collective which another one never joins get an error.
-        "HOROVOD_STALL_CHECK_TIME_SECONDS": "20",
-        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "40",
     }
     launcher = str(pathlib.Path(sys.executable).with_name("horovodrun"))
     start = time.monotonic()

@@ -91,7 +91,7 @@ def test_bytes_sent_is_the_size_of_the_messages(name, world_size):
 def test_indexed_slices_are_summed_exactly(dtype, world_size):
     shape = (6, 3)
     # Rows come twice on a rank and on several ranks; rank 0 has none.
-    indices = [(5, 1, k, k)[: 2 * k] for k in range(world_size)]
+    indices = [(5, 1, 5, k)[: 4 * k] for k in range(world_size)]
     values = [np.full((len(rows), 3), 1.0 + k) for k, rows in enumerate(indices)]
     expected = np.zeros(shape)
     for rows, added in zip(indices, values, strict=True):

@@ -21,6 +21,8 @@ EXCHANGES = {
     "warming": WarmStart(OneBit(), steps=10),
     "warmed": WarmStart(OneBit(), steps=1),
 }
+# An exchange, and whether it runs eagerly.
+MODES = [*((name, False) for name in EXCHANGES), ("warmed", True)]
 
 
 class Training:
@@ -57,9 +59,8 @@ def gradients_of(step, poisoned=None, value=np.nan):
 
 
 @pytest.mark.workers(2)
-@pytest.mark.parametrize("run_eagerly", [False, True], ids=["graph", "eager"])
 @pytest.mark.parametrize("poisoned", SHAPES)
-@pytest.mark.parametrize("name", EXCHANGES)
+@pytest.mark.parametrize("name, run_eagerly", MODES)
 def test_not_finite_gradient_is_an_error_that_leaves_the_weights(
     name, poisoned, run_eagerly, world_size
 ):
@@ -68,12 +69,12 @@ def test_not_finite_gradient_is_an_error_that_leaves_the_weights(
     for step in range(2):
         training.step(*gradients_of(step))
     before = training.state(with_exchange=False)
-    with pytest.raises(tf.errors.InvalidArgumentError, match=f"Rank 1 .*'{poisoned}'"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=rf"Rank 1 .*\W{poisoned}\W"):
         training.step(*gradients_of(2, poisoned))
     assert training.state(with_exchange=False) == before
 
 
-@pytest.mark.workers(2)
+@pytest.mark.workers(2, 3)
 @pytest.mark.parametrize("on_nonfinite", ["error", "skip"])
 def test_not_finite_sample_in_fit(on_nonfinite, world_size):
     optimizer = keras.optimizers.SGD(0.01, weight_decay=0.1)
@@ -95,9 +96,8 @@ def test_not_finite_sample_in_fit(on_nonfinite, world_size):
     assert digest(model.get_weights()) == before
 
 
-@pytest.mark.workers(2, 3)
-@pytest.mark.parametrize("run_eagerly", [False, True], ids=["graph", "eager"])
-@pytest.mark.parametrize("name", EXCHANGES)
+@pytest.mark.workers(2)
+@pytest.mark.parametrize("name, run_eagerly", MODES)
 def test_skipped_steps_never_were(name, run_eagerly, world_size):
     def train(poisoned_steps):
         optimizer = keras.optimizers.Adam(0.01, weight_decay=0.1)

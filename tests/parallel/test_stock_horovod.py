@@ -58,7 +58,7 @@ def test_residuals_outlive_a_retrace(world_size):
     for step, (mean,) in enumerate(lockstep_means(OneBit(), world_size, STEPS, [SHAPE])):
         (tensor,) = coefficients(step, rank(), [SHAPE])
         np.testing.assert_array_equal(retraced(tensor, trace=step // 2), mean)
-    assert traces == [0, 1]
+    assert set(traces) == {0, 1}
 
 
 @pytest.mark.workers(2)

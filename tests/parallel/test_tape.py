@@ -215,12 +215,13 @@ def test_compression(mode, compression, world_size):
 def test_not_finite_gradient_is_an_error_on_all_ranks(mode, world_size):
     variable = tf.Variable(tf.zeros([64, 32]), name="kernel")
     poison = np.nan if rank() == 1 else 1.0
+    exchange = OneBit()
 
     @mode
     def gradients_of():
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(variable * poison)
-        return hvd.DistributedGradientTape(tape, OneBit()).gradient(loss, [variable])
+        return hvd.DistributedGradientTape(tape, exchange).gradient(loss, [variable])
 
     with pytest.raises(tf.errors.InvalidArgumentError, match="Rank 1 .*'kernel"):
         gradients_of()

@@ -51,15 +51,3 @@ def fit_whole(model, steps, world_size, **arguments):
 def _fit(model, x, labels, batch_size, **arguments):
     x, labels = x.reshape(-1, INPUTS), labels.reshape(-1)
     return model.fit(x, labels, batch_size, shuffle=False, verbose=0, **arguments)
-
-
-class EachBatch(keras.callbacks.Callback):
-    """Collects what `observe()` returns after each batch."""
-
-    def __init__(self, observe):
-        super().__init__()
-        self.observe = observe
-        self.values = []
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.values.append(self.observe())

@@ -158,8 +158,8 @@ def test_every_exchange_ends_in_the_error(template, in_graph):
 
 
 def test_error_names_the_first_rank():
-    with refuses(0, "dense/bias"):
-        step_with(np.nan, {0: [1], 2: [0]}, OneBit(), in_graph=False)
+    with refuses(0, "dense/kernel"):
+        step_with(np.nan, {0: [0], 2: [1]}, OneBit(), in_graph=False)
 
 
 def test_sum_that_overflows_is_reported_by_its_owner():

@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.unit.gradients import as_float64, build_workers, exchange, gradients_of, specs_of
+from tests.unit.gradients import (
+    ROUNDING,
+    as_float64,
+    build_workers,
+    exchange,
+    gradients_of,
+    specs_of,
+)
 from tests.unit.transforms import DivideByTotal
 from tf_onebit import FullPrecision, OneBit, WarmStart
 from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, Cond
@@ -133,3 +140,21 @@ def test_what_is_exchanged_is_not_zero(name, dtype, world_size):
     for step in run(name, dtype, world_size):
         for tensor, shape in zip(step.exchanged[0], SHAPES, strict=True):
             assert np.any(as_float64(tensor)) or 0 in shape
+
+
+def is_exact(name, dtype, shape):
+    return name.startswith("full_precision") or dtype == "float64" or len(shape) < 2
+
+
+@for_every_exchange
+def test_what_is_not_quantized_is_the_scaled_sum(name, dtype, world_size):
+    if name == "transformed" and dtype != "float64":
+        return  # test_one_bit.py says what transforms do.
+    # Each worker's value may be rounded on the way, and in sums that are larger than itself.
+    rounding = 2 * world_size * ROUNDING.get(dtype, 1e-15)
+    for step in run(name, dtype, world_size):
+        for i, shape in enumerate(SHAPES):
+            if is_exact(name, dtype, shape):
+                parts = [as_float64(mine[i]) for mine in step.gradients]
+                error = np.abs(as_float64(step.exchanged[0][i]) - np.mean(parts, axis=0))
+                assert (error <= rounding * np.mean(np.abs(parts), axis=0)).all()

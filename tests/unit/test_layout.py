@@ -117,6 +117,12 @@ def test_long_rows_are_cut_into_few_columns_of_whole_words(row_size):
     assert math.ceil(row_size / column_size) == math.ceil(row_size / 128)
 
 
+@pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0)])
+def test_empty_tensors_have_no_columns(shape):
+    layout = Layout([(0, *column_cut(shape, MIN_COLUMN_SIZE, MAX_COLUMN_SIZE))], world_size=2)
+    assert (layout.num_columns, layout.size, layout.code_bytes) == (0, 0, 0)
+
+
 def test_a_column_does_not_span_tensors():
     layout = layout_of([(1, 10), (1, 10)], world_size=1)
     assert layout.num_columns == 2

@@ -53,6 +53,14 @@ def test_sum_is_exact(rng, template, indices, index_dtype, dtype):
         assert (slices.indices.dtype, slices.values.dtype) == (index_dtype, dtype)
 
 
+def test_scale_is_not_rounded_to_float32(rng):
+    workers = build_workers(Bucketed(OneBit()), [embedding_spec("float64")], 3)
+    gradients = [[slices_of(rng, [1, 2], dtype=tf.float64)] for _ in range(3)]
+    exchanged, _ = exchange(workers, gradients, scale=1 / 3)
+    expected = sum(dense(slices) for (slices,) in gradients) / 3
+    np.testing.assert_allclose(dense(exchanged[0][0]), expected, rtol=1e-15)
+
+
 @every_pattern
 def test_each_row_of_the_result_has_another_index(rng, indices):
     workers = build_workers(Bucketed(OneBit()), [embedding_spec()], 3)

@@ -55,7 +55,9 @@ def _answer(requests):
     if isinstance(first, AllReduce):
         columns = zip(*(request.tensors for request in requests), strict=True)
         sums = [tf.add_n(column) for column in columns]
-        return [[total * tf.cast(first.scale, total.dtype) for total in sums]] * world_size
+        # Not rounded to float32, the default, on its way to the tensors' type.
+        scale = tf.constant(first.scale, tf.float64)
+        return [[total * tf.cast(scale, total.dtype) for total in sums]] * world_size
     if isinstance(first, Broadcast):
         return [list(requests[first.root].tensors)] * world_size
     if isinstance(first, Cond):

@@ -33,9 +33,7 @@ class SparseGather(Exchange):
                 sizes_bytes.append(tf.size(tensor, tf.int64) * tensor.dtype.size)
             rows, positions = tf.unique(indices)
             sums = tf.math.unsorted_segment_sum(values, positions, tf.size(rows))
-            exchanged.append(
-                tf.IndexedSlices(sums * tf.cast(scale, sums.dtype), rows, gradient.dense_shape)
-            )
+            exchanged.append(tf.IndexedSlices(sums * scale, rows, gradient.dense_shape))
         self._bytes_sent.assign((self.world_size - 1) * tf.add_n(sizes_bytes))
         return exchanged, flags
 

@@ -34,7 +34,8 @@ class OneBitCompressor:
     def compress(cls, tensor):
         """Exchanges `tensor`; returns a number for Horovod to sum, and the sum over workers."""
         spec = GradientSpec("", tuple(tensor.shape), tensor.dtype.name)
-        if len(spec.shape) < 2 or spec.size < OneBit().min_size or hvd.size() == 1:
+        plain = len(spec.shape) < 2 or spec.size < OneBit().min_size
+        if plain or not tensor.dtype.is_floating or hvd.size() == 1:
             return tensor, None
         if tf.executing_eagerly():
             raise RuntimeError(

@@ -58,8 +58,8 @@ class GradientExchange:
 
     @property
     def built(self):
-        """The exchanges that exist so far: one for each list of gradients."""
-        return list(self._built.values())
+        """The exchanges that exist so far: one for each list of variables."""
+        return [exchange for exchange, _ in self._built.values()]
 
     def __call__(self, gradients, variables):
         """Exchanges the gradients of `variables`; None stays None.
@@ -90,10 +90,15 @@ class GradientExchange:
 
     def _exchange_for(self, pairs):
         specs = tuple(_spec(gradient, variable) for gradient, variable in pairs)
-        if specs not in self._built:
+        variables = [variable for _, variable in pairs]
+        # Names alone do not tell variables apart: many are called "Variable:0".
+        key = specs, tuple(map(id, variables))
+        if key not in self._built:
             scope = f"{self._scope}/{len(self._built)}"
-            self._built[specs] = build(self.template, specs, scope)
-        return self._built[specs]
+            # With the variables, because the ids of objects that are gone come again.
+            self._built[key] = build(self.template, specs, scope), variables
+        exchange, _ = self._built[key]
+        return exchange
 
 
 def _spec(gradient, variable):
