@@ -49,7 +49,10 @@ class CMakeBuild(build_ext):
                 sys.exit("error: the operations could not be compiled, see the output above.")
         library = pathlib.Path(self.get_ext_fullpath(ext.name))
         library.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(BUILD_DIR / library.name, library)
+        # A process that has the old library loaded keeps it: its pages must not change under it.
+        new_library = library.with_suffix(".new")
+        shutil.copyfile(BUILD_DIR / library.name, new_library)
+        new_library.replace(library)
 
 
 def find_tensorflow():

@@ -128,7 +128,7 @@ def main():
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--max-column-size", type=int, nargs="+", default=[None])
-    parser.add_argument("--output", default="convergence.json")
+    parser.add_argument("--output", default="results/convergence.json")
     arguments, training = parser.parse_known_args()
     facts = machine_facts()
     print_machine_facts(facts)

@@ -210,7 +210,7 @@ def main():
     parser.add_argument("--columns", type=int, default=2048, help="values per column")
     parser.add_argument("--rounds", type=int, default=3, help="processes per number of threads")
     parser.add_argument("--repeats", type=int, default=7, help="measurements per process")
-    parser.add_argument("--output", default="encode.json")
+    parser.add_argument("--output", default="results/encode.json")
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure:

@@ -90,5 +90,7 @@ def verdict(claim, measured, limit, at_most=True):
 
 
 def write_json(path, content):
-    pathlib.Path(path).write_text(json.dumps(content, indent=1) + "\n")
+    path = pathlib.Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=1) + "\n")
     print(f"\nwritten: {path}")

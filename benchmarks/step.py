@@ -197,7 +197,7 @@ def main():
     parser.add_argument("--inter-op-threads", type=int, default=1, help="the same for all rows")
     parser.add_argument("--max-column-size", type=int, nargs="+", default=[None])
     parser.add_argument("--bucket-bytes", type=int, nargs="+", default=[None])
-    parser.add_argument("--output", default="step.json")
+    parser.add_argument("--output", default="results/step.json")
     arguments = parser.parse_args()
 
     facts = machine_facts()

@@ -27,6 +27,7 @@ MAY_IMPORT = {
         "exchanges",
         "layout",
         "ops",
+        "transforms",
         "_version",
     ],
     "tf_onebit.callbacks": ["callbacks"],

@@ -11,7 +11,7 @@ import tf_onebit.horovod as hvd
 from tf_onebit.callbacks import Monitor
 
 LOGS = ["bytes_sent", "compression_ratio", "residual_norm"]
-BATCHES = 5
+BATCHES = 6
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -19,11 +19,11 @@ def one_worker():
     hvd.init()
 
 
-def fit(monitor, optimizer=None, epochs=1, callbacks=()):
+def fit(monitor, optimizer=None, epochs=1, callbacks=(), steps_per_execution=1):
     model = keras.Sequential([keras.Input([4]), keras.layers.Dense(2)])
     if optimizer is None:
         optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), tf_onebit.OneBit())
-    model.compile(optimizer=optimizer, loss="mse")
+    model.compile(optimizer, loss="mse", steps_per_execution=steps_per_execution)
     x, y = np.ones([BATCHES, 4]), np.ones([BATCHES, 2])
     return model.fit(x, y, batch_size=1, epochs=epochs, callbacks=[monitor, *callbacks], verbose=0)
 
@@ -64,9 +64,22 @@ def scalars_in(folder):
     return sorted(scalars)
 
 
-@pytest.mark.parametrize(("update_freq", "steps"), [(1, [1, 2, 3, 4, 5]), (2, [1, 3, 5]), (9, [1])])
-def test_tensorboard_gets_a_scalar_every_so_many_batches(tmp_path, update_freq, steps):
-    fit(Monitor(update_freq, log_dir=tmp_path))
+@pytest.mark.parametrize(
+    ("update_freq", "steps_per_execution", "steps"),
+    [
+        (1, 1, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]),
+        (2, 1, [1, 3, 5, 7, 9, 11]),
+        (9, 1, [1, 7]),
+        (1, 2, [2, 4, 6, 8, 10, 12]),
+        (4, 2, [2, 6, 8, 12]),
+        (5, 3, [3, 9]),
+    ],
+)
+def test_tensorboard_gets_a_scalar_every_so_many_batches_of_an_epoch(
+    tmp_path, update_freq, steps_per_execution, steps
+):
+    monitor = Monitor(update_freq, log_dir=tmp_path)
+    fit(monitor, epochs=2, steps_per_execution=steps_per_execution)
     values = {"bytes_sent": 0.0, "compression_ratio": 1.0, "residual_norm": 0.0}
     expected = [(step, f"exchange/{name}", values[name]) for step in steps for name in LOGS]
     assert scalars_in(tmp_path) == expected

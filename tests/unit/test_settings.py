@@ -30,6 +30,7 @@ EXCHANGES = {
     "warm_start": WarmStart(OneBit(min_size=3, exclude=("x",)), steps=9),
     "nested": WarmStart(WarmStart(FullPrecision(), steps=1), steps=2),
     "float16": CompressedAllReduce(Compression.fp16),
+    "bucketed": Bucketed(OneBit(min_size=3)),
 }
 every_exchange = pytest.mark.parametrize("exchange", EXCHANGES.values(), ids=EXCHANGES.keys())
 
@@ -82,6 +83,9 @@ def test_clones_share_no_transforms():
         (lambda: FullPrecision(bucket_bytes=-1), "bucket_bytes must be a positive.*=-1"),
         (lambda: OneBit(bucket_bytes=float("nan")), "bucket_bytes must be a positive.*=nan"),
         (lambda: OneBit(exclude="bias"), r"list of regular expressions.*Use exclude=\['bias'\]"),
+        (lambda: OneBit(exclude=["a", "(b"]), r"Received: '\(b' in exclude=\['a', '\(b'\]"),
+        (lambda: OneBit(exclude=[5]), r"list of regular expressions. Received: 5 in exclude=\[5\]"),
+        (lambda: OneBit(transforms=[5]), "list of .*Transform. Received: 5 of type int"),
         (lambda: WarmStart(OneBit(), steps=-1), "steps must be a number.*steps=-1"),
         (lambda: WarmStart(OneBit, steps=1), "WarmStart needs an exchange.*OneBit"),
         (lambda: WarmStart(None, steps=1), "WarmStart needs an exchange.*exchange=None"),

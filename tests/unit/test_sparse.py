@@ -80,6 +80,12 @@ def test_reported_bytes_are_those_of_the_rows_of_this_worker(rng, indices):
     ]
 
 
+def test_what_full_precision_would_send_has_the_rows_and_not_the_matrix(rng):
+    (worker, *_) = workers = build_workers(Bucketed(OneBit()), [embedding_spec()], 3)
+    exchange(workers, [[slices_of(rng, [1, 2])] for _ in range(3)])
+    assert worker.full_precision_bytes() == worker.bytes_sent()
+
+
 def test_travels_beside_dense_gradients(rng):
     specs = [GradientSpec("kernel", (40, 100), "float32"), embedding_spec()]
     workers = build_workers(Bucketed(OneBit()), specs, 2)

@@ -39,6 +39,7 @@ class Monitor(keras.callbacks.Callback):
         self.log_dir = log_dir
         self._writer = None
         self._latest = {}
+        self._next_reading = 0
 
     def on_train_begin(self, logs=None):
         if self._gradient_exchange() is None:
@@ -50,9 +51,14 @@ class Monitor(keras.callbacks.Callback):
         if self.log_dir is not None:
             self._writer = tf.summary.create_file_writer(str(self.log_dir))
 
+    def on_epoch_begin(self, epoch, logs=None):
+        self._next_reading = 0
+
     def on_train_batch_end(self, batch, logs=None):
-        if batch % self.update_freq == 0:
+        # With `steps_per_execution` not every batch comes by.
+        if batch >= self._next_reading:
             self._read()
+            self._next_reading = batch + self.update_freq
         if logs is not None:
             logs.update(self._latest)
 

@@ -1,6 +1,7 @@
 """What an exchange is."""
 
 import dataclasses
+import re
 
 import tensorflow as tf
 
@@ -61,6 +62,14 @@ class Exchange(Configurable, tf.Module):
                 "exclude must be a list of regular expressions. "
                 f"Received: exclude={exclude!r}. Use exclude=[{exclude!r}]."
             )
+        for pattern in exclude:
+            try:
+                re.compile(pattern)
+            except (re.error, TypeError) as error:
+                raise ValueError(
+                    f"exclude must be a list of regular expressions. Received: {pattern!r} in "
+                    f"exclude={list(exclude)!r}: {error}."
+                ) from error
         self.bucket_bytes = bucket_bytes
         self.exclude = tuple(exclude)
 

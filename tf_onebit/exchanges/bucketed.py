@@ -4,6 +4,7 @@ import re
 
 import tensorflow as tf
 
+from tf_onebit.configurable import deserialize, serialize
 from tf_onebit.exchanges.base import Exchange
 from tf_onebit.exchanges.finite import require_finite
 from tf_onebit.exchanges.full_precision import FullPrecision
@@ -29,11 +30,12 @@ class Bucketed(Exchange):
     """
 
     def __init__(self, template):
+        template = deserialize(template)
         super().__init__(template.bucket_bytes, template.exclude)
         self.template = template
 
     def get_config(self):
-        return {"template": self.template}
+        return {"template": serialize(self.template)}
 
     def create_state(self):
         self._buckets = []
@@ -94,9 +96,12 @@ class Bucketed(Exchange):
         return sum(exchange.bytes_sent() for exchange, _ in self._buckets)
 
     def full_precision_bytes(self):
-        """What the same exchange would send in float32."""
-        size_bytes = sum(spec.size * FLOAT_BYTES for spec in self.specs)
-        return 2 * (self.world_size - 1) * size_bytes // self.world_size
+        """What the same exchange would send in float32: `IndexedSlices` as they are."""
+        dense_bytes = sum(spec.size * FLOAT_BYTES for spec in self.specs if not spec.sparse)
+        sparse = (e for e, _ in self._buckets if isinstance(e, SparseGather))
+        return 2 * (self.world_size - 1) * dense_bytes // self.world_size + sum(
+            exchange.bytes_sent() for exchange in sparse
+        )
 
     def residual_sum_of_squares(self):
         return sum(exchange.residual_sum_of_squares() for exchange, _ in self._buckets)

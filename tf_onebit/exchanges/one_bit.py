@@ -7,6 +7,7 @@ from tf_onebit.collectives.requests import AllGather, AllToAll
 from tf_onebit.configurable import deserialize, serialize
 from tf_onebit.exchanges.base import Exchange
 from tf_onebit.layout import CODES_PER_WORD, Layout, column_cut, plain_cut
+from tf_onebit.transforms import Transform
 
 
 class OneBit(Exchange):
@@ -37,7 +38,8 @@ class OneBit(Exchange):
         transforms: list of `tf_onebit.transforms.Transform`, applied to the aggregate in order.
 
     Raises:
-        ValueError: for sizes that are not positive or do not fit each other.
+        ValueError: for sizes that are not positive or do not fit each other, and for transforms and
+            patterns that are none.
 
     Example:
         >>> exchange = OneBit(max_column_size=1024)
@@ -78,6 +80,12 @@ class OneBit(Exchange):
         self.max_column_size = max_column_size
         self.min_size = min_size
         self.transforms = [deserialize(transform) for transform in transforms]
+        for transform in self.transforms:
+            if not isinstance(transform, Transform):
+                raise ValueError(
+                    "transforms must be a list of tf_onebit.transforms.Transform. "
+                    f"Received: {transform!r} of type {type(transform).__name__}."
+                )
 
     def get_config(self):
         return {

@@ -1,0 +1,114 @@
+"""What the Monitor callback costs: Keras' fit with and without it, in turns, on two workers.
+
+    .venv/bin/horovodrun -np 2 .venv/bin/python benchmarks/monitor.py
+
+The network is the speech job's, 429 - 5x512 - 1200, with 128 samples per worker: the shorter a
+step, the dearer a reading. Monitor reads at its default interval and writes TensorBoard scalars.
+"""
+
+import argparse
+import os
+import tempfile
+import time
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import keras
+import numpy as np
+import tensorflow as tf
+from report import Spread, machine_facts, print_machine_facts, print_table, verdict, write_json
+
+import tf_onebit
+import tf_onebit.horovod as hvd
+
+NUM_FEATURES = 429
+HIDDEN_LAYERS = 5 * [512]
+NUM_CLASSES = 1200
+SAMPLES_PER_WORKER = 128
+LIMIT = 0.01  # of the step
+
+
+class TimedMonitor(tf_onebit.callbacks.Monitor):
+    """A Monitor that knows for how long it has run."""
+
+    seconds = 0.0
+
+    def on_train_batch_end(self, batch, logs=None):
+        start = time.perf_counter()
+        super().on_train_batch_end(batch, logs)
+        self.seconds += time.perf_counter() - start
+
+    def on_epoch_end(self, epoch, logs=None):
+        start = time.perf_counter()
+        super().on_epoch_end(epoch, logs)
+        self.seconds += time.perf_counter() - start
+
+
+def make_model():
+    keras.utils.set_random_seed(0)
+    layers = [keras.layers.Dense(units, activation="relu") for units in HIDDEN_LAYERS]
+    model = keras.Sequential(
+        [keras.Input((NUM_FEATURES,)), *layers, keras.layers.Dense(NUM_CLASSES)]
+    )
+    model.compile(
+        hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), exchange=tf_onebit.OneBit()),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    return model
+
+
+def make_batches(steps):
+    random = np.random.default_rng(hvd.rank())
+    features = random.standard_normal((SAMPLES_PER_WORKER, NUM_FEATURES), np.float32)
+    labels = random.integers(0, NUM_CLASSES, SAMPLES_PER_WORKER, np.int32)
+    return tf.data.Dataset.from_tensors((features, labels)).repeat(steps)
+
+
+def fit_seconds(model, batches, callbacks):
+    start = time.perf_counter()
+    model.fit(batches, callbacks=callbacks, verbose=0)
+    return time.perf_counter() - start
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=100, help="of each fit")
+    parser.add_argument("--rounds", type=int, default=20, help="fits with and without Monitor")
+    parser.add_argument("--output", default="results/monitor.json")
+    arguments = parser.parse_args()
+
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    hvd.init()
+    facts = machine_facts()
+    model, batches = make_model(), make_batches(arguments.steps)
+    model.fit(batches, verbose=0)
+
+    without, ratios, shares = [], [], []
+    with tempfile.TemporaryDirectory() as log_dir:
+        for _ in range(arguments.rounds):
+            seconds = fit_seconds(model, batches, [])
+            monitor = TimedMonitor(log_dir=log_dir)
+            seconds_with = fit_seconds(model, batches, [monitor])
+            without.append(1e3 * seconds / arguments.steps)
+            ratios.append(seconds_with / seconds)
+            shares.append(monitor.seconds / seconds)
+
+    if hvd.rank() == 0:
+        print_machine_facts(facts)
+        step, share, ratio = Spread.of(without), Spread.of(shares), Spread.of(ratios)
+        table = [
+            ["ms per step without Monitor", step.text()],
+            ["time inside Monitor, over that of the steps", share.text(4)],
+            ["fit with Monitor, over fit without", ratio.text(3)],
+        ]
+        print_table(f"{hvd.size()} workers, medians [quartiles]", ["", ""], table)
+        verdicts = [verdict("time inside Monitor over that of the steps", share.median, LIMIT)]
+        content = {"machine": facts, "arguments": vars(arguments), "verdicts": verdicts}
+        spreads = {"milliseconds_per_step": step, "share": share, "ratio": ratio}
+        content |= {name: spread._asdict() for name, spread in spreads.items()}
+        write_json(arguments.output, content)
+    hvd.shutdown()
+
+
+if __name__ == "__main__":
+    main()
