@@ -208,6 +208,10 @@ class OneBitEncodeOp : public OneBitEncodeBase {
   using Value = typename Storage<T>::Type;
   using OneBitEncodeBase::OneBitEncodeBase;
 
+  // Or the executor would queue it behind the rest of the backward pass, which is to overlap with
+  // the sending of its message.
+  bool IsExpensive() override { return false; }
+
   void Compute(OpKernelContext* context) override {
     OpInputList gradients;
     OP_REQUIRES_OK(context, context->input_list("gradients", &gradients));
