@@ -5,8 +5,9 @@
 Workers in network namespaces with shaped links, each pinned to its own core, train the DNN
 429 - 7x2048 - 9304 (45M parameters) with 64 samples per worker. The rows of the table differ only
 in who exchanges the gradients. All have one intra-op thread and two inter-op threads: with a single
-one TensorFlow's executor gets to answered collectives only after the backward pass. Every figure comes from fresh workers, and the rows take turns, so
-that each row has its own peak memory and all rows see the same drift of the machine.
+one TensorFlow's executor gets to answered collectives only after the backward pass. Every figure
+comes from fresh workers, and the rows take turns, so that each row has its own peak memory and all
+rows see the same drift of the machine.
 """
 
 import argparse

@@ -103,6 +103,7 @@ class _TestJob:
                     [*_PYTEST, str(path)],
                     SECONDS_TO_START + SECONDS_PER_TEST * len(tests),
                     TF_ONEBIT_TEST_REPORTS_DIR=reports_dir,
+                    PYTEST_ADDOPTS="",  # meant for the one that reports
                 ).output
             except TimeoutError as error:
                 self.end = str(error)

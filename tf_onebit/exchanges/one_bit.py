@@ -54,7 +54,7 @@ class OneBit(Exchange):
         min_column_size=64,
         max_column_size=512,
         min_size=1024,
-        bucket_bytes=32 * 2**20,
+        bucket_bytes=16 * 2**20,
         exclude=(),
         transforms=(),
     ):
