@@ -43,6 +43,9 @@ def pytest_configure(config):
         gc.freeze()
 
 
+# First, so that the ids of tests are the same wherever pytest meets this file: before or after
+# fixtures add parameters of their own would depend on the paths that it is given.
+@pytest.hookimpl(tryfirst=True)
 def pytest_generate_tests(metafunc):
     marker = metafunc.definition.get_closest_marker("workers")
     if marker is not None:
