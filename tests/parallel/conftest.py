@@ -43,8 +43,8 @@ def pytest_configure(config):
         gc.freeze()
 
 
-# First, so that the ids of tests are the same wherever pytest meets this file: before or after
-# fixtures add parameters of their own would depend on the paths that it is given.
+# First: else it depends on pytest's arguments whether world_size comes before or after the
+# parameters of fixtures, and a test would have another id in the job than outside.
 @pytest.hookimpl(tryfirst=True)
 def pytest_generate_tests(metafunc):
     marker = metafunc.definition.get_closest_marker("workers")
