@@ -49,6 +49,8 @@ def make_rows(max_column_sizes, bucket_sizes_bytes):
             name += f", buckets of {bucket_bytes / 2**20:.0f} MiB"
             options += ("--bucket-bytes", str(bucket_bytes))
         rows.append(Row(name, "one_bit", options))
+    # As it is recommended: the same after its steps in full precision are over.
+    rows.append(Row("1-bit after a warm start", "one_bit", ("--warm-start", "1")))
     return rows
 
 

@@ -15,7 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_onebit import OneBit
+from tf_onebit import OneBit, WarmStart
 from tf_onebit.horovod import DistributedOptimizer
 
 NUM_FEATURES = 429
@@ -78,7 +78,10 @@ def make_optimizer(arguments):
         for name in ("max_column_size", "bucket_bytes")
         if getattr(arguments, name) is not None
     }
-    return DistributedOptimizer(optimizer, exchange=OneBit(**options))
+    exchange = OneBit(**options)
+    if arguments.warm_start:
+        exchange = WarmStart(exchange, arguments.warm_start)
+    return DistributedOptimizer(optimizer, exchange=exchange)
 
 
 def sent_bytes(optimizer):
@@ -110,6 +113,7 @@ def main():
     parser.add_argument("--learning-rate", type=float, default=0.1)
     parser.add_argument("--max-column-size", type=int)
     parser.add_argument("--bucket-bytes", type=int)
+    parser.add_argument("--warm-start", type=int, default=0)
     arguments = parser.parse_args()
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
