@@ -26,6 +26,15 @@ TOLERANCE_POINTS = 0.3
 CONFIDENCE = 0.95
 
 
+# Of a run that ends because its gradients are no longer finite: it has no right answers.
+DIVERGED = {
+    "held_out_accuracy": [0.0],
+    "held_out_cross_entropy": [math.inf],
+    "bytes_sent_per_step": math.nan,
+    "milliseconds_per_step": math.nan,
+}
+
+
 class Row(NamedTuple):
     """One way to exchange gradients, with the arguments that make `train.py` use it."""
 
@@ -59,6 +68,8 @@ def train(row, seed, workers, arguments):
         ]
         environment = {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ}
         job = subprocess.run(command, env=environment, capture_output=True, text=True)
+        if "Gradients must be finite" in job.stdout + job.stderr:
+            return DIVERGED
         if job.returncode != 0 or not output.exists():
             raise SystemExit(f"{' '.join(command)}\nfailed:\n{job.stdout}\n{job.stderr}")
         return json.loads(output.read_text())
@@ -74,7 +85,7 @@ def interval(samples):
 
 
 def accuracies(results):
-    """Held-out frame accuracy at the end, in percent; a diverged run has that of a guess."""
+    """Held-out frame accuracy at the end, in percent."""
     return np.array([100 * result["held_out_accuracy"][-1] for result in results])
 
 

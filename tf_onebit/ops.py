@@ -100,7 +100,9 @@ def one_bit_encode(gradients, residual, layout, levels="mean", error_feedback=Tr
 
 
 def one_bit_decode_sum(messages, layout, rank):
-    """Sums what all workers sent about the shard that `rank` owns.
+    """Sums what all workers sent about the shard that `rank` owns (Seide et al. 2014, 3.1).
+
+        aggregate = sum over k of level_k[code_k]
 
     Args:
         messages: int32 `[world_size, words]`; row k came from rank k. Summed in that order.
@@ -113,12 +115,23 @@ def one_bit_decode_sum(messages, layout, rank):
 
     Raises:
         InvalidArgumentError: if the messages do not have the layout's shape.
+
+    Example:
+        >>> from tf_onebit.layout import Layout
+        >>> layout = Layout([(64, 64, 64)], world_size=1)
+        >>> residual = tf.Variable(tf.zeros([64]))
+        >>> messages, _ = one_bit_encode([tf.fill([1, 64], 3.0)], residual, layout)
+        >>> aggregate, plain = one_bit_decode_sum(messages, layout, rank=0)
+        >>> aggregate.shape, plain.shape, float(aggregate[0])
+        (TensorShape([64]), TensorShape([0]), 3.0)
     """
     return _ops.tf_onebit_one_bit_decode_sum(messages=messages, rank=rank, **layout.attributes())
 
 
 def one_bit_encode_shard(aggregate, residual, layout, rank, levels="mean", error_feedback=True):
-    """Quantizes the aggregate of a shard: the second quantization (section 3.1).
+    """Quantizes the aggregate of a shard, by the equation of `one_bit_encode`.
+
+    The second quantization of Seide et al. 2014, section 3.1, with a residual of its own.
 
     Args:
         aggregate: float32 `[layout.shard_sizes[rank]]`.
@@ -131,6 +144,13 @@ def one_bit_encode_shard(aggregate, residual, layout, rank, levels="mean", error
 
     Raises:
         InvalidArgumentError: if the aggregate or the residual does not have the shard's size.
+
+    Example:
+        >>> from tf_onebit.layout import Layout
+        >>> layout = Layout([(64, 64, 64)], world_size=1)
+        >>> residual = tf.Variable(tf.zeros([64]))
+        >>> one_bit_encode_shard(tf.ones([64]), residual, layout, rank=0)[0].shape
+        TensorShape([5])
     """
     return _ops.tf_onebit_one_bit_encode_shard(
         aggregate=aggregate,
@@ -155,6 +175,15 @@ def one_bit_aggregate(messages, residual, layout, rank, levels="mean", error_fee
 
     Raises:
         InvalidArgumentError: if the messages or the residual do not fit the layout.
+
+    Example:
+        >>> from tf_onebit.layout import Layout
+        >>> layout = Layout([(64, 64, 64)], world_size=1)
+        >>> residual, shard_residual = (tf.Variable(tf.zeros([64])) for _ in range(2))
+        >>> messages, _ = one_bit_encode([tf.ones([1, 64])], residual, layout)
+        >>> message, _, plain = one_bit_aggregate(messages, shard_residual, layout, rank=0)
+        >>> message.shape, plain.shape
+        (TensorShape([5]), TensorShape([0]))
     """
     return _ops.tf_onebit_one_bit_aggregate(
         messages=messages,
@@ -167,7 +196,9 @@ def one_bit_aggregate(messages, residual, layout, rank, levels="mean", error_fee
 
 
 def one_bit_decode(messages, plain, gradients, layout, scale=1.0):
-    """Decodes the messages of all shards into gradients.
+    """Decodes the messages of all shards into gradients (Seide et al. 2014, 3.1).
+
+        gradient = scale * level[code]
 
     Args:
         messages: int32 `[world_size, words]`; row k holds shard k.
@@ -182,6 +213,16 @@ def one_bit_decode(messages, plain, gradients, layout, scale=1.0):
 
     Raises:
         InvalidArgumentError: if the messages or the gradients do not fit the layout.
+
+    Example:
+        >>> from tf_onebit.layout import Layout
+        >>> layout = Layout([(64, 64, 64)], world_size=1)
+        >>> residual = tf.Variable(tf.zeros([64]))
+        >>> message, _ = one_bit_encode_shard(tf.fill([64], 3.0), residual, layout, rank=0)
+        >>> local = [tf.zeros([1, 64])]
+        >>> (mean,) = one_bit_decode(message[tf.newaxis], tf.zeros([0]), local, layout, scale=0.5)
+        >>> float(mean[0, 0])
+        1.5
     """
     return _ops.tf_onebit_one_bit_decode(
         messages=messages, plain=plain, gradients=gradients, scale=scale, **layout.attributes()

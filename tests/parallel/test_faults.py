@@ -179,6 +179,85 @@ def test_workers_that_differ_get_an_error_on_every_rank(difference, world_size):
         fit_part(model, 1, world_size)
 
 
+def distributed(optimizer=None, **options):
+    return hvd.DistributedOptimizer(optimizer or keras.optimizers.SGD(0.01), OneBit(), **options)
+
+
+OPTIMIZERS = {
+    "other op": (
+        lambda: distributed(op=hvd.Average if rank() == 0 else hvd.Sum),
+        "rank 0 has op = Average, rank 1 has op = Sum",
+    ),
+    "other treatment of bad gradients": (
+        lambda: distributed(on_nonfinite="error" if rank() == 0 else "skip"),
+        "rank 0 has on_nonfinite = error, rank 1 has on_nonfinite = skip",
+    ),
+    "other optimizer": (
+        lambda: distributed(keras.optimizers.Adam() if rank() == 0 else None),
+        "rank 0 has optimizer = Adam, rank 1 has optimizer = SGD",
+    ),
+    "other accumulation": (
+        lambda: distributed(
+            keras.optimizers.SGD(0.01, gradient_accumulation_steps=None if rank() == 0 else 2)
+        ),
+        "rank 0 has gradient_accumulation_steps = None, rank 1 has .* = 2",
+    ),
+}
+
+
+@pytest.mark.workers(2)
+@pytest.mark.parametrize("difference", OPTIMIZERS)
+def test_optimizers_that_differ_are_an_error_on_every_rank(difference, world_size):
+    make, message = OPTIMIZERS[difference]
+    with pytest.raises(ValueError, match=message):
+        fit_part(compiled(make_model(), make()), 1, world_size)
+
+
+BROADCASTS = {
+    "other width": (
+        lambda: make_model(units=32 + 16 * rank()),
+        0.0,
+        r"rank 0 has variable 0 of the model = .*first/kernel \(64, 32\) float32, rank 1 has",
+    ),
+    "fewer layers": (
+        lambda: make_model() if rank() == 0 else make_smaller_model(),
+        0.0,
+        "rank 0 has number of the model's variables = 6, rank 1 has .* = 2",
+    ),
+    "other state of the optimizer": (
+        make_model,
+        0.9,
+        "rank 0 has number of the optimizer's variables = 2, rank 1 has .* = 8",
+    ),
+}
+
+
+@pytest.mark.workers(2)
+@pytest.mark.parametrize("difference", BROADCASTS)
+def test_variables_that_differ_are_not_broadcast(difference, world_size):
+    make, momentum, message = BROADCASTS[difference]
+    optimizer = distributed(keras.optimizers.SGD(0.01, momentum=rank() * momentum))
+    callbacks = [hvd.BroadcastGlobalVariablesCallback(0)]
+    with pytest.raises(ValueError, match=message):
+        fit_part(compiled(make(), optimizer), 1, world_size, callbacks=callbacks)
+
+
+@pytest.mark.workers(2)
+@pytest.mark.parametrize(
+    "exchange, dtype, value",
+    [
+        (hvd.Compression.fp16, "float32", 1e5),  # too large for the wire
+        (hvd.Compression.none, "float16", 4e4),  # their sum is too large
+    ],
+)
+def test_overflow_on_the_way_is_an_error_on_all_ranks(exchange, dtype, value, world_size):
+    variable = keras.Variable(np.ones(4), dtype=dtype, name="kernel")
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), compression=exchange)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"All ranks met .*\Wkernel\W"):
+        optimizer.apply([tf.constant([value, 0, 0, 0], dtype)], [variable])
+    np.testing.assert_array_equal(variable, np.ones(4))
+
+
 def train_until_a_worker_dies():
     """Rank 1 dies in the middle of `fit`; the others say how their own `fit` ended."""
     # horovodrun ends the other workers as soon as one has died: only who stays can tell.

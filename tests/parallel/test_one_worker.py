@@ -1,7 +1,9 @@
 """One worker, and arguments that are refused before any worker is asked."""
 
+import gc
 import subprocess
 import sys
+import weakref
 
 import keras
 import numpy as np
@@ -60,6 +62,35 @@ def test_a_program_without_horovodrun_is_one_worker():
     assert process.returncode == 0, process.stderr
 
 
+@pytest.mark.parametrize("wrapper", [lambda o: o, keras.optimizers.LossScaleOptimizer])
+def test_one_worker_skips_steps_too(wrapper):
+    hvd.init()
+    distributed = hvd.DistributedOptimizer(wrapper(optimizer()), on_nonfinite="skip")
+    variable = keras.Variable(np.ones(3, np.float32))
+    distributed.apply([tf.constant([1.0, np.nan, 1.0])], [variable])
+    np.testing.assert_array_equal(variable, np.ones(3))
+
+
+def test_a_tape_keeps_nothing_of_an_exchange_that_is_gone():
+    hvd.init()
+    exchange = OneBit()
+    hvd.DistributedGradientTape(tf.GradientTape(), exchange)
+    reference = weakref.ref(exchange)
+    del exchange
+    gc.collect()
+    assert reference() is None
+
+
+def test_sources_of_a_tape_must_be_variables():
+    hvd.init()
+    x = tf.ones([3])
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = tf.reduce_sum(x * x)
+    with pytest.raises(ValueError, match="gradients of variables. Received: a source of type Eag"):
+        hvd.DistributedGradientTape(tape, OneBit()).gradient(y, [x])
+
+
 def optimizer():
     return keras.optimizers.SGD(0.01)
 
@@ -116,6 +147,34 @@ def test_an_optimizer_is_distributed_once_also_inside_of_another():
     distributed = hvd.DistributedOptimizer(optimizer(), FullPrecision())
     with pytest.raises(ValueError, match="distributed already"):
         hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(distributed))
+
+
+def test_exclusions_from_weight_decay_are_kept():
+    adam = keras.optimizers.AdamW(0.01)
+    excluded = keras.Variable(np.ones(3, np.float32), name="excluded")
+    adam.exclude_from_weight_decay(var_names=["bias"], var_list=[excluded])
+    distributed = hvd.DistributedOptimizer(adam, OneBit())
+    bias, kernel = (keras.Variable(np.ones(3, np.float32), name=n) for n in ("bias", "kernel"))
+    decayed = [distributed._use_weight_decay(v) for v in (bias, excluded, kernel)]
+    assert decayed == [False, False, True]
+
+
+def _half():
+    return 0.5
+
+
+def test_schedules_and_functions_of_the_user_are_kept():
+    class Schedule(keras.optimizers.schedules.LearningRateSchedule):
+        def __call__(self, step):
+            return 0.5
+
+        def get_config(self):
+            return {}
+
+    schedule = Schedule()
+    assert hvd.DistributedOptimizer(keras.optimizers.SGD(schedule))._learning_rate is schedule
+    function = hvd.DistributedOptimizer(keras.optimizers.SGD(_half))
+    assert float(function.learning_rate) == 0.5
 
 
 def test_name_and_settings_are_kept():

@@ -6,7 +6,9 @@ import importlib
 import pytest
 
 import tf_onebit
+import tf_onebit.horovod as hvd
 from tests.unit.test_architecture import MODULES, module_name
+from tf_onebit import callbacks, ops
 
 
 @pytest.mark.parametrize("name", [module_name(path) for path in MODULES])
@@ -19,7 +21,15 @@ def test_examples_run(name):
     assert runner.failures == 0, "".join(report)
 
 
-@pytest.mark.parametrize("name", tf_onebit.__all__)
-def test_public_names_are_documented(name):
-    public = getattr(tf_onebit, name)
-    assert isinstance(public, str) or public.__doc__
+PUBLIC = [
+    *(tf_onebit.FullPrecision, tf_onebit.OneBit, tf_onebit.WarmStart, callbacks.Monitor),
+    *(hvd.DistributedOptimizer, hvd.DistributedGradientTape, hvd.Compression),
+    *(hvd.BroadcastGlobalVariablesCallback, hvd.MetricAverageCallback),
+    *(ops.one_bit_encode, ops.one_bit_decode_sum, ops.one_bit_encode_shard),
+    *(ops.one_bit_aggregate, ops.one_bit_decode),
+]
+
+
+@pytest.mark.parametrize("public", PUBLIC, ids=lambda public: public.__name__)
+def test_what_users_call_has_an_example(public):
+    assert doctest.DocTestParser().get_examples(public.__doc__)

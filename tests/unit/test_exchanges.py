@@ -21,6 +21,7 @@ from tests.unit.transforms import DivideByTotal
 from tf_onebit import FullPrecision, OneBit, WarmStart
 from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, Cond
 from tf_onebit.exchanges import Bucketed
+from tf_onebit.exchanges.sparse import SparseGather
 
 SHAPES = [(1, 1), (), (33,), (31, 1), (10, 100), (0,), (3, 3, 4, 24), (1, 33), (4, 200)]
 SMALL = {"min_column_size": 32, "max_column_size": 64, "min_size": 30}
@@ -158,3 +159,36 @@ def test_what_is_not_quantized_is_the_scaled_sum(name, dtype, world_size):
                 parts = [as_float64(mine[i]) for mine in step.gradients]
                 error = np.abs(as_float64(step.exchanged[0][i]) - np.mean(parts, axis=0))
                 assert (error <= rounding * np.mean(np.abs(parts), axis=0)).all()
+
+
+@pytest.mark.parametrize("template", [FullPrecision(), OneBit()], ids=["full_precision", "one_bit"])
+def test_shapes_need_not_be_known_in_the_graph(template):
+    shape, world_size = (64, 32), 2
+    workers = build_workers(template, specs_of([shape]), world_size)
+
+    @tf.function(input_signature=[tf.TensorSpec(None), tf.TensorSpec(None)])
+    def step(mine, theirs):
+        return exchange(workers, [[mine], [theirs]])[0]
+
+    exchanged = step(tf.ones(shape), tf.ones(shape))
+    np.testing.assert_array_equal(exchanged[0][0], np.full(shape, 2.0))
+    known = build_workers(template, specs_of([shape]), world_size)
+    exchange(known, [[tf.ones(shape)], [tf.ones(shape)]])
+    assert workers[0].bytes_sent() == known[0].bytes_sent()
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_an_overflow_of_the_sum_is_flagged_for_all_ranks(sparse):
+    spec = dataclasses.replace(specs_of([(4, 1)], "float16")[0], sparse=sparse)
+    good = tf.ones([4, 1], tf.float16)
+    large = tf.constant(4e4, tf.float16, [4, 1])
+    workers = build_workers(SparseGather() if sparse else FullPrecision(), [spec, spec], 2)
+
+    def flags_of(gradient):
+        if sparse:
+            good_slices, slices = (tf.IndexedSlices(g, tf.range(4)) for g in (good, gradient))
+            return exchange(workers, [[good_slices, slices]] * 2)[1]
+        return exchange(workers, [[good, gradient]] * 2)[1]
+
+    np.testing.assert_array_equal(flags_of(good), np.zeros([2, 2]))
+    np.testing.assert_array_equal(flags_of(large), np.full([2, 2], 2))

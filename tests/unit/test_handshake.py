@@ -91,8 +91,8 @@ OTHERS = {
     ),
     "another_exchange": (
         {"scope": "second"},
-        "number of this exchange in its program = first",
-        "number of this exchange in its program = second",
+        "next use of tf_onebit = first",
+        "next use of tf_onebit = second",
     ),
     "world_size": ({"world_size": 4}, "world size = 3", "world size = 4"),
 }

@@ -12,7 +12,8 @@ _SCALAR = tf.compat.v1.SummaryMetadata(plugin_data={"plugin_name": "scalars"}, d
 class Monitor(keras.callbacks.Callback):
     """Adds to the logs of every batch and epoch:
 
-    - `bytes_sent`: bytes that this worker sends per step.
+    - `bytes_sent`: bytes that this worker sends per exchange: per step, or, with gradient
+      accumulation, per update.
     - `compression_ratio`: bytes of the same exchange in float32, over `bytes_sent`.
     - `residual_norm`: L2 norm of what this worker has not sent yet.
 
@@ -26,6 +27,17 @@ class Monitor(keras.callbacks.Callback):
     Raises:
         ValueError: if `update_freq` is not positive, or the model's optimizer does not exchange
             gradients.
+
+    Example:
+        >>> import tf_onebit, tf_onebit.horovod as hvd
+        >>> hvd.init()
+        >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
+        >>> optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), tf_onebit.OneBit())
+        >>> model.compile(optimizer, loss="mse")
+        >>> data = tf.ones([32, 8]), tf.ones([32, 1])
+        >>> history = model.fit(*data, verbose=0, callbacks=[Monitor()]).history
+        >>> sorted(history)
+        ['bytes_sent', 'compression_ratio', 'loss', 'residual_norm']
     """
 
     def __init__(self, update_freq=10, log_dir=None):

@@ -72,7 +72,7 @@ class Bucketed(Exchange):
 
         Runs in eager mode, before `build`, whose arguments it takes.
         """
-        yield from handshake(describe(self.template, specs, world_size, scope))
+        yield from handshake(scope, describe(self.template, specs, world_size))
 
     def exchange(self, gradients, scale=1.0):
         exchanged, flags = [None] * len(self.specs), []

@@ -16,6 +16,16 @@ def not_finite_flag(gradients):
     return tf.where(tf.reduce_all(finite), 0, 1 + first)
 
 
+def with_overflow(flags, exchanged):
+    """Flags of the workers, or that of the result on all of them: finite values may overflow.
+
+    Args:
+        flags: int32 `[world_size]`, of the workers' own gradients.
+        exchanged: list of tensors or `tf.IndexedSlices`, the same on all workers.
+    """
+    return tf.where(tf.reduce_any(flags > 0), flags, not_finite_flag(exchanged))
+
+
 def all_finite(gradients, name):
     """Generator: whether all gradients of all workers are finite. The same on all workers."""
     flag = tf.minimum(not_finite_flag(gradients), 1)
@@ -37,14 +47,19 @@ def require_finite(gradients, flags, names):
     """
     rank = tf.argmax(tf.cast(flags > 0, tf.int32))
     name = tf.gather(tf.constant(["", *names]), flags[rank])
+    who = tf.where(
+        tf.reduce_all(flags > 0),
+        "All ranks",
+        tf.strings.join(["Rank ", tf.strings.as_string(rank)]),
+    )
     message = tf.strings.join(
         [
-            "Gradients must be finite. Rank ",
-            tf.strings.as_string(rank),
+            "Gradients must be finite. ",
+            who,
             " met an infinity or NaN in the gradient of '",
             name,
-            "'. No weight was changed by this step. Lower the learning rate or clip the inputs, "
-            'or pass on_nonfinite="skip" to leave out such steps on all workers.',
+            "'. Lower the learning rate, clip the inputs, or have DistributedOptimizer leave out "
+            'such steps on all workers: on_nonfinite="skip".',
         ]
     )
     check = tf.debugging.Assert(tf.reduce_all(tf.equal(flags, 0)), [message])

@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from tf_onebit.collectives.requests import AllGather, AllReduce
 from tf_onebit.exchanges.base import Exchange
-from tf_onebit.exchanges.finite import not_finite_flag
+from tf_onebit.exchanges.finite import not_finite_flag, with_overflow
 
 FLAG_BYTES = 4
 
@@ -35,11 +35,19 @@ class FullPrecision(Exchange):
         flags = yield AllGather(flag[tf.newaxis], self.request_name("flags"))
         pairs = [self.compress(gradient) for gradient in gradients]
         wire = [tensor for tensor, _ in pairs]
-        self._wire_bytes = sum(t.shape.num_elements() * t.dtype.size for t in wire)
+        # A shape may be unknown in the graph; its variable's is not.
+        sizes = [
+            spec.size if (size := tensor.shape.num_elements()) is None else size
+            for spec, tensor in zip(self.specs, wire, strict=True)
+        ]
+        self._wire_bytes = sum(
+            size * tensor.dtype.size for size, tensor in zip(sizes, wire, strict=True)
+        )
         sums = yield AllReduce(wire, self.request_name("all_reduce"), scale)
-        return [
+        exchanged = [
             self.decompress(total, context) for total, (_, context) in zip(sums, pairs, strict=True)
-        ], flags
+        ]
+        return exchanged, with_overflow(flags, exchanged)
 
     def compress(self, gradient):
         """What is sent in the place of a gradient, and what `decompress` needs beside its sum."""

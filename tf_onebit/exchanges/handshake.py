@@ -1,4 +1,4 @@
-"""The comparison between workers before the first step."""
+"""The comparison between workers before they first communicate."""
 
 import hashlib
 import json
@@ -12,17 +12,15 @@ from tf_onebit.configurable import serialize
 
 _DIGEST_WORDS = 8
 
-# One name for all exchanges: workers that are about to build different ones meet here.
+# One name for all uses: workers that are about to do different things meet here.
 _SCOPE = "tf_onebit/handshake"
 
 
-def describe(exchange, specs, world_size, scope):
-    """What all workers must agree on: list of (what, value) pairs of strings."""
+def describe(exchange, specs, world_size):
+    """What workers must agree on to exchange gradients: list of (what, value) pairs of strings."""
     settings = serialize(exchange)
     return [
-        ("version of tf_onebit", __version__),
         ("world size", str(world_size)),
-        ("number of this exchange in its program", scope),
         ("exchange", settings["class"]),
         *(
             (f"{key} of the exchange", json.dumps(value, sort_keys=True))
@@ -39,16 +37,18 @@ def describe(exchange, specs, world_size, scope):
     ]
 
 
-def handshake(description):
+def handshake(use, description):
     """Generator: compares the workers' descriptions. Runs in eager mode.
 
     Args:
+        use: what the workers are about to do: the name of it in this program.
         description: list of (what, value) pairs of strings.
 
     Raises:
         ValueError: on all workers, with the first difference and two workers that differ.
     """
-    text = json.dumps(description).encode()
+    program = [("version of tf_onebit", __version__), ("next use of tf_onebit", use)]
+    text = json.dumps([*program, *description]).encode()
     digest = np.frombuffer(hashlib.sha256(text).digest(), np.int32)
     summary = tf.constant([[*map(int, digest), len(text)]], tf.int32)
     summaries = (yield AllGather(summary, f"{_SCOPE}/digest")).numpy()
@@ -71,7 +71,7 @@ def _difference(descriptions):
         if mine != theirs:
             break
     return (
-        "All workers must exchange the gradients of the same model in the same way. "
+        "All workers must train the same model in the same way. "
         f"The first difference: rank 0 has {mine[0]} = {mine[1]}, "
         f"rank {rank} has {theirs[0]} = {theirs[1]}. "
         "Start all workers with the same program, arguments and packages."

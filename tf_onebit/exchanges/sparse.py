@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from tf_onebit.collectives.requests import AllGather
 from tf_onebit.exchanges.base import Exchange
-from tf_onebit.exchanges.finite import not_finite_flag
+from tf_onebit.exchanges.finite import not_finite_flag, with_overflow
 
 
 class SparseGather(Exchange):
@@ -35,7 +35,7 @@ class SparseGather(Exchange):
             sums = tf.math.unsorted_segment_sum(values, positions, tf.size(rows))
             exchanged.append(tf.IndexedSlices(sums * scale, rows, gradient.dense_shape))
         self._bytes_sent.assign((self.world_size - 1) * tf.add_n(sizes_bytes))
-        return exchanged, flags
+        return exchanged, with_overflow(flags, exchanged)
 
     def bytes_sent(self):
         return int(self._bytes_sent)

@@ -19,7 +19,7 @@ class WarmStart(Exchange):
         steps: number of exchanges in full precision.
 
     Raises:
-        ValueError: if `steps` is negative or `exchange` is not an exchange.
+        ValueError: if `steps` is negative or not a whole number, or `exchange` is not an exchange.
 
     Example:
         >>> from tf_onebit.exchanges import OneBit
@@ -34,12 +34,12 @@ class WarmStart(Exchange):
                 "WarmStart needs an exchange, for example WarmStart(OneBit(), steps=500). "
                 f"Received: exchange={exchange!r}."
             )
-        if steps < 0:
+        if steps < 0 or steps != int(steps):
             raise ValueError(
-                f"steps must be a number of exchanges, at least 0. Received: steps={steps}."
+                f"steps must be a whole number of exchanges, at least 0. Received: steps={steps}."
             )
         super().__init__(exchange.bucket_bytes, exchange.exclude)
-        self.steps = steps
+        self.steps = int(steps)
         self.compressed = exchange
         self.full_precision = FullPrecision(exchange.bucket_bytes)
         self.dtypes = exchange.dtypes

@@ -5,6 +5,7 @@ import tensorflow as tf
 
 from tf_onebit.collectives import horovod as driver
 from tf_onebit.collectives.requests import AllReduce, Broadcast
+from tf_onebit.exchanges.handshake import handshake
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
@@ -14,6 +15,15 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 
     Args:
         root_rank: the worker whose variables are taken.
+
+    Raises:
+        ValueError: when it broadcasts, on all workers, if their models or optimizers have
+            different variables.
+
+    Example:
+        >>> callback = BroadcastGlobalVariablesCallback(0)
+        >>> callback.root_rank
+        0
     """
 
     def __init__(self, root_rank=0):
@@ -36,10 +46,27 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             optimizer.build(self.model.trainable_variables)
         # `weights` leaves out the states of random generators: dropout differs between workers.
         variables = [*self.model.weights, *optimizer.variables]
+        driver.run(handshake("broadcast of variables", self._description()))
         values = driver.run(_broadcast(variables, self.root_rank))
         for variable, value in zip(variables, values, strict=True):
             variable.assign(value)
         self._done = True
+
+    def _description(self):
+        weights, state = self.model.weights, self.model.optimizer.variables
+        return [
+            ("root_rank", str(self.root_rank)),
+            ("number of the model's variables", str(len(weights))),
+            *(
+                (f"variable {i} of the model", f"{v.path} {tuple(v.shape)} {v.dtype}")
+                for i, v in enumerate(weights)
+            ),
+            ("number of the optimizer's variables", str(len(state))),
+            *(
+                (f"variable {i} of the optimizer", f"{v.name} {tuple(v.shape)} {v.dtype}")
+                for i, v in enumerate(state)
+            ),
+        ]
 
 
 def _broadcast(variables, root):
@@ -51,6 +78,9 @@ class MetricAverageCallback(keras.callbacks.Callback):
     """Replaces the metrics of an epoch by their means over the workers.
 
     Put it before callbacks that decide on metrics, such as `ReduceLROnPlateau`.
+
+    Example:
+        >>> callbacks = [MetricAverageCallback(), keras.callbacks.ReduceLROnPlateau()]
     """
 
     def on_epoch_end(self, epoch, logs=None):

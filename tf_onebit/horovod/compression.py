@@ -23,8 +23,13 @@ class OneBitCompressor:
     Horovod tells a compressor neither the name of a tensor nor its variable. Residuals therefore
     belong to the position of the call in the `tf.function` being traced, by the function's name
     and the tensor's shape. Two models of the same shapes, each in a function of the same name,
-    would share residuals: give the functions different names, or use this package's
+    would share residuals, and so would two models trained with Horovod's tape in eager loops,
+    because its function is one for all. Give the functions different names, or use this package's
     `DistributedOptimizer` and `DistributedGradientTape`, which know the variables.
+
+    Every tensor is an exchange of its own. If a value of one is not finite, the step ends in an
+    error on all workers, but weights whose gradients were there already may have been updated:
+    start again from a checkpoint. (`DistributedOptimizer` checks before it updates.)
     """
 
     _exchanges = {}
@@ -32,8 +37,14 @@ class OneBitCompressor:
 
     @classmethod
     def compress(cls, tensor):
-        """Exchanges `tensor`; returns a number for Horovod to sum, and the sum over workers."""
-        spec = GradientSpec("", tuple(tensor.shape), tensor.dtype.name)
+        """Exchanges `tensor`; returns a number for Horovod to sum, and the sum over workers.
+
+        Raises:
+            RuntimeError: outside of a `tf.function`.
+            ValueError: on all workers, if they compress other tensors in this place.
+        """
+        shape = tuple(tensor.shape)
+        spec = GradientSpec(f"a tensor {shape}", shape, tensor.dtype.name)
         plain = len(spec.shape) < 2 or spec.size < OneBit().min_size
         if plain or not tensor.dtype.is_floating or hvd.size() == 1:
             return tensor, None
@@ -75,7 +86,16 @@ class Compression:
     Attributes:
         none: full precision.
         fp16: float16 on the wire.
-        onebit: one bit per value, with error feedback.
+        onebit: one bit per value, with error feedback: `OneBitCompressor`.
+
+    Example:
+        >>> import tf_onebit.horovod as hvd
+        >>> hvd.init()
+        >>> @tf.function
+        ... def mean(tensor):
+        ...     return hvd.allreduce(tensor, compression=hvd.Compression.onebit)
+        >>> mean(tf.ones([64, 32])).shape
+        TensorShape([64, 32])
     """
 
     none = hvd.Compression.none

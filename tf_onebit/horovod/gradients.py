@@ -8,7 +8,8 @@ import tensorflow as tf
 
 from tf_onebit.collectives import horovod as driver
 from tf_onebit.exchanges import Exchange, FullPrecision, GradientSpec
-from tf_onebit.exchanges.finite import all_finite
+from tf_onebit.exchanges.finite import all_finite, not_finite_flag
+from tf_onebit.exchanges.handshake import handshake
 from tf_onebit.horovod.build import build
 from tf_onebit.horovod.compression import as_exchange
 
@@ -42,17 +43,19 @@ class GradientExchange:
     Args:
         template: the user's exchange.
         op: `Average` or `Sum` over the workers.
+        settings: list of (what, value) pairs of strings in which workers must agree, too.
 
     Attributes:
         variables, latest: where an optimizer keeps, within one step, whose gradients it was
             given and what their exchange returned.
     """
 
-    def __init__(self, template, op):
+    def __init__(self, template, op, settings=()):
         if op not in (hvd.Average, hvd.Sum):
             raise ValueError(f"op must be Average or Sum of tf_onebit.horovod. Received: op={op}.")
         self.template = template
         self._op = op
+        self._settings = [("op", "Average" if op == hvd.Average else "Sum"), *settings]
         self._built = {}
         self.variables = self.latest = None
 
@@ -81,12 +84,19 @@ class GradientExchange:
     def all_finite(self, gradients):
         """Whether the gradients of all workers are finite: boolean scalar, the same on all."""
         present = [g for g in gradients if g is not None]
+        if not present:
+            return tf.constant(True)
+        if hvd.size() == 1:
+            return tf.equal(not_finite_flag(present), 0)
         return driver.run(all_finite(present, f"{self._scope}/all_finite"))
 
     @functools.cached_property
     def _scope(self):
-        """Prefix of the names of this object's collectives."""
-        return f"tf_onebit_{next(_numbers)}"
+        """Prefix of the names of this object's collectives, of which the first compares workers."""
+        scope = f"tf_onebit_{next(_numbers)}"
+        with tf.init_scope():
+            driver.run(handshake(scope, self._settings))
+        return scope
 
     def _exchange_for(self, pairs):
         specs = tuple(_spec(gradient, variable) for gradient, variable in pairs)

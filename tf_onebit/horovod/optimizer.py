@@ -24,8 +24,12 @@ def DistributedOptimizer(
         compression: instead of `exchange`, one of `Compression`, or a compressor of Horovod's.
         op: `Average` or `Sum` over the workers.
         on_nonfinite: "error": a step in which a gradient is not finite ends in an error on all
-            workers. "skip": it changes nothing on any worker, neither weights nor residuals;
-            gradients are then exchanged only when all of them are there.
+            workers, before a weight is changed. (One worker alone does as Keras does.) With
+            gradient accumulation that is the step that updates; as the sum stays what it is, the
+            job cannot go on. "skip": such a step leaves trainable weights, the optimizer's state
+            and residuals as they were on all workers; gradients are then exchanged only when all
+            of them are there. What layers update by themselves, such as the statistics of
+            BatchNormalization, is not undone.
         name: of the optimizer. Default: that of `optimizer`.
 
     Returns:
@@ -56,7 +60,12 @@ def DistributedOptimizer(
             f"The optimizer {optimizer.name!r} is distributed already. "
             "Call DistributedOptimizer once."
         )
-    gradient_exchange = GradientExchange(resolve_exchange(exchange, compression), op)
+    settings = [
+        ("optimizer", type(optimizer).__name__),
+        ("on_nonfinite", on_nonfinite),
+        ("gradient_accumulation_steps", str(optimizer.gradient_accumulation_steps)),
+    ]
+    gradient_exchange = GradientExchange(resolve_exchange(exchange, compression), op, settings)
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         distributed = _remake(optimizer, _GlobalLossScale, name)
         inner = _remake(optimizer.inner_optimizer, _Distributed, None)
@@ -74,6 +83,10 @@ def DistributedOptimizer(
     return distributed
 
 
+# What `exclude_from_weight_decay` sets.
+_NOT_IN_CONFIG = ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern")
+
+
 def _remake(optimizer, mixin, name):
     """A copy of the optimizer, of a subclass that carries its class's name.
 
@@ -84,7 +97,14 @@ def _remake(optimizer, mixin, name):
     config = optimizer.get_config()
     if name is not None:
         config["name"] = name
-    return cls.from_config(config)
+    if not isinstance(optimizer._learning_rate, keras.Variable):
+        # A schedule or function as it is: Keras can make its own kinds only from their config.
+        config["learning_rate"] = optimizer._learning_rate
+    remade = cls.from_config(config)
+    for setting in _NOT_IN_CONFIG:
+        if hasattr(optimizer, setting):
+            setattr(remade, setting, getattr(optimizer, setting))
+    return remade
 
 
 class _Distributed:
@@ -102,7 +122,7 @@ class _Distributed:
         super().build(variables)
 
     def apply(self, grads, trainable_variables=None):
-        if self.on_nonfinite == "error" or hvd.size() == 1:
+        if self.on_nonfinite == "error":
             super().apply(grads, trainable_variables)
             return
         if not self.built:

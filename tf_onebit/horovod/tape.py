@@ -4,6 +4,7 @@ import functools
 import weakref
 
 import horovod.tensorflow as hvd
+import keras
 import tensorflow as tf
 
 from tf_onebit.horovod.gradients import GradientExchange, resolve_exchange
@@ -46,12 +47,24 @@ class DistributedGradientTape:
             template = resolve_exchange(exchange, compression)
         by_op = _exchanges.setdefault(template, {})
         if op not in by_op:
-            by_op[op] = GradientExchange(template, op)
+            # Of a clone, because values that hold their key would never be freed.
+            by_op[op] = GradientExchange(template.clone(), op)
         self._tape = tape
         self._exchange = by_op[op]
 
     def gradient(self, target, sources, *args, **kwargs):
-        """As `tf.GradientTape.gradient`, exchanged between the workers."""
+        """As `tf.GradientTape.gradient`, exchanged between the workers.
+
+        Raises:
+            ValueError: if `sources` are not variables, to which residuals could belong.
+        """
+        for source in tf.nest.flatten(sources):
+            if not isinstance(source, (tf.Variable, keras.Variable)):
+                raise ValueError(
+                    "DistributedGradientTape exchanges gradients of variables. "
+                    f"Received: a source of type {type(source).__name__} in {sources!r}. "
+                    "Take gradients with respect to other tensors from the tape that it wraps."
+                )
         gradients = self._tape.gradient(target, sources, *args, **kwargs)
         flat = self._exchange(tf.nest.flatten(gradients), tf.nest.flatten(sources))
         return tf.nest.pack_sequence_as(sources, flat)
