@@ -39,7 +39,7 @@ class Settings:
         seed: int.
     """
 
-    hours: float = 3.0
+    hours: float = 2.0
     held_out_minutes: float = 6.0
     target_count: int = 1200
     seed: int = 1
