@@ -36,12 +36,10 @@ class FullPrecision(Exchange):
         pairs = [self.compress(gradient) for gradient in gradients]
         wire = [tensor for tensor, _ in pairs]
         # A shape may be unknown in the graph; its variable's is not.
-        sizes = [
-            spec.size if (size := tensor.shape.num_elements()) is None else size
-            for spec, tensor in zip(self.specs, wire, strict=True)
-        ]
         self._wire_bytes = sum(
-            size * tensor.dtype.size for size, tensor in zip(sizes, wire, strict=True)
+            (spec.size if (size := tensor.shape.num_elements()) is None else size)
+            * tensor.dtype.size
+            for spec, tensor in zip(self.specs, wire, strict=True)
         )
         sums = yield AllReduce(wire, self.request_name("all_reduce"), scale)
         exchanged = [

@@ -16,6 +16,17 @@ _DIGEST_WORDS = 8
 _SCOPE = "tf_onebit/handshake"
 
 
+def enumerated(number, item, values):
+    """Pairs of (what, value) for a list: how many there are, then each.
+
+    Args:
+        number: what the number of values is called, for example "number of gradients".
+        item: what one is called, with its index as "{}".
+        values: list of strings.
+    """
+    return [(number, str(len(values))), *((item.format(i), v) for i, v in enumerate(values))]
+
+
 def describe(exchange, specs, world_size):
     """What workers must agree on to exchange gradients: list of (what, value) pairs of strings."""
     settings = serialize(exchange)
@@ -26,13 +37,10 @@ def describe(exchange, specs, world_size):
             (f"{key} of the exchange", json.dumps(value, sort_keys=True))
             for key, value in settings["config"].items()
         ),
-        ("number of gradients", str(len(specs))),
-        *(
-            (
-                f"gradient {i}",
-                f"{spec.name} {spec.shape} {spec.dtype}{' sparse' if spec.sparse else ''}",
-            )
-            for i, spec in enumerate(specs)
+        *enumerated(
+            "number of gradients",
+            "gradient {}",
+            [f"{s.name} {s.shape} {s.dtype}{' sparse' if s.sparse else ''}" for s in specs],
         ),
     ]
 

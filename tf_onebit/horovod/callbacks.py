@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from tf_onebit.collectives import horovod as driver
 from tf_onebit.collectives.requests import AllReduce, Broadcast
-from tf_onebit.exchanges.handshake import handshake
+from tf_onebit.exchanges.handshake import enumerated, handshake
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
@@ -56,15 +56,15 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         weights, state = self.model.weights, self.model.optimizer.variables
         return [
             ("root_rank", str(self.root_rank)),
-            ("number of the model's variables", str(len(weights))),
-            *(
-                (f"variable {i} of the model", f"{v.path} {tuple(v.shape)} {v.dtype}")
-                for i, v in enumerate(weights)
+            *enumerated(
+                "number of the model's variables",
+                "variable {} of the model",
+                [f"{v.path} {tuple(v.shape)} {v.dtype}" for v in weights],
             ),
-            ("number of the optimizer's variables", str(len(state))),
-            *(
-                (f"variable {i} of the optimizer", f"{v.name} {tuple(v.shape)} {v.dtype}")
-                for i, v in enumerate(state)
+            *enumerated(
+                "number of the optimizer's variables",
+                "variable {} of the optimizer",
+                [f"{v.name} {tuple(v.shape)} {v.dtype}" for v in state],
             ),
         ]
 
