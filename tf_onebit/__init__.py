@@ -2,6 +2,14 @@
 
 from tf_onebit import callbacks
 from tf_onebit._version import __version__
-from tf_onebit.exchanges import Exchange, FullPrecision, OneBit, WarmStart
+from tf_onebit.exchanges import Exchange, FullPrecision, Local, OneBit, WarmStart
 
-__all__ = ["Exchange", "FullPrecision", "OneBit", "WarmStart", "__version__", "callbacks"]
+__all__ = [
+    "Exchange",
+    "FullPrecision",
+    "Local",
+    "OneBit",
+    "WarmStart",
+    "__version__",
+    "callbacks",
+]

@@ -19,7 +19,8 @@ MAY_IMPORT = {
     "tf_onebit.layout": [],
     "tf_onebit.ops": ["_version"],
     "tf_onebit.transforms": ["configurable"],
-    "tf_onebit.collectives": ["collectives.requests"],
+    "tf_onebit.collectives": ["collectives.engine", "collectives.requests"],
+    "tf_onebit.collectives.engine": [],
     "tf_onebit.collectives.requests": [],
     "tf_onebit.exchanges": [
         "collectives.requests",
@@ -31,7 +32,8 @@ MAY_IMPORT = {
         "_version",
     ],
     "tf_onebit.callbacks": ["callbacks"],
-    "tf_onebit.horovod": ["collectives", "configurable", "exchanges", "horovod"],
+    "tf_onebit.training": ["exchanges", "training"],
+    "tf_onebit.horovod": ["collectives", "configurable", "exchanges", "horovod", "training"],
 }
 # Where other packages may be imported; TensorFlow and NumPy everywhere.
 USERS = {

@@ -3,7 +3,23 @@
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
+from tf_onebit.collectives.engine import Engine
 from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, Broadcast, Cond
+
+
+class HorovodEngine(Engine):
+    """One process per worker, connected by Horovod."""
+
+    @property
+    def world_size(self):
+        return hvd.size()
+
+    @property
+    def ranks(self):
+        return [hvd.rank()]
+
+    def run(self, generators):
+        return [run(generator) for generator in generators]
 
 
 def run(generator):

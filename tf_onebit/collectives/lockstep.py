@@ -1,15 +1,38 @@
 """N workers inside one program: simulation, tests, several local devices."""
 
+import contextlib
+
 import tensorflow as tf
 
+from tf_onebit.collectives.engine import Engine
 from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, Broadcast, Cond
 
 
-def run(generators):
+class LockstepEngine(Engine):
+    """All workers in this program, each on a device of its own.
+
+    Args:
+        devices: list of the devices' names, in the order of ranks.
+    """
+
+    def __init__(self, devices):
+        self._devices = list(devices)
+        self.world_size = len(self._devices)
+        self.ranks = list(range(self.world_size))
+
+    def run(self, generators):
+        return run(generators, self._devices)
+
+    def place(self, index):
+        return tf.device(self._devices[index])
+
+
+def run(generators, devices=None):
     """Advances the generators of all workers together and answers their requests.
 
     Args:
         generators: list; entry k is the exchange of rank k.
+        devices: list; entry k is the device of rank k. Default: TensorFlow chooses.
 
     Returns:
         List of what each generator returned.
@@ -25,12 +48,14 @@ def run(generators):
         [6, 6, 6]
     """
     generators = list(generators)
+    devices = devices or [None] * len(generators)
     answers = [None] * len(generators)
     while True:
         requests, results = [], []
-        for generator, answer in zip(generators, answers, strict=True):
+        for generator, answer, device in zip(generators, answers, devices, strict=True):
             try:
-                requests.append(generator.send(answer))
+                with _on(device):
+                    requests.append(generator.send(answer))
             except StopIteration as stop:
                 results.append(stop.value)
         if not requests:
@@ -42,10 +67,14 @@ def run(generators):
                 f"{len(results)} workers that have ended and the requests "
                 f"{sorted((kind.__name__, name) for kind, name in asked)}."
             )
-        answers = _answer(requests)
+        answers = _answer(requests, devices)
 
 
-def _answer(requests):
+def _on(device):
+    return contextlib.nullcontext() if device is None else tf.device(device)
+
+
+def _answer(requests, devices):
     first, world_size = requests[0], len(requests)
     if isinstance(first, AllToAll):
         rows = [tf.unstack(request.tensor, num=world_size) for request in requests]
@@ -64,7 +93,7 @@ def _answer(requests):
         # One branch for all workers: they agree on the predicate, and only so can they
         # communicate inside it.
         def branch(side):
-            return lambda: run([getattr(request, side)() for request in requests])
+            return lambda: run([getattr(request, side)() for request in requests], devices)
 
         return tf.cond(first.predicate, branch("then"), branch("otherwise"))
     raise TypeError(f"Expected a request of tf_onebit.collectives.requests. Received: {first!r}.")

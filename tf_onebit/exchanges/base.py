@@ -48,6 +48,8 @@ class Exchange(Configurable, tf.Module):
 
     # Gradients of other types are exchanged in full precision.
     dtypes = ("float32", "float16", "bfloat16")
+    # Others' `tf.IndexedSlices` are gathered exactly.
+    takes_sparse = False
 
     def __init__(self, bucket_bytes, exclude=()):
         super().__init__()

@@ -51,7 +51,7 @@ class Bucketed(Exchange):
         partition, open_buckets = [], {}
         for index, spec in reversed(list(enumerate(self.specs))):
             template = self.template
-            if spec.sparse:
+            if spec.sparse and not template.takes_sparse:
                 template = sparse
             elif spec.dtype not in template.dtypes or self._excludes(spec.name):
                 template = full_precision

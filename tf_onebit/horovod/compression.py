@@ -10,7 +10,7 @@ from tf_onebit.collectives import horovod as driver
 from tf_onebit.configurable import class_path, import_class
 from tf_onebit.exchanges import Exchange, GradientSpec, OneBit
 from tf_onebit.exchanges.full_precision import FullPrecision
-from tf_onebit.horovod.build import build
+from tf_onebit.training.gradients import build, resolve_exchange
 
 
 class OneBitCompressor:
@@ -76,7 +76,7 @@ class OneBitCompressor:
         calls[kind] += 1
         if key not in cls._exchanges:
             scope = f"tf_onebit_compression_{len(cls._exchanges)}"
-            cls._exchanges[key] = build(OneBit(), [spec], scope)
+            (cls._exchanges[key],) = build(OneBit(), [spec], scope, driver.HorovodEngine())
         return cls._exchanges[key]
 
 
@@ -122,8 +122,15 @@ class CompressedAllReduce(FullPrecision):
         return {"compressor": self._path, **super().get_config()}
 
 
-def as_exchange(compression):
-    """The exchange that does what a compressor of Horovod's kind does."""
+def requested_exchange(exchange, compression):
+    """The exchange that a user asked for by either argument; full precision by neither."""
+    if compression is None:
+        return resolve_exchange(exchange)
+    if exchange is not None:
+        raise ValueError(
+            "exchange and compression are two ways to say the same thing. "
+            f"Received: exchange={exchange!r}, compression={compression!r}. Pass one of them."
+        )
     if compression is OneBitCompressor:
         return OneBit()
     if isinstance(compression, Exchange) or not hasattr(compression, "compress"):

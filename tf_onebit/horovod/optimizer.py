@@ -4,7 +4,9 @@ import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
 
-from tf_onebit.horovod.gradients import GradientExchange, resolve_exchange
+from tf_onebit.horovod.compression import requested_exchange
+from tf_onebit.horovod.gradients import horovod_exchange
+from tf_onebit.training.optimizer import Distributed, GlobalLossScale, settings, subclass
 
 
 def DistributedOptimizer(
@@ -55,25 +57,22 @@ def DistributedOptimizer(
         raise ValueError(
             f'on_nonfinite must be "error" or "skip". Received: on_nonfinite={on_nonfinite!r}.'
         )
-    if isinstance(getattr(optimizer, "inner_optimizer", optimizer), _Distributed):
+    if isinstance(getattr(optimizer, "inner_optimizer", optimizer), Distributed):
         raise ValueError(
             f"The optimizer {optimizer.name!r} is distributed already. "
             "Call DistributedOptimizer once."
         )
-    settings = [
-        ("optimizer", type(optimizer).__name__),
-        ("on_nonfinite", on_nonfinite),
-        ("gradient_accumulation_steps", str(optimizer.gradient_accumulation_steps)),
-    ]
-    gradient_exchange = GradientExchange(resolve_exchange(exchange, compression), op, settings)
+    template = requested_exchange(exchange, compression)
+    agreed = [*settings(optimizer), ("on_nonfinite", on_nonfinite)]
+    gradient_exchange = horovod_exchange(template, op, agreed)
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        distributed = _remake(optimizer, _GlobalLossScale, name)
-        inner = _remake(optimizer.inner_optimizer, _Distributed, None)
+        distributed = _remake(optimizer, GlobalLossScale, name)
+        inner = _remake(optimizer.inner_optimizer, _OverHorovod, None)
         inner.loss_scaled = True
         distributed.inner_optimizer = inner
         distributed.gradient_exchange = gradient_exchange
     else:
-        distributed = inner = _remake(optimizer, _Distributed, name)
+        distributed = inner = _remake(optimizer, _OverHorovod, name)
     inner.gradient_exchange = gradient_exchange
     inner.on_nonfinite = on_nonfinite
     if optimizer.built:
@@ -88,27 +87,22 @@ _NOT_IN_CONFIG = ("_exclude_from_weight_decay", "_exclude_from_weight_decay_patt
 
 
 def _remake(optimizer, mixin, name):
-    """A copy of the optimizer, of a subclass that carries its class's name.
-
-    Keras saves an optimizer by the module and name of its class.
-    """
-    base = type(optimizer)
-    cls = type(base.__name__, (mixin, base), {"__module__": base.__module__})
+    """A copy of the optimizer, of a subclass with `mixin`."""
     config = optimizer.get_config()
     if name is not None:
         config["name"] = name
     if not isinstance(optimizer._learning_rate, keras.Variable):
         # A schedule or function as it is: Keras can make its own kinds only from their config.
         config["learning_rate"] = optimizer._learning_rate
-    remade = cls.from_config(config)
+    remade = subclass(type(optimizer), mixin).from_config(config)
     for setting in _NOT_IN_CONFIG:
         if hasattr(optimizer, setting):
             setattr(remade, setting, getattr(optimizer, setting))
     return remade
 
 
-class _Distributed:
-    """Exchanges gradients between Keras' steps of accumulation and clipping."""
+class _OverHorovod(Distributed):
+    """May leave out steps, and refuses to have its loss scaled by Keras."""
 
     loss_scaled = False
 
@@ -130,33 +124,8 @@ class _Distributed:
                 self.build(trainable_variables)
 
         def update():
-            super(_Distributed, self).apply(grads, trainable_variables)
+            super(_OverHorovod, self).apply(grads, trainable_variables)
             return True
 
-        tf.cond(self.gradient_exchange.all_finite(grads), update, lambda: False)
-
-    def _backend_apply_gradients(self, grads, trainable_variables):
-        # The accumulated gradients are met in `_clip_gradients`, which is not told of what.
-        self.gradient_exchange.variables = trainable_variables
-        super()._backend_apply_gradients(grads, trainable_variables)
-        self.gradient_exchange.latest = None
-
-    def _clip_gradients(self, grads):
-        exchange = self.gradient_exchange
-        exchange.latest = exchange(grads, exchange.variables)
-        return super()._clip_gradients(exchange.latest)
-
-    def _apply_weight_decay(self, variables):
-        # Not before the exchange is known to have succeeded: an error must leave the weights.
-        exchanged = tf.nest.flatten(self.gradient_exchange.latest, expand_composites=True)
-        with tf.control_dependencies(exchanged):
-            super()._apply_weight_decay(variables)
-
-
-class _GlobalLossScale:
-    """Decides on the gradients of all workers whether a step is skipped."""
-
-    def check_finite(self, grads):
-        if hvd.size() == 1:
-            return super().check_finite(grads)
-        return self.gradient_exchange.all_finite(grads)
+        (finite,) = self.gradient_exchange.all_finite([grads])
+        tf.cond(finite, update, lambda: False)

@@ -7,11 +7,12 @@ import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
 
-from tf_onebit.horovod.gradients import GradientExchange, resolve_exchange
+from tf_onebit.horovod.compression import requested_exchange
+from tf_onebit.horovod.gradients import horovod_exchange
 
 # Programs make a tape in every step; the state of the exchange outlives it with its template.
 _exchanges = weakref.WeakKeyDictionary()
-_resolve_compression = functools.cache(functools.partial(resolve_exchange, None))
+_resolve_compression = functools.cache(functools.partial(requested_exchange, None))
 
 
 class DistributedGradientTape:
@@ -44,11 +45,11 @@ class DistributedGradientTape:
         if exchange is None:
             template = _resolve_compression(compression)
         else:
-            template = resolve_exchange(exchange, compression)
+            template = requested_exchange(exchange, compression)
         by_op = _exchanges.setdefault(template, {})
         if op not in by_op:
             # Of a clone, because values that hold their key would never be freed.
-            by_op[op] = GradientExchange(template.clone(), op)
+            by_op[op] = horovod_exchange(template.clone(), op)
         self._tape = tape
         self._exchange = by_op[op]
 
@@ -66,7 +67,7 @@ class DistributedGradientTape:
                     "Take gradients with respect to other tensors from the tape that it wraps."
                 )
         gradients = self._tape.gradient(target, sources, *args, **kwargs)
-        flat = self._exchange(tf.nest.flatten(gradients), tf.nest.flatten(sources))
+        (flat,) = self._exchange([tf.nest.flatten(gradients)], tf.nest.flatten(sources))
         return tf.nest.pack_sequence_as(sources, flat)
 
     def __enter__(self):

@@ -1,0 +1,157 @@
+"""The exchange of a training program's gradients: built on first use, kept for good."""
+
+import functools
+import itertools
+
+import tensorflow as tf
+
+from tf_onebit.exchanges import Bucketed, Exchange, FullPrecision, GradientSpec
+from tf_onebit.exchanges.finite import all_finite, not_finite_flag
+from tf_onebit.exchanges.handshake import handshake
+
+# Counts what is exchanged, in the order of first use: all workers must take part in each, so they
+# count alike. (They need not make the same objects: one may log, test or save more than another.)
+_numbers = itertools.count()
+
+
+def resolve_exchange(exchange):
+    """The exchange that a user asked for: full precision by None."""
+    if exchange is None:
+        return FullPrecision()
+    if not isinstance(exchange, Exchange):
+        raise ValueError(
+            "exchange must be a tf_onebit.Exchange, for example tf_onebit.OneBit(). "
+            f"Received: exchange={exchange!r} of type {type(exchange).__name__}."
+        )
+    return exchange
+
+
+def build(template, specs, scope, engine):
+    """Builds a clone of `template` on all workers, once these are known to agree.
+
+    Args:
+        template: the user's exchange.
+        specs: list of `GradientSpec`.
+        scope: prefix of the collectives' names.
+        engine: `Engine`.
+
+    Returns:
+        List of `Bucketed`, one for each of `engine.ranks`.
+
+    Raises:
+        ValueError: on all workers, if they are about to build different exchanges.
+    """
+    exchanges = [Bucketed(template) for _ in engine.ranks]
+    with tf.init_scope():
+        # The comparison comes first: workers with different models may not even get to build.
+        engine.run([exchange.handshake(specs, engine.world_size, scope) for exchange in exchanges])
+        for index, (rank, exchange) in enumerate(zip(engine.ranks, exchanges, strict=True)):
+            with engine.place(index):
+                exchange.build(specs, rank, engine.world_size, scope)
+    return exchanges
+
+
+class GradientExchange:
+    """Exchanges lists of gradients.
+
+    Args:
+        template: the user's exchange.
+        engine: `Engine`.
+        mean: whether gradients become their mean over the workers. Else they become their sum.
+        settings: list of (what, value) pairs of strings in which workers must agree, too.
+
+    Attributes:
+        variables, latest: where an optimizer keeps, within one step, whose gradients it was
+            given and what their exchange returned.
+    """
+
+    def __init__(self, template, engine, mean, settings=()):
+        self.template = template
+        self.engine = engine
+        self._mean = mean
+        self._settings = [("op", "Average" if mean else "Sum"), *settings]
+        self._built = {}
+        self.variables = self.latest = None
+
+    @property
+    def built(self):
+        """The exchanges of a worker of this process: one for each list of variables."""
+        return [exchanges[0] for exchanges, _ in self._built.values()]
+
+    def __call__(self, gradients, variables):
+        """Exchanges the gradients of `variables`; None stays None.
+
+        The first call with a list of variables builds the exchange, and compares the workers.
+
+        Args:
+            gradients: list; entry i is the list of gradients of the worker `engine.ranks[i]`.
+            variables: list.
+
+        Returns:
+            A list like `gradients`.
+        """
+        world_size = self.engine.world_size
+        if world_size == 1:
+            return [list(mine) for mine in gradients]
+        present = [i for i, gradient in enumerate(gradients[0]) if gradient is not None]
+        specs = tuple(_spec(gradients[0][i], variables[i]) for i in present)
+        exchanges = self._exchanges_for(specs, [variables[i] for i in present])
+        scale = 1.0 / world_size if self._mean else 1.0
+        results = self.engine.run(
+            exchange.exchange([_tensor(mine[i]) for i in present], scale)
+            for exchange, mine in zip(exchanges, gradients, strict=True)
+        )
+        exchanged = [[None] * len(variables) for _ in gradients]
+        for mine, (tensors, _) in zip(exchanged, results, strict=True):
+            for i, tensor in zip(present, tensors, strict=True):
+                mine[i] = tensor
+        return exchanged
+
+    def all_finite(self, gradients):
+        """Whether the gradients of all workers are finite: the same on all.
+
+        Args:
+            gradients: as in a call.
+
+        Returns:
+            List of boolean scalars, one for each of `engine.ranks`.
+        """
+        present = [[g for g in mine if g is not None] for mine in gradients]
+        if not present[0]:
+            return [tf.constant(True) for _ in gradients]
+        if self.engine.world_size == 1:
+            return [tf.equal(not_finite_flag(mine), 0) for mine in present]
+        name = f"{self._scope}/all_finite"
+        return self.engine.run(all_finite(mine, name) for mine in present)
+
+    @functools.cached_property
+    def _scope(self):
+        """Prefix of the names of this object's collectives, of which the first compares workers."""
+        scope = f"tf_onebit_{next(_numbers)}"
+        with tf.init_scope():
+            self.engine.run([handshake(scope, self._settings) for _ in self.engine.ranks])
+        return scope
+
+    def _exchanges_for(self, specs, variables):
+        # Names alone do not tell variables apart: many are called "Variable:0".
+        key = specs, tuple(map(id, variables))
+        if key not in self._built:
+            scope = f"{self._scope}/{len(self._built)}"
+            exchanges = build(self.template, specs, scope, self.engine)
+            # With the variables, because the ids of objects that are gone come again.
+            self._built[key] = exchanges, variables
+        exchanges, _ = self._built[key]
+        return exchanges
+
+
+def _spec(gradient, variable):
+    return GradientSpec(
+        name=getattr(variable, "path", variable.name),
+        shape=tuple(variable.shape),
+        dtype=tf.as_dtype(gradient.dtype).name,
+        sparse=isinstance(gradient, tf.IndexedSlices),
+    )
+
+
+def _tensor(gradient):
+    return gradient if isinstance(gradient, tf.IndexedSlices) else tf.convert_to_tensor(gradient)
