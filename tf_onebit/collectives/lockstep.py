@@ -5,6 +5,7 @@ import contextlib
 import tensorflow as tf
 
 from tf_onebit.collectives.engine import Engine
+from tf_onebit.collectives.placement import plain_variables
 from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, Broadcast, Cond
 
 
@@ -24,7 +25,7 @@ class LockstepEngine(Engine):
         return run(generators, self._devices)
 
     def place(self, index):
-        return tf.device(self._devices[index])
+        return plain_variables(self._devices[index])
 
 
 def run(generators, devices=None):

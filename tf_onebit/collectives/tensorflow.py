@@ -1,0 +1,191 @@
+"""TensorFlow's own collectives: one process per worker."""
+
+import itertools
+
+import tensorflow as tf
+
+from tf_onebit.collectives.engine import Engine
+from tf_onebit.collectives.placement import plain_variables
+from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, Broadcast, Cond
+
+# tf.distribute counts its own instance keys up from 100, in the same groups.
+_FIRST_KEY = 1 << 29
+# Tensors of unknown length are padded to one of these many lengths per factor of two.
+_LENGTHS_PER_OCTAVE = 4
+# A tensor has fewer than 2**32 rows.
+_KEYS_PER_NAME = 32 * _LENGTHS_PER_OCTAVE
+# Smaller sums take one collective instead of two, for more bytes.
+_SMALL_SIZE = 1024
+
+
+class TensorFlowEngine(Engine):
+    """One process per worker, connected by the collectives of a TensorFlow cluster.
+
+    A collective's instance key stays the same for good: for its name, in every step and every
+    trace. So several steps may run in one loop of a graph, and nothing accumulates. Each has an
+    ordering token of its own: collectives without one, or with a common one, would run one after
+    another in the order of tracing, and no bucket would overlap another.
+
+    Sums are computed in the order of ranks: they have the same bits in every run, and the same
+    as in lockstep.
+
+    Args:
+        rank: of this worker.
+        world_size: number of workers.
+        device: name of the device of this worker that takes part.
+        group_key: of the group of these devices, as in `tf.distribute`.
+        implementation: "auto", "ring" or "nccl".
+
+    Raises:
+        RuntimeError: unless each rank answers once.
+    """
+
+    def __init__(self, rank, world_size, device, group_key, implementation="auto"):
+        self.world_size = world_size
+        self.ranks = [rank]
+        self._device = device
+        self._group = {
+            "group_size": world_size,
+            "group_key": group_key,
+            "communication_hint": implementation,
+        }
+        self._channels = {}
+        self._next_key = itertools.count(_FIRST_KEY, _KEYS_PER_NAME)
+        self._rank_at = self._place_of = list(range(world_size))
+        if world_size > 1:
+            self._find_places()
+
+    def _find_places(self):
+        """TensorFlow sorts the names of devices as text: task 10 comes before task 2."""
+        with tf.init_scope():
+            rank_at = self._all_gather(tf.constant(self.ranks), "tf_onebit/places").numpy()
+        if sorted(rank_at) != list(range(self.world_size)):
+            raise RuntimeError(
+                f"Each of {self.world_size} workers must have a rank of its own. "
+                f"Received: ranks {rank_at.tolist()}. Give every worker another task."
+            )
+        self._rank_at = rank_at.tolist()
+        self._place_of = [self._rank_at.index(rank) for rank in range(self.world_size)]
+
+    def place(self, index):
+        return plain_variables(self._device)
+
+    def run(self, generators):
+        (generator,) = generators
+        return [self._run(generator)]
+
+    def _run(self, generator):
+        answer = None
+        while True:
+            try:
+                with tf.device(self._device):
+                    answer = self._answer(generator.send(answer))
+            except StopIteration as stop:
+                return stop.value
+
+    def _answer(self, request):
+        if isinstance(request, AllToAll):
+            return self._all_to_all(request.tensor, request.name)
+        if isinstance(request, AllGather):
+            return self._all_gather(request.tensor, request.name)
+        if isinstance(request, AllReduce):
+            return self._all_reduce(request.tensors, request.scale, request.name)
+        if isinstance(request, Broadcast):
+            return [
+                self._broadcast(tensor, request.root, f"{request.name}/{i}")
+                for i, tensor in enumerate(request.tensors)
+            ]
+        if isinstance(request, Cond):
+            return tf.cond(
+                request.predicate,
+                lambda: self._run(request.then()),
+                lambda: self._run(request.otherwise()),
+            )
+        raise TypeError(
+            f"Expected a request of tf_onebit.collectives.requests. Received: {request!r}."
+        )
+
+    def _all_to_all(self, tensor, name):
+        tensor = self._reordered(tensor, self._rank_at)
+        received = self._carry(tf.raw_ops.CollectiveAllToAllV2, tensor, name)
+        return self._reordered(tf.ensure_shape(received, tensor.shape), self._place_of)
+
+    def _all_gather(self, tensor, name):
+        if tensor.shape.is_fully_defined():
+            rows = self._gather_rows(tensor, name)
+            return tf.reshape(rows, [-1, *tensor.shape[1:]])
+        length = tf.shape(tensor)[0]
+        lengths = self._gather_rows(tf.ensure_shape(length, []), f"{name}/lengths")
+        # By one key only tensors of one shape can be gathered, so a few lengths must do.
+        longest = tf.cast(tf.maximum(tf.reduce_max(lengths), 1), tf.float64)
+        octaves = tf.math.log(longest) / tf.math.log(tf.constant(2.0, tf.float64))
+        step = tf.math.ceil(_LENGTHS_PER_OCTAVE * octaves)
+        padded_length = tf.cast(tf.math.ceil(2.0 ** (step / _LENGTHS_PER_OCTAVE)), tf.int32)
+        padding = [[0, padded_length - length]] + [[0, 0]] * (tensor.shape.rank - 1)
+        rows = self._gather_rows(tf.pad(tensor, padding), name, tf.cast(step, tf.int32))
+        return tf.boolean_mask(rows, tf.sequence_mask(lengths, padded_length))
+
+    def _gather_rows(self, tensor, name, variant=0):
+        """The tensors of all workers, stacked in the order of ranks."""
+        rows = self._carry(tf.raw_ops.CollectiveGatherV2, tensor[tf.newaxis], name, variant)
+        rows = tf.ensure_shape(rows, [self.world_size, *tensor.shape])
+        return self._reordered(rows, self._place_of)
+
+    def _all_reduce(self, tensors, scale, name):
+        totals = [None] * len(tensors)
+        for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+            indices = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype]
+            flat = tf.concat([tf.reshape(tensors[i], [-1]) for i in indices], axis=0)
+            total = self._sum(flat, tf.cast(tf.constant(scale, tf.float64), dtype), name)
+            parts = tf.split(total, [tf.size(tensors[i]) for i in indices])
+            for i, part in zip(indices, parts, strict=True):
+                totals[i] = tf.reshape(part, tf.shape(tensors[i]))
+                totals[i].set_shape(tensors[i].shape)
+        return totals
+
+    def _sum(self, vector, scale, name):
+        """Sends no more than a ring does, but sums in the order of ranks."""
+        name = f"{name}/{vector.dtype.name}"
+        if vector.shape[0] is not None and vector.shape[0] <= _SMALL_SIZE:
+            return scale * tf.add_n(tf.unstack(self._gather_rows(vector, name)))
+        size = tf.size(vector) if vector.shape[0] is None else vector.shape[0]
+        padding = -size % self.world_size
+        rows = tf.reshape(tf.pad(vector, [[0, padding]]), [self.world_size, -1])
+        received = self._all_to_all(rows, f"{name}/all_to_all")
+        mine = scale * tf.add_n(tf.unstack(received, num=self.world_size))
+        gathered = self._gather_rows(mine, f"{name}/all_gather")
+        return tf.reshape(gathered, [-1])[:size]
+
+    def _broadcast(self, tensor, root, name):
+        # TensorFlow broadcasts no bfloat16; float32 holds its values exactly.
+        wire_dtype = tf.float32 if tensor.dtype == tf.bfloat16 else tensor.dtype
+        key, _ = self._channel(name)
+        if self.ranks == [root]:
+            sent = tf.raw_ops.CollectiveBcastSendV2(
+                input=tf.cast(tensor, wire_dtype), instance_key=key, **self._group
+            )
+        else:
+            sent = tf.raw_ops.CollectiveBcastRecvV2(
+                shape=tf.shape(tensor), T=wire_dtype, instance_key=key, **self._group
+            )
+        return tf.cast(tf.ensure_shape(sent, tensor.shape), tensor.dtype)
+
+    def _reordered(self, rows, order):
+        return rows if order == sorted(order) else tf.gather(rows, order)
+
+    def _carry(self, collective, tensor, name, variant=0):
+        key, token = self._channel(name)
+        return collective(
+            input=tensor,
+            instance_key=key + variant,
+            ordering_token=[token.handle],
+            **self._group,
+        )
+
+    def _channel(self, name):
+        """The instance key and the ordering token of a collective."""
+        if name not in self._channels:
+            with tf.init_scope(), plain_variables(self._device):
+                token = tf.Variable(0.0, trainable=False)
+            self._channels[name] = next(self._next_key), token
+        return self._channels[name]

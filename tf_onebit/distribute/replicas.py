@@ -1,0 +1,62 @@
+"""From the replicas of `tf.distribute` to the workers of an exchange."""
+
+import tensorflow as tf
+from tensorflow.python.distribute import distribute_utils
+
+
+def exchange(context, gradient_exchange, gradients, variables):
+    """Exchanges gradients in a replica context.
+
+    Where several devices are one worker, their gradients are added first, in full precision.
+
+    Args:
+        context: `tf.distribute.ReplicaContext`.
+        gradient_exchange: `GradientExchange`.
+        gradients: list, of this replica.
+        variables: list.
+
+    Returns:
+        List, for this replica.
+    """
+
+    def merged(strategy, gradients):
+        by_device = _by_device(strategy, gradients)
+        if len(by_device) == len(gradient_exchange.engine.ranks):
+            exchanged = gradient_exchange(by_device, variables)
+        else:
+            total = [_sum(column) for column in zip(*by_device, strict=True)]
+            exchanged = gradient_exchange([total], variables) * len(by_device)
+        return distribute_utils.regroup(tuple(exchanged))
+
+    return context.merge_call(merged, (list(gradients),))
+
+
+def all_finite(context, gradient_exchange, gradients):
+    """Whether the gradients of all replicas of all workers are finite: boolean scalar."""
+
+    def merged(strategy, gradients):
+        by_device = _by_device(strategy, gradients)
+        if len(by_device) != len(gradient_exchange.engine.ranks):
+            by_device = [sum(by_device, [])]
+        (finite, *_) = gradient_exchange.all_finite(by_device)
+        return finite
+
+    return context.merge_call(merged, (list(gradients),))
+
+
+def _by_device(strategy, gradients):
+    """Lists of gradients, one per device of this process."""
+    columns = [strategy.experimental_local_results(gradient) for gradient in gradients]
+    return [list(row) for row in zip(*columns, strict=True)]
+
+
+def _sum(gradients):
+    if len(gradients) == 1 or gradients[0] is None:
+        return gradients[0]
+    if isinstance(gradients[0], tf.IndexedSlices):
+        return tf.IndexedSlices(
+            tf.concat([gradient.values for gradient in gradients], axis=0),
+            tf.concat([gradient.indices for gradient in gradients], axis=0),
+            gradients[0].dense_shape,
+        )
+    return tf.add_n(gradients)

@@ -1,0 +1,167 @@
+"""MirroredStrategy and MultiWorkerMirroredStrategy with an exchange."""
+
+import tensorflow as tf
+from tensorflow.python.distribute import (
+    collective_all_reduce_strategy,
+    distribute_lib,
+    distribute_utils,
+    mirrored_strategy,
+)
+
+from tf_onebit.collectives.lockstep import LockstepEngine
+from tf_onebit.collectives.tensorflow import TensorFlowEngine
+from tf_onebit.distribute.optimizer import adopt_caller, is_adopted
+from tf_onebit.training.gradients import resolve_exchange
+
+
+class _Exchanging:
+    """What both strategies do beside TensorFlow's own."""
+
+    def run(self, fn, args=(), kwargs=None, options=None):
+        _check_model(getattr(fn, "__self__", None), self)
+        return super().run(fn, args, kwargs, options)
+
+
+def _check_model(model, strategy):
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is None:
+        return
+    if getattr(model, "jit_compile", False):
+        raise ValueError(
+            "XLA cannot compile the exchange of gradients. Received: a model compiled with "
+            "jit_compile=True. Compile it with jit_compile=False."
+        )
+    if not all(map(is_adopted, (optimizer, getattr(optimizer, "inner_optimizer", optimizer)))):
+        raise ValueError(
+            f"The optimizer {optimizer.name!r} was made outside of the scope of the "
+            f"{type(strategy).__name__}, and would not exchange gradients. "
+            "Make it, or let model.compile make it, in `with strategy.scope():`."
+        )
+
+
+class _AdoptingExtended:
+    def _create_variable(self, next_creator, **kwargs):
+        adopt_caller()
+        return super()._create_variable(next_creator, **kwargs)
+
+
+class MirroredStrategy(_Exchanging, tf.distribute.MirroredStrategy):
+    """Trains on several devices of one process, each a worker of the exchange.
+
+    Args:
+        exchange: `tf_onebit.Exchange`. Default: `FullPrecision()`.
+        devices: list of the devices' names. Default: all GPUs.
+
+    Raises:
+        ValueError: if `exchange` is not an exchange; in the first step, if model or optimizer
+            were made outside of the scope.
+
+    Example:
+        >>> import keras, tf_onebit
+        >>> strategy = MirroredStrategy(tf_onebit.OneBit(), devices=["CPU:0"])
+        >>> with strategy.scope():
+        ...     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
+        ...     model.compile("sgd", loss="mse")
+        >>> history = model.fit(tf.ones([32, 8]), tf.ones([32, 1]), verbose=0)
+    """
+
+    def __init__(self, exchange=None, devices=None):
+        self.exchange = resolve_exchange(exchange)
+        extended = _MirroredExtended(self, devices=devices)
+        tf.distribute.Strategy.__init__(self, extended)
+
+
+class _MirroredExtended(_AdoptingExtended, mirrored_strategy.MirroredExtended):
+    def _initialize_single_worker(self, devices):
+        super()._initialize_single_worker(devices)
+        self.engine = LockstepEngine(self._devices)
+
+
+class MultiWorkerMirroredStrategy(_Exchanging, tf.distribute.MultiWorkerMirroredStrategy):
+    """Trains in several processes, on one machine or many: each is a worker of the exchange.
+
+    A process with several devices adds up their gradients in full precision first.
+
+    Args:
+        exchange: `tf_onebit.Exchange`. Default: `FullPrecision()`. `tf_onebit.Local()` leaves
+            every worker its own gradients.
+        cluster_resolver: `tf.distribute.cluster_resolver.ClusterResolver`. Default: the cluster
+            in the environment variable TF_CONFIG; without one, this process alone.
+        communication_options: `tf.distribute.experimental.CommunicationOptions`.
+
+    Raises:
+        ValueError: if `exchange` is not an exchange or TF_CONFIG describes no cluster; in the
+            first step, if model or optimizer were made outside of the scope or, on all workers,
+            if these do not train the same model in the same way.
+
+    Example:
+        >>> import keras, tf_onebit
+        >>> strategy = MultiWorkerMirroredStrategy(tf_onebit.OneBit())
+        >>> with strategy.scope():
+        ...     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
+        ...     model.compile("sgd", loss="mse")
+        >>> history = model.fit(tf.ones([32, 8]), tf.ones([32, 1]), verbose=0)
+    """
+
+    def __init__(self, exchange=None, cluster_resolver=None, communication_options=None):
+        self.exchange = resolve_exchange(exchange)
+        options = communication_options or tf.distribute.experimental.CommunicationOptions()
+        extended = _MultiWorkerExtended(self, cluster_resolver, options)
+        tf.distribute.Strategy.__init__(self, extended)
+
+    def reduce(self, reduce_op, value, axis):
+        # Keras asks for the mean of every metric in every step along an axis that scalars do not
+        # have. It gets that of this worker, for nothing; those of an epoch are over all workers.
+        if axis is not None and all(part.shape.rank == 0 for part in _parts(self, value)):
+            return tf.nest.map_structure(
+                lambda v: _local_mean(self.experimental_local_results(v)), value
+            )
+        return super().reduce(reduce_op, value, axis)
+
+
+def _parts(strategy, value):
+    return [p for v in tf.nest.flatten(value) for p in strategy.experimental_local_results(v)]
+
+
+def _local_mean(values):
+    return values[0] if len(values) == 1 else tf.add_n(values) / len(values)
+
+
+class _MultiWorkerExtended(
+    _AdoptingExtended, collective_all_reduce_strategy.CollectiveAllReduceExtended
+):
+    def _initialize_local(self, cluster_resolver, devices=None):
+        super()._initialize_local(cluster_resolver, devices)
+        self._make_engine()
+
+    def _initialize_multi_worker(self, cluster_resolver):
+        super()._initialize_multi_worker(cluster_resolver)
+        self._make_engine()
+
+    def _make_engine(self):
+        device = self._devices[0]
+        self.engine = TensorFlowEngine(
+            self._id_in_cluster,
+            self._num_workers,
+            device,
+            self._collective_keys.get_group_key([device]),
+            self._communication_options.implementation.value.lower(),
+        )
+
+    def _call_for_each_replica(self, fn, args, kwargs):
+        if len(self._devices) > 1:
+            return super()._call_for_each_replica(fn, args, kwargs)
+        # TensorFlow would start a thread, which merges with no others and, unlike this one,
+        # cannot in a branch: gradient accumulation and loss scaling would fail.
+        args, kwargs = distribute_utils.select_replica(0, (args, kwargs))
+        context = distribute_lib.ReplicaContext(self._container_strategy(), self._id_in_cluster)
+        with tf.device(self._devices[0]), context:
+            return fn(*args, **kwargs)
+
+    def _reduce_to(self, reduce_op, value, destinations, options):
+        def reduce(value):
+            return super(_MultiWorkerExtended, self)._reduce_to(
+                reduce_op, value, destinations, options
+            )
+
+        return tf.nest.map_structure(reduce, value)
