@@ -1,15 +1,29 @@
 """Communication-efficient data-parallel training for Keras 3 and TensorFlow."""
 
-from tf_onebit import callbacks
-from tf_onebit._version import __version__
-from tf_onebit.exchanges import Exchange, FullPrecision, Local, OneBit, WarmStart
+import importlib
 
-__all__ = [
-    "Exchange",
-    "FullPrecision",
-    "Local",
-    "OneBit",
-    "WarmStart",
-    "__version__",
-    "callbacks",
-]
+from tf_onebit._version import __version__
+
+_MODULE_OF = {
+    "Exchange": "tf_onebit.exchanges",
+    "FullPrecision": "tf_onebit.exchanges",
+    "Local": "tf_onebit.exchanges",
+    "OneBit": "tf_onebit.exchanges",
+    "WarmStart": "tf_onebit.exchanges",
+}
+_SUBMODULES = ("callbacks", "distribute", "horovod")
+
+__all__ = [*_MODULE_OF, *_SUBMODULES, "__version__"]
+
+
+def __getattr__(name):
+    # On first use: the command line needs no TensorFlow, and only some programs need Horovod.
+    if name in _SUBMODULES:
+        return importlib.import_module(f"{__name__}.{name}")
+    if name in _MODULE_OF:
+        return getattr(importlib.import_module(_MODULE_OF[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__():
+    return sorted({*globals(), *__all__})

@@ -6,6 +6,9 @@
 
 The test's body runs on every rank of a job with two and of one with three processes, and passes
 if it passes on all of them. Tests of a module share a job, because to start one takes seconds.
+
+Jobs are Horovod's. `@pytest.mark.workers(2, engines=["horovod", "tensorflow"])` runs the test
+once more in a cluster of TensorFlow's.
 """
 
 import gc
@@ -16,7 +19,7 @@ import tempfile
 
 import pytest
 
-from tests.parallel.launch import horovodrun
+from tests.parallel.launch import run_job
 
 SECONDS_PER_TEST = 60
 SECONDS_TO_START = 60
@@ -32,13 +35,13 @@ _PYTEST = (
 
 def pytest_configure(config):
     config.addinivalue_line(
-        "markers", "workers(*world_sizes): run on every rank of jobs of so many processes"
+        "markers",
+        "workers(*world_sizes, engines=['horovod']): run on every rank of jobs of so many processes",
     )
     if _IS_WORKER:
-        import horovod.tensorflow as hvd
         import keras  # noqa: F401
 
-        hvd.init()
+        import tests.parallel.ranks  # noqa: F401  joins the job
         # Every clear_session would look through all that TensorFlow and Keras made on import.
         gc.freeze()
 
@@ -49,11 +52,13 @@ def pytest_configure(config):
 def pytest_generate_tests(metafunc):
     marker = metafunc.definition.get_closest_marker("workers")
     if marker is not None:
-        metafunc.fixturenames.append("world_size")
+        metafunc.fixturenames += ["engine", "world_size"]
+        metafunc.parametrize("engine", marker.kwargs.get("engines", ["horovod"]))
         metafunc.parametrize("world_size", marker.args)
 
 
 if _IS_WORKER:
+    from tests.parallel.ranks import gather, rank
 
     def pytest_collection_modifyitems(items):
         wanted = set((pathlib.Path(_REPORTS_DIR) / "tests").read_text().splitlines())
@@ -62,20 +67,18 @@ if _IS_WORKER:
     def pytest_runtest_logreport(report):
         if report.when == "call" or report.failed:
             line = json.dumps([report.nodeid, report.longreprtext if report.failed else ""])
-            path = pathlib.Path(_REPORTS_DIR) / f"rank_{os.environ['HOROVOD_RANK']}"
+            path = pathlib.Path(_REPORTS_DIR) / f"rank_{rank()}"
             with path.open("a") as file:
                 file.write(line + "\n")
 
     @pytest.fixture(autouse=True)
     def all_ranks_together():
         """Starts a test on all ranks at once, in a fresh Keras session."""
-        import horovod.tensorflow as hvd
         import keras
-        import tensorflow as tf
 
         keras.utils.clear_session()
         keras.utils.set_random_seed(0)
-        hvd.allreduce(tf.zeros([]), name="all_ranks_together")
+        gather(None)
 
 else:
 
@@ -93,15 +96,17 @@ class _TestJob:
     Args:
         path: of the module.
         tests: list of the ids of the tests.
+        engine: "horovod" or "tensorflow".
         world_size: number of workers.
     """
 
-    def __init__(self, path, tests, world_size):
+    def __init__(self, path, tests, engine, world_size):
         self.world_size = world_size
         with tempfile.TemporaryDirectory() as reports_dir:
             (pathlib.Path(reports_dir) / "tests").write_text("\n".join(tests))
             try:
-                self.end = horovodrun(
+                self.end = run_job(
+                    engine,
                     world_size,
                     [*_PYTEST, str(path)],
                     SECONDS_TO_START + SECONDS_PER_TEST * len(tests),
@@ -128,15 +133,13 @@ _jobs = {}
 
 
 def _job_of(item):
-    world_size = item.callspec.params["world_size"]
-    key = item.path, world_size
+    key = _key(item)
     if key not in _jobs:
-        tests = [
-            other.nodeid
-            for other in item.session.items
-            if other.path == item.path
-            and getattr(other, "callspec", None) is not None
-            and other.callspec.params.get("world_size") == world_size
-        ]
-        _jobs[key] = _TestJob(item.path, tests, world_size)
+        tests = [other.nodeid for other in item.session.items if _key(other) == key]
+        _jobs[key] = _TestJob(item.path, tests, *key[1:])
     return _jobs[key]
+
+
+def _key(item):
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    return item.path, *(params.get(name) for name in ("engine", "world_size"))

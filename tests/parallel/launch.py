@@ -1,4 +1,4 @@
-"""Starts jobs of real worker processes with horovodrun."""
+"""Starts jobs of real worker processes."""
 
 import os
 import pathlib
@@ -9,7 +9,7 @@ import time
 from typing import NamedTuple
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# What horovodrun itself needs to end the workers, and a little more.
+# What a launcher itself needs to end the workers, and a little more.
 _GRACE_SECONDS = 30
 
 
@@ -21,10 +21,18 @@ class Job(NamedTuple):
     output: str
 
 
-def horovodrun(world_size, command, timeout_seconds=120, **environment):
+LAUNCHERS = {
+    # Without --gloo the launcher imports TensorFlow once more, to look for MPI.
+    "horovod": ("horovodrun", "--gloo", "-np", "{}"),
+    "tensorflow": ("tf-onebit", "launch", "-np", "{}", "--"),
+}
+
+
+def run_job(engine, world_size, command, timeout_seconds=120, **environment):
     """Runs a command in `world_size` processes on this machine.
 
     Args:
+        engine: "horovod" or "tensorflow".
         world_size: number of worker processes.
         command: list of arguments for Python.
         timeout_seconds: a job that takes longer is ended, by force if need be.
@@ -43,11 +51,11 @@ def horovodrun(world_size, command, timeout_seconds=120, **environment):
         "TF_NUM_INTEROP_THREADS": "2",
         "TF_CPP_MIN_LOG_LEVEL": "2",
     }
-    launcher = str(pathlib.Path(sys.executable).with_name("horovodrun"))
+    program, *arguments = (word.format(world_size) for word in LAUNCHERS[engine])
+    launcher = str(pathlib.Path(sys.executable).with_name(program))
     start = time.monotonic()
     with subprocess.Popen(
-        # Without --gloo the launcher imports TensorFlow once more, to look for MPI.
-        [launcher, "--gloo", "-np", str(world_size), sys.executable, *command],
+        [launcher, *arguments, sys.executable, *command],
         cwd=ROOT,
         env=os.environ | settings | environment,
         stdout=subprocess.PIPE,
@@ -58,7 +66,7 @@ def horovodrun(world_size, command, timeout_seconds=120, **environment):
         try:
             output, _ = process.communicate(timeout=timeout_seconds)
         except subprocess.TimeoutExpired:
-            # horovodrun puts workers into sessions of their own, and ends them when it is asked
+            # Launchers put workers into sessions of their own, and end them when they are asked
             # to end.
             process.send_signal(signal.SIGTERM)
             try:
@@ -70,3 +78,8 @@ def horovodrun(world_size, command, timeout_seconds=120, **environment):
                 f"The job did not end within {timeout_seconds} seconds: it hangs.\n{output}"
             ) from None
     return Job(process.returncode, time.monotonic() - start, output)
+
+
+def horovodrun(world_size, command, timeout_seconds=120, **environment):
+    """Runs a job of Horovod's: see `run_job`."""
+    return run_job("horovod", world_size, command, timeout_seconds, **environment)

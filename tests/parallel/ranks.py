@@ -2,18 +2,47 @@
 
 import hashlib
 import math
+import os
+import pickle
 
-import horovod.tensorflow as hvd
 import numpy as np
+import tensorflow as tf
 
 from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, Cond
 
-rank = hvd.rank
+if "TF_CONFIG" in os.environ:
+    from tf_onebit.distribute import MultiWorkerMirroredStrategy
+
+    engine = MultiWorkerMirroredStrategy().extended.engine
+else:
+    import horovod.tensorflow as hvd
+
+    from tf_onebit.collectives.horovod import HorovodEngine
+
+    hvd.init()
+    engine = HorovodEngine()
+
+
+def rank():
+    return engine.ranks[0]
 
 
 def gather(value):
     """The values of all ranks, in their order: any Python object."""
-    return hvd.allgather_object(value)
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int32)])
+    def gathered(words):
+        def exchange():
+            lengths = yield AllGather(tf.shape(words), "tests/lengths")
+            return lengths, (yield AllGather(words, "tests/words", uneven=True))
+
+        return engine.run([exchange()])[0]
+
+    data = pickle.dumps(value)
+    words = np.frombuffer(data + bytes(-len(data) % 4), np.int32)
+    lengths, words = gathered(words)
+    parts = np.split(words.numpy(), np.cumsum(lengths.numpy())[:-1])
+    return [pickle.loads(part.tobytes()) for part in parts]
 
 
 def digest(arrays):

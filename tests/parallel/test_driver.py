@@ -1,13 +1,14 @@
-"""The Horovod driver answers every request as the lockstep driver does."""
+"""The drivers for several processes answer every request as the lockstep driver does."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.parallel.ranks import rank
-from tf_onebit.collectives import horovod, lockstep
+from tests.parallel.ranks import engine, rank
+from tf_onebit.collectives import lockstep
 from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, Broadcast, Cond
 
+ENGINES = ["horovod", "tensorflow"]
 MODES = {"eager": lambda function: function, "graph": tf.function}
 
 
@@ -24,8 +25,8 @@ def numbers(rank, shape, dtype):
 
 
 def assert_answered_as_in_lockstep(mode, generator, world_size):
-    """Compares `generator(rank, world_size)` over Horovod and among simulated workers."""
-    answer = mode(lambda: horovod.run(generator(rank(), world_size)))()
+    """Compares `generator(rank, world_size)` between processes and among simulated workers."""
+    answer = mode(lambda: engine.run([generator(rank(), world_size)]))()[0]
     expected = lockstep.run([generator(k, world_size) for k in range(world_size)])[rank()]
     tf.nest.assert_same_structure(answer, expected)
     for mine, theirs in zip(tf.nest.flatten(answer), tf.nest.flatten(expected), strict=True):
@@ -33,7 +34,7 @@ def assert_answered_as_in_lockstep(mode, generator, world_size):
         np.testing.assert_array_equal(mine.numpy(), theirs.numpy())
 
 
-@pytest.mark.workers(2, 3)
+@pytest.mark.workers(2, 3, engines=ENGINES)
 @pytest.mark.parametrize("dtype", ["int32", "float32"])
 def test_all_to_all(mode, dtype, world_size):
     def exchange(rank, world_size):
@@ -42,16 +43,17 @@ def test_all_to_all(mode, dtype, world_size):
     assert_answered_as_in_lockstep(mode, exchange, world_size)
 
 
-@pytest.mark.workers(2, 3)
+@pytest.mark.workers(2, 3, engines=ENGINES)
 @pytest.mark.parametrize("rows", [lambda rank: 4, lambda rank: 3 * rank], ids=["even", "uneven"])
 def test_all_gather(mode, rows, world_size):
     def exchange(rank, world_size):
-        return (yield AllGather(numbers(rank, [rows(rank), 2], tf.int32), "all_gather"))
+        tensor = numbers(rank, [rows(rank), 2], tf.int32)
+        return (yield AllGather(tensor, "all_gather", uneven=rows(0) != rows(1)))
 
     assert_answered_as_in_lockstep(mode, exchange, world_size)
 
 
-@pytest.mark.workers(2, 3)
+@pytest.mark.workers(2, 3, engines=ENGINES)
 @pytest.mark.parametrize("scale", [1.0, 0.5])
 def test_all_reduce(mode, scale, world_size):
     def exchange(rank, world_size):
@@ -62,7 +64,7 @@ def test_all_reduce(mode, scale, world_size):
     assert_answered_as_in_lockstep(mode, exchange, world_size)
 
 
-@pytest.mark.workers(2, 3)
+@pytest.mark.workers(2, 3, engines=ENGINES)
 def test_broadcast_from_the_last_rank(mode, world_size):
     def exchange(rank, world_size):
         tensors = [numbers(rank, [3], "float32"), numbers(rank, [], "int64")]
@@ -71,7 +73,7 @@ def test_broadcast_from_the_last_rank(mode, world_size):
     assert_answered_as_in_lockstep(mode, exchange, world_size)
 
 
-@pytest.mark.workers(2, 3)
+@pytest.mark.workers(2, 3, engines=ENGINES)
 @pytest.mark.parametrize("predicate", [True, False])
 def test_cond_communicates_in_the_chosen_branch(mode, predicate, world_size):
     def total(tensor, name):
@@ -91,10 +93,10 @@ def test_cond_communicates_in_the_chosen_branch(mode, predicate, world_size):
     assert_answered_as_in_lockstep(mode, exchange, world_size)
 
 
-@pytest.mark.workers(2)
+@pytest.mark.workers(2, engines=ENGINES)
 def test_what_is_no_request_is_refused():
     def exchange():
         yield "all_reduce"
 
     with pytest.raises(TypeError, match="Expected a request.*Received: 'all_reduce'"):
-        horovod.run(exchange())
+        engine.run([exchange()])

@@ -22,11 +22,12 @@ class AllToAll:
 class AllGather:
     """Answer: the workers' tensors, joined along axis 0 in the order of ranks.
 
-    The first dimension may differ between workers; the others may not.
+    Their shapes are the same, but for the first dimension if it is `uneven`.
     """
 
     tensor: Any
     name: str
+    uneven: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

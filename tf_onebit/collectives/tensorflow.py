@@ -21,8 +21,8 @@ _SMALL_SIZE = 1024
 class TensorFlowEngine(Engine):
     """One process per worker, connected by the collectives of a TensorFlow cluster.
 
-    A collective's instance key stays the same for good: for its name, in every step and every
-    trace. So several steps may run in one loop of a graph, and nothing accumulates. Each has an
+    A collective's instance key stays the same for good: for its name and shape, in every step and
+    every trace. So several steps may run in one loop of a graph, and nothing accumulates. Each has an
     ordering token of its own: collectives without one, or with a common one, would run one after
     another in the order of tracing, and no bucket would overlap another.
 
@@ -87,7 +87,8 @@ class TensorFlowEngine(Engine):
         if isinstance(request, AllToAll):
             return self._all_to_all(request.tensor, request.name)
         if isinstance(request, AllGather):
-            return self._all_gather(request.tensor, request.name)
+            gather = self._all_gather_uneven if request.uneven else self._all_gather
+            return gather(request.tensor, request.name)
         if isinstance(request, AllReduce):
             return self._all_reduce(request.tensors, request.scale, request.name)
         if isinstance(request, Broadcast):
@@ -111,12 +112,13 @@ class TensorFlowEngine(Engine):
         return self._reordered(tf.ensure_shape(received, tensor.shape), self._place_of)
 
     def _all_gather(self, tensor, name):
-        if tensor.shape.is_fully_defined():
-            rows = self._gather_rows(tensor, name)
-            return tf.reshape(rows, [-1, *tensor.shape[1:]])
+        rows = self._gather_rows(tensor, name)
+        return tf.reshape(rows, [-1, *tensor.shape[1:]])
+
+    def _all_gather_uneven(self, tensor, name):
         length = tf.shape(tensor)[0]
-        lengths = self._gather_rows(tf.ensure_shape(length, []), f"{name}/lengths")
-        # By one key only tensors of one shape can be gathered, so a few lengths must do.
+        lengths = self._gather_rows(length, f"{name}/lengths")
+        # One key carries tensors of one shape only, so a few lengths must do.
         longest = tf.cast(tf.maximum(tf.reduce_max(lengths), 1), tf.float64)
         octaves = tf.math.log(longest) / tf.math.log(tf.constant(2.0, tf.float64))
         step = tf.math.ceil(_LENGTHS_PER_OCTAVE * octaves)
@@ -157,35 +159,44 @@ class TensorFlowEngine(Engine):
         return tf.reshape(gathered, [-1])[:size]
 
     def _broadcast(self, tensor, root, name):
-        # TensorFlow broadcasts no bfloat16; float32 holds its values exactly.
-        wire_dtype = tf.float32 if tensor.dtype == tf.bfloat16 else tensor.dtype
-        key, _ = self._channel(name)
+        wire_dtype = _wire_dtype(tensor)
+        key, _ = self._channel(name, tensor)
         if self.ranks == [root]:
             sent = tf.raw_ops.CollectiveBcastSendV2(
-                input=tf.cast(tensor, wire_dtype), instance_key=key, **self._group
+                input=tf.bitcast(tensor, wire_dtype), instance_key=key, **self._group
             )
         else:
             sent = tf.raw_ops.CollectiveBcastRecvV2(
                 shape=tf.shape(tensor), T=wire_dtype, instance_key=key, **self._group
             )
-        return tf.cast(tf.ensure_shape(sent, tensor.shape), tensor.dtype)
+        return tf.bitcast(tf.ensure_shape(sent, tensor.shape), tensor.dtype)
 
     def _reordered(self, rows, order):
         return rows if order == sorted(order) else tf.gather(rows, order)
 
     def _carry(self, collective, tensor, name, variant=0):
-        key, token = self._channel(name)
-        return collective(
-            input=tensor,
+        key, token = self._channel(name, tensor)
+        carried = collective(
+            input=tf.bitcast(tensor, _wire_dtype(tensor)),
             instance_key=key + variant,
             ordering_token=[token.handle],
             **self._group,
         )
+        return tf.bitcast(carried, tensor.dtype)
 
-    def _channel(self, name):
-        """The instance key and the ordering token of a collective."""
-        if name not in self._channels:
+    def _channel(self, name, tensor):
+        """The instance key and the ordering token of a collective.
+
+        One key carries tensors of one type and shape only.
+        """
+        channel = name, tensor.dtype, str(tensor.shape)
+        if channel not in self._channels:
             with tf.init_scope(), plain_variables(self._device):
                 token = tf.Variable(0.0, trainable=False)
-            self._channels[name] = next(self._next_key), token
-        return self._channels[name]
+            self._channels[channel] = next(self._next_key), token
+        return self._channels[channel]
+
+
+def _wire_dtype(tensor):
+    # TensorFlow gathers and broadcasts no bfloat16, but any 16 bits as float16.
+    return tf.float16 if tensor.dtype == tf.bfloat16 else tensor.dtype

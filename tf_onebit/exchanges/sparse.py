@@ -27,8 +27,8 @@ class SparseGather(Exchange):
         flags = yield AllGather(not_finite_flag(gradients)[tf.newaxis], self.request_name("flags"))
         exchanged, sizes_bytes = [], [tf.constant(flags.dtype.size, tf.int64)]
         for i, gradient in enumerate(gradients):
-            values = yield AllGather(gradient.values, self.request_name(f"values_{i}"))
-            indices = yield AllGather(gradient.indices, self.request_name(f"indices_{i}"))
+            values = yield self._gather(gradient.values, f"values_{i}")
+            indices = yield self._gather(gradient.indices, f"indices_{i}")
             for tensor in (gradient.values, gradient.indices):
                 sizes_bytes.append(tf.size(tensor, tf.int64) * tensor.dtype.size)
             rows, positions = tf.unique(indices)
@@ -36,6 +36,9 @@ class SparseGather(Exchange):
             exchanged.append(tf.IndexedSlices(sums * scale, rows, gradient.dense_shape))
         self._bytes_sent.assign((self.world_size - 1) * tf.add_n(sizes_bytes))
         return exchanged, with_overflow(flags, exchanged)
+
+    def _gather(self, tensor, stage):
+        return AllGather(tensor, self.request_name(stage), uneven=True)
 
     def bytes_sent(self):
         return int(self._bytes_sent)

@@ -1,0 +1,19 @@
+"""The `tf-onebit` command."""
+
+import argparse
+import sys
+
+from tf_onebit import launch
+
+
+def main(arguments=None):
+    """Runs the command and returns its exit status."""
+    parser = argparse.ArgumentParser(prog="tf-onebit", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="command")
+    launch.add_command(commands)
+    options = parser.parse_args(arguments)
+    return options.run(options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
