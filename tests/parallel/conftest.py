@@ -36,12 +36,13 @@ _PYTEST = (
 def pytest_configure(config):
     config.addinivalue_line(
         "markers",
-        "workers(*world_sizes, engines=['horovod']): run on every rank of jobs of so many processes",
+        "workers(*world_sizes, engines=[...]): run on every rank of jobs of so many processes",
     )
     if _IS_WORKER:
         import keras  # noqa: F401
 
         import tests.parallel.ranks  # noqa: F401  joins the job
+
         # Every clear_session would look through all that TensorFlow and Keras made on import.
         gc.freeze()
 

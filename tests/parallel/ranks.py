@@ -23,6 +23,10 @@ else:
     engine = HorovodEngine()
 
 
+def is_horovod():
+    return "TF_CONFIG" not in os.environ
+
+
 def rank():
     return engine.ranks[0]
 

@@ -4,6 +4,7 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from tf_onebit.collectives.engine import Engine
+from tf_onebit.collectives.ordered_sum import ordered_sum
 from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, Broadcast, Cond
 
 
@@ -49,6 +50,9 @@ def _answer(request):
     if isinstance(request, AllGather):
         return _carry(hvd.allgather, request.tensor, request.name)
     if isinstance(request, AllReduce):
+        if hvd.size() > 2 and any(tensor.dtype.is_floating for tensor in request.tensors):
+            # What Horovod sums together, and so in what order, depends on what is ready.
+            return run(ordered_sum(request, hvd.size()))
         options = {"op": hvd.Sum, "postscale_factor": request.scale}
         return [_carry(hvd.allreduce, tensor, name, **options) for tensor, name in _named(request)]
     if isinstance(request, Broadcast):

@@ -5,6 +5,7 @@ import itertools
 import tensorflow as tf
 
 from tf_onebit.collectives.engine import Engine
+from tf_onebit.collectives.ordered_sum import ordered_sum
 from tf_onebit.collectives.placement import plain_variables
 from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, Broadcast, Cond
 
@@ -14,20 +15,15 @@ _FIRST_KEY = 1 << 29
 _LENGTHS_PER_OCTAVE = 4
 # A tensor has fewer than 2**32 rows.
 _KEYS_PER_NAME = 32 * _LENGTHS_PER_OCTAVE
-# Smaller sums take one collective instead of two, for more bytes.
-_SMALL_SIZE = 1024
 
 
 class TensorFlowEngine(Engine):
     """One process per worker, connected by the collectives of a TensorFlow cluster.
 
     A collective's instance key stays the same for good: for its name and shape, in every step and
-    every trace. So several steps may run in one loop of a graph, and nothing accumulates. Each has an
-    ordering token of its own: collectives without one, or with a common one, would run one after
-    another in the order of tracing, and no bucket would overlap another.
-
-    Sums are computed in the order of ranks: they have the same bits in every run, and the same
-    as in lockstep.
+    every trace. So several steps may run in one loop of a graph, and nothing accumulates. Each
+    has an ordering token of its own: collectives without one, or with a common one, would run one
+    after another in the order of tracing, and no bucket would overlap another.
 
     Args:
         rank: of this worker.
@@ -90,7 +86,7 @@ class TensorFlowEngine(Engine):
             gather = self._all_gather_uneven if request.uneven else self._all_gather
             return gather(request.tensor, request.name)
         if isinstance(request, AllReduce):
-            return self._all_reduce(request.tensors, request.scale, request.name)
+            return self._run(ordered_sum(request, self.world_size))
         if isinstance(request, Broadcast):
             return [
                 self._broadcast(tensor, request.root, f"{request.name}/{i}")
@@ -132,31 +128,6 @@ class TensorFlowEngine(Engine):
         rows = self._carry(tf.raw_ops.CollectiveGatherV2, tensor[tf.newaxis], name, variant)
         rows = tf.ensure_shape(rows, [self.world_size, *tensor.shape])
         return self._reordered(rows, self._place_of)
-
-    def _all_reduce(self, tensors, scale, name):
-        totals = [None] * len(tensors)
-        for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
-            indices = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype]
-            flat = tf.concat([tf.reshape(tensors[i], [-1]) for i in indices], axis=0)
-            total = self._sum(flat, tf.cast(tf.constant(scale, tf.float64), dtype), name)
-            parts = tf.split(total, [tf.size(tensors[i]) for i in indices])
-            for i, part in zip(indices, parts, strict=True):
-                totals[i] = tf.reshape(part, tf.shape(tensors[i]))
-                totals[i].set_shape(tensors[i].shape)
-        return totals
-
-    def _sum(self, vector, scale, name):
-        """Sends no more than a ring does, but sums in the order of ranks."""
-        name = f"{name}/{vector.dtype.name}"
-        if vector.shape[0] is not None and vector.shape[0] <= _SMALL_SIZE:
-            return scale * tf.add_n(tf.unstack(self._gather_rows(vector, name)))
-        size = tf.size(vector) if vector.shape[0] is None else vector.shape[0]
-        padding = -size % self.world_size
-        rows = tf.reshape(tf.pad(vector, [[0, padding]]), [self.world_size, -1])
-        received = self._all_to_all(rows, f"{name}/all_to_all")
-        mine = scale * tf.add_n(tf.unstack(received, num=self.world_size))
-        gathered = self._gather_rows(mine, f"{name}/all_gather")
-        return tf.reshape(gathered, [-1])[:size]
 
     def _broadcast(self, tensor, root, name):
         wire_dtype = _wire_dtype(tensor)

@@ -1,0 +1,43 @@
+"""An all-reduce with the same bits on every engine and in every run."""
+
+import tensorflow as tf
+
+from tf_onebit.collectives.requests import AllGather, AllToAll
+
+# Smaller sums take one collective instead of two, for more bytes.
+_SMALL_SIZE = 1024
+
+
+def ordered_sum(request, world_size):
+    """Generator: answers an `AllReduce` by other requests, adding in the order of ranks.
+
+    A ring adds every part of a tensor in another order, and where the parts lie may depend on
+    what else is under way. This sends as many bytes: every worker adds up one part and hands it
+    to the others.
+    """
+    totals = [None] * len(request.tensors)
+    for dtype in dict.fromkeys(tensor.dtype for tensor in request.tensors):
+        indices = [i for i, tensor in enumerate(request.tensors) if tensor.dtype == dtype]
+        tensors = [request.tensors[i] for i in indices]
+        vector = tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], axis=0)
+        scale = tf.cast(tf.constant(request.scale, tf.float64), dtype)
+        total = yield from _sum(vector, scale, world_size, f"{request.name}/{dtype.name}")
+        parts = tf.split(total, [tf.size(tensor) for tensor in tensors])
+        for i, tensor, part in zip(indices, tensors, parts, strict=True):
+            totals[i] = tf.ensure_shape(tf.reshape(part, tf.shape(tensor)), tensor.shape)
+    return totals
+
+
+def _sum(vector, scale, world_size, name):
+    size = vector.shape[0]
+    if size is not None and size <= _SMALL_SIZE:
+        rows = yield AllGather(vector[tf.newaxis], name)
+        return scale * tf.add_n(tf.unstack(rows, num=world_size))
+    if size is None:
+        size = tf.size(vector)
+    padded = tf.pad(vector, [[0, -size % world_size]])
+    rows = tf.reshape(padded, [world_size, -1])
+    received = yield AllToAll(rows, f"{name}/all_to_all")
+    part = scale * tf.add_n(tf.unstack(received, num=world_size))
+    gathered = yield AllGather(part, f"{name}/all_gather")
+    return gathered[:size]
