@@ -11,22 +11,38 @@ from tf_onebit.training.gradients import GradientExchange
 from tf_onebit.training.optimizer import Distributed, GlobalLossScale, settings, subclass
 
 
-def adopt_caller():
-    """Makes the Keras optimizer that is creating a variable, if one is, exchange its gradients.
-
-    Keras has no place to register for that. But the name scopes it opens tell who opened them,
-    and every optimizer starts by creating a counter of its iterations.
-    """
+def calling_optimizer():
+    """The Keras optimizer that is at work, or None."""
+    # The name scopes that Keras opens tell who opened them.
     scopes = global_state.get_global_attribute("name_scope_stack")
-    optimizer = scopes[-1].caller if scopes else None
-    if isinstance(optimizer, keras.optimizers.Optimizer) and not is_adopted(optimizer):
+    caller = scopes[-1].caller if scopes else None
+    return caller if isinstance(caller, keras.optimizers.Optimizer) else None
+
+
+def adopt(optimizer):
+    """Makes a Keras optimizer, or None, exchange its gradients.
+
+    Called when a variable is created: every optimizer starts with a counter of its iterations.
+    """
+    if optimizer is not None and not _is_adopted(optimizer):
         scales_loss = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
         mixin = _LossScaleUnderStrategy if scales_loss else _UnderStrategy
         optimizer.__class__ = subclass(type(optimizer), mixin)
 
 
-def is_adopted(optimizer):
-    """Whether a Keras optimizer was made in the scope of a strategy of this package."""
+def require_adopted(optimizer, strategy):
+    """Raises ValueError if an optimizer would not exchange its gradients; None is none."""
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        return
+    if not all(map(_is_adopted, (optimizer, getattr(optimizer, "inner_optimizer", optimizer)))):
+        raise ValueError(
+            f"The optimizer {optimizer.name!r} was made outside of the scope of the "
+            f"{type(strategy).__name__}, and would not exchange gradients. "
+            "Make it, or let model.compile make it, in `with strategy.scope():`."
+        )
+
+
+def _is_adopted(optimizer):
     return isinstance(optimizer, (Distributed, GlobalLossScale))
 
 

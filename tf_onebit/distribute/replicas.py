@@ -24,7 +24,7 @@ def exchange(context, gradient_exchange, gradients, variables):
         if len(by_device) == len(gradient_exchange.engine.ranks):
             exchanged = gradient_exchange(by_device, variables)
         else:
-            total = [_sum(column) for column in zip(*by_device, strict=True)]
+            total = [sum_of_replicas(column) for column in zip(*by_device, strict=True)]
             exchanged = gradient_exchange([total], variables) * len(by_device)
         return distribute_utils.regroup(tuple(exchanged))
 
@@ -50,7 +50,8 @@ def _by_device(strategy, gradients):
     return [list(row) for row in zip(*columns, strict=True)]
 
 
-def _sum(gradients):
+def sum_of_replicas(gradients):
+    """The sum of what the devices of this process have: tensors, `tf.IndexedSlices` or None."""
     if len(gradients) == 1 or gradients[0] is None:
         return gradients[0]
     if isinstance(gradients[0], tf.IndexedSlices):

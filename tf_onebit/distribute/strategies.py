@@ -1,17 +1,25 @@
 """MirroredStrategy and MultiWorkerMirroredStrategy with an exchange."""
 
+import itertools
+
 import tensorflow as tf
 from tensorflow.python.distribute import (
     collective_all_reduce_strategy,
-    distribute_lib,
     distribute_utils,
     mirrored_strategy,
 )
 
 from tf_onebit.collectives.lockstep import LockstepEngine
+from tf_onebit.collectives.requests import AllReduce
 from tf_onebit.collectives.tensorflow import TensorFlowEngine
-from tf_onebit.distribute.optimizer import adopt_caller, is_adopted
+from tf_onebit.distribute.optimizer import adopt, calling_optimizer, require_adopted
+from tf_onebit.distribute.replicas import sum_of_replicas
+from tf_onebit.training.calls import CallNumbers
 from tf_onebit.training.gradients import resolve_exchange
+
+# TensorFlow counts the groups of each strategy from 1, and would take those of a second strategy
+# for the first one's, whose collectives had other shapes.
+_first_groups = itertools.count(0, 1000)
 
 
 class _Exchanging:
@@ -23,25 +31,17 @@ class _Exchanging:
 
 
 def _check_model(model, strategy):
-    optimizer = getattr(model, "optimizer", None)
-    if optimizer is None:
-        return
     if getattr(model, "jit_compile", False):
         raise ValueError(
             "XLA cannot compile the exchange of gradients. Received: a model compiled with "
             "jit_compile=True. Compile it with jit_compile=False."
         )
-    if not all(map(is_adopted, (optimizer, getattr(optimizer, "inner_optimizer", optimizer)))):
-        raise ValueError(
-            f"The optimizer {optimizer.name!r} was made outside of the scope of the "
-            f"{type(strategy).__name__}, and would not exchange gradients. "
-            "Make it, or let model.compile make it, in `with strategy.scope():`."
-        )
+    require_adopted(getattr(model, "optimizer", None), strategy)
 
 
 class _AdoptingExtended:
     def _create_variable(self, next_creator, **kwargs):
-        adopt_caller()
+        adopt(calling_optimizer())
         return super()._create_variable(next_creator, **kwargs)
 
 
@@ -105,6 +105,7 @@ class MultiWorkerMirroredStrategy(_Exchanging, tf.distribute.MultiWorkerMirrored
 
     def __init__(self, exchange=None, cluster_resolver=None, communication_options=None):
         self.exchange = resolve_exchange(exchange)
+        self._collective_key_base = next(_first_groups)
         options = communication_options or tf.distribute.experimental.CommunicationOptions()
         extended = _MultiWorkerExtended(self, cluster_resolver, options)
         tf.distribute.Strategy.__init__(self, extended)
@@ -136,9 +137,13 @@ class _MultiWorkerExtended(
 
     def _initialize_multi_worker(self, cluster_resolver):
         super()._initialize_multi_worker(cluster_resolver)
+        # The next strategy of this process uses the same server: to start it again would lose
+        # what faster workers have already asked of it.
+        _MultiWorkerExtended._std_server_started = True
         self._make_engine()
 
     def _make_engine(self):
+        self._numbers = CallNumbers()
         device = self._devices[0]
         self.engine = TensorFlowEngine(
             self._id_in_cluster,
@@ -154,14 +159,50 @@ class _MultiWorkerExtended(
         # TensorFlow would start a thread, which merges with no others and, unlike this one,
         # cannot in a branch: gradient accumulation and loss scaling would fail.
         args, kwargs = distribute_utils.select_replica(0, (args, kwargs))
-        context = distribute_lib.ReplicaContext(self._container_strategy(), self._id_in_cluster)
+        context = _ReplicaContext(self._container_strategy(), self._id_in_cluster)
         with tf.device(self._devices[0]), context:
             return fn(*args, **kwargs)
 
     def _reduce_to(self, reduce_op, value, destinations, options):
-        def reduce(value):
+        # TensorFlow's own does not reduce structures, which Keras asks for.
+        def reduced(value):
+            if self._in_graph([value]):
+                return self._reduced(reduce_op, [value])[0]
             return super(_MultiWorkerExtended, self)._reduce_to(
                 reduce_op, value, destinations, options
             )
 
-        return tf.nest.map_structure(reduce, value)
+        return tf.nest.map_structure(reduced, value)
+
+    def _batch_reduce_to(self, reduce_op, value_destination_pairs, options):
+        values = [value for value, _ in value_destination_pairs]
+        if self._in_graph(values):
+            return self._reduced(reduce_op, values)
+        return super()._batch_reduce_to(reduce_op, value_destination_pairs, options)
+
+    def _in_graph(self, values):
+        parts = _parts(self._container_strategy(), values)
+        return not (
+            tf.executing_eagerly() or any(isinstance(part, tf.IndexedSlices) for part in parts)
+        )
+
+    def _reduced(self, reduce_op, values):
+        """As TensorFlow's own, but with keys that stay: they work in loops and use no memory."""
+        columns = [self._container_strategy().experimental_local_results(v) for v in values]
+        replicas = len(columns[0]) * self._num_workers
+        scale = 1.0 / replicas if reduce_op == tf.distribute.ReduceOp.MEAN else 1.0
+        totals = [sum_of_replicas(column) for column in columns]
+        if self._num_workers == 1:
+            return [total * tf.cast(scale, total.dtype) for total in totals]
+        request = AllReduce(totals, f"tf_onebit/reduce_{self._numbers.next()}", scale)
+        return self.engine.run([_answer_to(request)])[0]
+
+
+def _answer_to(request):
+    return (yield request)
+
+
+class _ReplicaContext(tf.distribute.ReplicaContext):
+    def all_reduce(self, reduce_op, value, options=None):
+        require_adopted(calling_optimizer(), self.strategy)
+        return super().all_reduce(reduce_op, value, options)

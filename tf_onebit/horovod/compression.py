@@ -1,8 +1,5 @@
 """Horovod's `Compression`, with `onebit`: for this package and for Horovod's own functions."""
 
-import collections
-import weakref
-
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
@@ -10,6 +7,7 @@ from tf_onebit.collectives import horovod as driver
 from tf_onebit.configurable import class_path, import_class
 from tf_onebit.exchanges import Exchange, GradientSpec, OneBit
 from tf_onebit.exchanges.full_precision import FullPrecision
+from tf_onebit.training.calls import CallNumbers, traced_function
 from tf_onebit.training.gradients import build, resolve_exchange
 
 
@@ -33,7 +31,7 @@ class OneBitCompressor:
     """
 
     _exchanges = {}
-    _calls = weakref.WeakKeyDictionary()  # graph -> how many tensors it compressed, by kind
+    _numbers = CallNumbers()
 
     @classmethod
     def compress(cls, tensor):
@@ -67,13 +65,7 @@ class OneBitCompressor:
 
     @classmethod
     def _exchange_of_next_call(cls, spec):
-        graph = tf.compat.v1.get_default_graph()
-        while getattr(getattr(graph, "outer_graph", None), "building_function", False):
-            graph = graph.outer_graph  # a branch or a loop body is part of its function
-        kind = getattr(graph, "name", ""), spec
-        calls = cls._calls.setdefault(graph, collections.Counter())
-        key = (*kind, calls[kind])
-        calls[kind] += 1
+        key = getattr(traced_function(), "name", ""), spec, cls._numbers.next(spec)
         if key not in cls._exchanges:
             scope = f"tf_onebit_compression_{len(cls._exchanges)}"
             (cls._exchanges[key],) = build(OneBit(), [spec], scope, driver.HorovodEngine())
