@@ -71,8 +71,6 @@ class _UnderStrategy(Distributed):
         return context
 
     def _exchange(self, gradients, variables):
-        if not variables:
-            return []
         return exchange(self.replica_context, self.gradient_exchange, gradients, variables)
 
     def _all_reduce_sum_gradients(self, grads_and_vars):
@@ -80,37 +78,48 @@ class _UnderStrategy(Distributed):
 
     def _backend_apply_gradients(self, grads, trainable_variables):
         context = self.replica_context
-        steps = self.gradient_accumulation_steps
-        if not steps or len(context.strategy.extended.worker_devices) == 1:
+        if len(context.strategy.extended.worker_devices) == 1:
             super()._backend_apply_gradients(grads, trainable_variables)
             return
-        # Keras decides on each replica whether this step updates, and a replica cannot meet the
-        # others in a branch. So all of them decide together, and then go on apart.
-        accumulators = [
-            self._accumulated_gradients[self._get_variable_index(v)] for v in trainable_variables
-        ]
+        if self.use_ema and self.ema_overwrite_frequency:
+            raise ValueError(
+                "Keras cannot overwrite weights with their moving averages during training on "
+                "several devices of one process. Received: ema_overwrite_frequency="
+                f"{self.ema_overwrite_frequency}. Leave it None: they are overwritten at the end."
+            )
+        if self.gradient_accumulation_steps:
+            self._accumulate(context, grads, trainable_variables)
+        else:
+            super()._backend_apply_gradients(grads, trainable_variables)
 
-        def update(grads):
-            means = [(g + a) / steps for g, a in zip(grads, accumulators, strict=True)]
-            self._apply_at_once(means, trainable_variables)
+    def _accumulate(self, context, gradients, variables):
+        """Keras' own decides on each replica whether to update, and there they cannot meet.
+
+        Here they decide together, and then go on apart.
+        """
+        steps = self.gradient_accumulation_steps
+        accumulators = [self._accumulated_gradients[self._get_variable_index(v)] for v in variables]
+        self.gradient_exchange.variables = variables
+
+        def update(gradients):
+            means = [(g + a) / steps for g, a in zip(gradients, accumulators, strict=True)]
+            clipped = self._clip_gradients(means)
+            self._apply_weight_decay(variables)
+            self._backend_update_step(clipped, variables, self.learning_rate)
             self._backend_reset_gradient_accumulators()
 
-        def accumulate(grads):
-            self._backend_increment_gradient_accumulators(grads, accumulators)
-            self._apply_at_once([], [])  # moving averages of the weights go on
+        def accumulate(gradients):
+            self._backend_increment_gradient_accumulators(gradients, accumulators)
 
-        def merged(strategy, grads):
-            def replicas(function):
-                return lambda: strategy.extended.call_for_each_replica(function, (grads,))
+        def merged(strategy, gradients):
+            def on_replicas(function):
+                return lambda: strategy.extended.call_for_each_replica(function, (gradients,))
 
-            tf.cond((self.iterations + 1) % steps == 0, replicas(update), replicas(accumulate))
+            updates = (self._iterations + 1) % steps == 0
+            tf.cond(updates, on_replicas(update), on_replicas(accumulate))
 
-        context.merge_call(merged, (list(grads),))
-
-    def _apply_at_once(self, gradients, variables):
-        steps, self.gradient_accumulation_steps = self.gradient_accumulation_steps, None
-        super()._backend_apply_gradients(gradients, variables)
-        self.gradient_accumulation_steps = steps
+        context.merge_call(merged, (list(gradients),))
+        self._update_model_variables_moving_average(self._trainable_variables)
 
 
 class _LossScaleUnderStrategy(GlobalLossScale):

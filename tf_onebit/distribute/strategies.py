@@ -39,10 +39,61 @@ def _check_model(model, strategy):
     require_adopted(getattr(model, "optimizer", None), strategy)
 
 
-class _AdoptingExtended:
+class _ExchangingExtended:
+    """What the implementations of both strategies do beside TensorFlow's own.
+
+    Attributes:
+        engine: `Engine`.
+    """
+
     def _create_variable(self, next_creator, **kwargs):
         adopt(calling_optimizer())
         return super()._create_variable(next_creator, **kwargs)
+
+    def _reduce_to(self, reduce_op, value, destinations, options):
+        # TensorFlow's own does not reduce structures, which Keras asks for.
+        def reduced(value):
+            if self._is_ours([value]):
+                return self._reduced(reduce_op, [value])[0]
+            return super(_ExchangingExtended, self)._reduce_to(
+                reduce_op, value, destinations, options
+            )
+
+        return tf.nest.map_structure(reduced, value)
+
+    def _batch_reduce_to(self, reduce_op, value_destination_pairs, options):
+        values = [value for value, _ in value_destination_pairs]
+        if self._is_ours(values):
+            return self._reduced(reduce_op, values)
+        return super()._batch_reduce_to(reduce_op, value_destination_pairs, options)
+
+    def _is_ours(self, values):
+        """Whether to reduce values as gradients are: in graphs, where keys that stay matter.
+
+        With a key for every call, as TensorFlow's own, no two steps could run in one loop, and
+        each would leave some memory behind.
+        """
+        parts = _parts(self._container_strategy(), values)
+        dense = not any(isinstance(part, tf.IndexedSlices) for part in parts)
+        return dense and (self._num_workers == 1 or not tf.executing_eagerly())
+
+    def _reduced(self, reduce_op, values):
+        columns = [self._container_strategy().experimental_local_results(v) for v in values]
+        replicas = len(columns[0]) * self._num_workers
+        scale = 1.0 / replicas if reduce_op == tf.distribute.ReduceOp.MEAN else 1.0
+        totals = [sum_of_replicas(column) for column in columns]
+        if self._num_workers == 1:
+            return [total * tf.cast(scale, total.dtype) for total in totals]
+        request = AllReduce(totals, f"tf_onebit/reduce_{self._numbers.next()}", scale)
+        return self.engine.run([_answer_to(request)])[0]
+
+
+def _answer_to(request):
+    return (yield request)
+
+
+def _parts(strategy, value):
+    return [p for v in tf.nest.flatten(value) for p in strategy.experimental_local_results(v)]
 
 
 class MirroredStrategy(_Exchanging, tf.distribute.MirroredStrategy):
@@ -71,9 +122,10 @@ class MirroredStrategy(_Exchanging, tf.distribute.MirroredStrategy):
         tf.distribute.Strategy.__init__(self, extended)
 
 
-class _MirroredExtended(_AdoptingExtended, mirrored_strategy.MirroredExtended):
+class _MirroredExtended(_ExchangingExtended, mirrored_strategy.MirroredExtended):
     def _initialize_single_worker(self, devices):
         super()._initialize_single_worker(devices)
+        self._num_workers = 1
         self.engine = LockstepEngine(self._devices)
 
 
@@ -120,16 +172,12 @@ class MultiWorkerMirroredStrategy(_Exchanging, tf.distribute.MultiWorkerMirrored
         return super().reduce(reduce_op, value, axis)
 
 
-def _parts(strategy, value):
-    return [p for v in tf.nest.flatten(value) for p in strategy.experimental_local_results(v)]
-
-
 def _local_mean(values):
     return values[0] if len(values) == 1 else tf.add_n(values) / len(values)
 
 
 class _MultiWorkerExtended(
-    _AdoptingExtended, collective_all_reduce_strategy.CollectiveAllReduceExtended
+    _ExchangingExtended, collective_all_reduce_strategy.CollectiveAllReduceExtended
 ):
     def _initialize_local(self, cluster_resolver, devices=None):
         super()._initialize_local(cluster_resolver, devices)
@@ -162,44 +210,6 @@ class _MultiWorkerExtended(
         context = _ReplicaContext(self._container_strategy(), self._id_in_cluster)
         with tf.device(self._devices[0]), context:
             return fn(*args, **kwargs)
-
-    def _reduce_to(self, reduce_op, value, destinations, options):
-        # TensorFlow's own does not reduce structures, which Keras asks for.
-        def reduced(value):
-            if self._in_graph([value]):
-                return self._reduced(reduce_op, [value])[0]
-            return super(_MultiWorkerExtended, self)._reduce_to(
-                reduce_op, value, destinations, options
-            )
-
-        return tf.nest.map_structure(reduced, value)
-
-    def _batch_reduce_to(self, reduce_op, value_destination_pairs, options):
-        values = [value for value, _ in value_destination_pairs]
-        if self._in_graph(values):
-            return self._reduced(reduce_op, values)
-        return super()._batch_reduce_to(reduce_op, value_destination_pairs, options)
-
-    def _in_graph(self, values):
-        parts = _parts(self._container_strategy(), values)
-        return not (
-            tf.executing_eagerly() or any(isinstance(part, tf.IndexedSlices) for part in parts)
-        )
-
-    def _reduced(self, reduce_op, values):
-        """As TensorFlow's own, but with keys that stay: they work in loops and use no memory."""
-        columns = [self._container_strategy().experimental_local_results(v) for v in values]
-        replicas = len(columns[0]) * self._num_workers
-        scale = 1.0 / replicas if reduce_op == tf.distribute.ReduceOp.MEAN else 1.0
-        totals = [sum_of_replicas(column) for column in columns]
-        if self._num_workers == 1:
-            return [total * tf.cast(scale, total.dtype) for total in totals]
-        request = AllReduce(totals, f"tf_onebit/reduce_{self._numbers.next()}", scale)
-        return self.engine.run([_answer_to(request)])[0]
-
-
-def _answer_to(request):
-    return (yield request)
 
 
 class _ReplicaContext(tf.distribute.ReplicaContext):
