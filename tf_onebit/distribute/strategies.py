@@ -2,6 +2,7 @@
 
 import itertools
 
+import keras
 import tensorflow as tf
 from tensorflow.python.distribute import (
     collective_all_reduce_strategy,
@@ -12,6 +13,7 @@ from tensorflow.python.distribute import (
 from tf_onebit.collectives.lockstep import LockstepEngine
 from tf_onebit.collectives.requests import AllReduce
 from tf_onebit.collectives.tensorflow import TensorFlowEngine
+from tf_onebit.distribute.data import keeping_statistics, prepared
 from tf_onebit.distribute.optimizer import adopt, calling_optimizer, require_adopted
 from tf_onebit.distribute.replicas import sum_of_replicas
 from tf_onebit.training.calls import CallNumbers
@@ -26,17 +28,20 @@ class _Exchanging:
     """What both strategies do beside TensorFlow's own."""
 
     def run(self, fn, args=(), kwargs=None, options=None):
-        _check_model(getattr(fn, "__self__", None), self)
+        model = getattr(fn, "__self__", None)
+        if isinstance(model, keras.Model):
+            _check_model(model, self)
+            fn = keeping_statistics(fn, model)
         return super().run(fn, args, kwargs, options)
 
 
 def _check_model(model, strategy):
-    if getattr(model, "jit_compile", False):
+    if model.jit_compile:
         raise ValueError(
             "XLA cannot compile the exchange of gradients. Received: a model compiled with "
             "jit_compile=True. Compile it with jit_compile=False."
         )
-    require_adopted(getattr(model, "optimizer", None), strategy)
+    require_adopted(model.optimizer, strategy)
 
 
 class _ExchangingExtended:
@@ -140,10 +145,13 @@ class MultiWorkerMirroredStrategy(_Exchanging, tf.distribute.MultiWorkerMirrored
         cluster_resolver: `tf.distribute.cluster_resolver.ClusterResolver`. Default: the cluster
             in the environment variable TF_CONFIG; without one, this process alone.
         communication_options: `tf.distribute.experimental.CommunicationOptions`.
+        uneven_data: what to do when the data of some workers end before those of others.
+            "continue", as `tf.distribute`: they go on with empty batches, which add nothing to
+            the gradients, until all have ended. "stop": all stop.
 
     Raises:
-        ValueError: if `exchange` is not an exchange or TF_CONFIG describes no cluster; in the
-            first step, if model or optimizer were made outside of the scope or, on all workers,
+        ValueError: for arguments of other types or values; if TF_CONFIG describes no cluster; in
+            the first step, if model or optimizer were made outside of the scope or, on all workers,
             if these do not train the same model in the same way.
 
     Example:
@@ -155,8 +163,19 @@ class MultiWorkerMirroredStrategy(_Exchanging, tf.distribute.MultiWorkerMirrored
         >>> history = model.fit(tf.ones([32, 8]), tf.ones([32, 1]), verbose=0)
     """
 
-    def __init__(self, exchange=None, cluster_resolver=None, communication_options=None):
+    def __init__(
+        self,
+        exchange=None,
+        cluster_resolver=None,
+        communication_options=None,
+        uneven_data="continue",
+    ):
         self.exchange = resolve_exchange(exchange)
+        if uneven_data not in ("continue", "stop"):
+            raise ValueError(
+                f'uneven_data must be "continue" or "stop". Received: uneven_data={uneven_data!r}.'
+            )
+        self.uneven_data = uneven_data
         self._collective_key_base = next(_first_groups)
         options = communication_options or tf.distribute.experimental.CommunicationOptions()
         extended = _MultiWorkerExtended(self, cluster_resolver, options)
@@ -169,7 +188,10 @@ class MultiWorkerMirroredStrategy(_Exchanging, tf.distribute.MultiWorkerMirrored
             return tf.nest.map_structure(
                 lambda v: _local_mean(self.experimental_local_results(v)), value
             )
-        return super().reduce(reduce_op, value, axis)
+        result = super().reduce(reduce_op, value, axis)
+        if self.extended.counts_data and self.uneven_data == "stop":
+            return tf.where(result == self.num_replicas_in_sync, result, 0)
+        return result
 
 
 def _local_mean(values):
@@ -179,6 +201,28 @@ def _local_mean(values):
 class _MultiWorkerExtended(
     _ExchangingExtended, collective_all_reduce_strategy.CollectiveAllReduceExtended
 ):
+    # Whether TensorFlow is just asking how many replicas have data.
+    counts_data = False
+
+    def _experimental_distribute_dataset(self, dataset, options):
+        distributed = super()._experimental_distribute_dataset(dataset, options)
+        return prepared(distributed, self._container_strategy())
+
+    def _distribute_datasets_from_function(self, dataset_fn, options):
+        distributed = super()._distribute_datasets_from_function(dataset_fn, options)
+        return prepared(distributed, self._container_strategy())
+
+    def _initialize_local_devices(self, cluster_resolver, worker_device):
+        devices, kind = super()._initialize_local_devices(cluster_resolver, worker_device)
+        if kind == "CPU":
+            # One, unless the program has made several of it.
+            configured = tf.config.get_logical_device_configuration(
+                *tf.config.list_physical_devices("CPU")
+            )
+            count = len(configured or [None])
+            devices = tuple(f"{worker_device}/device:CPU:{index}" for index in range(count))
+        return devices, kind
+
     def _initialize_local(self, cluster_resolver, devices=None):
         super()._initialize_local(cluster_resolver, devices)
         self._make_engine()
