@@ -13,17 +13,20 @@ from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, Broad
 _FIRST_KEY = 1 << 29
 # Tensors of unknown length are padded to one of these many lengths per factor of two.
 _LENGTHS_PER_OCTAVE = 4
-# A tensor has fewer than 2**32 rows.
-_KEYS_PER_NAME = 32 * _LENGTHS_PER_OCTAVE
+# Two keys for each length; a tensor has fewer than 2**32 rows.
+_KEYS_PER_NAME = 2 * 32 * _LENGTHS_PER_OCTAVE
 
 
 class TensorFlowEngine(Engine):
     """One process per worker, connected by the collectives of a TensorFlow cluster.
 
-    A collective's instance key stays the same for good: for its name and shape, in every step and
-    every trace. So several steps may run in one loop of a graph, and nothing accumulates. Each
-    has an ordering token of its own: collectives without one, or with a common one, would run one
-    after another in the order of tracing, and no bucket would overlap another.
+    A collective has two instance keys, which take turns, for good: for its name and shape, in
+    every step and every trace. So several steps may run in one loop of a graph, and nothing
+    accumulates. One key would not do: the fastest worker could use it again while others are
+    still at it. But when it comes to use the first again, all are through with that.
+
+    Each collective has an ordering token of its own: without one, or with a common one, they
+    would run one after another in the order of tracing, and no bucket would overlap another.
 
     Args:
         rank: of this worker.
@@ -46,7 +49,7 @@ class TensorFlowEngine(Engine):
             "communication_hint": implementation,
         }
         self._channels = {}
-        self._next_key = itertools.count(_FIRST_KEY, _KEYS_PER_NAME)
+        self._first_keys = itertools.count(_FIRST_KEY, _KEYS_PER_NAME)
         self._rank_at = self._place_of = list(range(world_size))
         if world_size > 1:
             self._find_places()
@@ -103,6 +106,8 @@ class TensorFlowEngine(Engine):
         )
 
     def _all_to_all(self, tensor, name):
+        if tensor.shape.num_elements() == 0:
+            return tensor
         tensor = self._reordered(tensor, self._rank_at)
         received = self._carry(tf.raw_ops.CollectiveAllToAllV2, tensor, name)
         return self._reordered(tf.ensure_shape(received, tensor.shape), self._place_of)
@@ -125,13 +130,16 @@ class TensorFlowEngine(Engine):
 
     def _gather_rows(self, tensor, name, variant=0):
         """The tensors of all workers, stacked in the order of ranks."""
+        if tensor.shape.num_elements() == 0:
+            # TensorFlow would crash. The shape is the same on all workers.
+            return tf.zeros([self.world_size, *tensor.shape], tensor.dtype)
         rows = self._carry(tf.raw_ops.CollectiveGatherV2, tensor[tf.newaxis], name, variant)
         rows = tf.ensure_shape(rows, [self.world_size, *tensor.shape])
         return self._reordered(rows, self._place_of)
 
     def _broadcast(self, tensor, root, name):
         wire_dtype = _wire_dtype(tensor)
-        key, _ = self._channel(name, tensor)
+        key, _ = self._next_key(name, tensor)
         if self.ranks == [root]:
             sent = tf.raw_ops.CollectiveBcastSendV2(
                 input=tf.bitcast(tensor, wire_dtype), instance_key=key, **self._group
@@ -146,26 +154,27 @@ class TensorFlowEngine(Engine):
         return rows if order == sorted(order) else tf.gather(rows, order)
 
     def _carry(self, collective, tensor, name, variant=0):
-        key, token = self._channel(name, tensor)
+        key, token = self._next_key(name, tensor)
         carried = collective(
             input=tf.bitcast(tensor, _wire_dtype(tensor)),
-            instance_key=key + variant,
+            instance_key=key + 2 * variant,
             ordering_token=[token.handle],
             **self._group,
         )
         return tf.bitcast(carried, tensor.dtype)
 
-    def _channel(self, name, tensor):
-        """The instance key and the ordering token of a collective.
+    def _next_key(self, name, tensor):
+        """The instance key for the next use of a collective, and its ordering token.
 
         One key carries tensors of one type and shape only.
         """
         channel = name, tensor.dtype, str(tensor.shape)
         if channel not in self._channels:
-            with tf.init_scope(), plain_variables(self._device):
-                token = tf.Variable(0.0, trainable=False)
-            self._channels[channel] = next(self._next_key), token
-        return self._channels[channel]
+            with tf.init_scope(), plain_variables("CPU:0"):
+                uses = tf.Variable(0, trainable=False)
+            self._channels[channel] = next(self._first_keys), uses
+        first_key, uses = self._channels[channel]
+        return first_key + uses.assign_add(1) % 2, uses
 
 
 def _wire_dtype(tensor):

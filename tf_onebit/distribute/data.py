@@ -1,12 +1,12 @@
 """Data that ends on some workers before it does on others."""
 
 import contextlib
+import threading
 
 import tensorflow as tf
 from tensorflow.python.distribute import input_lib
 
 from tf_onebit.collectives.requests import AllGather
-
 
 # TensorFlow makes the objects whose class is changed here; `__slots__`, because only objects of
 # the same layout can change places.
@@ -83,21 +83,58 @@ class _IteratorSpec(input_lib.DistributedIteratorSpec):
         return iterator
 
 
-def keeping_statistics(step, model):
-    """A step of a Keras model that leaves statistics as they are on replicas without data.
+class _Step(threading.local):
+    has_data = None
 
-    The mean of an empty batch is not a number, and BatchNormalization would not forget it.
+
+# Of the step that this thread traces: every replica has a thread of its own.
+_step = _Step()
+
+
+def without_effect_of_empty_batches(function, model=None):
+    """A function for `Strategy.run` that changes nothing where its batch is empty.
+
+    The mean of an empty batch is not a number. It would spoil the gradients, and a model's
+    BatchNormalization would not forget it.
+
+    Args:
+        function: its first argument is the batch.
+        model: Keras model whose statistics it updates, or None.
     """
 
-    def kept(data, *args):
-        sizes = [tf.shape(leaf)[0] for leaf in tf.nest.flatten(data, expand_composites=True)]
-        statistics = [v for v in model.non_trainable_variables if v.dtype.startswith("float")]
-        if not sizes or not statistics:
-            return step(data, *args)
+    def guarded(*args, **kwargs):
+        leaves = tf.nest.flatten(args[:1], expand_composites=True)
+        sizes = [leaf.shape[:1] for leaf in leaves if tf.is_tensor(leaf)]
+        if not sizes or sizes[0].is_fully_defined():
+            return function(*args, **kwargs)
+        has_data = tf.size(leaves[0]) > 0
+        weights = [] if model is None else model.non_trainable_variables
+        statistics = [v for v in weights if v.dtype.startswith("float")]
         before = [tf.identity(variable) for variable in statistics]
-        outputs = step(data, *args)
+        _step.has_data = has_data
+        try:
+            outputs = function(*args, **kwargs)
+        finally:
+            _step.has_data = None
         for variable, value in zip(statistics, before, strict=True):
-            variable.assign(tf.where(sizes[0] > 0, variable, value))
+            variable.assign(tf.where(has_data, variable, value))
         return outputs
 
-    return kept
+    return guarded
+
+
+def zero_without_data(gradients):
+    """The gradients of this replica, or zeros where its batch is empty."""
+    has_data = _step.has_data
+    if has_data is None:
+        return gradients
+    return [_chosen(has_data, gradient) for gradient in gradients]
+
+
+def _chosen(has_data, gradient):
+    if gradient is None:
+        return None
+    if isinstance(gradient, tf.IndexedSlices):
+        return gradient  # those of an empty batch have no rows
+    # A branch, which passes the gradient on, rather than a choice, which would copy it.
+    return tf.cond(has_data, lambda: gradient, lambda: tf.zeros_like(gradient))

@@ -6,6 +6,7 @@ import keras
 import tensorflow as tf
 from keras.src.backend.common import global_state
 
+from tf_onebit.distribute.data import zero_without_data
 from tf_onebit.distribute.replicas import all_finite, exchange
 from tf_onebit.training.gradients import GradientExchange
 from tf_onebit.training.optimizer import Distributed, GlobalLossScale, settings, subclass
@@ -56,6 +57,9 @@ class _UnderStrategy(Distributed):
         return GradientExchange(
             strategy.exchange, strategy.extended.engine, mean=False, settings=settings(self)
         )
+
+    def apply(self, grads, trainable_variables=None):
+        super().apply(zero_without_data(grads), trainable_variables)
 
     @property
     def replica_context(self):
@@ -123,6 +127,9 @@ class _UnderStrategy(Distributed):
 
 
 class _LossScaleUnderStrategy(GlobalLossScale):
+    def apply(self, grads, trainable_variables=None):
+        super().apply(zero_without_data(grads), trainable_variables)
+
     @property
     def gradient_exchange(self):
         return self.inner_optimizer.gradient_exchange

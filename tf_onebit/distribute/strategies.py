@@ -11,9 +11,9 @@ from tensorflow.python.distribute import (
 )
 
 from tf_onebit.collectives.lockstep import LockstepEngine
-from tf_onebit.collectives.requests import AllReduce
+from tf_onebit.collectives.requests import AllGather, AllReduce
 from tf_onebit.collectives.tensorflow import TensorFlowEngine
-from tf_onebit.distribute.data import keeping_statistics, prepared
+from tf_onebit.distribute.data import prepared, without_effect_of_empty_batches
 from tf_onebit.distribute.optimizer import adopt, calling_optimizer, require_adopted
 from tf_onebit.distribute.replicas import sum_of_replicas
 from tf_onebit.training.calls import CallNumbers
@@ -29,10 +29,11 @@ class _Exchanging:
 
     def run(self, fn, args=(), kwargs=None, options=None):
         model = getattr(fn, "__self__", None)
-        if isinstance(model, keras.Model):
+        if not isinstance(model, keras.Model):
+            model = None
+        else:
             _check_model(model, self)
-            fn = keeping_statistics(fn, model)
-        return super().run(fn, args, kwargs, options)
+        return super().run(without_effect_of_empty_batches(fn, model), args, kwargs, options)
 
 
 def _check_model(model, strategy):
@@ -60,11 +61,23 @@ class _ExchangingExtended:
         def reduced(value):
             if self._is_ours([value]):
                 return self._reduced(reduce_op, [value])[0]
+            if tf.executing_eagerly() and not self._have_one_shape(value):
+                if reduce_op != tf.distribute.ReduceOp.MEAN:
+                    raise ValueError(f"Values to reduce must have one shape. Received: {value}.")
+                # Keras asks for the mean of a batch to learn its shape, and batches differ.
+                return self._container_strategy().experimental_local_results(value)[0]
             return super(_ExchangingExtended, self)._reduce_to(
                 reduce_op, value, destinations, options
             )
 
         return tf.nest.map_structure(reduced, value)
+
+    def _have_one_shape(self, value):
+        """Whether a value, in eager mode, has the same shape on all replicas of all workers."""
+        shapes = tf.stack([tf.shape(part) for part in _parts(self._container_strategy(), value)])
+        request = AllGather(shapes, "tf_onebit/shapes")
+        (shapes,) = self.engine.run([_answer_to(request)])
+        return bool(tf.reduce_all(shapes == shapes[0]))
 
     def _batch_reduce_to(self, reduce_op, value_destination_pairs, options):
         values = [value for value, _ in value_destination_pairs]
