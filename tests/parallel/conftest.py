@@ -41,7 +41,9 @@ def pytest_configure(config):
     if _IS_WORKER:
         import keras  # noqa: F401
 
-        import tests.parallel.ranks  # noqa: F401  joins the job
+        from tests.parallel.ranks import engine
+
+        engine()
 
         # Every clear_session would look through all that TensorFlow and Keras made on import.
         gc.freeze()

@@ -1,5 +1,6 @@
 """What tests on a rank share: knowledge of the other ranks, and of what is sent to them."""
 
+import functools
 import hashlib
 import math
 import os
@@ -10,25 +11,24 @@ import tensorflow as tf
 
 from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, Cond
 
-if "TF_CONFIG" in os.environ:
-    from tf_onebit.distribute import MultiWorkerMirroredStrategy
 
-    engine = MultiWorkerMirroredStrategy().extended.engine
-else:
+@functools.cache
+def engine():
+    """Joins the job, on first use."""
+    if "TF_CONFIG" in os.environ:
+        from tf_onebit.distribute import MultiWorkerMirroredStrategy
+
+        return MultiWorkerMirroredStrategy().extended.engine
     import horovod.tensorflow as hvd
 
     from tf_onebit.collectives.horovod import HorovodEngine
 
     hvd.init()
-    engine = HorovodEngine()
-
-
-def is_horovod():
-    return "TF_CONFIG" not in os.environ
+    return HorovodEngine()
 
 
 def rank():
-    return engine.ranks[0]
+    return engine().ranks[0]
 
 
 def gather(value):
@@ -40,7 +40,7 @@ def gather(value):
             lengths = yield AllGather(tf.shape(words), "tests/lengths")
             return lengths, (yield AllGather(words, "tests/words", uneven=True))
 
-        return engine.run([exchange()])[0]
+        return engine().run([exchange()])[0]
 
     data = pickle.dumps(value)
     words = np.frombuffer(data + bytes(-len(data) % 4), np.int32)

@@ -26,7 +26,7 @@ def numbers(rank, shape, dtype):
 
 def assert_answered_as_in_lockstep(mode, generator, world_size):
     """Compares `generator(rank, world_size)` between processes and among simulated workers."""
-    answer = mode(lambda: engine.run([generator(rank(), world_size)]))()[0]
+    answer = mode(lambda: engine().run([generator(rank(), world_size)]))()[0]
     expected = lockstep.run([generator(k, world_size) for k in range(world_size)])[rank()]
     tf.nest.assert_same_structure(answer, expected)
     for mine, theirs in zip(tf.nest.flatten(answer), tf.nest.flatten(expected), strict=True):
@@ -99,4 +99,4 @@ def test_what_is_no_request_is_refused():
         yield "all_reduce"
 
     with pytest.raises(TypeError, match="Expected a request.*Received: 'all_reduce'"):
-        engine.run([exchange()])
+        engine().run([exchange()])

@@ -5,6 +5,7 @@ import contextlib
 import tensorflow as tf
 
 from tf_onebit.collectives.engine import Engine
+from tf_onebit.collectives.ordered_sum import added_in_order
 from tf_onebit.collectives.placement import plain_variables
 from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, Broadcast, Cond
 
@@ -84,7 +85,7 @@ def _answer(requests, devices):
         return [tf.concat([request.tensor for request in requests], axis=0)] * world_size
     if isinstance(first, AllReduce):
         columns = zip(*(request.tensors for request in requests), strict=True)
-        sums = [tf.add_n(column) for column in columns]
+        sums = [added_in_order(column) for column in columns]
         # Not rounded to float32, the default, on its way to the tensors' type.
         scale = tf.constant(first.scale, tf.float64)
         return [[total * tf.cast(scale, total.dtype) for total in sums]] * world_size

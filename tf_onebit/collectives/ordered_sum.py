@@ -28,16 +28,28 @@ def ordered_sum(request, world_size):
     return totals
 
 
+def added_in_order(terms):
+    """The sum of tensors, added one after another.
+
+    `tf.add_n` starts with any of them, whose memory can be reused. And TensorFlow joins sums with
+    those that made their terms, in an order of its own, unless there is something in between.
+    """
+    total, *others = (tf.raw_ops.Snapshot(input=term) for term in terms)
+    for term in others:
+        total = tf.raw_ops.Snapshot(input=total + term)
+    return total
+
+
 def _sum(vector, scale, world_size, name):
     size = vector.shape[0]
     if size is not None and size <= _SMALL_SIZE:
         rows = yield AllGather(vector[tf.newaxis], name)
-        return scale * tf.add_n(tf.unstack(rows, num=world_size))
+        return scale * added_in_order(tf.unstack(rows, num=world_size))
     if size is None:
         size = tf.size(vector)
     padded = tf.pad(vector, [[0, -size % world_size]])
     rows = tf.reshape(padded, [world_size, -1])
     received = yield AllToAll(rows, f"{name}/all_to_all")
-    part = scale * tf.add_n(tf.unstack(received, num=world_size))
+    part = scale * added_in_order(tf.unstack(received, num=world_size))
     gathered = yield AllGather(part, f"{name}/all_gather")
     return gathered[:size]

@@ -3,6 +3,8 @@
 import tensorflow as tf
 from tensorflow.python.distribute import distribute_utils
 
+from tf_onebit.collectives.ordered_sum import added_in_order
+
 
 def exchange(context, gradient_exchange, gradients, variables):
     """Exchanges gradients in a replica context.
@@ -60,4 +62,4 @@ def sum_of_replicas(gradients):
             tf.concat([gradient.indices for gradient in gradients], axis=0),
             gradients[0].dense_shape,
         )
-    return tf.add_n(gradients)
+    return added_in_order(gradients)

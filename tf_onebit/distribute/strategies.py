@@ -191,7 +191,16 @@ class MultiWorkerMirroredStrategy(_Exchanging, tf.distribute.MultiWorkerMirrored
         self.uneven_data = uneven_data
         self._collective_key_base = next(_first_groups)
         options = communication_options or tf.distribute.experimental.CommunicationOptions()
-        extended = _MultiWorkerExtended(self, cluster_resolver, options)
+        try:
+            extended = _MultiWorkerExtended(self, cluster_resolver, options)
+        except RuntimeError as error:
+            if "at program startup" not in str(error):
+                raise
+            raise RuntimeError(
+                "A MultiWorkerMirroredStrategy must be made before TensorFlow is used. Received: "
+                "a program that has already made a tensor, a variable, a dataset or a Keras "
+                "object. Make the strategy first."
+            ) from error
         tf.distribute.Strategy.__init__(self, extended)
 
     def reduce(self, reduce_op, value, axis):

@@ -1,0 +1,86 @@
+"""The same training gives the same weights on every engine."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tests.parallel.launch import ROOT, run_job
+from tests.parallel.train_on_engine import CASES
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Function that trains once and returns, by case, the weights on each rank."""
+    finished = {}
+
+    def train(engine, replicas, devices=1):
+        key = engine, replicas, devices
+        if key not in finished:
+            output = tmp_path_factory.mktemp("weights")
+            finished[key] = _train(engine, replicas, devices, output)
+        return finished[key]
+
+    return train
+
+
+def _train(engine, replicas, devices, output):
+    command = ["-m", "tests.parallel.train_on_engine", "--engine", engine, "--output", str(output)]
+    command += ["--replicas", str(replicas), "--devices", str(devices)]
+    if engine == "mirrored":
+        subprocess.run([sys.executable, *command], cwd=ROOT, check=True)
+    else:
+        job = run_job(engine, replicas // devices, command, timeout_seconds=300)
+        assert job.returncode == 0, job.output
+    ranks = 1 if engine == "mirrored" else replicas // devices
+    return {
+        name: [list(np.load(output / f"{name}_{rank}.npz").values()) for rank in range(ranks)]
+        for name in CASES
+    }
+
+
+def assert_same_bits(weights, others):
+    for array, other in zip(weights, others, strict=True):
+        np.testing.assert_array_equal(array, other)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_engines_give_the_same_bits(replicas, case, trained):
+    mirrored = trained("mirrored", replicas, devices=replicas)[case][0]
+    for engine in ("horovod", "tensorflow"):
+        for weights in trained(engine, replicas)[case]:
+            assert_same_bits(weights, mirrored)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_engines_agree_with_three_workers(case, trained):
+    mirrored = trained("mirrored", 3, devices=3)[case][0]
+    for weights in trained("tensorflow", 3)[case]:
+        assert_same_bits(weights, mirrored)
+    over_horovod = trained("horovod", 3)[case]
+    for weights in over_horovod:
+        assert_same_bits(weights, over_horovod[0])
+    # Keras divides by three before it computes gradients, Horovod's average comes after.
+    for array, other in zip(over_horovod[0], mirrored, strict=True):
+        np.testing.assert_allclose(array, other, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_twelve_tasks_are_in_the_order_of_their_numbers(case, trained):
+    # TensorFlow sorts them as text: 0, 1, 10, 11, 2, ...
+    mirrored = trained("mirrored", 12, devices=12)[case][0]
+    for weights in trained("tensorflow", 12)[case]:
+        assert_same_bits(weights, mirrored)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_workers_with_two_devices_each(case, trained):
+    """Full precision between the devices: with it everywhere, four replicas as ever."""
+    ranks = trained("tensorflow", 4, devices=2)[case]
+    assert_same_bits(*ranks)
+    mirrored = trained("mirrored", 4, devices=4)[case][0]
+    exact = case == "full_precision"
+    for array, other in zip(ranks[0], mirrored, strict=True):
+        assert np.allclose(array, other, rtol=1e-5, atol=1e-5) == exact or array.ndim < 2

@@ -1,0 +1,431 @@
+"""`MultiWorkerMirroredStrategy` in `model.fit` and in custom loops."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_onebit
+from tests.parallel.ranks import assert_same_bits_on_all_ranks, digest, gather, rank
+from tests.parallel.training import BATCH_SIZE, INPUTS, compiled, make_data, make_model
+from tf_onebit import FullPrecision, Local, OneBit
+from tf_onebit.distribute import MultiWorkerMirroredStrategy
+
+STEPS = 6
+
+workers = pytest.mark.workers(2, engines=["tensorflow"])
+
+
+def sgd(**arguments):
+    return lambda: keras.optimizers.SGD(0.1, **arguments)
+
+
+def adam(**arguments):
+    return lambda: keras.optimizers.Adam(0.01, **arguments)
+
+
+def samples(world_size, steps=STEPS):
+    x, labels = make_data(steps, world_size)
+    return x.reshape(-1, INPUTS), labels.reshape(-1)
+
+
+def in_scope(exchange=None, make=make_model, optimizer=None, strategy=None, **arguments):
+    """A compiled model, with plain SGD unless told otherwise."""
+    optimizer = optimizer or sgd()
+    with (strategy or MultiWorkerMirroredStrategy(exchange)).scope():
+        return compiled(make(), optimizer(), **arguments)
+
+
+def fit(model, world_size, **arguments):
+    """Fits on the samples of all workers; each takes its part of every batch."""
+    x, labels = samples(world_size)
+    return model.fit(x, labels, BATCH_SIZE * world_size, shuffle=False, verbose=0, **arguments)
+
+
+def arrays_of(model):
+    return [np.array(v) for v in (*model.variables, *model.optimizer.variables)]
+
+
+def with_layer(layer):
+    def make():
+        keras.utils.set_random_seed(0)
+        return keras.Sequential(
+            [
+                keras.Input((INPUTS,)),
+                keras.layers.Dense(32, activation="relu"),
+                layer(),
+                keras.layers.Dense(10, dtype="float32"),
+            ]
+        )
+
+    return make
+
+
+def embedding_model():
+    keras.utils.set_random_seed(0)
+    return keras.Sequential(
+        [
+            keras.Input((INPUTS,)),
+            keras.layers.Lambda(lambda x: tf.cast(x > 0, tf.int32), output_shape=(INPUTS,)),
+            keras.layers.Embedding(5, 3),
+            keras.layers.Flatten(),
+            keras.layers.Dense(10),
+        ]
+    )
+
+
+REFERENCES = {
+    "sgd": {"optimizer": sgd(momentum=0.9)},
+    "adam": {"optimizer": adam()},
+    "clipnorm": {"optimizer": sgd(clipnorm=0.05)},
+    "global_clipnorm": {"optimizer": sgd(global_clipnorm=0.1)},
+    "weight_decay": {"optimizer": sgd(weight_decay=0.1)},
+    "accumulation": {"optimizer": sgd(gradient_accumulation_steps=2, clipnorm=0.05)},
+    "ema": {"optimizer": sgd(use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=4)},
+    "steps_per_execution": {"steps_per_execution": 4},
+    "run_eagerly": {"run_eagerly": True},
+    "synchronized_batch_normalization": {
+        "make": with_layer(lambda: keras.layers.BatchNormalization(synchronized=True)),
+    },
+    "synchronized_batch_normalization_in_a_loop": {
+        "make": with_layer(lambda: keras.layers.BatchNormalization(synchronized=True)),
+        "steps_per_execution": 3,
+    },
+    # Not with Adam: Keras' own goes wrong where a row comes twice.
+    "embeddings": {"make": embedding_model},
+}
+
+
+@workers
+@pytest.mark.parametrize("name", REFERENCES)
+def test_full_precision_equals_one_process_on_the_whole_batch(name, world_size):
+    settings = {"make": make_model, "optimizer": sgd(), **REFERENCES[name]}
+    model = in_scope(FullPrecision(), metrics=["accuracy"], **settings)
+    history = fit(model, world_size).history
+    assert_same_bits_on_all_ranks(arrays_of(model))
+    make, optimizer = settings.pop("make"), settings.pop("optimizer")
+    reference = compiled(make(), optimizer(), metrics=["accuracy"], **settings)
+    expected = fit(reference, world_size).history
+    for array, other in zip(arrays_of(model), arrays_of(reference), strict=True):
+        np.testing.assert_allclose(array, other, rtol=1e-5, atol=1e-5)
+    for metric, values in expected.items():
+        np.testing.assert_allclose(history[metric], values, rtol=1e-5)
+
+
+@pytest.mark.workers(2, 3, engines=["tensorflow"])
+def test_one_bit_repeats_and_learns(world_size):
+    models = [in_scope(OneBit(bucket_bytes=4096), optimizer=adam()) for _ in range(2)]
+    losses = [fit(model, world_size, epochs=8).history["loss"] for model in models]
+    first, second = map(arrays_of, models)
+    assert_same_bits_on_all_ranks(first)
+    assert digest(first) == digest(second)
+    assert losses[0][-1] < 0.5 * losses[0][0]
+
+
+@workers
+def test_plain_batch_normalization_averages_nothing(world_size):
+    model = in_scope(OneBit(), with_layer(keras.layers.BatchNormalization))
+    fit(model, world_size)
+    assert_same_bits_on_all_ranks([np.array(v) for v in model.trainable_variables])
+    statistics = digest([np.array(v) for v in model.non_trainable_variables])
+    assert len(set(gather(statistics))) == world_size
+
+
+@workers
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+def test_mixed_precision_learns(policy, world_size):
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(policy)
+    try:
+        model = in_scope(OneBit(), optimizer=adam())
+    finally:
+        keras.config.set_dtype_policy(before)
+    losses = fit(model, world_size, epochs=6).history["loss"]
+    assert_same_bits_on_all_ranks(arrays_of(model))
+    assert losses[-1] < 0.6 * losses[0]
+
+
+@workers
+def test_all_workers_skip_a_step_in_which_one_is_not_finite(world_size):
+    strategy = MultiWorkerMirroredStrategy(OneBit())
+    with strategy.scope():
+        variable = keras.Variable(np.ones([64, 32], np.float32))
+        optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1.0))
+        optimizer.build([variable])
+
+    @tf.function
+    def step(gradient):
+        strategy.run(lambda: optimizer.apply([gradient], [variable]))
+
+    poison = np.inf if rank() == 1 else 1.0
+    scale = optimizer.dynamic_scale.numpy()
+    step(tf.fill([64, 32], poison))
+    assert np.all(variable.numpy() == 1.0)
+    assert optimizer.dynamic_scale.numpy() == scale / 2
+    step(tf.fill([64, 32], scale / 2))
+    np.testing.assert_allclose(variable.numpy(), 1.0 - world_size)
+
+
+@workers
+def test_evaluate_predict_and_single_batches(world_size):
+    model = in_scope(OneBit(), metrics=["accuracy"])
+    x, labels = samples(world_size)
+    history = model.fit(x, labels, 32, validation_data=(x, labels), verbose=0).history
+    reference = compiled(make_model(), sgd()(), metrics=["accuracy"])
+    reference.set_weights(model.get_weights())
+    expected = reference.evaluate(x, labels, 32, verbose=0)
+    np.testing.assert_allclose(model.evaluate(x, labels, 32, verbose=0), expected, rtol=1e-5)
+    validated = [history["val_loss"][-1], history["val_accuracy"][-1]]
+    np.testing.assert_allclose(validated, expected, rtol=1e-5)
+    predictions = model.predict(x, 32, verbose=0)
+    expected = reference.predict(x, 32, verbose=0)
+    # Of all workers' parts, in another order.
+    assert predictions.shape == expected.shape
+    np.testing.assert_allclose(
+        np.sort(predictions, axis=0), np.sort(expected, axis=0), rtol=1e-4, atol=1e-5
+    )
+    mine = slice(rank() * BATCH_SIZE, (rank() + 1) * BATCH_SIZE)
+    assert np.isfinite(model.train_on_batch(x[mine], labels[mine])).all()
+    assert_same_bits_on_all_ranks(arrays_of(model))
+
+
+class TwoOptimizers(keras.Model):
+    """Trains its layers by optimizers of their own, in a step of its own."""
+
+    def __init__(self):
+        super().__init__()
+        keras.utils.set_random_seed(0)
+        self.layers_of = [keras.layers.Dense(32), keras.layers.Dense(10)]
+
+    def call(self, x):
+        return self.layers_of[1](tf.nn.relu(self.layers_of[0](x)))
+
+    def train_step(self, data):
+        x, labels = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, labels, self(x, training=True))
+        parts = [layer.trainable_variables for layer in self.layers_of]
+        optimizers = self.optimizer, self.other
+        for part, gradients, optimizer in zip(
+            parts, tape.gradient(loss, parts), optimizers, strict=True
+        ):
+            optimizer.apply(gradients, part)
+        return {"own": loss}
+
+
+@workers
+def test_custom_train_step_with_two_optimizers_of_one_name(world_size):
+    strategy = MultiWorkerMirroredStrategy(FullPrecision())
+    with strategy.scope():
+        model = compiled(TwoOptimizers(), keras.optimizers.SGD(0.1, name="same"))
+        model.other = keras.optimizers.SGD(0.1, name="same")
+    fit(model, world_size)
+    reference = compiled(TwoOptimizers(), keras.optimizers.SGD(0.1))
+    reference.other = keras.optimizers.SGD(0.1)
+    fit(reference, world_size)
+    for weight, other in zip(model.get_weights(), reference.get_weights(), strict=True):
+        np.testing.assert_allclose(weight, other, rtol=1e-5, atol=1e-5)
+    assert_same_bits_on_all_ranks(arrays_of(model))
+
+
+@workers
+def test_custom_loop(world_size):
+    strategy = MultiWorkerMirroredStrategy(FullPrecision())
+    with strategy.scope():
+        model, optimizer = make_model(), keras.optimizers.SGD(0.1, momentum=0.9)
+    loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=None)
+    x, labels = samples(world_size)
+    dataset = tf.data.Dataset.from_tensor_slices((x, labels)).batch(BATCH_SIZE * world_size)
+
+    def replica_step(batch, labels):
+        with tf.GradientTape() as tape:
+            losses = loss_of(labels, model(batch, training=True))
+            loss = tf.reduce_sum(losses) / (BATCH_SIZE * world_size)
+        variables = model.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        return loss
+
+    @tf.function
+    def step(iterator):
+        loss = strategy.run(replica_step, args=next(iterator))
+        return strategy.reduce("SUM", loss, axis=None)
+
+    iterator = iter(strategy.experimental_distribute_dataset(dataset))
+    losses = [float(step(iterator)) for _ in range(STEPS)]
+    assert len(set(gather(tuple(losses)))) == 1
+    reference = compiled(make_model(), sgd(momentum=0.9)())
+    fit(reference, world_size)
+    for weight, other in zip(model.get_weights(), reference.get_weights(), strict=True):
+        np.testing.assert_allclose(weight, other, rtol=1e-5, atol=1e-5)
+
+
+@workers
+def test_local_trains_every_worker_on_its_own_part(world_size):
+    x, labels = make_data(STEPS, world_size)
+    mine = x[:, rank()].reshape(-1, INPUTS), labels[:, rank()].reshape(-1)
+    dataset = tf.data.Dataset.from_tensor_slices(mine).batch(BATCH_SIZE)
+    strategy = MultiWorkerMirroredStrategy(Local())
+    model = in_scope(strategy=strategy, make=embedding_model, optimizer=adam())
+    model.fit(strategy.distribute_datasets_from_function(lambda _: dataset), verbose=0)
+    reference = compiled(embedding_model(), adam()())
+    reference.fit(dataset, verbose=0)
+    for weight, other in zip(model.get_weights(), reference.get_weights(), strict=True):
+        np.testing.assert_allclose(weight, other, rtol=1e-5, atol=1e-6)
+    assert len(set(gather(digest(model.get_weights())))) == world_size
+
+
+@workers
+def test_checkpoint_is_plain_keras_and_loads_into_a_scope(tmp_path, world_size):
+    model = in_scope(OneBit(), optimizer=adam())
+    path = tmp_path / "model.keras"
+    fit(model, world_size, callbacks=[keras.callbacks.ModelCheckpoint(path)])
+    loaded = keras.models.load_model(path)
+    assert loaded.optimizer.__class__ is keras.optimizers.Adam
+    assert digest(loaded.get_weights()) == digest(model.get_weights())
+    with MultiWorkerMirroredStrategy(OneBit()).scope():
+        again = keras.models.load_model(path)
+    fit(again, world_size)
+    assert_same_bits_on_all_ranks(arrays_of(again))
+    assert again.optimizer.gradient_exchange.built
+
+
+@workers
+def test_monitor_shows_the_exchange(world_size):
+    model = in_scope(OneBit())
+    history = fit(model, world_size, callbacks=[tf_onebit.callbacks.Monitor()]).history
+    assert history["compression_ratio"][-1] > 4
+    assert history["residual_norm"][-1] > 0
+
+
+@workers
+def test_template_is_cloned(world_size):
+    exchange = OneBit()
+    strategy = MultiWorkerMirroredStrategy(exchange)
+    models = [in_scope(strategy=strategy) for _ in range(2)]
+    for model in models:
+        fit(model, world_size)
+    assert not hasattr(exchange, "worker_residual")
+    first, second = (arrays_of(model) for model in models)
+    assert digest(first) == digest(second)  # no residual of one has reached the other
+
+
+UNEVEN = [3, 5, 8]  # batches
+
+
+def uneven(strategy, world_size):
+    def mine(context):
+        x, labels = make_data(UNEVEN[context.input_pipeline_id], 1)
+        part = x.reshape(-1, INPUTS), labels.reshape(-1)
+        return tf.data.Dataset.from_tensor_slices(part).batch(BATCH_SIZE)
+
+    return strategy.distribute_datasets_from_function(mine)
+
+
+@pytest.mark.workers(2, 3, engines=["tensorflow"])
+@pytest.mark.parametrize("steps_per_execution", [1, 4])
+@pytest.mark.parametrize("uneven_data", ["continue", "stop"])
+def test_data_that_end_at_different_steps(uneven_data, steps_per_execution, world_size):
+    strategy = MultiWorkerMirroredStrategy(OneBit(), uneven_data=uneven_data)
+    model = in_scope(
+        strategy=strategy,
+        make=with_layer(keras.layers.BatchNormalization),
+        steps_per_execution=steps_per_execution,
+    )
+    model.fit(uneven(strategy, world_size), epochs=2, verbose=0)
+    choose = max if uneven_data == "continue" else min
+    assert model.optimizer.iterations.numpy() == 2 * choose(UNEVEN[:world_size])
+    assert all(np.isfinite(v).all() for v in arrays_of(model))
+    assert_same_bits_on_all_ranks([np.array(v) for v in model.trainable_variables])
+
+
+@workers
+def test_empty_batches_add_nothing(world_size):
+    """The worker with more data goes on as if alone, but for the division by two."""
+    strategy = MultiWorkerMirroredStrategy(FullPrecision())
+    model = in_scope(strategy=strategy)
+    x, labels = make_data(1, 1)
+    part = x.reshape(-1, INPUTS), labels.reshape(-1)
+    dataset = tf.data.Dataset.from_tensor_slices(part).batch(BATCH_SIZE)
+
+    def mine(context):
+        return dataset.take(context.input_pipeline_id)  # none on rank 0
+
+    model.fit(strategy.distribute_datasets_from_function(mine), verbose=0)
+    reference = compiled(make_model(), keras.optimizers.SGD(0.05))
+    reference.fit(dataset, verbose=0)
+    for weight, other in zip(model.get_weights(), reference.get_weights(), strict=True):
+        np.testing.assert_allclose(weight, other, rtol=1e-5, atol=1e-6)
+
+
+@workers
+def test_batches_that_do_not_divide(world_size):
+    model = in_scope(OneBit())
+    x, labels = samples(world_size)
+    model.fit(x[:50], labels[:50], 15, verbose=0)  # 8 and 7, and at the end 3 and 2
+    assert model.optimizer.iterations.numpy() == 4
+    assert_same_bits_on_all_ranks(arrays_of(model))
+
+
+def without_scope_of_optimizer():
+    optimizer = keras.optimizers.SGD(0.1)
+    return in_scope(OneBit(), optimizer=lambda: optimizer)
+
+
+def without_scope_of_model():
+    model = make_model()
+    return in_scope(OneBit(), make=lambda: model)
+
+
+def with_xla():
+    return in_scope(OneBit(), jit_compile=True)
+
+
+ERRORS = {
+    without_scope_of_optimizer: "was made outside of the scope of the MultiWorkerMirrored",
+    without_scope_of_model: "Make model and optimizer in the same `with strategy.scope",
+    with_xla: "Compile it with jit_compile=False",
+}
+
+
+@workers
+@pytest.mark.parametrize("make", ERRORS, ids=lambda make: make.__name__)
+def test_what_cannot_work_is_refused(make, world_size):
+    model = make()
+    with pytest.raises(ValueError, match=ERRORS[make]):
+        fit(model, world_size)
+
+
+@workers
+def test_optimizer_from_outside_is_refused_in_a_custom_loop(world_size):
+    strategy = MultiWorkerMirroredStrategy(OneBit())
+    with strategy.scope():
+        variable = keras.Variable(np.ones([4], np.float32))
+    optimizer = keras.optimizers.SGD(0.1)
+
+    @tf.function
+    def step():
+        strategy.run(lambda: optimizer.apply([tf.ones([4])], [variable]))
+
+    with pytest.raises(ValueError, match="was made outside of the scope"):
+        step()
+
+
+@workers
+def test_workers_with_different_models_are_told(world_size):
+    model = in_scope(OneBit(), lambda: make_model(units=32))
+    model.optimizer.gradient_exchange.template = OneBit(min_size=1024 + rank())
+    with pytest.raises(ValueError, match="rank 0 has min_size of the exchange = 1024, rank 1"):
+        fit(model, world_size)
+
+
+@workers
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"exchange": "one_bit"}, "exchange must be a tf_onebit.Exchange.*'one_bit'"),
+        ({"uneven_data": "wait"}, "uneven_data must be.*'wait'"),
+    ],
+)
+def test_arguments_are_checked(arguments, message, world_size):
+    with pytest.raises(ValueError, match=message):
+        MultiWorkerMirroredStrategy(**arguments)

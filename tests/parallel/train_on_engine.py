@@ -1,0 +1,80 @@
+"""Trains in a job of any engine, and saves the weights: python -m tests.parallel.train_on_engine
+
+... --engine horovod | tensorflow | mirrored --replicas 4 --devices 1 --output folder
+"""
+
+import argparse
+import pathlib
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tf_onebit
+from tests.parallel.training import BATCH_SIZE, INPUTS, compiled, make_data, make_model
+
+STEPS = 5
+CASES = {
+    "one_bit": (lambda: keras.optimizers.SGD(0.1, momentum=0.9), tf_onebit.OneBit()),
+    "buckets": (lambda: keras.optimizers.Adam(0.01), tf_onebit.OneBit(bucket_bytes=4096)),
+    "warm_start": (
+        lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=2),
+        tf_onebit.WarmStart(tf_onebit.OneBit(), steps=1),
+    ),
+    "full_precision": (lambda: keras.optimizers.Adam(0.01), tf_onebit.FullPrecision()),
+}
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--engine", required=True)
+    parser.add_argument("--replicas", type=int, required=True, help="of all workers together")
+    parser.add_argument("--devices", type=int, default=1, help="of each process")
+    parser.add_argument("--output", type=pathlib.Path, required=True)
+    options = parser.parse_args()
+    tf.config.set_logical_device_configuration(
+        tf.config.list_physical_devices("CPU")[0],
+        [tf.config.LogicalDeviceConfiguration()] * options.devices,
+    )
+    fit = fit_over_horovod if options.engine == "horovod" else fit_in_scope
+    for name, (optimizer, exchange) in CASES.items():
+        rank, weights = fit(options, optimizer, exchange)
+        np.savez(options.output / f"{name}_{rank}.npz", *weights)
+
+
+def fit_over_horovod(options, make_optimizer, exchange):
+    import tf_onebit.horovod as hvd
+
+    hvd.init()
+    model = compiled(make_model(), hvd.DistributedOptimizer(make_optimizer(), exchange))
+    model.fit(batches(options.replicas, hvd.rank(), 1), verbose=0)
+    return hvd.rank(), model.get_weights()
+
+
+def fit_in_scope(options, make_optimizer, exchange):
+    if options.engine == "mirrored":
+        devices = [f"CPU:{index}" for index in range(options.devices)]
+        strategy = tf_onebit.distribute.MirroredStrategy(exchange, devices)
+    else:
+        strategy = tf_onebit.distribute.MultiWorkerMirroredStrategy(exchange)
+    with strategy.scope():
+        model = compiled(make_model(), make_optimizer())
+
+    def mine(context):
+        return batches(
+            options.replicas, context.input_pipeline_id * options.devices, options.devices
+        )
+
+    model.fit(strategy.distribute_datasets_from_function(mine), verbose=0)
+    return strategy.extended.engine.ranks[0], model.get_weights()
+
+
+def batches(replicas, first, count):
+    """The batches of `count` replicas, taking turns."""
+    x, labels = (array[:, first : first + count] for array in make_data(STEPS, replicas))
+    samples = x.reshape(-1, INPUTS), labels.reshape(-1)
+    return tf.data.Dataset.from_tensor_slices(samples).batch(BATCH_SIZE)
+
+
+if __name__ == "__main__":
+    main()
