@@ -77,10 +77,9 @@ def test_twelve_tasks_are_in_the_order_of_their_numbers(case, trained):
 
 @pytest.mark.parametrize("case", CASES)
 def test_two_workers_with_two_devices_each(case, trained):
-    """Full precision between the devices: with it everywhere, four replicas as ever."""
     ranks = trained("tensorflow", 4, devices=2)[case]
     assert_same_bits(*ranks)
-    mirrored = trained("mirrored", 4, devices=4)[case][0]
-    exact = case == "full_precision"
-    for array, other in zip(ranks[0], mirrored, strict=True):
-        assert np.allclose(array, other, rtol=1e-5, atol=1e-5) == exact or array.ndim < 2
+    if case == "full_precision":  # between devices as between workers: four replicas as ever
+        mirrored = trained("mirrored", 4, devices=4)[case][0]
+        for array, other in zip(ranks[0], mirrored, strict=True):
+            np.testing.assert_allclose(array, other, rtol=1e-5, atol=1e-5)

@@ -13,6 +13,7 @@ from tensorflow.python.distribute import (
 from tf_onebit.collectives.lockstep import LockstepEngine
 from tf_onebit.collectives.requests import AllGather, AllReduce
 from tf_onebit.collectives.tensorflow import TensorFlowEngine
+from tf_onebit.distribute.cluster import configure_heartbeat, wait_for_all
 from tf_onebit.distribute.data import prepared, without_effect_of_empty_batches
 from tf_onebit.distribute.optimizer import adopt, calling_optimizer, require_adopted
 from tf_onebit.distribute.replicas import sum_of_replicas
@@ -157,7 +158,9 @@ class MultiWorkerMirroredStrategy(_Exchanging, tf.distribute.MultiWorkerMirrored
             every worker its own gradients.
         cluster_resolver: `tf.distribute.cluster_resolver.ClusterResolver`. Default: the cluster
             in the environment variable TF_CONFIG; without one, this process alone.
-        communication_options: `tf.distribute.experimental.CommunicationOptions`.
+        communication_options: `tf.distribute.experimental.CommunicationOptions`. Its
+            `timeout_seconds` is how long workers wait for each other to come (default: 300) and
+            for a sign of life (default: 10), before they end with an error.
         uneven_data: what to do when the data of some workers end before those of others.
             "continue", as `tf.distribute`: they go on with empty batches, which add nothing to
             the gradients, until all have ended. "stop": all stop.
@@ -223,6 +226,17 @@ def _local_mean(values):
 class _MultiWorkerExtended(
     _ExchangingExtended, collective_all_reduce_strategy.CollectiveAllReduceExtended
 ):
+    def __init__(self, container_strategy, cluster_resolver, communication_options):
+        self._timeout_seconds = communication_options.timeout_seconds
+        # Not for each collective: every one would leave threads behind.
+        options = tf.distribute.experimental.CommunicationOptions(
+            bytes_per_pack=communication_options.bytes_per_pack,
+            implementation=communication_options.implementation,
+        )
+        super().__init__(container_strategy, cluster_resolver, options)
+
+    # Whether the server of this process is running, for all strategies.
+    _std_server_started = False
     # Whether TensorFlow is just asking how many replicas have data.
     counts_data = False
 
@@ -250,6 +264,9 @@ class _MultiWorkerExtended(
         self._make_engine()
 
     def _initialize_multi_worker(self, cluster_resolver):
+        configure_heartbeat(cluster_resolver, self._timeout_seconds)
+        if not self._std_server_started:
+            wait_for_all(cluster_resolver, self._timeout_seconds)
         super()._initialize_multi_worker(cluster_resolver)
         # The next strategy of this process uses the same server: to start it again would lose
         # what faster workers have already asked of it.
