@@ -8,7 +8,7 @@ import pytest
 import tf_onebit
 import tf_onebit.horovod as hvd
 from tests.unit.test_architecture import MODULES, module_name
-from tf_onebit import callbacks, ops
+from tf_onebit import callbacks, distribute, ops
 
 
 @pytest.mark.parametrize("name", [module_name(path) for path in MODULES])
@@ -22,7 +22,8 @@ def test_examples_run(name):
 
 
 PUBLIC = [
-    *(tf_onebit.FullPrecision, tf_onebit.OneBit, tf_onebit.WarmStart, callbacks.Monitor),
+    *(tf_onebit.FullPrecision, tf_onebit.Local, tf_onebit.OneBit, tf_onebit.WarmStart),
+    *(distribute.MirroredStrategy, distribute.MultiWorkerMirroredStrategy, callbacks.Monitor),
     *(hvd.DistributedOptimizer, hvd.DistributedGradientTape, hvd.Compression),
     *(hvd.BroadcastGlobalVariablesCallback, hvd.MetricAverageCallback),
     *(ops.one_bit_encode, ops.one_bit_decode_sum, ops.one_bit_encode_shard),

@@ -13,7 +13,7 @@ from tensorflow.python.distribute import (
 from tf_onebit.collectives.lockstep import LockstepEngine
 from tf_onebit.collectives.requests import AllGather, AllReduce
 from tf_onebit.collectives.tensorflow import TensorFlowEngine
-from tf_onebit.distribute.cluster import configure_heartbeat, wait_for_all
+from tf_onebit.distribute.cluster import configure_heartbeat, require_valid, wait_for_all
 from tf_onebit.distribute.data import prepared, without_effect_of_empty_batches
 from tf_onebit.distribute.optimizer import adopt, calling_optimizer, require_adopted
 from tf_onebit.distribute.replicas import sum_of_replicas
@@ -194,6 +194,10 @@ class MultiWorkerMirroredStrategy(_Exchanging, tf.distribute.MultiWorkerMirrored
         self.uneven_data = uneven_data
         self._collective_key_base = next(_first_groups)
         options = communication_options or tf.distribute.experimental.CommunicationOptions()
+        cluster_resolver = (
+            cluster_resolver or tf.distribute.cluster_resolver.TFConfigClusterResolver()
+        )
+        require_valid(cluster_resolver)
         try:
             extended = _MultiWorkerExtended(self, cluster_resolver, options)
         except RuntimeError as error:

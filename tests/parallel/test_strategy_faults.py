@@ -1,0 +1,104 @@
+"""Clusters in which a worker dies, never comes, or cannot listen."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.parallel.launch import ROOT
+
+TIMEOUT_SECONDS = 15
+
+TRAINING = f"""
+import json, os, sys
+import keras, numpy as np, tensorflow as tf, tf_onebit
+
+rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+options = tf.distribute.experimental.CommunicationOptions(timeout_seconds={TIMEOUT_SECONDS})
+strategy = tf_onebit.distribute.MultiWorkerMirroredStrategy(
+    tf_onebit.OneBit(), communication_options=options
+)
+with strategy.scope():
+    model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(64)])
+    model.compile(keras.optimizers.SGD(1e-4), loss="mse")
+
+class Fault(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if rank == 1 and batch == 5:
+            if sys.argv[1] == "raise":
+                raise RuntimeError("a mistake")
+            os.kill(os.getpid(), int(sys.argv[1]))
+
+data = np.zeros([300000, 64], np.float32)
+model.fit(data, data, 3, verbose=0, callbacks=[Fault()])
+"""
+
+
+@contextlib.contextmanager
+def cluster(ranks, world_size, *arguments):
+    """Starts some workers of a cluster, without a launcher that would end them together."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("", 0))) for _ in range(world_size)]
+        addresses = [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]
+    settings = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_NUM_INTRAOP_THREADS": "1"}
+    workers = {}
+    try:
+        for rank in ranks:
+            task = {"type": "worker", "index": rank}
+            config = {"cluster": {"worker": addresses}, "task": task}
+            workers[rank] = subprocess.Popen(
+                [sys.executable, "-c", TRAINING, *arguments],
+                cwd=ROOT,
+                env=os.environ | settings | {"TF_CONFIG": json.dumps(config)},
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        yield workers, addresses
+    finally:
+        for worker in workers.values():
+            worker.kill()
+            worker.wait()
+
+
+@pytest.mark.parametrize("fault", ["raise", str(int(signal.SIGKILL)), str(int(signal.SIGSTOP))])
+def test_the_others_end_and_name_the_one_that_died(fault):
+    with cluster(range(3), 3, fault) as (workers, _):
+        for rank in (0, 2):
+            _, errors = workers[rank].communicate(timeout=60 + 2 * TIMEOUT_SECONDS)
+            assert workers[rank].returncode != 0
+            assert "/job:worker/replica:0/task:1" in errors
+
+
+def test_a_worker_that_never_comes_is_named():
+    start = time.monotonic()
+    with cluster([0, 2], 3, "none") as (workers, addresses):
+        for worker in workers.values():
+            _, errors = worker.communicate(timeout=60 + TIMEOUT_SECONDS)
+            assert (
+                f"TimeoutError: All workers of the cluster must come within {TIMEOUT_SECONDS}"
+                in errors
+            )
+            assert f"Missing: worker 1 at {addresses[1]}." in errors
+    assert time.monotonic() - start > TIMEOUT_SECONDS
+
+
+def test_a_port_that_is_taken():
+    with socket.create_server(("", 0)) as taken, cluster([], 1) as (_, addresses):
+        addresses[0] = f"127.0.0.1:{taken.getsockname()[1]}"
+        config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": 0}}
+        worker = subprocess.run(
+            [sys.executable, "-c", TRAINING, "none"],
+            cwd=ROOT,
+            env=os.environ | {"TF_CONFIG": json.dumps(config)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert f"cannot listen at its address in the cluster, {addresses[0]}" in worker.stderr
