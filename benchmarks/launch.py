@@ -1,4 +1,4 @@
-"""Starts one Horovod worker per host of a `Network` and collects what each of them measured."""
+"""Starts one worker per host of a `Network` and collects what each of them measured."""
 
 import contextlib
 import json
@@ -12,9 +12,11 @@ import time
 from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
 from horovod.runner.http.http_server import RendezvousServer
 
+_TENSORFLOW_PORT = 2222
+
 
 def run_workers(network, script, arguments, timeout_seconds=900):
-    """Runs a script on every host of a network, as one Horovod job over Gloo.
+    """Runs a script on every host of a network, as one job of Horovod's or TensorFlow's.
 
     Worker i runs on host i, pinned to the i-th core that this process may use (workers share
     cores when there are more workers than cores).
@@ -40,7 +42,7 @@ def run_workers(network, script, arguments, timeout_seconds=900):
             pin = ["taskset", "--cpu-list", str(cores[rank % len(cores)])]
             process = subprocess.Popen(
                 network.command(rank, [*pin, sys.executable, str(script), *arguments]),
-                env=os.environ | environment | _worker_environment(rank, network.num_hosts),
+                env=os.environ | environment | _worker_environment(network, rank),
                 stdin=subprocess.DEVNULL,
                 stdout=undo.enter_context(open(directory / f"{rank}.out", "w")),
                 stderr=undo.enter_context(open(directory / f"{rank}.err", "w")),
@@ -72,8 +74,12 @@ def _rendezvous(network):
         server.stop()
 
 
-def _worker_environment(rank, num_workers):
+def _worker_environment(network, rank):
+    num_workers = network.num_hosts
+    workers = [f"{network.address(host)}:{_TENSORFLOW_PORT}" for host in range(num_workers)]
+    task = {"type": "worker", "index": rank}
     return {
+        "TF_CONFIG": json.dumps({"cluster": {"worker": workers}, "task": task}),
         "HOROVOD_HOSTNAME": _host_name(rank),
         "HOROVOD_RANK": str(rank),
         "HOROVOD_SIZE": str(num_workers),

@@ -24,6 +24,10 @@ from report import Spread, machine_facts, print_machine_facts, print_table, verd
 WORKER = pathlib.Path(__file__).with_name("step_worker.py")
 NO_COMMUNICATION = "no communication"
 HOROVOD_FP32 = "Horovod fp32"
+HOROVOD_ONE_BIT = "1-bit"
+TENSORFLOW_STOCK = "TensorFlow's strategy"
+TENSORFLOW_FULL_PRECISION = "full precision, our strategy"
+TENSORFLOW_ONE_BIT = "1-bit, our strategy"
 
 
 class Row(NamedTuple):
@@ -32,16 +36,26 @@ class Row(NamedTuple):
     name: str
     exchange: str
     options: tuple = ()
+    engine: str = "horovod"
 
 
-def make_rows(max_column_sizes, bucket_sizes_bytes):
-    rows = [
-        Row(NO_COMMUNICATION, "none"),
-        Row(HOROVOD_FP32, "horovod_fp32"),
-        Row("Horovod fp16", "horovod_fp16"),
-    ]
+def make_rows(engines, max_column_sizes, bucket_sizes_bytes):
+    rows = [Row(NO_COMMUNICATION, "none"), Row(HOROVOD_FP32, "horovod_fp32")]
+    if "horovod" in engines:
+        rows += _horovod_rows(max_column_sizes, bucket_sizes_bytes)
+    if "tensorflow" in engines:
+        rows += [
+            Row(TENSORFLOW_STOCK, "stock", engine="tensorflow"),
+            Row(TENSORFLOW_FULL_PRECISION, "none", engine="tensorflow"),
+            Row(TENSORFLOW_ONE_BIT, "one_bit", engine="tensorflow"),
+        ]
+    return rows
+
+
+def _horovod_rows(max_column_sizes, bucket_sizes_bytes):
+    rows = [Row("Horovod fp16", "horovod_fp16")]
     for max_column_size, bucket_bytes in itertools.product(max_column_sizes, bucket_sizes_bytes):
-        name, options = "1-bit", ()
+        name, options = HOROVOD_ONE_BIT, ()
         if max_column_size is not None:
             name += f", columns of {max_column_size}"
             options += ("--max-column-size", str(max_column_size))
@@ -66,7 +80,8 @@ def measure(rows, rate, arguments):
                     network,
                     WORKER,
                     [
-                        *("--exchange", row.exchange, "--interface", network.interface),
+                        *("--engine", row.engine, "--exchange", row.exchange),
+                        *("--interface", network.interface),
                         *("--steps", str(arguments.steps)),
                         *("--inter-op-threads", str(arguments.inter_op_threads)),
                         *row.options,
@@ -95,7 +110,7 @@ def sent_bytes(row, results, num_workers):
     """Bytes that a worker sends per step by the arithmetic of the exchange, by kind."""
     num_values = sum(math.prod(shape) for shape in results[0]["tensor_shapes"])
     ring = 2 * (num_workers - 1) / num_workers * num_values
-    if row.exchange == "horovod_fp32":
+    if row.name in (HOROVOD_FP32, TENSORFLOW_STOCK, TENSORFLOW_FULL_PRECISION):
         return {"full precision": 4 * ring}
     if row.exchange == "horovod_fp16":
         return {"half precision": 2 * ring}
@@ -171,6 +186,13 @@ def judge(rate, summaries, num_workers):
     by_name = {summary["row"]: summary for summary in summaries}
     alone, horovod = by_name[NO_COMMUNICATION], by_name[HOROVOD_FP32]
     verdicts = []
+    for row, baseline, most in (
+        (TENSORFLOW_FULL_PRECISION, TENSORFLOW_STOCK, 1.05),
+        (TENSORFLOW_ONE_BIT, HOROVOD_ONE_BIT, 1.15),
+    ):
+        if row in by_name and baseline in by_name:
+            ratio = paired_ratio(by_name[row], by_name[baseline]).median
+            verdicts.append(verdict(f"{row}: step time over that of {baseline}", ratio, most))
     for summary in summaries:
         if "codes" not in summary["sent_bytes"]:
             continue
@@ -195,6 +217,13 @@ def main():
     parser.add_argument(
         "--rate", type=rate_argument, nargs="+", default=["1gbit", "none"], help="of each link"
     )
+    parser.add_argument(
+        "--engine",
+        nargs="+",
+        choices=["horovod", "tensorflow"],
+        default=["horovod", "tensorflow"],
+        help="who carries the messages of the rows beside the first two",
+    )
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--steps", type=int, default=20, help="timed steps per round")
     parser.add_argument("--rounds", type=int, default=3, help="times that each row is measured")
@@ -208,7 +237,7 @@ def main():
     print_machine_facts(facts)
     if arguments.workers > facts["cores"]:
         print(f"{arguments.workers} workers share {facts['cores']} cores: times mean little.")
-    rows = make_rows(arguments.max_column_size, arguments.bucket_bytes)
+    rows = make_rows(arguments.engine, arguments.max_column_size, arguments.bucket_bytes)
     reports = []
     for rate in arguments.rate:
         goodput, rounds = measure(rows, rate, arguments)

@@ -1,6 +1,7 @@
 """One worker of `step.py`: trains the papers' DNN on one batch and prints its measurements."""
 
 import argparse
+import contextlib
 import json
 import os
 import pathlib
@@ -16,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_onebit import OneBit, WarmStart
+from tf_onebit.distribute import MultiWorkerMirroredStrategy
 from tf_onebit.horovod import DistributedOptimizer
 
 NUM_FEATURES = 429
@@ -45,20 +47,19 @@ def make_batch(rank):
     return tf.constant(features), tf.constant(labels)
 
 
-def make_train_step(arguments, model, optimizer, batch):
+def make_train_step(arguments, job, model, optimizer, batch):
     """Returns the training step of one row of the table.
 
     The rows differ in nothing but who exchanges the gradients: nobody, stock Horovod's
-    `DistributedGradientTape`, or our `DistributedOptimizer`.
+    `DistributedGradientTape`, our `DistributedOptimizer`, or the strategy that the step runs in.
     """
     features, labels = batch
     loss_function = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     variables = [variable.value for variable in model.trainable_variables]
 
-    @tf.function
     def train_step():
         with tf.GradientTape() as tape:
-            loss = loss_function(labels, model(features, training=True))
+            loss = loss_function(labels, model(features, training=True)) / job.loss_divisor
         if arguments.exchange in HOROVOD_COMPRESSION:
             compression = HOROVOD_COMPRESSION[arguments.exchange]
             tape = hvd.DistributedGradientTape(tape, compression=compression)
@@ -66,13 +67,12 @@ def make_train_step(arguments, model, optimizer, batch):
         optimizer.apply(gradients, model.trainable_variables)
         return loss
 
-    return train_step
+    return tf.function(lambda: job.run(train_step))
 
 
-def make_optimizer(arguments):
-    optimizer = keras.optimizers.SGD(arguments.learning_rate)
+def make_exchange(arguments):
     if arguments.exchange != "one_bit":
-        return optimizer
+        return None
     options = {
         name: getattr(arguments, name)
         for name in ("max_column_size", "bucket_bytes")
@@ -81,12 +81,56 @@ def make_optimizer(arguments):
     exchange = OneBit(**options)
     if arguments.warm_start:
         exchange = WarmStart(exchange, arguments.warm_start)
-    return DistributedOptimizer(optimizer, exchange=exchange)
+    return exchange
 
 
-def sent_bytes(optimizer):
+class HorovodJob:
+    """Where nothing is exchanged Horovod runs, too, so that its thread is there in every row."""
+
+    loss_divisor = 1
+
+    def __init__(self, exchange):
+        hvd.init()
+        self._exchange = exchange
+        self.rank, self.num_workers = hvd.rank(), hvd.size()
+        self.scope, self.run = contextlib.nullcontext, lambda step: step()
+
+    def distributed(self, optimizer):
+        if self._exchange is None:
+            return optimizer
+        return DistributedOptimizer(optimizer, exchange=self._exchange)
+
+    def wait_for_all(self):
+        hvd.allreduce(tf.zeros([]), name="all_ready")
+
+    def end(self):
+        hvd.shutdown()
+
+
+class TensorFlowJob:
+    """Runs steps in a strategy: ours, or the one that comes with TensorFlow."""
+
+    def __init__(self, exchange, stock):
+        if stock:
+            self._strategy = tf.distribute.MultiWorkerMirroredStrategy()
+        else:
+            self._strategy = MultiWorkerMirroredStrategy(exchange)
+        self.rank = self._strategy.cluster_resolver.task_id
+        self.num_workers = self.loss_divisor = self._strategy.num_replicas_in_sync
+        self.scope, self.run = self._strategy.scope, self._strategy.run
+
+    def distributed(self, optimizer):
+        return optimizer  # by its scope
+
+    def wait_for_all(self):
+        self._strategy.reduce("SUM", tf.zeros([]), axis=None)
+
+    def end(self):
+        pass
+
+
+def sent_bytes(optimizer, num_workers):
     """Bytes that this worker sends per step by the exchange's own arithmetic, by kind."""
-    num_workers = hvd.size()
     total = levels = full_precision = 0
     for exchange in optimizer.gradient_exchange.built:
         total += exchange.bytes_sent()
@@ -106,6 +150,7 @@ def peak_memory_bytes():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--engine", choices=["horovod", "tensorflow"], default="horovod")
     parser.add_argument("--exchange", required=True)
     parser.add_argument("--interface", required=True)
     parser.add_argument("--steps", type=int, required=True)
@@ -119,24 +164,28 @@ def main():
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(arguments.inter_op_threads)
 
-    # Also where nothing is exchanged, so that Horovod's thread is there in every row.
-    hvd.init()
+    exchange = make_exchange(arguments)
+    if arguments.engine == "horovod":
+        job = HorovodJob(exchange)
+    else:
+        job = TensorFlowJob(exchange, stock=arguments.exchange == "stock")
     counter = pathlib.Path(f"/sys/class/net/{arguments.interface}/statistics/tx_bytes")
-    model = make_model()
-    optimizer = make_optimizer(arguments)
-    optimizer.build(model.trainable_variables)
-    train_step = make_train_step(arguments, model, optimizer, make_batch(hvd.rank()))
+    with job.scope():
+        model = make_model()
+        optimizer = job.distributed(keras.optimizers.SGD(arguments.learning_rate))
+        optimizer.build(model.trainable_variables)
+    train_step = make_train_step(arguments, job, model, optimizer, make_batch(job.rank))
     for _ in range(WARM_UP_STEPS):
         train_step().numpy()
 
-    hvd.allreduce(tf.zeros([]), name="all_ready")
+    job.wait_for_all()
     sent_before = int(counter.read_text())
     step_seconds, losses = [], []
     for _ in range(arguments.steps):
         start = time.perf_counter()
         losses.append(float(train_step().numpy()))
         step_seconds.append(time.perf_counter() - start)
-    hvd.allreduce(tf.zeros([]), name="all_ready")
+    job.wait_for_all()
     interface_bytes = int(counter.read_text()) - sent_before
     peak_bytes = peak_memory_bytes()
 
@@ -149,11 +198,11 @@ def main():
         "interface_bytes_per_step": interface_bytes / arguments.steps,
         "peak_memory_bytes": peak_bytes,
         "weights_checksum": weights_checksum,
-        "sent_bytes": sent_bytes(optimizer) if arguments.exchange == "one_bit" else {},
+        "sent_bytes": sent_bytes(optimizer, job.num_workers) if exchange is not None else {},
         "tensor_shapes": [tuple(variable.shape) for variable in model.trainable_variables],
     }
     print(json.dumps(result))
-    hvd.shutdown()
+    job.end()
 
 
 if __name__ == "__main__":
