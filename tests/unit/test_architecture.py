@@ -35,7 +35,7 @@ MAY_IMPORT = {
         "transforms",
         "_version",
     ],
-    "tf_onebit.callbacks": ["callbacks"],
+    "tf_onebit.callbacks": ["callbacks", "collectives.requests", "exchanges", "_version"],
     "tf_onebit.training": ["exchanges", "training"],
     "tf_onebit.distribute": ["collectives", "distribute", "exchanges", "training"],
     "tf_onebit.horovod": ["collectives", "configurable", "exchanges", "horovod", "training"],

@@ -129,5 +129,29 @@ class Exchange(Configurable, tf.Module):
         """Of all that this worker has not sent yet."""
         return 0.0
 
+    def state(self):
+        """What must be kept for training to go on as if it had not been interrupted.
+
+        Returns:
+            Dictionary of NumPy arrays. Exchanges that contain others prefix their names.
+        """
+        return {}
+
+    def load_state(self, states, ratio=1.0):
+        """Takes over what `state` returned on all workers of an earlier run.
+
+        Args:
+            states: list of dictionaries, by rank. Their number may differ from `world_size`:
+                what has not been sent yet is then divided among the workers anew.
+            ratio: by what factor unsent gradients have to grow for the update that they will
+                make to stay the same.
+        """
+
     def request_name(self, stage):
         return f"{self.scope}/{stage}"
+
+
+def part_of(state, prefix):
+    """The state of the exchange whose names have a prefix, without it."""
+    prefix += "/"
+    return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}

@@ -5,7 +5,7 @@ import re
 import tensorflow as tf
 
 from tf_onebit.configurable import deserialize, serialize
-from tf_onebit.exchanges.base import Exchange
+from tf_onebit.exchanges.base import Exchange, part_of
 from tf_onebit.exchanges.finite import require_finite
 from tf_onebit.exchanges.full_precision import FullPrecision
 from tf_onebit.exchanges.handshake import describe, handshake
@@ -91,6 +91,17 @@ class Bucketed(Exchange):
         with tf.control_dependencies(tf.nest.flatten(exchanged, expand_composites=True)):
             flags = tf.identity(flags)
         return require_finite(exchanged, flags, names), flags
+
+    def state(self):
+        return {
+            f"bucket_{i}/{name}": array
+            for i, (exchange, _) in enumerate(self._buckets)
+            for name, array in exchange.state().items()
+        }
+
+    def load_state(self, states, ratio=1.0):
+        for i, (exchange, _) in enumerate(self._buckets):
+            exchange.load_state([part_of(state, f"bucket_{i}") for state in states], ratio)
 
     def bytes_sent(self):
         return sum(exchange.bytes_sent() for exchange, _ in self._buckets)

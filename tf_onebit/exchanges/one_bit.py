@@ -1,5 +1,6 @@
 """OneBit: one bit per value, with error feedback, aggregated in two stages."""
 
+import numpy as np
 import tensorflow as tf
 
 from tf_onebit import ops
@@ -138,6 +139,38 @@ class OneBit(Exchange):
             aggregate, self.shard_residual, self.layout, self.rank, **self._quantizer
         )
         return message, squares, plain
+
+    def state(self):
+        state = {
+            "worker_residual": self.worker_residual.numpy(),
+            "shard_residual": self.shard_residual.numpy(),
+        }
+        for i, transform in enumerate(self.transforms):
+            for j, variable in enumerate(transform.variables):
+                state[f"transform_{i}/{j}"] = variable.numpy()
+        return state
+
+    def load_state(self, states, ratio=1.0):
+        if len(states) == self.world_size:
+            mine = states[self.rank]
+            self.worker_residual.assign(mine["worker_residual"])
+            self.shard_residual.assign(mine["shard_residual"])
+            for i, transform in enumerate(self.transforms):
+                for j, variable in enumerate(transform.variables):
+                    variable.assign(mine[f"transform_{i}/{j}"])
+            return
+        if any(transform.variables for transform in self.transforms):
+            raise ValueError(
+                "Transforms with variables can only be resumed with as many workers as before. "
+                f"Received: a state of {len(states)} workers for {self.world_size}."
+            )
+        if not self._quantizer["error_feedback"]:
+            return
+        unsent = np.sum([state["worker_residual"] for state in states], axis=0, dtype=np.float64)
+        self.worker_residual.assign(ratio * unsent / self.world_size)
+        unsent = np.concatenate([state["shard_residual"] for state in states])
+        end = sum(self.layout.shard_sizes[: self.rank + 1])
+        self.shard_residual.assign(ratio * unsent[end - self.layout.shard_sizes[self.rank] : end])
 
     def bytes_sent(self):
         messages_bytes = self.layout.worker_message_bytes + self.layout.shard_message_bytes

@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from tf_onebit.collectives.requests import Cond
 from tf_onebit.configurable import deserialize, serialize
-from tf_onebit.exchanges.base import Exchange
+from tf_onebit.exchanges.base import Exchange, part_of
 from tf_onebit.exchanges.full_precision import FullPrecision
 
 
@@ -65,6 +65,17 @@ class WarmStart(Exchange):
                 lambda: self.compressed.exchange(gradients, scale),
             )
         )
+
+    def state(self):
+        compressed = self.compressed.state().items()
+        return {
+            "exchanges": self._exchanges.numpy(),
+            **{f"compressed/{name}": array for name, array in compressed},
+        }
+
+    def load_state(self, states, ratio=1.0):
+        self._exchanges.assign(states[0]["exchanges"])
+        self.compressed.load_state([part_of(state, "compressed") for state in states], ratio)
 
     def _last(self):
         return self.full_precision if self._exchanges <= self.steps else self.compressed

@@ -71,12 +71,36 @@ class GradientExchange:
         self._mean = mean
         self._settings = [("op", "Average" if mean else "Sum"), *settings]
         self._built = {}
+        self._states = []
         self.variables = self.latest = None
 
     @property
     def built(self):
         """The exchanges of a worker of this process: one for each list of variables."""
         return [exchanges[0] for exchanges, _ in self._built.values()]
+
+    def states(self):
+        """The states of what is built: list of lists, by exchange and by `engine.ranks`."""
+        return [[exchange.state() for exchange in e] for e, _ in self._built.values()]
+
+    def load_states(self, states):
+        """Takes over the states of an earlier run, also for what is not built yet.
+
+        Args:
+            states: list of lists of what `Exchange.state` returned, by exchange and by rank.
+        """
+        self._states = states
+        for index, (exchanges, _) in enumerate(self._built.values()):
+            self._load(index, exchanges)
+
+    def _load(self, index, exchanges):
+        if index >= len(self._states):
+            return
+        states = self._states[index]
+        # Where the sum over the workers is divided by their number, that has to be made up for.
+        ratio = self.engine.world_size / len(states) if self._mean else 1.0
+        for exchange in exchanges:
+            exchange.load_state(states, ratio)
 
     def __call__(self, gradients, variables):
         """Exchanges the gradients of `variables`; None stays None.
@@ -138,6 +162,8 @@ class GradientExchange:
         if key not in self._built:
             scope = f"{self._scope}/{len(self._built)}"
             exchanges = build(self.template, specs, scope, self.engine)
+            with tf.init_scope():
+                self._load(len(self._built), exchanges)
             # With the variables, because the ids of objects that are gone come again.
             self._built[key] = exchanges, variables
         exchanges, _ = self._built[key]

@@ -1,0 +1,120 @@
+"""Trains with backups, and may kill itself: python -m tests.parallel.train_with_backup
+
+    ... --engine horovod | tensorflow | alone --data arrays | dataset | sequence
+        --directory backups --output folder --save-freq 3 --die-at 17
+"""
+
+import argparse
+import os
+import pathlib
+import signal
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tf_onebit
+from tests.parallel.training import INPUTS, compiled, make_data
+
+EPOCHS = 3
+SAMPLES = 200
+GLOBAL_BATCH_SIZE = 24  # of which none is left for a whole number of batches
+
+
+def make_model():
+    return keras.Sequential(
+        [
+            keras.Input((INPUTS,)),
+            keras.layers.Dense(32, activation="relu"),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dropout(0.2, seed=3),
+            keras.layers.Dense(10),
+        ]
+    )
+
+
+class Shuffled(keras.utils.PyDataset):
+    """Batches in an order that depends on the epochs before."""
+
+    def __init__(self, x, labels, batch_size):
+        super().__init__()
+        self.x, self.labels, self.batch_size = x, labels, batch_size
+        self.order = np.arange(len(x))
+
+    def __len__(self):
+        return len(self.x) // self.batch_size
+
+    def __getitem__(self, index):
+        rows = self.order[index * self.batch_size : (index + 1) * self.batch_size]
+        return self.x[rows], self.labels[rows]
+
+    def on_epoch_end(self):
+        np.random.shuffle(self.order)
+
+
+class Death(keras.callbacks.Callback):
+    def __init__(self, step):
+        super().__init__()
+        self.step, self.steps = step, 0
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if self.steps == self.step:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.steps += 1
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--engine", required=True)
+    parser.add_argument("--data", default="arrays")
+    parser.add_argument("--directory", required=True)
+    parser.add_argument("--output", type=pathlib.Path, required=True)
+    parser.add_argument("--save-freq", type=int, default=0)
+    parser.add_argument("--steps-per-execution", type=int, default=1)
+    parser.add_argument("--die-at", type=int, default=-1)
+    options = parser.parse_args()
+
+    exchange = tf_onebit.WarmStart(tf_onebit.OneBit(min_size=0), steps=4)
+    arguments = {"metrics": ["accuracy"], "steps_per_execution": options.steps_per_execution}
+    adam = keras.optimizers.Adam
+    if options.engine == "tensorflow":
+        strategy = tf_onebit.distribute.MultiWorkerMirroredStrategy(exchange)
+        keras.utils.set_random_seed(1)
+        with strategy.scope():
+            model = compiled(make_model(), adam(0.01), **arguments)
+        rank, parts = strategy.extended.engine.ranks[0], 1  # it divides the data itself
+    elif options.engine == "horovod":
+        import tf_onebit.horovod as hvd
+
+        hvd.init()
+        keras.utils.set_random_seed(1)
+        optimizer = hvd.DistributedOptimizer(adam(0.01), exchange)
+        model = compiled(make_model(), optimizer, **arguments)
+        rank, parts = hvd.rank(), hvd.size()
+    else:
+        keras.utils.set_random_seed(1)
+        model = compiled(make_model(), adam(0.01), **arguments)
+        rank, parts = 0, 1
+
+    x, labels = (a.reshape(-1, *a.shape[3:])[:SAMPLES] for a in make_data(SAMPLES // 16 + 1, 1))
+    x, labels = x[rank % parts :: parts], labels[rank % parts :: parts]
+    batch_size = GLOBAL_BATCH_SIZE // parts
+    if options.data == "arrays":
+        data = {"x": x, "y": labels, "batch_size": batch_size}
+    elif options.data == "sequence":
+        data = {"x": Shuffled(x, labels, batch_size)}
+    else:
+        dataset = tf.data.Dataset.from_tensor_slices((x, labels)).shuffle(SAMPLES, seed=5)
+        data = {"x": dataset.batch(batch_size)}
+    callbacks = [
+        tf_onebit.callbacks.BackupAndRestore(options.directory, options.save_freq or "epoch")
+    ]
+    if rank == parts - 1 or options.engine == "tensorflow":
+        callbacks.append(Death(options.die_at))
+    history = model.fit(**data, epochs=EPOCHS, verbose=0, callbacks=callbacks).history
+    arrays = [np.array(v) for v in (*model.weights, *model.optimizer.variables)]
+    np.savez(options.output / f"{rank}.npz", history["loss"][-1], *arrays)
+
+
+if __name__ == "__main__":
+    main()
