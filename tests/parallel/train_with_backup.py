@@ -1,7 +1,7 @@
 """Trains with backups, and may kill itself: python -m tests.parallel.train_with_backup
 
-    ... --engine horovod | tensorflow | alone --data arrays | dataset | sequence
-        --directory backups --output folder --save-freq 3 --die-at 17
+... --engine horovod | tensorflow | alone --data arrays | dataset | sequence
+    --directory backups --output folder --save-freq 3 --die-at 17
 """
 
 import argparse
@@ -112,7 +112,7 @@ def main():
     if rank == parts - 1 or options.engine == "tensorflow":
         callbacks.append(Death(options.die_at))
     history = model.fit(**data, epochs=EPOCHS, verbose=0, callbacks=callbacks).history
-    arrays = [np.array(v) for v in (*model.weights, *model.optimizer.variables)]
+    arrays = [v.numpy() for v in (*model.weights, *model.optimizer.variables)]
     np.savez(options.output / f"{rank}.npz", history["loss"][-1], *arrays)
 
 

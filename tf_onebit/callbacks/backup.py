@@ -64,7 +64,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self.delete_checkpoint = delete_checkpoint
         self._epoch = self._batch = 0  # the next to train on
         self._last_saved_batch = 0
-        self._replaying = False
+        self._drawn_batches = 0  # of the epoch that is being resumed
 
     def on_train_begin(self, logs=None):
         self._workers = _Workers(self.model, self.directory)
@@ -88,14 +88,14 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         self._batch = batch + 1
-        if self._replaying:
+        if self._batch <= self._drawn_batches:
             self._last_saved_batch = self._batch
         elif self.save_freq != "epoch" and self._batch - self._last_saved_batch >= self.save_freq:
             self._save()
             self._last_saved_batch = self._batch
 
     def on_epoch_end(self, epoch, logs=None):
-        self._epoch, self._batch = epoch + 1, 0
+        self._epoch, self._batch, self._drawn_batches = epoch + 1, 0, 0
         if self.save_freq == "epoch":
             self._save()
 
@@ -115,28 +115,34 @@ class BackupAndRestore(keras.callbacks.Callback):
                     self._draw(iterator)
         self.model._initial_epoch = epoch
         self._epoch, self._batch = epoch, batch
+        training_state.set_random_state(state)
         executions = batch // self.model.steps_per_execution
+        if executions == 0:
+            return
         train = self.model.train_function
 
-        def train_or_draw(iterator):
+        def draw(iterator):
             nonlocal executions
-            if executions > 0:
-                executions -= 1
-                self._draw(iterator)
-                return {}
-            # Metrics have been reset, and random numbers drawn.
-            training_state.assign_variables(self.model, state)
-            training_state.set_random_state(state)
-            self._replaying = False
-            self.model.train_function = train
-            return train(iterator)
+            batch = self._draw(iterator)
+            executions -= 1
+            if executions == 0:
+                self.model.train_function = train
+                # Metrics have been reset for this epoch, if there are any yet, and random
+                # numbers drawn.
+                self.model._symbolic_build(data_batch=batch)
+                training_state.assign_variables(self.model, state)
+                training_state.set_random_state(state)
+            return {}
 
-        self._replaying = True
-        self.model.train_function = train_or_draw
+        self._drawn_batches = batch
+        self.model.train_function = draw
 
     def _draw(self, iterator):
-        for _ in range(self.model.steps_per_execution):
-            next(iterator)
+        """Draws the batches of one execution, of which the last may have fewer."""
+        batch = next(iterator)
+        for _ in range(self.model.steps_per_execution - 1):
+            batch = next(iterator, batch)
+        return batch
 
     def _save(self):
         self._number += 1

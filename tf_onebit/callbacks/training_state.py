@@ -18,11 +18,14 @@ def optimizers_of(model):
 
 
 def variables_of(model):
-    """Dictionary of the Keras variables of a model, its metrics and its optimizers."""
-    variables = {f"model/{i}/{v.path}": v for i, v in enumerate(model.variables)}
-    variables |= {f"metrics/{i}/{v.path}": v for i, v in enumerate(model.metrics_variables)}
+    """Dictionary of the Keras variables of a model, its metrics and its optimizers.
+
+    By their place: paths have numbers that depend on what else a program has made.
+    """
+    variables = {f"model/{i}/{v.name}": v for i, v in enumerate(model.variables)}
+    variables |= {f"metrics/{i}/{v.name}": v for i, v in enumerate(model.metrics_variables)}
     for i, optimizer in enumerate(optimizers_of(model)):
-        variables |= {f"optimizer_{i}/{j}/{v.path}": v for j, v in enumerate(optimizer.variables)}
+        variables |= {f"optimizer_{i}/{j}": v for j, v in enumerate(optimizer.variables)}
     return variables
 
 

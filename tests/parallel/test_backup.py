@@ -1,0 +1,143 @@
+"""A run that is killed and started again ends as if nothing had happened."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+from tests.parallel.launch import ROOT, run_job
+from tests.parallel.training import INPUTS, compiled, make_model
+from tf_onebit.callbacks import BackupAndRestore
+
+
+def train(engine, directory, output, *arguments, world_size=2):
+    """Runs `train_with_backup`. Returns its exit status and what it printed."""
+    output.mkdir(exist_ok=True)
+    command = ["-m", "tests.parallel.train_with_backup", "--engine", engine, *arguments]
+    command += ["--directory", str(directory), "--output", str(output)]
+    if engine != "alone":
+        job = run_job(engine, world_size, command)
+        return job.returncode, job.output
+    job = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True)
+    return job.returncode, job.stderr
+
+
+def assert_success(ended):
+    status, output = ended
+    assert status == 0, output
+
+
+def results(output):
+    """What every rank ended with: its last loss, its weights, its optimizer's state."""
+    return [list(np.load(path).values()) for path in sorted(output.glob("*.npz"))]
+
+
+def assert_same_bits(run, other):
+    assert len(run) == len(other)
+    for mine, theirs in zip(run, other, strict=True):
+        for array, expected in zip(mine, theirs, strict=True):
+            np.testing.assert_array_equal(array, expected)
+
+
+CASES = [
+    ("alone", "arrays", 14, ["--save-freq", "4", "--steps-per-execution", "2"]),
+    ("horovod", "sequence", 13, ["--save-freq", "3"]),
+    ("horovod", "arrays", 11, []),
+    ("tensorflow", "arrays", 20, ["--save-freq", "3"]),
+    ("tensorflow", "dataset", 14, ["--save-freq", "2", "--steps-per-execution", "2"]),
+]
+
+
+@pytest.mark.parametrize("engine, data, die_at, arguments", CASES)
+def test_killed_and_resumed_run_has_the_same_bits(engine, data, die_at, arguments, tmp_path):
+    arguments = ["--data", data, *arguments]
+    assert_success(train(engine, tmp_path / "other", tmp_path / "expected", *arguments))
+    assert not (tmp_path / "other").exists()  # it has served
+    directory, output = tmp_path / "backups", tmp_path / "output"
+    status, _ = train(engine, directory, output, *arguments, "--die-at", str(die_at))
+    assert status != 0
+    assert list(directory.glob("backup-*"))
+    # What a worker that was killed while it saved has left behind.
+    (directory / "unfinished-99999999").mkdir()
+    assert_success(train(engine, directory, output, *arguments))
+    assert_same_bits(results(output), results(tmp_path / "expected"))
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory):
+    """Backups of two Horovod workers, of which one has been killed."""
+    folder = tmp_path_factory.mktemp("interrupted")
+    arguments = ["--save-freq", "3", "--die-at", "13"]
+    status, _ = train("horovod", folder / "backups", folder / "output", *arguments)
+    assert status != 0
+    return folder / "backups"
+
+
+def newest(directory):
+    return max(directory.glob("backup-*"))
+
+
+def test_truncated_backup_is_passed_over_for_the_one_before(interrupted, tmp_path):
+    arguments = ["--save-freq", "3"]
+    shutil.copytree(interrupted, tmp_path / "whole")
+    assert_success(train("horovod", tmp_path / "whole", tmp_path / "expected", *arguments))
+    shutil.copytree(interrupted, tmp_path / "damaged")
+    # Only rank 1 meets it, but both must go on from the same place.
+    damaged = newest(tmp_path / "damaged") / "process_1.npz"
+    damaged.write_bytes(damaged.read_bytes()[:1000])
+    ended = train("horovod", tmp_path / "damaged", tmp_path / "output", *arguments)
+    assert_success(ended)
+    assert "A backup cannot be used" in ended[1]
+    assert_same_bits(results(tmp_path / "output"), results(tmp_path / "expected"))
+
+
+def test_resumed_by_one_worker_more(interrupted, tmp_path):
+    shutil.copytree(interrupted, tmp_path / "backups")
+    ended = train("horovod", tmp_path / "backups", tmp_path / "output", world_size=3)
+    assert_success(ended)
+    assert "Resuming a run of 2 processes with 3" in ended[1]
+    weights = [rank[1] for rank in results(tmp_path / "output")]
+    assert len(weights) == 3
+    assert_same_bits([[weights[0]]], [[weights[1]]])
+
+
+def fit(directory, units=32, epochs=1, **arguments):
+    model = compiled(make_model(units=units), keras.optimizers.SGD(0.1))
+    x, labels = np.zeros([32, INPUTS], np.float32), np.zeros([32], np.int32)
+    callback = BackupAndRestore(directory, delete_checkpoint=False, **arguments)
+    return model.fit(x, labels, 8, epochs, verbose=0, callbacks=[callback])
+
+
+def test_backup_of_another_model_is_refused(tmp_path):
+    fit(tmp_path)
+    with pytest.raises(ValueError, match="No backup in .* can be used: .* the model's .*Is it of"):
+        with pytest.warns(UserWarning, match="A backup cannot be used"):
+            fit(tmp_path, units=16)
+
+
+def test_foreign_file_is_refused(tmp_path):
+    fit(tmp_path)
+    (newest(tmp_path) / "manifest.json").write_text(json.dumps({"epoch": 3}))
+    with pytest.raises(ValueError, match="it is no backup of this version: None"):
+        with pytest.warns(UserWarning):
+            fit(tmp_path)
+
+
+def test_two_backups_are_kept_and_a_finished_run_has_nothing_left_to_do(tmp_path):
+    fit(tmp_path, epochs=4)
+    assert [path.name for path in sorted(tmp_path.iterdir())] == [
+        "backup-00000003",
+        "backup-00000004",
+    ]
+    assert fit(tmp_path, epochs=4).history == {}
+    assert len(fit(tmp_path, epochs=6).history["loss"]) == 2
+
+
+@pytest.mark.parametrize("save_freq", [0, -1, "batch", 1.5])
+def test_arguments_are_checked(save_freq, tmp_path):
+    with pytest.raises(ValueError, match=f"save_freq must be.*{save_freq!r}"):
+        BackupAndRestore(tmp_path, save_freq)

@@ -1,0 +1,93 @@
+"""The state of exchanges survives, also when the number of workers changes."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.parallel.ranks import digest
+from tf_onebit import FullPrecision, Local, OneBit, WarmStart
+from tf_onebit.collectives import lockstep
+from tf_onebit.exchanges import Bucketed, GradientSpec
+
+SPECS = [
+    GradientSpec("first", (64, 48), "float32"),
+    GradientSpec("bias", (48,), "float32"),
+    GradientSpec("second", (33, 100), "float32"),
+]
+EXCHANGES = {
+    "full_precision": FullPrecision(),
+    "local": Local(),
+    "one_bit": OneBit(),
+    "buckets": OneBit(bucket_bytes=4096),
+    "without_error_feedback": OneBit(error_feedback=False),
+    "warming": WarmStart(OneBit(), steps=10),
+    "warmed": WarmStart(OneBit(), steps=1),
+}
+
+
+def build(name, world_size):
+    exchanges = [Bucketed(EXCHANGES[name]) for _ in range(world_size)]
+    for rank, exchange in enumerate(exchanges):
+        exchange.build(SPECS, rank, world_size, "state")
+    return exchanges
+
+
+def gradients(step, rank):
+    rng = np.random.default_rng([step, rank])
+    return [tf.constant(rng.standard_normal(spec.shape), tf.float32) for spec in SPECS]
+
+
+def run(exchanges, steps, scale=1.0):
+    """The exchanged gradients of every step, as rank 0 has them."""
+    exchanged = []
+    for step in steps:
+        given = [e.exchange(gradients(step, rank), scale) for rank, e in enumerate(exchanges)]
+        exchanged.append(lockstep.run(given)[0][0])
+    return exchanged
+
+
+@pytest.mark.parametrize("name", EXCHANGES)
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_resumed_exchanges_go_on_as_before(name, world_size):
+    exchanges, resumed = build(name, world_size), build(name, world_size)
+    run(exchanges, range(3))
+    states = [exchange.state() for exchange in exchanges]
+    for exchange in resumed:
+        exchange.load_state(states)
+    for mine, theirs in zip(run(exchanges, range(3, 6)), run(resumed, range(3, 6)), strict=True):
+        assert digest(mine) == digest(theirs)
+
+
+def unsent(exchanges):
+    """What all workers together have not sent yet, of each bucket: of the two stages."""
+    buckets = zip(*([b for b, _ in exchange._buckets] for exchange in exchanges), strict=True)
+    total = []
+    for workers in buckets:
+        workers = [getattr(worker, "compressed", worker) for worker in workers]
+        total.append(np.sum([np.float64(w.worker_residual) for w in workers], axis=0))
+        total.append(np.concatenate([w.shard_residual for w in workers]))
+    return total
+
+
+@pytest.mark.parametrize("name", ["one_bit", "buckets", "warmed", "without_error_feedback"])
+@pytest.mark.parametrize("before, after", [(2, 3), (4, 2), (3, 1), (1, 4)])
+@pytest.mark.parametrize("ratio", [1.0, 1.5])
+def test_pending_update_is_conserved_by_another_number_of_workers(name, before, after, ratio):
+    exchanges, resumed = build(name, before), build(name, after)
+    run(exchanges, range(3))
+    states = [exchange.state() for exchange in exchanges]
+    for exchange in resumed:
+        exchange.load_state(states, ratio)
+    for mine, expected in zip(unsent(resumed), unsent(exchanges), strict=True):
+        np.testing.assert_allclose(mine, ratio * expected, rtol=1e-5, atol=1e-6)
+
+
+def test_warm_start_goes_on_counting():
+    exchanges = build("warming", 2)
+    run(exchanges, range(3))
+    (bucket, _), *_ = exchanges[1]._buckets
+    resumed = build("warming", 3)
+    for exchange in resumed:
+        exchange.load_state([e.state() for e in exchanges])
+    (again, _), *_ = resumed[2]._buckets
+    assert int(again._exchanges) == int(bucket._exchanges) == 3
