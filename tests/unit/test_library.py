@@ -13,7 +13,7 @@ LIBRARY = "libtf_onebit_ops.so"
 BUILD_COMMAND = "Build them with `make setup`, or `python setup.py build_ext --inplace`"
 IMPORT = """
 try:
-    import tf_onebit
+    from tf_onebit import OneBit
 except ImportError as error:
     print(error)
 """
