@@ -85,6 +85,7 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch, logs=None):
         self._epoch, self._batch, self._last_saved_batch = epoch, 0, 0
+        self._random_at_epoch_begin = training_state.random_state()
 
     def on_train_batch_end(self, batch, logs=None):
         self._batch = batch + 1
@@ -115,10 +116,12 @@ class BackupAndRestore(keras.callbacks.Callback):
                     self._draw(iterator)
         self.model._initial_epoch = epoch
         self._epoch, self._batch = epoch, batch
-        training_state.set_random_state(state)
         executions = batch // self.model.steps_per_execution
         if executions == 0:
+            training_state.set_random_state(state["random"])
             return
+        # Keras shuffles an epoch when it begins.
+        training_state.set_random_state(state["random_at_epoch_begin"])
         train = self.model.train_function
 
         def draw(iterator):
@@ -131,7 +134,7 @@ class BackupAndRestore(keras.callbacks.Callback):
                 # numbers drawn.
                 self.model._symbolic_build(data_batch=batch)
                 training_state.assign_variables(self.model, state)
-                training_state.set_random_state(state)
+                training_state.set_random_state(state["random"])
             return {}
 
         self._drawn_batches = batch
@@ -150,7 +153,12 @@ class BackupAndRestore(keras.callbacks.Callback):
         unfinished = self.directory / f"unfinished-{self._number:08d}"
         unfinished.mkdir(parents=True, exist_ok=True)
         with (unfinished / f"process_{self._workers.rank}.npz").open("wb") as file:
-            np.savez(file, **training_state.collect(self.model))
+            np.savez(
+                file,
+                random=training_state.random_state(),
+                random_at_epoch_begin=self._random_at_epoch_begin,
+                **training_state.collect(self.model),
+            )
             _flush(file)
         self._workers.wait_for_all()
         if self._workers.rank != 0:

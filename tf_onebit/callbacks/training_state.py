@@ -50,7 +50,6 @@ def collect(model):
             for rank, one in zip(exchange.engine.ranks, states, strict=True):
                 prefix = f"exchange_{i}/{j}/{rank}"
                 state |= {f"{prefix}/{name}": array for name, array in one.items()}
-    state["random"] = np.array(_random_state())
     return state
 
 
@@ -96,16 +95,17 @@ def load_exchanges(model, states):
         exchange.load_states(saved)
 
 
+def random_state():
+    """The states of Python's and NumPy's global random generators: NumPy string."""
+    name, keys, *rest = np.random.get_state()
+    return np.array(json.dumps([random.getstate(), [name, keys.tolist(), *rest]]))
+
+
 def set_random_state(state):
-    """Sets Python's and NumPy's global random generators."""
-    python, numpy = json.loads(str(state["random"]))
+    """Sets the generators to what `random_state` returned."""
+    python, numpy = json.loads(str(state))
     random.setstate((python[0], tuple(python[1]), python[2]))
     np.random.set_state(tuple(numpy))
-
-
-def _random_state():
-    name, keys, *rest = np.random.get_state()
-    return json.dumps([random.getstate(), [name, keys.tolist(), *rest]])
 
 
 def _copies(variable):

@@ -1,0 +1,133 @@
+"""A small convolutional network learns handwritten digits, on several workers.
+
+tf-onebit launch -np 2 -- python examples/keras_fit/train.py
+python examples/keras_fit/train.py --engine mirrored
+horovodrun --gloo -np 2 python examples/keras_fit/train.py --engine horovod
+"""
+
+import argparse
+import contextlib
+
+import keras
+import numpy as np
+import tensorflow as tf
+from sklearn.datasets import load_digits
+
+import tf_onebit
+
+GLOBAL_BATCH_SIZE = 64  # of all workers together
+LEARNING_RATE = 0.003
+EXCHANGES = {
+    "full_precision": tf_onebit.FullPrecision(),
+    "one_bit": tf_onebit.WarmStart(tf_onebit.OneBit(min_size=256), steps=20),
+}
+
+
+class Scope:
+    """A strategy: everything happens in its scope, and it divides the data."""
+
+    def __init__(self, strategy):
+        self.rank = strategy.extended.engine.ranks[0]
+        self.workers = 1  # that divide the data themselves
+        self.scope = strategy.scope
+        self.callbacks = []
+
+    def optimizer(self):
+        return keras.optimizers.Adam(LEARNING_RATE)
+
+
+class Horovod:
+    """Workers that each wrap the optimizer and take their share of the data."""
+
+    def __init__(self, exchange):
+        import tf_onebit.horovod as hvd
+
+        hvd.init()
+        self._hvd, self._exchange = hvd, exchange
+        self.rank, self.workers = hvd.rank(), hvd.size()
+        self.scope = contextlib.nullcontext
+        self.callbacks = [hvd.BroadcastGlobalVariablesCallback(0)]
+
+    def optimizer(self):
+        optimizer = keras.optimizers.Adam(LEARNING_RATE)
+        return self._hvd.DistributedOptimizer(optimizer, self._exchange)
+
+
+def connect(engine, exchange):
+    if engine == "horovod":
+        return Horovod(exchange)
+    if engine == "multi_worker":
+        return Scope(tf_onebit.distribute.MultiWorkerMirroredStrategy(exchange))
+    devices = None
+    if not tf.config.list_physical_devices("GPU"):  # two on this CPU
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        parts = [tf.config.LogicalDeviceConfiguration()] * 2
+        tf.config.set_logical_device_configuration(cpu, parts)
+        devices = ["CPU:0", "CPU:1"]
+    return Scope(tf_onebit.distribute.MirroredStrategy(exchange, devices))
+
+
+def make_model():
+    return keras.Sequential(
+        [
+            keras.Input((8, 8, 1)),
+            keras.layers.Conv2D(32, 3, padding="same", activation="relu"),
+            keras.layers.Conv2D(64, 3, activation="relu"),
+            keras.layers.MaxPooling2D(),
+            keras.layers.Flatten(),
+            keras.layers.Dropout(0.2),
+            keras.layers.Dense(10),
+        ]
+    )
+
+
+def load_data():
+    """Training and held-out images `[n, 8, 8, 1]` from 0 to 1, and digits `[n]`."""
+    images, digits = load_digits(return_X_y=True)
+    images = images.reshape(-1, 8, 8, 1).astype(np.float32) / 16
+    order = np.random.default_rng(0).permutation(len(images))
+    images, digits = images[order], digits[order].astype(np.int32)
+    return (images[:1440], digits[:1440]), (images[1440:], digits[1440:])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--engine", choices=["multi_worker", "mirrored", "horovod"], default="multi_worker"
+    )
+    parser.add_argument("--exchange", choices=EXCHANGES, default="one_bit")
+    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--backup", help="directory; a run that is killed goes on from there")
+    options = parser.parse_args()
+
+    # First of all: a strategy must be made before TensorFlow is used.
+    job = connect(options.engine, EXCHANGES[options.exchange])
+    keras.utils.set_random_seed(1)
+    (images, digits), held_out = load_data()
+    mine = slice(job.rank % job.workers, None, job.workers)
+    callbacks = [*job.callbacks, tf_onebit.callbacks.Monitor()]
+    if options.backup:
+        callbacks.append(tf_onebit.callbacks.BackupAndRestore(options.backup, save_freq=10))
+    with job.scope():
+        model = make_model()
+        model.compile(
+            job.optimizer(),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+        )
+    model.fit(
+        images[mine],
+        digits[mine],
+        GLOBAL_BATCH_SIZE // job.workers,
+        options.epochs,
+        verbose=2 if job.rank == 0 else 0,
+        callbacks=callbacks,
+    )
+    # On all workers: under a strategy they evaluate together.
+    _, accuracy = model.evaluate(*held_out, verbose=0)
+    if job.rank == 0:
+        print(f"held-out accuracy: {accuracy:.4f}")
+
+
+if __name__ == "__main__":
+    main()
