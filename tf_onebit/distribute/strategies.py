@@ -60,13 +60,13 @@ class _ExchangingExtended:
     def _reduce_to(self, reduce_op, value, destinations, options):
         # TensorFlow's own does not reduce structures, which Keras asks for.
         def reduced(value):
-            if self._is_ours([value]):
-                return self._reduced(reduce_op, [value])[0]
             if tf.executing_eagerly() and not self._have_one_shape(value):
                 if reduce_op != tf.distribute.ReduceOp.MEAN:
                     raise ValueError(f"Values to reduce must have one shape. Received: {value}.")
                 # Keras asks for the mean of a batch to learn its shape, and batches differ.
                 return self._container_strategy().experimental_local_results(value)[0]
+            if self._is_ours([value]):
+                return self._reduced(reduce_op, [value])[0]
             return super(_ExchangingExtended, self)._reduce_to(
                 reduce_op, value, destinations, options
             )
@@ -76,8 +76,9 @@ class _ExchangingExtended:
     def _have_one_shape(self, value):
         """Whether a value, in eager mode, has the same shape on all replicas of all workers."""
         shapes = tf.stack([tf.shape(part) for part in _parts(self._container_strategy(), value)])
-        request = AllGather(shapes, "tf_onebit/shapes")
-        (shapes,) = self.engine.run([_answer_to(request)])
+        if self._num_workers > 1:
+            request = AllGather(shapes, "tf_onebit/shapes")
+            (shapes,) = self.engine.run([_answer_to(request)])
         return bool(tf.reduce_all(shapes == shapes[0]))
 
     def _batch_reduce_to(self, reduce_op, value_destination_pairs, options):
@@ -98,13 +99,14 @@ class _ExchangingExtended:
 
     def _reduced(self, reduce_op, values):
         columns = [self._container_strategy().experimental_local_results(v) for v in values]
-        replicas = len(columns[0]) * self._num_workers
-        scale = 1.0 / replicas if reduce_op == tf.distribute.ReduceOp.MEAN else 1.0
         totals = [sum_of_replicas(column) for column in columns]
-        if self._num_workers == 1:
-            return [total * tf.cast(scale, total.dtype) for total in totals]
-        request = AllReduce(totals, f"tf_onebit/reduce_{self._numbers.next()}", scale)
-        return self.engine.run([_answer_to(request)])[0]
+        if self._num_workers > 1:
+            request = AllReduce(totals, f"tf_onebit/reduce_{self._numbers.next()}")
+            (totals,) = self.engine.run([_answer_to(request)])
+        if reduce_op != tf.distribute.ReduceOp.MEAN:
+            return totals
+        replicas = len(columns[0]) * self._num_workers
+        return [tf.cast(total / replicas, total.dtype) for total in totals]
 
 
 def _answer_to(request):

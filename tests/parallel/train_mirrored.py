@@ -1,0 +1,96 @@
+"""Trains in a MirroredStrategy of three devices and without, and prints how far they are apart.
+
+python -m tests.parallel.train_mirrored
+"""
+
+import json
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tf_onebit
+from tests.parallel.training import INPUTS, compiled, make_data, make_model
+
+REPLICAS = 3
+BATCH_SIZE = 48
+STEPS = 6
+
+
+def normalized_model():
+    keras.utils.set_random_seed(0)
+    return keras.Sequential(
+        [
+            keras.Input((INPUTS,)),
+            keras.layers.Dense(32, activation="relu"),
+            keras.layers.BatchNormalization(synchronized=True),
+            keras.layers.Dense(10),
+        ]
+    )
+
+
+def sgd(**arguments):
+    return lambda: keras.optimizers.SGD(0.1, **arguments)
+
+
+# How to make the model and the optimizer, and how to compile.
+CASES = {
+    "clipped": (make_model, sgd(clipnorm=0.05, momentum=0.9), {}),
+    "accumulated": (make_model, sgd(gradient_accumulation_steps=2, clipnorm=0.05), {}),
+    "averaged": (make_model, sgd(gradient_accumulation_steps=2, use_ema=True), {}),
+    "decayed": (make_model, lambda: keras.optimizers.AdamW(0.01), {}),
+    "synchronized": (normalized_model, sgd(), {}),
+    "synchronized_in_a_loop": (normalized_model, sgd(), {"steps_per_execution": 3}),
+    "eager": (normalized_model, sgd(), {"run_eagerly": True}),
+}
+
+
+def data(steps):
+    x, labels = make_data(steps, BATCH_SIZE // 16)
+    return x.reshape(-1, INPUTS), labels.reshape(-1)
+
+
+def distance(make, optimizer, arguments):
+    models = []
+    for scope in (strategy().scope(), tf.distribute.get_strategy().scope()):
+        with scope:
+            model = compiled(make(), optimizer(), **arguments)
+        model.fit(*data(STEPS), BATCH_SIZE, shuffle=False, verbose=0)
+        models.append(model)
+    first, second = ([v.numpy() for v in (*m.variables, *m.optimizer.variables)] for m in models)
+    return max(float(np.abs(a - b).max()) for a, b in zip(first, second, strict=True))
+
+
+def strategy(exchange=None):
+    devices = [f"CPU:{index}" for index in range(REPLICAS)]
+    return tf_onebit.distribute.MirroredStrategy(exchange, devices)
+
+
+def error_of(make_optimizer, optimizer=None):
+    with strategy().scope():
+        model = compiled(make_model(), optimizer or make_optimizer())
+    try:
+        model.fit(*data(1), BATCH_SIZE, verbose=0)
+    except ValueError as error:
+        return str(error)
+
+
+def main():
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    parts = [tf.config.LogicalDeviceConfiguration()] * REPLICAS
+    tf.config.set_logical_device_configuration(cpu, parts)
+    result = {name: distance(*case) for name, case in CASES.items()}
+    # 16 samples for three devices, and 2 at the end.
+    with strategy(tf_onebit.OneBit()).scope():
+        model = compiled(normalized_model(), sgd()(), metrics=["accuracy"])
+    x, labels = (array[:50] for array in data(2))
+    history = model.fit(x, labels, 16, validation_data=(x, labels), epochs=8, verbose=0).history
+    result["uneven"] = [history["loss"][0], history["loss"][-1], history["val_loss"][-1]]
+    result["predictions"] = model.predict(x, 16, verbose=0).shape
+    result["overwritten"] = error_of(sgd(use_ema=True, ema_overwrite_frequency=2))
+    result["outside"] = error_of(None, optimizer=sgd()())
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
