@@ -12,6 +12,8 @@ import time
 from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
 from horovod.runner.http.http_server import RendezvousServer
 
+from tf_onebit.launch import tf_config
+
 _TENSORFLOW_PORT = 2222
 
 
@@ -76,10 +78,8 @@ def _rendezvous(network):
 
 def _worker_environment(network, rank):
     num_workers = network.num_hosts
-    workers = [f"{network.address(host)}:{_TENSORFLOW_PORT}" for host in range(num_workers)]
-    task = {"type": "worker", "index": rank}
-    return {
-        "TF_CONFIG": json.dumps({"cluster": {"worker": workers}, "task": task}),
+    addresses = [f"{network.address(host)}:{_TENSORFLOW_PORT}" for host in range(num_workers)]
+    return tf_config(addresses, rank) | {
         "HOROVOD_HOSTNAME": _host_name(rank),
         "HOROVOD_RANK": str(rank),
         "HOROVOD_SIZE": str(num_workers),

@@ -52,13 +52,12 @@ def launch(num_workers, program):
     Returns:
         0, or the exit status of the first that failed, as a shell tells it.
     """
-    addresses = _free_addresses(num_workers)
+    addresses = free_addresses(num_workers)
     workers, readers = [], []
     previous = signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))
     try:
         for rank in range(num_workers):
-            task = {"type": "worker", "index": rank}
-            workers.append(_start(program, {"cluster": {"worker": addresses}, "task": task}))
+            workers.append(_start(program, tf_config(addresses, rank)))
         readers = _mark_output(workers)
         return _first_failure(workers)
     except OSError as error:
@@ -73,7 +72,14 @@ def launch(num_workers, program):
         signal.signal(signal.SIGTERM, previous)
 
 
-def _free_addresses(count):
+def tf_config(addresses, rank):
+    """The environment variable that gives a worker its place in a cluster: dictionary."""
+    task = {"type": "worker", "index": rank}
+    return {"TF_CONFIG": json.dumps({"cluster": {"worker": addresses}, "task": task})}
+
+
+def free_addresses(count):
+    """Addresses of this machine, `host:port`, where nobody listens."""
     with contextlib.ExitStack() as stack:
         # All at once, or the same could come again.
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
@@ -82,12 +88,12 @@ def _free_addresses(count):
         return [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]
 
 
-def _start(program, tf_config):
+def _start(program, environment):
     libc = ctypes.CDLL(None)
     return subprocess.Popen(
         program,
         # Else a program that writes to a pipe keeps its lines until there are many.
-        env={"PYTHONUNBUFFERED": "1"} | os.environ | {"TF_CONFIG": json.dumps(tf_config)},
+        env={"PYTHONUNBUFFERED": "1"} | os.environ | environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

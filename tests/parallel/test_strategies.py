@@ -411,8 +411,8 @@ def test_optimizer_from_outside_is_refused_in_a_custom_loop(world_size):
 
 
 @workers
-def test_workers_with_different_models_are_told(world_size):
-    model = in_scope(OneBit(), lambda: make_model(units=32))
+def test_workers_with_different_exchanges_are_told(world_size):
+    model = in_scope(OneBit())
     model.optimizer.gradient_exchange.template = OneBit(min_size=1024 + rank())
     with pytest.raises(ValueError, match="rank 0 has min_size of the exchange = 1024, rank 1"):
         fit(model, world_size)

@@ -1,7 +1,6 @@
 """Clusters in which a worker dies, never comes, or cannot listen."""
 
 import contextlib
-import json
 import os
 import signal
 import socket
@@ -12,6 +11,7 @@ import time
 import pytest
 
 from tests.parallel.launch import ROOT
+from tf_onebit.launch import free_addresses, tf_config
 
 TIMEOUT_SECONDS = 15
 
@@ -43,19 +43,15 @@ model.fit(data, data, 3, verbose=0, callbacks=[Fault()])
 @contextlib.contextmanager
 def cluster(ranks, world_size, *arguments):
     """Starts some workers of a cluster, without a launcher that would end them together."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("", 0))) for _ in range(world_size)]
-        addresses = [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]
+    addresses = free_addresses(world_size)
     settings = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_NUM_INTRAOP_THREADS": "1"}
     workers = {}
     try:
         for rank in ranks:
-            task = {"type": "worker", "index": rank}
-            config = {"cluster": {"worker": addresses}, "task": task}
             workers[rank] = subprocess.Popen(
                 [sys.executable, "-c", TRAINING, *arguments],
                 cwd=ROOT,
-                env=os.environ | settings | {"TF_CONFIG": json.dumps(config)},
+                env=os.environ | settings | tf_config(addresses, rank),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -90,15 +86,14 @@ def test_a_worker_that_never_comes_is_named():
 
 
 def test_a_port_that_is_taken():
-    with socket.create_server(("", 0)) as taken, cluster([], 1) as (_, addresses):
-        addresses[0] = f"127.0.0.1:{taken.getsockname()[1]}"
-        config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": 0}}
+    with socket.create_server(("", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
         worker = subprocess.run(
             [sys.executable, "-c", TRAINING, "none"],
             cwd=ROOT,
-            env=os.environ | {"TF_CONFIG": json.dumps(config)},
+            env=os.environ | tf_config([address], 0),
             capture_output=True,
             text=True,
             timeout=60,
         )
-    assert f"cannot listen at its address in the cluster, {addresses[0]}" in worker.stderr
+    assert f"cannot listen at its address in the cluster, {address}" in worker.stderr

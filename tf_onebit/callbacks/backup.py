@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tf_onebit._version import __version__
 from tf_onebit.callbacks import training_state
-from tf_onebit.collectives.requests import AllGather
+from tf_onebit.collectives.requests import AllGather, ask
 
 _FORMAT = "tf_onebit backup 1"
 _MANIFEST = "manifest.json"
@@ -62,9 +62,6 @@ class BackupAndRestore(keras.callbacks.Callback):
         self.directory = pathlib.Path(directory)
         self.save_freq = save_freq
         self.delete_checkpoint = delete_checkpoint
-        self._epoch = self._batch = 0  # the next to train on
-        self._last_saved_batch = 0
-        self._drawn_batches = 0  # of the epoch that is being resumed
 
     def on_train_begin(self, logs=None):
         self._workers = _Workers(self.model, self.directory)
@@ -84,19 +81,18 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._replay(manifest["epoch"], manifest["batch"], mine)
 
     def on_epoch_begin(self, epoch, logs=None):
-        self._epoch, self._batch, self._last_saved_batch = epoch, 0, 0
+        self._epoch, self._batch = epoch, 0  # the next to train on
+        self._saved_batch = 0  # of this epoch: the next after the last backup
         self._random_at_epoch_begin = training_state.random_state()
 
     def on_train_batch_end(self, batch, logs=None):
         self._batch = batch + 1
-        if self._batch <= self._drawn_batches:
-            self._last_saved_batch = self._batch
-        elif self.save_freq != "epoch" and self._batch - self._last_saved_batch >= self.save_freq:
+        if self.save_freq != "epoch" and self._batch - self._saved_batch >= self.save_freq:
             self._save()
-            self._last_saved_batch = self._batch
+            self._saved_batch = self._batch
 
     def on_epoch_end(self, epoch, logs=None):
-        self._epoch, self._batch, self._drawn_batches = epoch + 1, 0, 0
+        self._epoch, self._batch = epoch + 1, 0
         if self.save_freq == "epoch":
             self._save()
 
@@ -115,7 +111,6 @@ class BackupAndRestore(keras.callbacks.Callback):
                 for _, _, iterator in epoch_iterator:
                     self._draw(iterator)
         self.model._initial_epoch = epoch
-        self._epoch, self._batch = epoch, batch
         executions = batch // self.model.steps_per_execution
         if executions == 0:
             training_state.set_random_state(state["random"])
@@ -126,18 +121,18 @@ class BackupAndRestore(keras.callbacks.Callback):
 
         def draw(iterator):
             nonlocal executions
-            batch = self._draw(iterator)
+            data = self._draw(iterator)
             executions -= 1
+            self._saved_batch = batch
             if executions == 0:
                 self.model.train_function = train
                 # Metrics have been reset for this epoch, if there are any yet, and random
                 # numbers drawn.
-                self.model._symbolic_build(data_batch=batch)
+                self.model._symbolic_build(data_batch=data)
                 training_state.assign_variables(self.model, state)
                 training_state.set_random_state(state["random"])
             return {}
 
-        self._drawn_batches = batch
         self.model.train_function = draw
 
     def _draw(self, iterator):
@@ -268,8 +263,6 @@ class _Workers:
         """The numbers of all processes: `[count, len(numbers)]`."""
         if self._engine is None:
             return np.array([numbers])
-
-        def gathered():
-            return (yield AllGather(tf.constant([numbers], tf.int32), "tf_onebit/backup"))
-
-        return self._engine.run([gathered()])[0].numpy()
+        mine = AllGather(tf.constant([numbers], tf.int32), "tf_onebit/backup")
+        (gathered,) = self._engine.run([ask(mine)])
+        return gathered.numpy()

@@ -2,6 +2,10 @@
 
 import contextlib
 
+import tensorflow as tf
+
+from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, Broadcast, Cond
+
 
 class Engine:
     """The workers of a job that run in this process, and who carries their messages.
@@ -25,3 +29,53 @@ class Engine:
     def place(self, index):
         """Context in which the state of worker `ranks[index]` is created."""
         return contextlib.nullcontext()
+
+
+class ProcessEngine(Engine):
+    """One worker in this process. Subclasses define how each of its requests is carried."""
+
+    def run(self, generators):
+        (generator,) = generators
+        return [self.run_one(generator)]
+
+    def run_one(self, generator):
+        """Runs the exchange of this worker, and answers its requests.
+
+        Works in eager mode and while a `tf.function` is traced, where every request becomes ops
+        of the graph.
+
+        Args:
+            generator: the exchange of this worker.
+
+        Returns:
+            What the generator returned.
+        """
+        answer = None
+        while True:
+            try:
+                request = generator.send(answer)
+            except StopIteration as stop:
+                return stop.value
+            answer = self._answer(request)
+
+    def _answer(self, request):
+        if isinstance(request, AllToAll):
+            return self._all_to_all(request.tensor, request.name)
+        if isinstance(request, AllGather):
+            return self._all_gather(request.tensor, request.name, request.uneven)
+        if isinstance(request, AllReduce):
+            return self._all_reduce(request)
+        if isinstance(request, Broadcast):
+            return [
+                self._broadcast(tensor, request.root, f"{request.name}/{i}")
+                for i, tensor in enumerate(request.tensors)
+            ]
+        if isinstance(request, Cond):
+            return tf.cond(
+                request.predicate,
+                lambda: self.run_one(request.then()),
+                lambda: self.run_one(request.otherwise()),
+            )
+        raise TypeError(
+            f"Expected a request of tf_onebit.collectives.requests. Received: {request!r}."
+        )

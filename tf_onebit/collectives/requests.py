@@ -59,3 +59,8 @@ class Cond:
     predicate: Any
     then: Callable[[], Generator]
     otherwise: Callable[[], Generator]
+
+
+def ask(request):
+    """Generator: asks for one collective, and returns its answer."""
+    return (yield request)

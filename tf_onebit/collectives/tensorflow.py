@@ -4,10 +4,9 @@ import itertools
 
 import tensorflow as tf
 
-from tf_onebit.collectives.engine import Engine
+from tf_onebit.collectives.engine import ProcessEngine
 from tf_onebit.collectives.ordered_sum import ordered_sum
 from tf_onebit.collectives.placement import plain_variables
-from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, Broadcast, Cond
 
 # tf.distribute counts its own instance keys up from 100, in the same groups.
 _FIRST_KEY = 1 << 29
@@ -17,7 +16,7 @@ _LENGTHS_PER_OCTAVE = 4
 _KEYS_PER_NAME = 2 * 32 * _LENGTHS_PER_OCTAVE
 
 
-class TensorFlowEngine(Engine):
+class TensorFlowEngine(ProcessEngine):
     """One process per worker, connected by the collectives of a TensorFlow cluster.
 
     A collective has two instance keys, which take turns, for good: for its name and shape, in
@@ -69,41 +68,12 @@ class TensorFlowEngine(Engine):
     def place(self, index):
         return plain_variables(self._device)
 
-    def run(self, generators):
-        (generator,) = generators
-        return [self._run(generator)]
+    def run_one(self, generator):
+        with tf.device(self._device):
+            return super().run_one(generator)
 
-    def _run(self, generator):
-        answer = None
-        while True:
-            try:
-                with tf.device(self._device):
-                    answer = self._answer(generator.send(answer))
-            except StopIteration as stop:
-                return stop.value
-
-    def _answer(self, request):
-        if isinstance(request, AllToAll):
-            return self._all_to_all(request.tensor, request.name)
-        if isinstance(request, AllGather):
-            gather = self._all_gather_uneven if request.uneven else self._all_gather
-            return gather(request.tensor, request.name)
-        if isinstance(request, AllReduce):
-            return self._run(ordered_sum(request, self.world_size))
-        if isinstance(request, Broadcast):
-            return [
-                self._broadcast(tensor, request.root, f"{request.name}/{i}")
-                for i, tensor in enumerate(request.tensors)
-            ]
-        if isinstance(request, Cond):
-            return tf.cond(
-                request.predicate,
-                lambda: self._run(request.then()),
-                lambda: self._run(request.otherwise()),
-            )
-        raise TypeError(
-            f"Expected a request of tf_onebit.collectives.requests. Received: {request!r}."
-        )
+    def _all_reduce(self, request):
+        return self.run_one(ordered_sum(request, self.world_size))
 
     def _all_to_all(self, tensor, name):
         if tensor.shape.num_elements() == 0:
@@ -112,7 +82,9 @@ class TensorFlowEngine(Engine):
         received = self._carry(tf.raw_ops.CollectiveAllToAllV2, tensor, name)
         return self._reordered(tf.ensure_shape(received, tensor.shape), self._place_of)
 
-    def _all_gather(self, tensor, name):
+    def _all_gather(self, tensor, name, uneven=False):
+        if uneven:
+            return self._all_gather_uneven(tensor, name)
         rows = self._gather_rows(tensor, name)
         return tf.reshape(rows, [-1, *tensor.shape[1:]])
 

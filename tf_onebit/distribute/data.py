@@ -6,7 +6,7 @@ import threading
 import tensorflow as tf
 from tensorflow.python.distribute import input_lib
 
-from tf_onebit.collectives.requests import AllGather
+from tf_onebit.collectives.requests import AllGather, ask
 
 # TensorFlow makes the objects whose class is changed here; `__slots__`, because only objects of
 # the same layout can change places.
@@ -33,11 +33,8 @@ def prepared(dataset, strategy):
 def _common_cardinality(dataset, strategy):
     """The number of batches of all workers together: Keras counts on it."""
 
-    def gathered():
-        mine = tf.constant([dataset.cardinality], tf.int64)
-        return (yield AllGather(mine, "tf_onebit/cardinality"))
-
-    (cardinalities,) = strategy.extended.engine.run([gathered()])
+    mine = AllGather(tf.constant([dataset.cardinality], tf.int64), "tf_onebit/cardinality")
+    (cardinalities,) = strategy.extended.engine.run([ask(mine)])
     cardinalities = cardinalities.numpy().tolist()
     if min(cardinalities) < 0:  # infinite, or unknown
         alike = len(set(cardinalities)) == 1
@@ -104,10 +101,10 @@ def without_effect_of_empty_batches(function, model=None):
 
     def guarded(*args, **kwargs):
         leaves = tf.nest.flatten(args[:1], expand_composites=True)
-        sizes = [leaf.shape[:1] for leaf in leaves if tf.is_tensor(leaf)]
-        if not sizes or sizes[0].is_fully_defined():
+        tensor = next((leaf for leaf in leaves if tf.is_tensor(leaf)), None)
+        if tensor is None or tensor.shape[:1].is_fully_defined():
             return function(*args, **kwargs)
-        has_data = tf.size(leaves[0]) > 0
+        has_data = tf.size(tensor) > 0
         weights = [] if model is None else model.non_trainable_variables
         statistics = [v for v in weights if v.dtype.startswith("float")]
         before = [tf.identity(variable) for variable in statistics]

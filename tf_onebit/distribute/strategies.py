@@ -11,7 +11,7 @@ from tensorflow.python.distribute import (
 )
 
 from tf_onebit.collectives.lockstep import LockstepEngine
-from tf_onebit.collectives.requests import AllGather, AllReduce
+from tf_onebit.collectives.requests import AllGather, AllReduce, ask
 from tf_onebit.collectives.tensorflow import TensorFlowEngine
 from tf_onebit.distribute.cluster import configure_heartbeat, require_valid, wait_for_all
 from tf_onebit.distribute.data import prepared, without_effect_of_empty_batches
@@ -78,7 +78,7 @@ class _ExchangingExtended:
         shapes = tf.stack([tf.shape(part) for part in _parts(self._container_strategy(), value)])
         if self._num_workers > 1:
             request = AllGather(shapes, "tf_onebit/shapes")
-            (shapes,) = self.engine.run([_answer_to(request)])
+            (shapes,) = self.engine.run([ask(request)])
         return bool(tf.reduce_all(shapes == shapes[0]))
 
     def _batch_reduce_to(self, reduce_op, value_destination_pairs, options):
@@ -102,15 +102,11 @@ class _ExchangingExtended:
         totals = [sum_of_replicas(column) for column in columns]
         if self._num_workers > 1:
             request = AllReduce(totals, f"tf_onebit/reduce_{self._numbers.next()}")
-            (totals,) = self.engine.run([_answer_to(request)])
+            (totals,) = self.engine.run([ask(request)])
         if reduce_op != tf.distribute.ReduceOp.MEAN:
             return totals
         replicas = len(columns[0]) * self._num_workers
         return [tf.cast(total / replicas, total.dtype) for total in totals]
-
-
-def _answer_to(request):
-    return (yield request)
 
 
 def _parts(strategy, value):
@@ -226,7 +222,7 @@ class MultiWorkerMirroredStrategy(_Exchanging, tf.distribute.MultiWorkerMirrored
 
 
 def _local_mean(values):
-    return values[0] if len(values) == 1 else tf.add_n(values) / len(values)
+    return sum_of_replicas(values) / len(values) if len(values) > 1 else values[0]
 
 
 class _MultiWorkerExtended(
