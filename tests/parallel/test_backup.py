@@ -1,5 +1,6 @@
 """A run that is killed and started again ends as if nothing had happened."""
 
+import contextlib
 import json
 import shutil
 import subprocess
@@ -8,6 +9,7 @@ import sys
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.parallel.launch import ROOT, run_job
 from tests.parallel.training import INPUTS, compiled, make_model
@@ -43,26 +45,32 @@ def assert_same_bits(run, other):
             np.testing.assert_array_equal(array, expected)
 
 
+# Rank 0 writes two files for a backup, its own and, when all workers are done, the manifest.
 CASES = [
-    ("alone", "arrays", 14, ["--save-freq", "4", "--steps-per-execution", "2"]),
-    ("horovod", "sequence", 13, ["--save-freq", "3"]),
-    ("horovod", "arrays", 11, []),
-    ("tensorflow", "arrays", 20, ["--save-freq", "3"]),
-    ("tensorflow", "dataset", 14, ["--save-freq", "2", "--steps-per-execution", "2"]),
+    ("alone", "arrays", ["--die-at", "14"], ["--save-freq", "4", "--steps-per-execution", "2"]),
+    ("horovod", "sequence", ["--die-at", "13"], ["--save-freq", "3"]),
+    ("horovod", "arrays", ["--die-at-file", "3"], []),
+    ("tensorflow", "arrays", ["--die-at", "20"], ["--save-freq", "3"]),
+    (
+        "tensorflow",
+        "dataset",
+        ["--die-at-file", "14"],
+        ["--save-freq", "2", "--steps-per-execution", "2"],
+    ),
 ]
 
 
-@pytest.mark.parametrize("engine, data, die_at, arguments", CASES)
-def test_killed_and_resumed_run_has_the_same_bits(engine, data, die_at, arguments, tmp_path):
+@pytest.mark.parametrize("engine, data, death, arguments", CASES)
+def test_killed_and_resumed_run_has_the_same_bits(engine, data, death, arguments, tmp_path):
     arguments = ["--data", data, *arguments]
     assert_success(train(engine, tmp_path / "other", tmp_path / "expected", *arguments))
     assert not (tmp_path / "other").exists()  # it has served
     directory, output = tmp_path / "backups", tmp_path / "output"
-    status, _ = train(engine, directory, output, *arguments, "--die-at", str(die_at))
+    status, _ = train(engine, directory, output, *arguments, *death)
     assert status != 0
     assert list(directory.glob("backup-*"))
-    # What a worker that was killed while it saved has left behind.
-    (directory / "unfinished-99999999").mkdir()
+    killed_while_saving = bool(list(directory.glob("unfinished-*")))
+    assert killed_while_saving == ("--die-at-file" in death)
     assert_success(train(engine, directory, output, *arguments))
     assert_same_bits(results(output), results(tmp_path / "expected"))
 
@@ -125,6 +133,52 @@ def test_foreign_file_is_refused(tmp_path):
     with pytest.raises(ValueError, match="it is no backup of this version: None"):
         with pytest.warns(UserWarning):
             fit(tmp_path)
+
+
+def generator():
+    while True:
+        yield np.zeros([8, INPUTS], np.float32), np.zeros([8], np.int32)
+
+
+def without_seed(rows):
+    tf.random.set_seed(None)
+    return (
+        tf.data.Dataset.range(rows)
+        .shuffle(rows)
+        .map(lambda _: (tf.zeros([INPUTS]), tf.zeros([], tf.int32)))
+        .batch(8)
+    )
+
+
+@pytest.mark.parametrize(
+    "make_data, reason",
+    [
+        (generator, "they come through a GeneratorDataAdapter"),
+        (lambda: without_seed(32), "ShuffleDataset has no seed. Call keras.utils.set_random_seed"),
+    ],
+)
+def test_an_epoch_of_data_in_any_order_begins_anew(make_data, reason, tmp_path, capsys):
+    class Interruption(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if self.model.optimizer.iterations == 7:  # the third of the second epoch
+                raise InterruptedError
+
+    batches = []
+    count = keras.callbacks.LambdaCallback(on_train_batch_begin=lambda b, _: batches.append(b))
+    for callback, expectation in (
+        (Interruption(), pytest.raises(InterruptedError)),
+        (count, contextlib.nullcontext()),
+    ):
+        model = compiled(make_model(), keras.optimizers.SGD(0.1))
+        backup = BackupAndRestore(tmp_path, save_freq=2)
+        with expectation:
+            callbacks = [backup, callback]
+            model.fit(make_data(), epochs=3, steps_per_epoch=4, verbose=0, callbacks=callbacks)
+    assert batches == [0, 1, 2, 3] * 2
+    assert model.optimizer.iterations == 6 + 8
+    printed = capsys.readouterr().out
+    assert "Epoch 2 begins anew, from the weights after 2 batches" in printed
+    assert reason in printed
 
 
 def test_two_backups_are_kept_and_a_finished_run_has_nothing_left_to_do(tmp_path):

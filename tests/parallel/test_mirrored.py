@@ -28,7 +28,7 @@ def test_batches_that_do_not_divide_are_learned(result):
     first, last, validation = result["uneven"]
     assert last < 0.7 * first
     assert validation < first
-    assert result["predictions"] == [50, 10]
+    assert result["predictions"] < 1e-5
 
 
 def test_what_cannot_work_is_refused(result):

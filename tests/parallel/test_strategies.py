@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import tf_onebit
 from tests.parallel.ranks import assert_same_bits_on_all_ranks, digest, gather, rank
@@ -179,11 +180,7 @@ def test_evaluate_predict_and_single_batches(world_size):
     np.testing.assert_allclose(validated, expected, rtol=1e-5)
     predictions = model.predict(x, 32, verbose=0)
     expected = reference.predict(x, 32, verbose=0)
-    # Of all workers' parts, in another order.
-    assert predictions.shape == expected.shape
-    np.testing.assert_allclose(
-        np.sort(predictions, axis=0), np.sort(expected, axis=0), rtol=1e-4, atol=1e-5
-    )
+    np.testing.assert_allclose(predictions, expected, rtol=1e-4, atol=1e-5)
     mine = slice(rank() * BATCH_SIZE, (rank() + 1) * BATCH_SIZE)
     assert np.isfinite(model.train_on_batch(x[mine], labels[mine])).all()
     assert_same_bits_on_all_ranks(arrays_of(model))
@@ -275,6 +272,34 @@ def test_local_trains_every_worker_on_its_own_part(world_size):
 
 
 @workers
+def test_rank_0_alone_writes_checkpoints_and_logs_for_tensorboard(tmp_path, world_size):
+    model = in_scope(OneBit(), with_layer(keras.layers.BatchNormalization), metrics=["accuracy"])
+    callbacks = [
+        keras.callbacks.ModelCheckpoint(tmp_path / "{epoch}.keras"),
+        keras.callbacks.TensorBoard(tmp_path, histogram_freq=1, update_freq=1),
+    ]
+    validation_data = samples(world_size, 1)
+    history = fit(
+        model,
+        world_size,
+        epochs=2,
+        validation_data=validation_data,
+        callbacks=callbacks if rank() == 0 else [],
+    ).history
+    if rank() == 0:
+        assert (tmp_path / "1.keras").exists() and (tmp_path / "2.keras").exists()
+        assert scalars(tmp_path / "train", "epoch_loss") == history["loss"]
+        assert scalars(tmp_path / "validation", "epoch_accuracy") == history["val_accuracy"]
+        assert len(scalars(tmp_path / "train", "batch_loss")) == 2 * STEPS
+
+
+def scalars(directory, tag):
+    """What TensorBoard would show under a name."""
+    events = EventAccumulator(str(directory), {"tensors": 0}).Reload()
+    return [float(tf.make_ndarray(event.tensor_proto)) for event in events.Tensors(tag)]
+
+
+@workers
 def test_checkpoint_is_plain_keras_and_loads_into_a_scope(tmp_path, world_size):
     model = in_scope(OneBit(), optimizer=adam())
     path = tmp_path / "model.keras"
@@ -312,30 +337,69 @@ def test_template_is_cloned(world_size):
 UNEVEN = [3, 5, 8]  # batches
 
 
-def uneven(strategy, world_size):
-    def mine(context):
-        x, labels = make_data(UNEVEN[context.input_pipeline_id], 1)
-        part = x.reshape(-1, INPUTS), labels.reshape(-1)
-        return tf.data.Dataset.from_tensor_slices(part).batch(BATCH_SIZE)
+def uneven(form, strategy):
+    """Data of which this rank has `UNEVEN[rank()]` batches."""
+    x, labels = make_data(UNEVEN[rank()], 1)
+    x, labels = x.reshape(-1, INPUTS), labels.reshape(-1)
+    dataset = tf.data.Dataset.from_tensor_slices((x, labels)).batch(BATCH_SIZE)
+    unknown = dataset.filter(lambda *_: True)
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    per_worker = strategy.distribute_datasets_from_function
+    return {
+        "from_function": lambda: per_worker(lambda _: dataset),
+        "of_unknown_length": lambda: per_worker(lambda _: unknown),
+        "not_sharded": lambda: dataset.with_options(options),
+    }[form]()
 
-    return strategy.distribute_datasets_from_function(mine)
+
+def number_of_steps(uneven_data, world_size):
+    return (max if uneven_data == "continue" else min)(UNEVEN[:world_size])
 
 
 @pytest.mark.workers(2, 3, engines=["tensorflow"])
-@pytest.mark.parametrize("steps_per_execution", [1, 4])
+@pytest.mark.parametrize(
+    "form, steps_per_execution",
+    [
+        ("from_function", 1),
+        ("from_function", 4),
+        ("of_unknown_length", 1),
+        ("of_unknown_length", 4),
+        ("not_sharded", 1),
+    ],
+)
 @pytest.mark.parametrize("uneven_data", ["continue", "stop"])
-def test_data_that_end_at_different_steps(uneven_data, steps_per_execution, world_size):
+def test_data_that_end_at_different_steps(uneven_data, form, steps_per_execution, world_size):
     strategy = MultiWorkerMirroredStrategy(OneBit(), uneven_data=uneven_data)
     model = in_scope(
         strategy=strategy,
         make=with_layer(keras.layers.BatchNormalization),
         steps_per_execution=steps_per_execution,
     )
-    model.fit(uneven(strategy, world_size), epochs=2, verbose=0)
-    choose = max if uneven_data == "continue" else min
-    assert model.optimizer.iterations.numpy() == 2 * choose(UNEVEN[:world_size])
+    history = model.fit(uneven(form, strategy), epochs=2, verbose=0).history
+    steps = 2 * number_of_steps(uneven_data, world_size)
+    assert model.optimizer.iterations.numpy() == steps
+    assert np.isfinite(history["loss"]).all()
     assert all(np.isfinite(v).all() for v in arrays_of(model))
     assert_same_bits_on_all_ranks([np.array(v) for v in model.trainable_variables])
+
+
+@workers
+@pytest.mark.parametrize("uneven_data", ["continue", "stop"])
+def test_custom_loops_over_uneven_data_end_together(uneven_data, world_size):
+    strategy = MultiWorkerMirroredStrategy(OneBit(), uneven_data=uneven_data)
+    steps = sum(1 for _ in uneven("of_unknown_length", strategy))
+    assert steps == number_of_steps(uneven_data, world_size)
+
+
+@workers
+def test_values_are_gathered_in_the_order_of_ranks(world_size):
+    strategy = MultiWorkerMirroredStrategy()
+    mine = tf.fill([2, 1 + rank()], rank())
+    expected = np.hstack([np.full([2, 1 + other], other) for other in range(world_size)])
+    np.testing.assert_array_equal(strategy.gather(mine, axis=1), expected)
+    gathered = tf.function(lambda: strategy.gather(tf.transpose(mine), axis=0))()
+    np.testing.assert_array_equal(gathered, expected.T)
 
 
 @workers

@@ -29,6 +29,36 @@ def normalized_model():
     )
 
 
+def embedding_model():
+    keras.utils.set_random_seed(0)
+    return keras.Sequential(
+        [
+            keras.Input((INPUTS,)),
+            keras.layers.Lambda(lambda x: tf.cast(x > 0, tf.int32), output_shape=(INPUTS,)),
+            keras.layers.Embedding(5, 3),
+            keras.layers.Flatten(),
+            keras.layers.Dense(10),
+        ]
+    )
+
+
+class PartlyUsed(keras.Model):
+    """Has weights that get no gradients."""
+
+    def __init__(self):
+        super().__init__()
+        keras.utils.set_random_seed(0)
+        self.used, self.unused = keras.layers.Dense(10), keras.layers.Dense(10)
+
+    def build(self, input_shape):
+        self.used.build(input_shape)
+        self.unused.build(input_shape)
+        self.built = True
+
+    def call(self, x):
+        return self.used(x)
+
+
 def sgd(**arguments):
     return lambda: keras.optimizers.SGD(0.1, **arguments)
 
@@ -41,6 +71,8 @@ CASES = {
     "decayed": (make_model, lambda: keras.optimizers.AdamW(0.01), {}),
     "synchronized": (normalized_model, sgd(), {}),
     "synchronized_in_a_loop": (normalized_model, sgd(), {"steps_per_execution": 3}),
+    "embeddings": (embedding_model, sgd(), {}),
+    "partly_used": (PartlyUsed, lambda: keras.optimizers.LossScaleOptimizer(sgd()()), {}),
     "eager": (normalized_model, sgd(), {"run_eagerly": True}),
 }
 
@@ -86,7 +118,10 @@ def main():
     x, labels = (array[:50] for array in data(2))
     history = model.fit(x, labels, 16, validation_data=(x, labels), epochs=8, verbose=0).history
     result["uneven"] = [history["loss"][0], history["loss"][-1], history["val_loss"][-1]]
-    result["predictions"] = model.predict(x, 16, verbose=0).shape
+    reference = compiled(normalized_model(), sgd()())
+    reference.set_weights(model.get_weights())
+    expected = reference.predict(x, 16, verbose=0)
+    result["predictions"] = float(np.abs(model.predict(x, 16, verbose=0) - expected).max())
     result["overwritten"] = error_of(sgd(use_ema=True, ema_overwrite_frequency=2))
     result["outside"] = error_of(None, optimizer=sgd()())
     print(json.dumps(result))

@@ -1,6 +1,7 @@
 """Trains in a job of any engine, and saves the weights: python -m tests.parallel.train_on_engine
 
 ... --engine horovod | tensorflow | mirrored --replicas 4 --devices 1 --output folder
+    --cases one_bit buckets
 """
 
 import argparse
@@ -31,13 +32,15 @@ def main():
     parser.add_argument("--replicas", type=int, required=True, help="of all workers together")
     parser.add_argument("--devices", type=int, default=1, help="of each process")
     parser.add_argument("--output", type=pathlib.Path, required=True)
+    parser.add_argument("--cases", nargs="+", choices=CASES, required=True)
     options = parser.parse_args()
     tf.config.set_logical_device_configuration(
         tf.config.list_physical_devices("CPU")[0],
         [tf.config.LogicalDeviceConfiguration()] * options.devices,
     )
     fit = fit_over_horovod if options.engine == "horovod" else fit_in_scope
-    for name, (optimizer, exchange) in CASES.items():
+    for name in options.cases:
+        optimizer, exchange = CASES[name]
         rank, weights = fit(options, optimizer, exchange)
         np.savez(options.output / f"{name}_{rank}.npz", *weights)
 

@@ -1,7 +1,7 @@
 """Trains with backups, and may kill itself: python -m tests.parallel.train_with_backup
 
 ... --engine horovod | tensorflow | alone --data arrays | dataset | sequence
-    --directory backups --output folder --save-freq 3 --die-at 17
+    --directory backups --output folder --save-freq 3 --die-at 17 | --die-at-file 5
 """
 
 import argparse
@@ -59,8 +59,26 @@ class Death(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch, logs=None):
         if self.steps == self.step:
-            os.kill(os.getpid(), signal.SIGKILL)
+            die()
         self.steps += 1
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_at_file(number):
+    """Dies when so many files have been written, before the last of them is known to be safe."""
+    fsync, files = os.fsync, 0
+
+    def counting(file):
+        nonlocal files
+        files += 1
+        if files == number:
+            die()
+        fsync(file)
+
+    os.fsync = counting
 
 
 def main():
@@ -71,7 +89,8 @@ def main():
     parser.add_argument("--output", type=pathlib.Path, required=True)
     parser.add_argument("--save-freq", type=int, default=0)
     parser.add_argument("--steps-per-execution", type=int, default=1)
-    parser.add_argument("--die-at", type=int, default=-1)
+    parser.add_argument("--die-at", type=int, default=-1, help="step, counted from 0")
+    parser.add_argument("--die-at-file", type=int, default=-1, help="of rank 0, from 1")
     options = parser.parse_args()
 
     exchange = tf_onebit.WarmStart(tf_onebit.OneBit(min_size=0), steps=4)
@@ -111,6 +130,8 @@ def main():
     ]
     if rank == parts - 1 or options.engine == "tensorflow":
         callbacks.append(Death(options.die_at))
+    if rank == 0:
+        die_at_file(options.die_at_file)
     history = model.fit(**data, epochs=EPOCHS, verbose=0, callbacks=callbacks).history
     arrays = [v.numpy() for v in (*model.weights, *model.optimizer.variables)]
     np.savez(options.output / f"{rank}.npz", history["loss"][-1], *arrays)

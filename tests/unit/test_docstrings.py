@@ -24,6 +24,7 @@ def test_examples_run(name):
 PUBLIC = [
     *(tf_onebit.FullPrecision, tf_onebit.Local, tf_onebit.OneBit, tf_onebit.WarmStart),
     *(distribute.MirroredStrategy, distribute.MultiWorkerMirroredStrategy, callbacks.Monitor),
+    callbacks.BackupAndRestore,
     *(hvd.DistributedOptimizer, hvd.DistributedGradientTape, hvd.Compression),
     *(hvd.BroadcastGlobalVariablesCallback, hvd.MetricAverageCallback),
     *(ops.one_bit_encode, ops.one_bit_decode_sum, ops.one_bit_encode_shard),

@@ -99,6 +99,6 @@ def test_an_update_freq_that_is_not_positive_is_refused(update_freq):
 
 
 def test_an_optimizer_that_exchanges_nothing_is_refused():
-    message = "Monitor needs an optimizer that exchanges gradients.*Compile the model with"
+    message = "Monitor needs an optimizer that exchanges gradients.*Compile the model in"
     with pytest.raises(ValueError, match=message):
         fit(Monitor(), optimizer=keras.optimizers.SGD(0.1))

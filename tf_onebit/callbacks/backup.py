@@ -1,12 +1,14 @@
 """BackupAndRestore: interrupted training goes on as if it had not been interrupted."""
 
+import contextlib
 import inspect
 import json
 import os
 import pathlib
+import re
 import shutil
+import sys
 import warnings
-import zipfile
 
 import keras
 import numpy as np
@@ -14,6 +16,7 @@ import tensorflow as tf
 
 from tf_onebit._version import __version__
 from tf_onebit.callbacks import training_state
+from tf_onebit.callbacks.repeatable import why_not_repeatable
 from tf_onebit.collectives.requests import AllGather, ask
 
 _FORMAT = "tf_onebit backup 1"
@@ -33,10 +36,14 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     To find its place in the data, a resumed run draws all batches up to there again, without
     training on them. So the order of the data must be a function of seed and epoch: arrays,
-    `keras.utils.PyDataset`, or `tf.data` with seeds. Data that come in another order each time
-    (generators, `tf.data` that shuffles without a seed) are resumed at another place.
+    `keras.utils.PyDataset`, or `tf.data`, with seeds (`keras.utils.set_random_seed`). With data
+    that come in another order each time (generators, shuffling without a seed) it says so, and
+    begins the epoch anew, from the weights in its midst.
 
     Resumed with another number of workers, what had not been sent yet is divided among them anew.
+
+    Not saved are `tf.random` operations in the step, and what other callbacks remember. These see
+    the batches that are drawn again; put them after this one if they change the model.
 
     Args:
         directory: where backups are kept.
@@ -44,7 +51,9 @@ class BackupAndRestore(keras.callbacks.Callback):
         delete_checkpoint: whether backups are removed when training has ended.
 
     Raises:
-        ValueError: if `save_freq` is neither, or if there are backups, but none that can be used.
+        ValueError: if `save_freq` is neither; in `fit`, if there are backups, but none that can
+            be used, if workers name different directories, or if Horovod connects several and
+            their optimizer is not distributed by `tf_onebit.horovod.DistributedOptimizer`.
 
     Example:
         >>> callback = BackupAndRestore("/tmp/backup", save_freq=100)
@@ -66,19 +75,24 @@ class BackupAndRestore(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         self._workers = _Workers(self.model, self.directory)
         self._number = 0
+        self._train_function = None  # Keras' own, while another stands in for it
         manifest, states = self._latest()
         if manifest is None:
             return
-        if manifest["processes"] != self._workers.count:
+        if manifest["workers"] != self._workers.world_size:
             print(
-                f"Resuming a run of {manifest['processes']} processes with {self._workers.count}: "
-                "what had not been sent yet is divided among them anew."
+                f"Resuming a run of {manifest['workers']} workers with "
+                f"{self._workers.world_size}: what had not been sent yet is divided among them "
+                "anew."
             )
         self._number = manifest["number"]
-        mine = states[self._workers.rank if len(states) == self._workers.count else 0]
+        mine = states[self._workers.place_among(len(states))]
         training_state.assign_variables(self.model, mine)
         training_state.load_exchanges(self.model, states)
-        self._replay(manifest["epoch"], manifest["batch"], mine)
+        batch, steps = manifest["batch"], self.params["steps"]
+        if steps and manifest["steps"]:  # of another number of workers, an epoch may have others
+            batch = batch * steps // manifest["steps"]
+        self._replay(manifest["epoch"], batch, mine)
 
     def on_epoch_begin(self, epoch, logs=None):
         self._epoch, self._batch = epoch, 0  # the next to train on
@@ -92,6 +106,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._saved_batch = self._batch
 
     def on_epoch_end(self, epoch, logs=None):
+        self._end_replay()
         self._epoch, self._batch = epoch + 1, 0
         if self.save_freq == "epoch":
             self._save()
@@ -100,40 +115,61 @@ class BackupAndRestore(keras.callbacks.Callback):
         self.model._initial_epoch = None  # of this run only
         self._workers.wait_for_all()
         if self.delete_checkpoint and self._workers.rank == 0:
-            shutil.rmtree(self.directory, ignore_errors=True)
+            for path in self._own("backup|unfinished"):
+                shutil.rmtree(path)
+            with contextlib.suppress(OSError):  # others' files are in it, or it never was
+                self.directory.rmdir()
 
     def _replay(self, epoch, batch, state):
         """Draws the data up to a position, which Keras then goes on from."""
         fit = _frame_of_fit(self.model)
         epoch_iterator = fit.f_locals["epoch_iterator"]
+        self.model._initial_epoch = epoch
+        reason = why_not_repeatable(epoch_iterator)
+        if not self._workers.all_true(reason is None):
+            training_state.set_random_state(self.model, state["random"])
+            if batch > 0:
+                print(
+                    f"Epoch {epoch + 1} begins anew, from the weights after {batch} batches: its "
+                    "data may come in another order now: "
+                    f"{reason or 'those of another worker may'}."
+                )
+            return
         for _ in range(fit.f_locals["initial_epoch"], epoch):
             with epoch_iterator.catch_stop_iteration():
                 for _, _, iterator in epoch_iterator:
                     self._draw(iterator)
-        self.model._initial_epoch = epoch
         executions = batch // self.model.steps_per_execution
         if executions == 0:
-            training_state.set_random_state(state["random"])
+            training_state.set_random_state(self.model, state["random"])
             return
         # Keras shuffles an epoch when it begins.
-        training_state.set_random_state(state["random_at_epoch_begin"])
-        train = self.model.train_function
+        training_state.set_random_state(self.model, state["random_at_epoch_begin"])
+        logs = None
 
         def draw(iterator):
-            nonlocal executions
+            nonlocal executions, logs
             data = self._draw(iterator)
             executions -= 1
             self._saved_batch = batch
-            if executions == 0:
-                self.model.train_function = train
-                # Metrics have been reset for this epoch, if there are any yet, and random
-                # numbers drawn.
-                self.model._symbolic_build(data_batch=data)
+            if logs is None:
+                random_state = training_state.random_state()
+                self.model._symbolic_build(data_batch=data)  # the metrics
                 training_state.assign_variables(self.model, state)
-                training_state.set_random_state(state["random"])
-            return {}
+                training_state.set_random_state(self.model, random_state)
+                logs = self.model.get_metrics_result()
+            if executions == 0:
+                # Once more: other callbacks may have changed something.
+                training_state.assign_variables(self.model, state)
+                training_state.set_random_state(self.model, state["random"])
+                self._end_replay()
+            return dict(logs)
 
-        self.model.train_function = draw
+        self._train_function, self.model.train_function = self.model.train_function, draw
+
+    def _end_replay(self):
+        if self._train_function is not None:
+            self.model.train_function, self._train_function = self._train_function, None
 
     def _draw(self, iterator):
         """Draws the batches of one execution, of which the last may have fewer."""
@@ -156,6 +192,15 @@ class BackupAndRestore(keras.callbacks.Callback):
             )
             _flush(file)
         self._workers.wait_for_all()
+        processes = range(self._workers.count if self._workers.rank == 0 else 0)
+        complete = all((unfinished / f"process_{rank}.npz").exists() for rank in processes)
+        if not self._workers.all_true(complete):
+            raise ValueError(
+                "All workers must name one directory that they share. Received: "
+                f"directory={str(self.directory)!r}, in which the first of "
+                f"{self._workers.count} does not find what the others have written. Name one on a "
+                "file system that all have."
+            )
         if self._workers.rank != 0:
             return
         manifest = {
@@ -163,8 +208,10 @@ class BackupAndRestore(keras.callbacks.Callback):
             "version": __version__,
             "number": self._number,
             "processes": self._workers.count,
+            "workers": self._workers.world_size,
             "epoch": self._epoch,
             "batch": self._batch,
+            "steps": self.params["steps"],
         }
         with (unfinished / _MANIFEST).open("w") as file:
             json.dump(manifest, file)
@@ -177,16 +224,22 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def _backups(self):
         """Directories of complete backups, newest first."""
-        return sorted(self.directory.glob("backup-*"), reverse=True)
+        return sorted(self._own("backup"), reverse=True)
+
+    def _own(self, kinds):
+        """What a backup has made in the directory, and not somebody else."""
+        name = re.compile(rf"({kinds})-\d{{8}}")
+        return [path for path in self.directory.glob("*") if name.fullmatch(path.name)]
 
     def _latest(self):
         """Manifest and processes' states of the newest backup that all workers can read."""
-        _build_optimizers(self.model)
-        problems = []
-        for path in self._workers.agreed(self._backups()):
+        paths, problems = self._workers.agreed(self._backups()), []
+        if paths:
+            self._build()
+        for path in paths:
             try:
-                found, problem = _read(path, self.model), ""
-            except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
+                found, problem = self._read(path), ""
+            except Exception as error:  # there is no end to what may be wrong with a file
                 found, problem = None, f"{path}: {error}"
             if self._workers.all_true(found is not None):
                 return found
@@ -199,23 +252,29 @@ class BackupAndRestore(keras.callbacks.Callback):
             )
         return None, None
 
+    def _read(self, path):
+        manifest = json.loads((path / _MANIFEST).read_text())
+        if manifest.get("format") != _FORMAT:
+            raise ValueError(f"it is no backup of this version: {manifest.get('format')!r}")
+        processes = manifest["processes"]
+        place = self._workers.place_among(processes)
+        # Of others only what must be divided anew: together they may be larger than the memory.
+        wanted = [place] if processes == self._workers.count else range(processes)
+        states = [{} for _ in range(processes)]
+        for rank in wanted:
+            with np.load(path / f"process_{rank}.npz") as file:
+                states[rank] = dict(file)
+        training_state.require_same_variables(self.model, states[place])
+        return manifest, states
 
-def _build_optimizers(model):
-    for optimizer in training_state.optimizers_of(model):
-        if not optimizer.built:
-            optimizer.build(model.trainable_variables)
-
-
-def _read(path, model):
-    manifest = json.loads((path / _MANIFEST).read_text())
-    if manifest.get("format") != _FORMAT:
-        raise ValueError(f"it is no backup of this version: {manifest.get('format')!r}")
-    states = []
-    for rank in range(manifest["processes"]):
-        with np.load(path / f"process_{rank}.npz") as file:
-            states.append(dict(file))
-    training_state.require_same_variables(model, states[0])
-    return manifest, states
+    def _build(self):
+        """Gives model and optimizers the variables that Keras gives them in the first step."""
+        if not self.model.built:
+            dataset = _frame_of_fit(self.model).f_locals["epoch_iterator"]._distributed_dataset
+            self.model._symbolic_build(data_batch=dataset.element_spec)
+        for optimizer in training_state.optimizers_of(self.model):
+            if not optimizer.built:
+                optimizer.build(self.model.trainable_variables)
 
 
 def _flush(file):
@@ -233,6 +292,16 @@ def _frame_of_fit(model):
     raise RuntimeError("BackupAndRestore works in model.fit only.")
 
 
+def _require_no_horovod():
+    hvd = sys.modules.get("horovod.tensorflow")
+    if hvd is not None and hvd.is_initialized() and hvd.size() > 1:
+        raise ValueError(
+            "BackupAndRestore saves the workers of a job through their optimizer. Received: "
+            f"{hvd.size()} workers of Horovod, and a model whose optimizer does not connect them. "
+            "Compile it with tf_onebit.horovod.DistributedOptimizer."
+        )
+
+
 class _Workers:
     """The processes of a job, as a model's optimizers know them."""
 
@@ -240,11 +309,18 @@ class _Workers:
         self._directory = directory
         exchanges = training_state.gradient_exchanges_of(model)
         engine = exchanges[0].engine if exchanges else None
+        if engine is None:
+            _require_no_horovod()
         # Where all workers are in this process, it is alone.
         alone = engine is None or len(engine.ranks) == engine.world_size
         self._engine = None if alone else engine
         self.rank = self._engine.ranks[0] if self._engine else 0
         self.count = self._engine.world_size if self._engine else 1
+        self.world_size = engine.world_size if engine else 1
+
+    def place_among(self, count):
+        """Of an earlier run's processes, the one whose variables this one takes over."""
+        return self.rank if count == self.count else 0
 
     def all_true(self, value):
         return bool(np.all(self._gather([int(value)])))

@@ -57,8 +57,8 @@ class Monitor(keras.callbacks.Callback):
         if self._gradient_exchange() is None:
             raise ValueError(
                 "Monitor needs an optimizer that exchanges gradients. Received: optimizer="
-                f"{self.model.optimizer!r}. Compile the model with "
-                "tf_onebit.horovod.DistributedOptimizer."
+                f"{self.model.optimizer!r}. Compile the model in the scope of a strategy of "
+                "tf_onebit.distribute, or with tf_onebit.horovod.DistributedOptimizer."
             )
         if self.log_dir is not None:
             self._writer = tf.summary.create_file_writer(str(self.log_dir))

@@ -2,19 +2,26 @@
 
 import json
 import random
+import warnings
 
 import keras
 import numpy as np
 import tensorflow as tf
+from keras.src.backend.common import global_state
+from keras.src.random import seed_generator
 
 from tf_onebit.exchanges.base import part_of
 
 
 def optimizers_of(model):
     """The Keras optimizers of a model: that it was compiled with, and others that it holds."""
-    held = [v for v in vars(model).values() if isinstance(v, keras.optimizers.Optimizer)]
-    optimizers = {id(optimizer): optimizer for optimizer in (model.optimizer, *held)}
-    return [optimizer for optimizer in optimizers.values() if optimizer is not None]
+    held = [model.optimizer]
+    for value in vars(model).values():
+        if isinstance(value, dict):
+            value = list(value.values())
+        held += value if isinstance(value, (list, tuple)) else [value]
+    optimizers = {id(v): v for v in held if isinstance(v, keras.optimizers.Optimizer)}
+    return list(optimizers.values())
 
 
 def variables_of(model):
@@ -46,7 +53,10 @@ def collect(model):
         for i, copy in enumerate(_copies(variable))
     }
     for i, exchange in enumerate(gradient_exchanges_of(model)):
-        for j, states in enumerate(exchange.states()):
+        built = exchange.states()
+        state[f"exchange_{i}/built"] = np.array([exchange.engine.world_size, len(built)])
+        state[f"exchange_{i}/scale"] = np.array(exchange.scale)
+        for j, states in enumerate(built):
             for rank, one in zip(exchange.engine.ranks, states, strict=True):
                 prefix = f"exchange_{i}/{j}/{rank}"
                 state |= {f"{prefix}/{name}": array for name, array in one.items()}
@@ -56,9 +66,8 @@ def collect(model):
 def require_same_variables(model, state):
     """Raises ValueError unless a state is of a model with the same variables."""
     expected = {
-        f"{name}#{i}": tuple(copy.shape)
+        f"{name}#0": tuple(variable.shape)
         for name, variable in variables_of(model).items()
-        for i, copy in enumerate(_copies(variable))
         if not name.startswith("metrics/")  # not all of them need exist yet
     }
     for name, shape in expected.items():
@@ -72,38 +81,54 @@ def assign_variables(model, state):
     """Gives the model's variables, and those of metrics that exist, the saved values."""
     for name, variable in variables_of(model).items():
         for i, copy in enumerate(_copies(variable)):
-            if f"{name}#{i}" in state:
-                array = state[f"{name}#{i}"]
-                if array.dtype.kind == "V":  # a type that NumPy does not know, like bfloat16
-                    array = array.view(copy.dtype.as_numpy_dtype)
-                copy.assign(array)
+            # Devices that were not there then begin with what the first had.
+            array = state.get(f"{name}#{i}", state.get(f"{name}#0"))
+            if array is None:
+                continue
+            if array.dtype.kind == "V":  # a type that NumPy does not know, like bfloat16
+                array = array.view(copy.dtype.as_numpy_dtype)
+            copy.assign(array)
 
 
 def load_exchanges(model, states):
-    """Gives the exchanges of a model what they had on all processes.
+    """Gives the exchanges of a model what they had.
 
     Args:
         model: Keras model.
-        states: list of the processes' states.
+        states: list of the processes' states. With as many workers as then, those of others may
+            be empty.
     """
     together = {name: array for state in states for name, array in state.items()}
     for i, exchange in enumerate(gradient_exchanges_of(model)):
-        saved = []
-        while built := part_of(together, f"exchange_{i}/{len(saved)}"):
-            ranks = 1 + max(int(name.split("/")[0]) for name in built)
-            saved.append([part_of(built, str(rank)) for rank in range(ranks)])
-        exchange.load_states(saved)
+        saved = part_of(together, f"exchange_{i}")
+        if not saved:
+            continue  # of a run without any
+        ranks, count = saved["built"]
+        states = [[part_of(saved, f"{j}/{rank}") for rank in range(ranks)] for j in range(count)]
+        exchange.load_states(states, float(saved["scale"]))
+    if part_of(together, f"exchange_{len(gradient_exchanges_of(model))}"):
+        warnings.warn(
+            "The workers of the backup had gradients that they had not sent yet. They are lost: "
+            "the model's optimizer exchanges none. Make it as for several workers.",
+            stacklevel=2,
+        )
 
 
 def random_state():
-    """The states of Python's and NumPy's global random generators: NumPy string."""
+    """The states of the global random generators of Python, NumPy and Keras: NumPy string."""
     name, keys, *rest = np.random.get_state()
-    return np.array(json.dumps([random.getstate(), [name, keys.tolist(), *rest]]))
+    generator = global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
+    keras_state = None if generator is None else np.array(generator.state).tolist()
+    return np.array(json.dumps([random.getstate(), [name, keys.tolist(), *rest], keras_state]))
 
 
-def set_random_state(state):
-    """Sets the generators to what `random_state` returned."""
-    python, numpy = json.loads(str(state))
+def set_random_state(model, state):
+    """Sets the generators, of which Keras' is a model's, to what `random_state` returned."""
+    python, numpy, keras_state = json.loads(str(state))
+    if keras_state is not None:
+        with model.distribute_strategy.scope():
+            seed_generator.global_seed_generator().state.assign(keras_state)
+    # Last: to make Keras' generator takes a random number.
     random.setstate((python[0], tuple(python[1]), python[2]))
     np.random.set_state(tuple(numpy))
 

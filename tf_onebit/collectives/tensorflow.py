@@ -120,7 +120,11 @@ class TensorFlowEngine(ProcessEngine):
             sent = tf.raw_ops.CollectiveBcastRecvV2(
                 shape=tf.shape(tensor), T=wire_dtype, instance_key=key, **self._group
             )
-        return tf.bitcast(tf.ensure_shape(sent, tensor.shape), tensor.dtype)
+        # The sender would not wait, and could come around to the same key again too early.
+        with tf.control_dependencies([sent]):
+            all_have_it = self._gather_rows(tf.constant(0), f"{name}/received")
+        with tf.control_dependencies([all_have_it]):
+            return tf.bitcast(tf.ensure_shape(sent, tensor.shape), tensor.dtype)
 
     def _reordered(self, rows, order):
         return rows if order == sorted(order) else tf.gather(rows, order)
@@ -146,7 +150,9 @@ class TensorFlowEngine(ProcessEngine):
                 uses = tf.Variable(0, trainable=False)
             self._channels[channel] = next(self._first_keys), uses
         first_key, uses = self._channels[channel]
-        return first_key + uses.assign_add(1) % 2, uses
+        # Not in a step that ends for want of data.
+        with tf.control_dependencies([tensor]):
+            return first_key + uses.assign_add(1) % 2, uses
 
 
 def _wire_dtype(tensor):

@@ -94,7 +94,7 @@ def wait_for_all(cluster_resolver, timeout_seconds):
     }
     missing = {task: address for task, address in addresses.items() if task != me}
     deadline = time.monotonic() + timeout_seconds
-    with _listening(addresses[me]):
+    with _listening(addresses[me], most=len(addresses)):
         while True:
             missing = {task: at for task, at in missing.items() if not _answers(at)}
             if not missing:
@@ -110,12 +110,15 @@ def wait_for_all(cluster_resolver, timeout_seconds):
     )
 
 
-def _listening(address):
+def _listening(address, most):
+    """A socket that takes `most` connections, though nobody accepts them."""
     port = _host_and_port(address)[1]
     dualstack = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dualstack else socket.AF_INET
     try:
-        return socket.create_server(("", port), family=family, dualstack_ipv6=dualstack)
+        return socket.create_server(
+            ("", port), family=family, backlog=most, dualstack_ipv6=dualstack
+        )
     except OSError as error:
         raise OSError(
             f"This worker cannot listen at its address in the cluster, {address}: "

@@ -1,9 +1,11 @@
 """Data that ends on some workers before it does on others."""
 
 import contextlib
+import inspect
 import threading
 
 import tensorflow as tf
+from keras.src.trainers.epoch_iterator import EpochIterator
 from tensorflow.python.distribute import input_lib
 
 from tf_onebit.collectives.requests import AllGather, ask
@@ -23,17 +25,43 @@ def prepared(dataset, strategy):
 
     dataset.__class__ = type(cls.__name__, (cls,), {"__slots__": (), "__iter__": iterator_of})
     if strategy.extended.engine.world_size > 1:
-        dataset._cardinality = _common_cardinality(dataset, strategy)
+        dataset._cardinality = _common_cardinality(dataset.cardinality, strategy)
         dataset._enable_get_next_as_optional = (
             dataset._cardinality != tf.data.experimental.INFINITE_CARDINALITY
         )
+        caller = _calling_epoch_iterator()
+        if caller is not None:
+            _count_together(caller, strategy)
     return dataset
 
 
-def _common_cardinality(dataset, strategy):
-    """The number of batches of all workers together: Keras counts on it."""
+def _count_together(epoch_iterator, strategy):
+    """Keras has counted the batches of this worker before it had the data distributed."""
+    mine = epoch_iterator.num_batches
+    unknown = tf.data.experimental.UNKNOWN_CARDINALITY
+    common = _common_cardinality(unknown if mine is None else mine, strategy)
+    common = None if common < 0 else common
+    if common != mine:
+        adapter = epoch_iterator.data_adapter
+        cls = type(adapter)
+        adapter.__class__ = type(cls.__name__, (cls,), {"num_batches": common})
+        epoch_iterator._num_batches = common
 
-    mine = AllGather(tf.constant([dataset.cardinality], tf.int64), "tf_onebit/cardinality")
+
+def _calling_epoch_iterator():
+    """The Keras `EpochIterator` that has its data distributed, or None."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, EpochIterator):
+            return caller
+        frame = frame.f_back
+    return None
+
+
+def _common_cardinality(cardinality, strategy):
+    """The number of batches of all workers together."""
+    mine = AllGather(tf.constant([cardinality], tf.int64), "tf_onebit/cardinality")
     (cardinalities,) = strategy.extended.engine.run([ask(mine)])
     cardinalities = cardinalities.numpy().tolist()
     if min(cardinalities) < 0:  # infinite, or unknown
@@ -56,6 +84,14 @@ class _Iterator(input_lib.DistributedIterator):
     def get_next(self, name=None):
         with self._counting():
             return super().get_next(name)
+
+    def _get_next_no_partial_batch_handling(self, name=None):
+        if not self._enable_get_next_as_optional:
+            return super()._get_next_no_partial_batch_handling(name)
+        # Called because all must end, which some have more data than others for.
+        end = iter(tf.data.Dataset.range(0)).get_next()
+        with tf.control_dependencies([end]):
+            return super()._get_next_no_partial_batch_handling(name)
 
     def get_next_as_optional(self):
         with self._counting():
@@ -92,21 +128,27 @@ def without_effect_of_empty_batches(function, model=None):
     """A function for `Strategy.run` that changes nothing where its batch is empty.
 
     The mean of an empty batch is not a number. It would spoil the gradients, and a model's
-    BatchNormalization would not forget it.
+    BatchNormalization and metrics would not forget it.
 
     Args:
         function: its first argument is the batch.
-        model: Keras model whose statistics it updates, or None.
+        model: Keras model whose statistics and metrics it updates, or None.
     """
 
     def guarded(*args, **kwargs):
         leaves = tf.nest.flatten(args[:1], expand_composites=True)
         tensor = next((leaf for leaf in leaves if tf.is_tensor(leaf)), None)
-        if tensor is None or tensor.shape[:1].is_fully_defined():
+        if tensor is None:
             return function(*args, **kwargs)
-        has_data = tf.size(tensor) > 0
-        weights = [] if model is None else model.non_trainable_variables
-        statistics = [v for v in weights if v.dtype.startswith("float")]
+        # Where the data end there is no batch. What does not need one, like a counter, must not
+        # be done either: on some workers it would be, and on others not.
+        with tf.control_dependencies([tensor]):
+            if tensor.shape[:1].is_fully_defined():
+                return function(*args, **kwargs)
+            return masked(tf.size(tensor) > 0, *args, **kwargs)
+
+    def masked(has_data, *args, **kwargs):
+        statistics = [] if model is None else _statistics_of(model)
         before = [tf.identity(variable) for variable in statistics]
         _step.has_data = has_data
         try:
@@ -114,10 +156,20 @@ def without_effect_of_empty_batches(function, model=None):
         finally:
             _step.has_data = None
         for variable, value in zip(statistics, before, strict=True):
-            variable.assign(tf.where(has_data, variable, value))
+            # Synchronized ones are right also where there is no data.
+            good = has_data | tf.math.is_finite(variable)
+            variable.assign(tf.where(good, variable, value))
         return outputs
 
     return guarded
+
+
+def _statistics_of(model):
+    """What a step of a Keras model updates beside weights and random generators."""
+    # Not `non_trainable_variables`, which are all weights of frozen layers as well.
+    of_layers = (v for layer in model._flatten_layers() for v in layer._non_trainable_variables)
+    variables = {id(v): v for v in (*of_layers, *model.metrics_variables)}
+    return [v for v in variables.values() if v.dtype.startswith("float")]
 
 
 def zero_without_data(gradients):

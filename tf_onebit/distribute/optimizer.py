@@ -135,4 +135,5 @@ class _LossScaleUnderStrategy(GlobalLossScale):
         return self.inner_optimizer.gradient_exchange
 
     def check_finite(self, grads):
-        return all_finite(self.inner_optimizer.replica_context, self.gradient_exchange, grads)
+        present = [gradient for gradient in grads if gradient is not None]
+        return all_finite(self.inner_optimizer.replica_context, self.gradient_exchange, present)

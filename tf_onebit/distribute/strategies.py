@@ -161,7 +161,8 @@ class MultiWorkerMirroredStrategy(_Exchanging, tf.distribute.MultiWorkerMirrored
             for a sign of life (default: 10), before they end with an error.
         uneven_data: what to do when the data of some workers end before those of others.
             "continue", as `tf.distribute`: they go on with empty batches, which add nothing to
-            the gradients, until all have ended. "stop": all stop.
+            the gradients nor, in Keras' own loops, to statistics, until all have ended. "stop":
+            all stop.
 
     Raises:
         ValueError: for arguments of other types or values; if TF_CONFIG describes no cluster; in
@@ -211,7 +212,9 @@ class MultiWorkerMirroredStrategy(_Exchanging, tf.distribute.MultiWorkerMirrored
     def reduce(self, reduce_op, value, axis):
         # Keras asks for the mean of every metric in every step along an axis that scalars do not
         # have. It gets that of this worker, for nothing; those of an epoch are over all workers.
-        if axis is not None and all(part.shape.rank == 0 for part in _parts(self, value)):
+        is_mean = reduce_op in (tf.distribute.ReduceOp.MEAN, "MEAN", "mean")
+        scalars = all(part.shape.rank == 0 for part in _parts(self, value))
+        if is_mean and axis is not None and scalars:
             return tf.nest.map_structure(
                 lambda v: _local_mean(self.experimental_local_results(v)), value
             )
@@ -249,6 +252,21 @@ class _MultiWorkerExtended(
     def _distribute_datasets_from_function(self, dataset_fn, options):
         distributed = super()._distribute_datasets_from_function(dataset_fn, options)
         return prepared(distributed, self._container_strategy())
+
+    def _gather_to_implementation(self, value, destinations, axis, options):
+        if self._num_workers == 1:
+            return super()._gather_to_implementation(value, destinations, axis, options)
+        # In the order of ranks: TensorFlow's own has that of the tasks' names, "10" before "2".
+        parts = self._container_strategy().experimental_local_results(value)
+        mine = tf.concat(parts, axis)
+        # The axis becomes the first one, and again what it was.
+        order = [axis, *range(1, axis), 0, *range(axis + 1, mine.shape.rank)] if axis else None
+        name = "tf_onebit/gather"
+        if not tf.executing_eagerly():
+            name += f"_{self._numbers.next()}"
+        request = AllGather(tf.transpose(mine, order) if axis else mine, name, uneven=True)
+        (gathered,) = self.engine.run([ask(request)])
+        return tf.transpose(gathered, order) if axis else gathered
 
     def _initialize_local_devices(self, cluster_resolver, worker_device):
         devices, kind = super()._initialize_local_devices(cluster_resolver, worker_device)

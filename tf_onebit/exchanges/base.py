@@ -141,8 +141,9 @@ class Exchange(Configurable, tf.Module):
         """Takes over what `state` returned on all workers of an earlier run.
 
         Args:
-            states: list of dictionaries, by rank. Their number may differ from `world_size`:
-                what has not been sent yet is then divided among the workers anew.
+            states: list of dictionaries, by rank. With as many as there are workers, each takes
+                its own, and those of others may be empty. With another number, what has not been
+                sent yet is divided among the workers anew.
             ratio: by what factor unsent gradients have to grow for the update that they will
                 make to stay the same.
         """

@@ -58,8 +58,9 @@ def require_finite(gradients, flags, names):
             who,
             " met an infinity or NaN in the gradient of '",
             name,
-            "'. Lower the learning rate, clip the inputs, or have DistributedOptimizer leave out "
-            'such steps on all workers: on_nonfinite="skip".',
+            "'. Lower the learning rate or clip the inputs. All workers leave out such steps "
+            "together with tf_onebit.horovod.DistributedOptimizer(..., on_nonfinite='skip'), or in "
+            "the scope of a strategy with keras.optimizers.LossScaleOptimizer.",
         ]
     )
     check = tf.debugging.Assert(tf.reduce_all(tf.equal(flags, 0)), [message])

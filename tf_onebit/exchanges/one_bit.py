@@ -153,8 +153,8 @@ class OneBit(Exchange):
     def load_state(self, states, ratio=1.0):
         if len(states) == self.world_size:
             mine = states[self.rank]
-            self.worker_residual.assign(mine["worker_residual"])
-            self.shard_residual.assign(mine["shard_residual"])
+            self.worker_residual.assign(ratio * mine["worker_residual"])
+            self.shard_residual.assign(ratio * mine["shard_residual"])
             for i, transform in enumerate(self.transforms):
                 for j, variable in enumerate(transform.variables):
                     variable.assign(mine[f"transform_{i}/{j}"])

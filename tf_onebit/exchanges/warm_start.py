@@ -57,7 +57,9 @@ class WarmStart(Exchange):
 
     def exchange(self, gradients, scale=1.0):
         warm = self._exchanges < self.steps
-        self._exchanges.assign_add(1)
+        # Not in a step that ends for want of data.
+        with tf.control_dependencies(tf.nest.flatten(gradients, expand_composites=True)):
+            self._exchanges.assign_add(1)
         return (
             yield Cond(
                 warm,
@@ -74,7 +76,8 @@ class WarmStart(Exchange):
         }
 
     def load_state(self, states, ratio=1.0):
-        self._exchanges.assign(states[0]["exchanges"])
+        mine = states[self.rank if len(states) == self.world_size else 0]
+        self._exchanges.assign(mine["exchanges"])
         self.compressed.load_state([part_of(state, "compressed") for state in states], ratio)
 
     def _last(self):

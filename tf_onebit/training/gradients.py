@@ -71,7 +71,7 @@ class GradientExchange:
         self._mean = mean
         self._settings = [("op", "Average" if mean else "Sum"), *settings]
         self._built = {}
-        self._states = []
+        self._states, self._ratio = {}, 1.0
         self.variables = self.latest = None
 
     @property
@@ -79,28 +79,34 @@ class GradientExchange:
         """The exchanges of a worker of this process: one for each list of variables."""
         return [exchanges[0] for exchanges, _ in self._built.values()]
 
+    @property
+    def scale(self):
+        """What the sum over the workers is multiplied with."""
+        return 1.0 / self.engine.world_size if self._mean else 1.0
+
     def states(self):
         """The states of what is built: list of lists, by exchange and by `engine.ranks`."""
         return [[exchange.state() for exchange in e] for e, _ in self._built.values()]
 
-    def load_states(self, states):
+    def load_states(self, states, scale):
         """Takes over the states of an earlier run, also for what is not built yet.
 
         Args:
-            states: list of lists of what `Exchange.state` returned, by exchange and by rank.
+            states: list of lists of what `Exchange.state` returned, by exchange and by rank. With
+                as many workers as then, those of other processes may be missing (empty).
+            scale: what `scale` was then.
         """
-        self._states = states
+        self._states = dict(enumerate(states))
+        self._ratio = scale / self.scale
         for index, (exchanges, _) in enumerate(self._built.values()):
             self._load(index, exchanges)
 
     def _load(self, index, exchanges):
-        if index >= len(self._states):
+        states = self._states.pop(index, None)
+        if states is None:
             return
-        states = self._states[index]
-        # Where the sum over the workers is divided by their number, that has to be made up for.
-        ratio = self.engine.world_size / len(states) if self._mean else 1.0
         for exchange in exchanges:
-            exchange.load_state(states, ratio)
+            exchange.load_state(states, self._ratio)
 
     def __call__(self, gradients, variables):
         """Exchanges the gradients of `variables`; None stays None.
@@ -114,15 +120,14 @@ class GradientExchange:
         Returns:
             A list like `gradients`.
         """
-        world_size = self.engine.world_size
-        if world_size == 1:
+        # A single worker exchanges nothing, unless several have left it what they had not sent.
+        if self.engine.world_size == 1 and not (self._states or self._built):
             return [list(mine) for mine in gradients]
         present = [i for i, gradient in enumerate(gradients[0]) if gradient is not None]
         specs = tuple(_spec(gradients[0][i], variables[i]) for i in present)
         exchanges = self._exchanges_for(specs, [variables[i] for i in present])
-        scale = 1.0 / world_size if self._mean else 1.0
         results = self.engine.run(
-            exchange.exchange([_tensor(mine[i]) for i in present], scale)
+            exchange.exchange([_tensor(mine[i]) for i in present], self.scale)
             for exchange, mine in zip(exchanges, gradients, strict=True)
         )
         exchanged = [[None] * len(variables) for _ in gradients]
