@@ -21,11 +21,11 @@ def train(engine, directory, output, *arguments, world_size=2):
     output.mkdir(exist_ok=True)
     command = ["-m", "tests.parallel.train_with_backup", "--engine", engine, *arguments]
     command += ["--directory", str(directory), "--output", str(output)]
-    if engine != "alone":
+    if engine not in ("alone", "mirrored"):
         job = run_job(engine, world_size, command)
         return job.returncode, job.output
     job = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True)
-    return job.returncode, job.stderr
+    return job.returncode, job.stdout + job.stderr
 
 
 def assert_success(ended):
@@ -50,7 +50,8 @@ CASES = [
     ("alone", "arrays", ["--die-at", "14"], ["--save-freq", "4", "--steps-per-execution", "2"]),
     ("horovod", "sequence", ["--die-at", "13"], ["--save-freq", "3"]),
     ("horovod", "arrays", ["--die-at-file", "3"], []),
-    ("tensorflow", "arrays", ["--die-at", "20"], ["--save-freq", "3"]),
+    ("tensorflow", "sequence", ["--die-at", "20"], ["--save-freq", "3"]),
+    ("mirrored", "arrays", ["--die-at", "10"], ["--save-freq", "4"]),
     (
         "tensorflow",
         "dataset",
@@ -107,16 +108,27 @@ def test_resumed_by_one_worker_more(interrupted, tmp_path):
     shutil.copytree(interrupted, tmp_path / "backups")
     ended = train("horovod", tmp_path / "backups", tmp_path / "output", world_size=3)
     assert_success(ended)
-    assert "Resuming a run of 2 processes with 3" in ended[1]
+    assert "Resuming a run of 2 workers with 3" in ended[1]
     weights = [rank[1] for rank in results(tmp_path / "output")]
     assert len(weights) == 3
     assert_same_bits([[weights[0]]], [[weights[1]]])
 
 
-def fit(directory, units=32, epochs=1, **arguments):
+def test_resumed_with_more_devices(tmp_path):
+    arguments = ["--save-freq", "3"]
+    directory = tmp_path / "backups"
+    status, _ = train("mirrored", directory, tmp_path / "output", *arguments, "--die-at", "13")
+    assert status != 0
+    arguments += ["--devices", "3"]
+    ended = train("mirrored", directory, tmp_path / "output", *arguments)
+    assert_success(ended)
+    assert "Resuming a run of 2 workers with 3" in ended[1]
+
+
+def fit(directory, units=32, epochs=1, delete_checkpoint=False, **arguments):
     model = compiled(make_model(units=units), keras.optimizers.SGD(0.1))
     x, labels = np.zeros([32, INPUTS], np.float32), np.zeros([32], np.int32)
-    callback = BackupAndRestore(directory, delete_checkpoint=False, **arguments)
+    callback = BackupAndRestore(directory, delete_checkpoint=delete_checkpoint, **arguments)
     return model.fit(x, labels, 8, epochs, verbose=0, callbacks=[callback])
 
 
@@ -158,15 +170,12 @@ def without_seed(rows):
     ],
 )
 def test_an_epoch_of_data_in_any_order_begins_anew(make_data, reason, tmp_path, capsys):
-    class Interruption(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            if self.model.optimizer.iterations == 7:  # the third of the second epoch
-                raise InterruptedError
-
     batches = []
-    count = keras.callbacks.LambdaCallback(on_train_batch_begin=lambda b, _: batches.append(b))
+    count = keras.callbacks.LambdaCallback(
+        on_train_batch_begin=lambda batch, logs: batches.append(batch)
+    )
     for callback, expectation in (
-        (Interruption(), pytest.raises(InterruptedError)),
+        (Interruption(7), pytest.raises(InterruptedError)),  # the third of the second epoch
         (count, contextlib.nullcontext()),
     ):
         model = compiled(make_model(), keras.optimizers.SGD(0.1))
@@ -189,6 +198,42 @@ def test_two_backups_are_kept_and_a_finished_run_has_nothing_left_to_do(tmp_path
     ]
     assert fit(tmp_path, epochs=4).history == {}
     assert len(fit(tmp_path, epochs=6).history["loss"]) == 2
+
+
+class Interruption(keras.callbacks.Callback):
+    def __init__(self, step):
+        super().__init__()
+        self.step = step
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.model.optimizer.iterations == self.step:
+            raise InterruptedError
+
+
+def test_epochs_that_are_resumed_at_their_end_keep_their_logs(tmp_path):
+    """And callbacks that read logs find them in every batch that is drawn again."""
+    x = np.random.default_rng(0).standard_normal([32, INPUTS]).astype(np.float32)
+    data = {"x": x, "y": np.arange(32) % 10, "batch_size": 8, "epochs": 3, "verbose": 0}
+    reading = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: logs["loss"])
+
+    def history(callbacks):
+        model = compiled(make_model(), keras.optimizers.SGD(0.1), metrics=["accuracy"])
+        return model.fit(**data, callbacks=callbacks).history
+
+    expected = history([])
+    for step in (6, 9):  # after the backups at 4 and 8, at the ends of epochs
+        with pytest.raises(InterruptedError):
+            history([BackupAndRestore(tmp_path, save_freq=4), Interruption(step)])
+    resumed = history([BackupAndRestore(tmp_path, save_freq=4), reading])
+    assert resumed == {name: values[1:] for name, values in expected.items()}
+
+
+def test_files_of_others_are_left_alone(tmp_path):
+    others = [tmp_path / name for name in ("backup-2024", "backup-of-mine", "model.keras")]
+    for other in others:
+        other.write_text("")
+    fit(tmp_path, epochs=4, delete_checkpoint=True)
+    assert sorted(tmp_path.iterdir()) == sorted(others)
 
 
 @pytest.mark.parametrize("save_freq", [0, -1, "batch", 1.5])

@@ -23,7 +23,7 @@ from tests.parallel.training import (
     make_model,
 )
 from tf_onebit import FullPrecision, OneBit, WarmStart
-from tf_onebit.callbacks import Monitor
+from tf_onebit.callbacks import BackupAndRestore, Monitor
 from tf_onebit.collectives import horovod
 from tf_onebit.exchanges import Bucketed, GradientSpec
 
@@ -249,3 +249,19 @@ def test_monitor_needs_an_optimizer_that_exchanges(world_size):
     model = compiled(make_model(), keras.optimizers.SGD(0.01))
     with pytest.raises(ValueError, match="Monitor needs an optimizer that exchanges gradients"):
         fit_part(model, 1, world_size, callbacks=[Monitor()])
+
+
+@pytest.mark.workers(2)
+def test_directory_that_is_not_shared_is_refused(tmp_path, world_size):
+    model = compiled(make_model(), hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)))
+    directory = tmp_path / str(rank())
+    message = f"All workers must name one directory .*Received: directory='.*/{rank()}'"
+    with pytest.raises(ValueError, match=message):
+        fit_part(model, 2, world_size, callbacks=[BackupAndRestore(directory, save_freq=1)])
+
+
+@pytest.mark.workers(2)
+def test_workers_that_no_optimizer_connects_are_refused(tmp_path, world_size):
+    model = compiled(make_model(), keras.optimizers.SGD(0.1))
+    with pytest.raises(ValueError, match="Received: 2 workers of Horovod, and a model whose"):
+        fit_part(model, 1, world_size, callbacks=[BackupAndRestore(tmp_path)])

@@ -1,6 +1,6 @@
 """Trains with backups, and may kill itself: python -m tests.parallel.train_with_backup
 
-... --engine horovod | tensorflow | alone --data arrays | dataset | sequence
+... --engine horovod | tensorflow | mirrored | alone --devices 2 --data arrays | dataset | sequence
     --directory backups --output folder --save-freq 3 --die-at 17 | --die-at-file 5
 """
 
@@ -14,20 +14,29 @@ import numpy as np
 import tensorflow as tf
 
 import tf_onebit
-from tests.parallel.training import INPUTS, compiled, make_data
+from tests.parallel.training import compiled, make_data
 
 EPOCHS = 3
 SAMPLES = 200
 GLOBAL_BATCH_SIZE = 24  # of which none is left for a whole number of batches
 
 
-def make_model():
+class Noise(keras.layers.Layer):
+    """Draws from Keras' global generator."""
+
+    def call(self, x, training=False):
+        return x + keras.random.normal(tf.shape(x), stddev=0.1) if training else x
+
+
+def make_model(options):
+    """Not built before the first step, when no strategy builds it."""
     return keras.Sequential(
         [
-            keras.Input((INPUTS,)),
             keras.layers.Dense(32, activation="relu"),
             keras.layers.BatchNormalization(),
             keras.layers.Dropout(0.2, seed=3),
+            # TensorFlow cannot make Keras' global generator on several devices.
+            *([] if options.engine == "mirrored" else [Noise()]),
             keras.layers.Dense(10),
         ]
     )
@@ -81,9 +90,20 @@ def die_at_file(number):
     os.fsync = counting
 
 
+def make_strategy(options, exchange):
+    if options.engine == "tensorflow":
+        return tf_onebit.distribute.MultiWorkerMirroredStrategy(exchange)
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    parts = [tf.config.LogicalDeviceConfiguration()] * options.devices
+    tf.config.set_logical_device_configuration(cpu, parts)
+    devices = [f"CPU:{index}" for index in range(options.devices)]
+    return tf_onebit.distribute.MirroredStrategy(exchange, devices)
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--engine", required=True)
+    parser.add_argument("--devices", type=int, default=2)
     parser.add_argument("--data", default="arrays")
     parser.add_argument("--directory", required=True)
     parser.add_argument("--output", type=pathlib.Path, required=True)
@@ -96,11 +116,11 @@ def main():
     exchange = tf_onebit.WarmStart(tf_onebit.OneBit(min_size=0), steps=4)
     arguments = {"metrics": ["accuracy"], "steps_per_execution": options.steps_per_execution}
     adam = keras.optimizers.Adam
-    if options.engine == "tensorflow":
-        strategy = tf_onebit.distribute.MultiWorkerMirroredStrategy(exchange)
+    if options.engine in ("tensorflow", "mirrored"):
+        strategy = make_strategy(options, exchange)
         keras.utils.set_random_seed(1)
         with strategy.scope():
-            model = compiled(make_model(), adam(0.01), **arguments)
+            model = compiled(make_model(options), adam(0.01), **arguments)
         rank, parts = strategy.extended.engine.ranks[0], 1  # it divides the data itself
     elif options.engine == "horovod":
         import tf_onebit.horovod as hvd
@@ -108,11 +128,11 @@ def main():
         hvd.init()
         keras.utils.set_random_seed(1)
         optimizer = hvd.DistributedOptimizer(adam(0.01), exchange)
-        model = compiled(make_model(), optimizer, **arguments)
+        model = compiled(make_model(options), optimizer, **arguments)
         rank, parts = hvd.rank(), hvd.size()
     else:
         keras.utils.set_random_seed(1)
-        model = compiled(make_model(), adam(0.01), **arguments)
+        model = compiled(make_model(options), adam(0.01), **arguments)
         rank, parts = 0, 1
 
     x, labels = (a.reshape(-1, *a.shape[3:])[:SAMPLES] for a in make_data(SAMPLES // 16 + 1, 1))

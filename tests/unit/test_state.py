@@ -7,7 +7,9 @@ import tensorflow as tf
 from tests.parallel.ranks import digest
 from tf_onebit import FullPrecision, Local, OneBit, WarmStart
 from tf_onebit.collectives import lockstep
+from tf_onebit.collectives.lockstep import LockstepEngine
 from tf_onebit.exchanges import Bucketed, GradientSpec
+from tf_onebit.training.gradients import GradientExchange
 
 SPECS = [
     GradientSpec("first", (64, 48), "float32"),
@@ -80,6 +82,34 @@ def test_pending_update_is_conserved_by_another_number_of_workers(name, before, 
         exchange.load_state(states, ratio)
     for mine, expected in zip(unsent(resumed), unsent(exchanges), strict=True):
         np.testing.assert_allclose(mine, ratio * expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.5])
+def test_a_single_worker_sends_what_several_had_not_sent(scale):
+    exchanges = build("one_bit", 2)
+    run(exchanges, range(3))
+    states = [exchange.state() for exchange in exchanges]
+    variables = [tf.Variable(tf.zeros(spec.shape), name=spec.name) for spec in SPECS]
+    alone = GradientExchange(OneBit(), LockstepEngine(["CPU:0"]), mean=True)
+    alone.load_states([states], scale)
+    zeros = [tf.zeros(spec.shape) for spec in SPECS]
+    sent = [alone([zeros], variables)[0] for _ in range(2)]
+    (expected,) = build("one_bit", 1)
+    expected.load_state(states, scale)
+    for gradients in sent:
+        ((others, _),) = lockstep.run([expected.exchange(zeros)])
+        assert digest(gradients) == digest(others)
+    assert all(np.any(gradient) for gradient in (sent[0][0], sent[0][2]))  # what is quantized
+
+
+@pytest.mark.parametrize("ratio", [0.5, 2.0])
+def test_residuals_follow_the_scale_of_gradients(ratio):
+    exchanges, resumed = build("one_bit", 2), build("one_bit", 2)
+    run(exchanges, range(3))
+    for exchange in resumed:
+        exchange.load_state([e.state() for e in exchanges], ratio)
+    for mine, expected in zip(unsent(resumed), unsent(exchanges), strict=True):
+        np.testing.assert_allclose(mine, ratio * expected)
 
 
 def test_warm_start_goes_on_counting():
