@@ -11,9 +11,10 @@ setup: $(VENV)/.requirements $(VENV)/.package $(LIBRARY) $(VENV)/.horovod
 train: setup
 	$(VENV)/bin/python examples/speech/compare.py
 
-# The kernels alone under sanitizers, then everything else.
+# First what runs in one process; then jobs, which need the cores for themselves.
 test: setup
-	$(VENV)/bin/python -m pytest tests
+	$(VENV)/bin/python -m pytest tests/cc tests/unit --numprocesses auto
+	$(VENV)/bin/python -m pytest tests/parallel
 
 lint: setup
 	$(VENV)/bin/ruff check .

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tests.parallel.launch import ROOT, run_job
 from tests.parallel.training import INPUTS, compiled, make_model
-from tf_onebit.callbacks import BackupAndRestore
+from tf_onebit.callbacks import BackupAndRestore, training_state
 
 
 def train(engine, directory, output, *arguments, world_size=2):
@@ -226,6 +226,84 @@ def test_epochs_that_are_resumed_at_their_end_keep_their_logs(tmp_path):
             history([BackupAndRestore(tmp_path, save_freq=4), Interruption(step)])
     resumed = history([BackupAndRestore(tmp_path, save_freq=4), reading])
     assert resumed == {name: values[1:] for name, values in expected.items()}
+
+
+class TwoPlayers(keras.Model):
+    """Trains in a step of its own only, each part by an optimizer of its own."""
+
+    def __init__(self):
+        super().__init__()
+        keras.utils.set_random_seed(0)
+        self.players = [keras.layers.Dense(4), keras.layers.Dense(4)]
+        for player in self.players:
+            player.build([None, INPUTS])
+        self.rivals = [keras.optimizers.Adam(0.01), keras.optimizers.Adam(0.02)]
+
+    def train_step(self, data):
+        for player, optimizer in zip(self.players, self.rivals, strict=True):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(player(data[0]) ** 2)
+            weights = player.trainable_variables
+            optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"last": loss}
+
+
+def test_model_that_only_its_own_step_trains(tmp_path):
+    x = np.random.default_rng(0).standard_normal([32, INPUTS]).astype(np.float32)
+
+    def weights(callbacks):
+        model = TwoPlayers()
+        model.compile()
+        model.fit(x, x, batch_size=8, epochs=2, verbose=0, callbacks=callbacks)
+        return model.get_weights()
+
+    class InterruptionOfRivals(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if self.model.rivals[1].iterations == 7:
+                raise InterruptedError
+
+    expected = weights([])
+    with pytest.raises(InterruptedError):
+        weights([BackupAndRestore(tmp_path, save_freq=3), InterruptionOfRivals()])
+    assert_same_bits([weights([BackupAndRestore(tmp_path, save_freq=3)])], [expected])
+
+
+def test_model_whose_resuming_was_interrupted_trains_again(tmp_path):
+    model = compiled(make_model(), keras.optimizers.SGD(0.1))
+    data = {"x": np.zeros([32, INPUTS], np.float32), "y": np.zeros([32]), "batch_size": 8}
+
+    class InterruptionOfReplay(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            raise InterruptedError
+
+    def interrupted(callback):
+        backup = BackupAndRestore(tmp_path, save_freq=3)
+        with pytest.raises(InterruptedError):
+            model.fit(**data, epochs=3, verbose=0, callbacks=[backup, callback])
+
+    interrupted(Interruption(8))  # a backup after 3 batches of the second epoch
+    interrupted(InterruptionOfReplay())
+    model.fit(**data, epochs=3, verbose=0, callbacks=[BackupAndRestore(tmp_path)])
+    assert model.optimizer.iterations == 12
+
+
+def test_accumulated_gradients_are_divided_among_other_workers():
+    def accumulating(scale):
+        model = compiled(make_model(), keras.optimizers.SGD(0.1, gradient_accumulation_steps=4))
+        x, labels = np.ones([8, INPUTS], np.float32), np.zeros([8], np.int32)
+        model.fit(scale * x, labels, 8, verbose=0)
+        return model
+
+    states = [training_state.collect(accumulating(scale)) for scale in (1.0, 2.0)]
+    model = accumulating(3.0)
+    training_state.divide_accumulated(model, states, 3)
+    accumulators = {id(v) for v in model.optimizer._accumulated_gradients}
+    places = [i for i, v in enumerate(model.optimizer.variables) if id(v) in accumulators]
+    assert len(places) == 6
+    for i in places:
+        total = sum(state[f"optimizer_0/{i}#0"] for state in states)
+        assert np.any(total)
+        np.testing.assert_allclose(model.optimizer.variables[i], total / 3, rtol=1e-6)
 
 
 def test_files_of_others_are_left_alone(tmp_path):

@@ -16,7 +16,7 @@ def trained(tmp_path_factory):
     finished = {}
 
     def train(engine, replicas, devices=1, cases=tuple(CASES)):
-        key = engine, replicas, devices
+        key = engine, replicas, devices, cases
         if key not in finished:
             output = tmp_path_factory.mktemp("weights")
             finished[key] = _train(engine, replicas, devices, cases, output)
@@ -45,13 +45,24 @@ def assert_same_bits(weights, others):
         np.testing.assert_array_equal(array, other)
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("replicas", [2, 4])
-def test_engines_give_the_same_bits(replicas, case, trained):
-    mirrored = trained("mirrored", replicas, devices=replicas)[case][0]
+def assert_engines_give_the_same_bits(replicas, case, trained, cases):
+    mirrored = trained("mirrored", replicas, devices=replicas, cases=cases)[case][0]
     for engine in ("horovod", "tensorflow"):
-        for weights in trained(engine, replicas)[case]:
+        for weights in trained(engine, replicas, cases=cases)[case]:
             assert_same_bits(weights, mirrored)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_workers_of_any_engine_have_the_same_bits(case, trained):
+    assert_engines_give_the_same_bits(2, case, trained, tuple(CASES))
+
+
+FOUR_WORKERS = ("buckets", "full_precision")
+
+
+@pytest.mark.parametrize("case", FOUR_WORKERS)
+def test_four_workers_of_any_engine_have_the_same_bits(case, trained):
+    assert_engines_give_the_same_bits(4, case, trained, FOUR_WORKERS)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -69,8 +80,8 @@ def test_engines_agree_with_three_workers(case, trained):
 
 def test_twelve_tasks_are_in_the_order_of_their_numbers(trained):
     # TensorFlow sorts them as text: 0, 1, 10, 11, 2, ...
-    mirrored = trained("mirrored", 12, devices=12, cases=["buckets"])["buckets"][0]
-    for weights in trained("tensorflow", 12, cases=["buckets"])["buckets"]:
+    mirrored = trained("mirrored", 12, devices=12, cases=("buckets",))["buckets"][0]
+    for weights in trained("tensorflow", 12, cases=("buckets",))["buckets"]:
         assert_same_bits(weights, mirrored)
 
 
@@ -79,6 +90,6 @@ def test_two_workers_with_two_devices_each(case, trained):
     ranks = trained("tensorflow", 4, devices=2)[case]
     assert_same_bits(*ranks)
     if case == "full_precision":  # between devices as between workers: four replicas as ever
-        mirrored = trained("mirrored", 4, devices=4)[case][0]
+        mirrored = trained("mirrored", 4, devices=4, cases=FOUR_WORKERS)[case][0]
         for array, other in zip(ranks[0], mirrored, strict=True):
             np.testing.assert_allclose(array, other, rtol=1e-5, atol=1e-5)

@@ -337,6 +337,21 @@ def test_template_is_cloned(world_size):
 UNEVEN = [3, 5, 8]  # batches
 
 
+class OwnMetric(keras.Model):
+    """Keeps a mean of the loss in the way of Keras' guides."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.tracker = keras.layers.Dense(10), keras.metrics.Mean(name="own")
+
+    def call(self, x):
+        return self.layer(x)
+
+    def train_step(self, data):
+        self.tracker.update_state(1.0)
+        return {"own": self.tracker.result(), **super().train_step(data)}
+
+
 def uneven(form, strategy):
     """Data of which this rank has `UNEVEN[rank()]` batches."""
     x, labels = make_data(UNEVEN[rank()], 1)
@@ -382,6 +397,22 @@ def test_data_that_end_at_different_steps(uneven_data, form, steps_per_execution
     assert np.isfinite(history["loss"]).all()
     assert all(np.isfinite(v).all() for v in arrays_of(model))
     assert_same_bits_on_all_ranks([np.array(v) for v in model.trainable_variables])
+
+
+@workers
+def test_empty_batches_do_not_count_in_metrics(world_size):
+    strategy = MultiWorkerMirroredStrategy()
+    model = in_scope(strategy=strategy, make=OwnMetric)
+    model.fit(uneven("from_function", strategy), verbose=0)
+    assert model.tracker.count.numpy() == UNEVEN[rank()]
+
+
+@workers
+def test_steps_per_epoch_of_uneven_data(world_size):
+    strategy = MultiWorkerMirroredStrategy()
+    model = in_scope(strategy=strategy)
+    model.fit(uneven("not_sharded", strategy), steps_per_epoch=max(UNEVEN[:2]), verbose=0)
+    assert model.optimizer.iterations.numpy() == max(UNEVEN[:2])
 
 
 @workers

@@ -142,6 +142,8 @@ def main():
         data = {"x": x, "y": labels, "batch_size": batch_size}
     elif options.data == "sequence":
         data = {"x": Shuffled(x, labels, batch_size)}
+        # Shuffles after every epoch, too, by the same generator.
+        data["validation_data"] = Shuffled(x[:64], labels[:64], batch_size)
     else:
         dataset = tf.data.Dataset.from_tensor_slices((x, labels)).shuffle(SAMPLES, seed=5)
         data = {"x": dataset.batch(batch_size)}

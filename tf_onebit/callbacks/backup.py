@@ -75,7 +75,8 @@ class BackupAndRestore(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         self._workers = _Workers(self.model, self.directory)
         self._number = 0
-        self._train_function = None  # Keras' own, while another stands in for it
+        self._random_states = {}  # at the beginning of each epoch
+        self._end_replay()  # of a run that was interrupted
         manifest, states = self._latest()
         if manifest is None:
             return
@@ -86,18 +87,27 @@ class BackupAndRestore(keras.callbacks.Callback):
                 "anew."
             )
         self._number = manifest["number"]
-        mine = states[self._workers.place_among(len(states))]
+        mine = self._mine((manifest, states))
         training_state.assign_variables(self.model, mine)
         training_state.load_exchanges(self.model, states)
-        batch, steps = manifest["batch"], self.params["steps"]
-        if steps and manifest["steps"]:  # of another number of workers, an epoch may have others
-            batch = batch * steps // manifest["steps"]
+        if manifest["workers"] != self._workers.world_size:
+            parts = 1 if len(states) == self._workers.count else self._workers.count
+            training_state.divide_accumulated(self.model, states, parts)
+        batch = manifest["batch"]
+        if self._steps and manifest["steps"]:  # with other workers an epoch may have others
+            batch = batch * self._steps // manifest["steps"]
         self._replay(manifest["epoch"], batch, mine)
+
+    @property
+    def _steps(self):
+        """The number of batches of an epoch, or None."""
+        return (self.params or {}).get("steps")
 
     def on_epoch_begin(self, epoch, logs=None):
         self._epoch, self._batch = epoch, 0  # the next to train on
         self._saved_batch = 0  # of this epoch: the next after the last backup
-        self._random_at_epoch_begin = training_state.random_state()
+        self._random_states[epoch] = training_state.random_state()
+        self.model._initial_epoch = None  # Keras has read it
 
     def on_train_batch_end(self, batch, logs=None):
         self._batch = batch + 1
@@ -112,7 +122,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._save()
 
     def on_train_end(self, logs=None):
-        self.model._initial_epoch = None  # of this run only
+        self.model._initial_epoch = None  # where there was no epoch left
         self._workers.wait_for_all()
         if self.delete_checkpoint and self._workers.rank == 0:
             for path in self._own("backup|unfinished"):
@@ -125,51 +135,79 @@ class BackupAndRestore(keras.callbacks.Callback):
         fit = _frame_of_fit(self.model)
         epoch_iterator = fit.f_locals["epoch_iterator"]
         self.model._initial_epoch = epoch
+        self._random_states = {
+            int(earlier): random_state
+            for earlier, random_state in json.loads(str(state["random_at_epoch_begin"])).items()
+        }
+        random_state = str(state["random"])
         reason = why_not_repeatable(epoch_iterator)
         if not self._workers.all_true(reason is None):
-            training_state.set_random_state(self.model, state["random"])
-            if batch > 0:
+            training_state.set_random_state(self.model, random_state)
+            if batch > 0 and batch == self._steps:
+                self.model._initial_epoch = epoch + 1
+            elif batch > 0:
                 print(
                     f"Epoch {epoch + 1} begins anew, from the weights after {batch} batches: its "
                     "data may come in another order now: "
                     f"{reason or 'those of another worker may'}."
                 )
             return
-        for _ in range(fit.f_locals["initial_epoch"], epoch):
+        for earlier in range(fit.f_locals["initial_epoch"], epoch):
+            self._set_random_state_at_begin_of(earlier)
             with epoch_iterator.catch_stop_iteration():
                 for _, _, iterator in epoch_iterator:
                     self._draw(iterator)
         executions = batch // self.model.steps_per_execution
         if executions == 0:
-            training_state.set_random_state(self.model, state["random"])
+            training_state.set_random_state(self.model, random_state)
             return
-        # Keras shuffles an epoch when it begins.
-        training_state.set_random_state(self.model, state["random_at_epoch_begin"])
+        self._set_random_state_at_begin_of(epoch)
         logs = None
 
         def draw(iterator):
             nonlocal executions, logs
-            data = self._draw(iterator)
+            try:
+                data = self._draw(iterator)
+            except BaseException:  # the end of the data, or Ctrl-C
+                self._end_replay()
+                raise
             executions -= 1
             self._saved_batch = batch
             if logs is None:
-                random_state = training_state.random_state()
-                self.model._symbolic_build(data_batch=data)  # the metrics
-                training_state.assign_variables(self.model, state)
-                training_state.set_random_state(self.model, random_state)
-                logs = self.model.get_metrics_result()
+                logs = self._logs(data, state)
             if executions == 0:
                 # Once more: other callbacks may have changed something.
                 training_state.assign_variables(self.model, state)
-                training_state.set_random_state(self.model, state["random"])
+                training_state.set_random_state(self.model, random_state)
                 self._end_replay()
             return dict(logs)
 
-        self._train_function, self.model.train_function = self.model.train_function, draw
+        draw.stands_in_for = self.model.train_function
+        self.model.train_function = draw
 
     def _end_replay(self):
-        if self._train_function is not None:
-            self.model.train_function, self._train_function = self._train_function, None
+        function = self.model.train_function
+        self.model.train_function = getattr(function, "stands_in_for", function)
+
+    def _set_random_state_at_begin_of(self, epoch):
+        """As the order of its data may depend on it."""
+        if epoch in self._random_states:
+            training_state.set_random_state(self.model, self._random_states[epoch])
+
+    def _logs(self, data, state):
+        """What Keras logged when the backup was made."""
+        before = training_state.random_state()
+        # A model may have metrics that its `train_step` alone can build. Their first values are
+        # lost.
+        with contextlib.suppress(Exception):
+            if not self._workers.in_strategy:  # else Keras has done it
+                self.model._symbolic_build(data_batch=data)
+        training_state.assign_variables(self.model, state)
+        training_state.set_random_state(self.model, before)
+        try:
+            return self.model.get_metrics_result()
+        except Exception:
+            return {}
 
     def _draw(self, iterator):
         """Draws the batches of one execution, of which the last may have fewer."""
@@ -187,7 +225,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             np.savez(
                 file,
                 random=training_state.random_state(),
-                random_at_epoch_begin=self._random_at_epoch_begin,
+                random_at_epoch_begin=json.dumps(self._random_states),
                 **training_state.collect(self.model),
             )
             _flush(file)
@@ -211,7 +249,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             "workers": self._workers.world_size,
             "epoch": self._epoch,
             "batch": self._batch,
-            "steps": self.params["steps"],
+            "steps": self._steps,
         }
         with (unfinished / _MANIFEST).open("w") as file:
             json.dump(manifest, file)
@@ -233,17 +271,16 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def _latest(self):
         """Manifest and processes' states of the newest backup that all workers can read."""
-        paths, problems = self._workers.agreed(self._backups()), []
-        if paths:
-            self._build()
-        for path in paths:
-            try:
-                found, problem = self._read(path), ""
-            except Exception as error:  # there is no end to what may be wrong with a file
-                found, problem = None, f"{path}: {error}"
-            if self._workers.all_true(found is not None):
+        problems = []
+        for path in self._workers.agreed(self._backups()):
+            # Variables are made by all workers together, or by none.
+            found, problem = self._on_all(lambda path=path: self._read(path))
+            if not problem:
+                self._build(found)
+                _, problem = self._on_all(lambda found=found: self._require_same_variables(found))
+            if not problem:
                 return found
-            problems.append(problem or f"{path}: another worker cannot read it")
+            problems.append(f"{path}: {problem}")
             warnings.warn(f"A backup cannot be used. {problems[-1]}.", stacklevel=2)
         if problems:
             raise ValueError(
@@ -251,6 +288,16 @@ class BackupAndRestore(keras.callbacks.Callback):
                 "another model? Name another directory, or remove this one to start anew."
             )
         return None, None
+
+    def _on_all(self, function):
+        """What a function returns, and what went wrong on this worker or another, or nothing."""
+        try:
+            result, problem = function(), ""
+        except Exception as error:  # there is no end to what may be wrong with a file
+            result, problem = None, str(error)
+        if self._workers.all_true(not problem):
+            return result, ""
+        return None, problem or "another worker cannot use it"
 
     def _read(self, path):
         manifest = json.loads((path / _MANIFEST).read_text())
@@ -264,17 +311,29 @@ class BackupAndRestore(keras.callbacks.Callback):
         for rank in wanted:
             with np.load(path / f"process_{rank}.npz") as file:
                 states[rank] = dict(file)
-        training_state.require_same_variables(self.model, states[place])
         return manifest, states
 
-    def _build(self):
+    def _build(self, found):
         """Gives model and optimizers the variables that Keras gives them in the first step."""
-        if not self.model.built:
+        layers = [layer for layer in self.model._flatten_layers() if layer is not self.model]
+        if not all(layer.built for layer in layers):
             dataset = _frame_of_fit(self.model).f_locals["epoch_iterator"]._distributed_dataset
-            self.model._symbolic_build(data_batch=dataset.element_spec)
-        for optimizer in training_state.optimizers_of(self.model):
-            if not optimizer.built:
-                optimizer.build(self.model.trainable_variables)
+            try:
+                self.model._symbolic_build(data_batch=dataset.element_spec)
+            except Exception as error:
+                raise ValueError(
+                    "A model that is resumed must have its variables. Received: "
+                    f"{self.model!r}, which cannot be built from its data. Build its layers "
+                    "before fit."
+                ) from error
+        training_state.build_optimizers(self.model, self._mine(found))
+
+    def _require_same_variables(self, found):
+        training_state.require_same_variables(self.model, self._mine(found))
+
+    def _mine(self, found):
+        _, states = found
+        return states[self._workers.place_among(len(states))]
 
 
 def _flush(file):
@@ -311,6 +370,7 @@ class _Workers:
         engine = exchanges[0].engine if exchanges else None
         if engine is None:
             _require_no_horovod()
+        self.in_strategy = model._distribute_strategy is not None
         # Where all workers are in this process, it is alone.
         alone = engine is None or len(engine.ranks) == engine.world_size
         self._engine = None if alone else engine

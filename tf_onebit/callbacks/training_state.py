@@ -52,6 +52,11 @@ def collect(model):
         for name, variable in variables_of(model).items()
         for i, copy in enumerate(_copies(variable))
     }
+    places = {id(variable): i for i, variable in enumerate(model.trainable_variables)}
+    for i, optimizer in enumerate(optimizers_of(model)):
+        if optimizer.built:
+            trained = [places.get(id(v), -1) for v in optimizer._trainable_variables]
+            state[f"optimizer_{i}/trained"] = np.array(trained, np.int64)
     for i, exchange in enumerate(gradient_exchanges_of(model)):
         built = exchange.states()
         state[f"exchange_{i}/built"] = np.array([exchange.engine.world_size, len(built)])
@@ -61,6 +66,14 @@ def collect(model):
                 prefix = f"exchange_{i}/{j}/{rank}"
                 state |= {f"{prefix}/{name}": array for name, array in one.items()}
     return state
+
+
+def build_optimizers(model, state):
+    """Gives the optimizers of a model the variables that they had, each for those it trained."""
+    for i, optimizer in enumerate(optimizers_of(model)):
+        trained = state.get(f"optimizer_{i}/trained")
+        if not optimizer.built and trained is not None and np.all(trained >= 0):
+            optimizer.build([model.trainable_variables[j] for j in trained])
 
 
 def require_same_variables(model, state):
@@ -83,11 +96,31 @@ def assign_variables(model, state):
         for i, copy in enumerate(_copies(variable)):
             # Devices that were not there then begin with what the first had.
             array = state.get(f"{name}#{i}", state.get(f"{name}#0"))
-            if array is None:
+            if array is not None:
+                copy.assign(_typed(array, copy))
+
+
+def divide_accumulated(model, states, parts):
+    """Divides gradients that are being accumulated among other workers than those they are of.
+
+    Args:
+        model: Keras model.
+        states: list of processes' states.
+        parts: number of processes that they are divided among.
+    """
+    for i, optimizer in enumerate(optimizers_of(model)):
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        accumulators = {id(v) for v in getattr(inner, "_accumulated_gradients", [])}
+        scale = next((s[f"exchange_{i}/scale"] for s in states if f"exchange_{i}/scale" in s), 1.0)
+        ratio = scale / getattr(getattr(inner, "gradient_exchange", None), "scale", 1.0)
+        for j, variable in enumerate(optimizer.variables):
+            if id(variable) not in accumulators:
                 continue
-            if array.dtype.kind == "V":  # a type that NumPy does not know, like bfloat16
-                array = array.view(copy.dtype.as_numpy_dtype)
-            copy.assign(array)
+            copies, name = _copies(variable), f"optimizer_{i}/{j}#"
+            arrays = [a for state in states for key, a in state.items() if key.startswith(name)]
+            total = sum(_typed(array, copies[0]) for array in arrays)
+            for copy in copies:
+                copy.assign(ratio * total / (parts * len(copies)))
 
 
 def load_exchanges(model, states):
@@ -106,7 +139,8 @@ def load_exchanges(model, states):
         ranks, count = saved["built"]
         states = [[part_of(saved, f"{j}/{rank}") for rank in range(ranks)] for j in range(count)]
         exchange.load_states(states, float(saved["scale"]))
-    if part_of(together, f"exchange_{len(gradient_exchanges_of(model))}"):
+    others = part_of(together, f"exchange_{len(gradient_exchanges_of(model))}")
+    if any(name.endswith("residual") for name in others):
         warnings.warn(
             "The workers of the backup had gradients that they had not sent yet. They are lost: "
             "the model's optimizer exchanges none. Make it as for several workers.",
@@ -115,22 +149,27 @@ def load_exchanges(model, states):
 
 
 def random_state():
-    """The states of the global random generators of Python, NumPy and Keras: NumPy string."""
+    """The states of the global random generators of Python, NumPy and Keras: string."""
     name, keys, *rest = np.random.get_state()
     generator = global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
     keras_state = None if generator is None else np.array(generator.state).tolist()
-    return np.array(json.dumps([random.getstate(), [name, keys.tolist(), *rest], keras_state]))
+    return json.dumps([random.getstate(), [name, keys.tolist(), *rest], keras_state])
 
 
 def set_random_state(model, state):
     """Sets the generators, of which Keras' is a model's, to what `random_state` returned."""
-    python, numpy, keras_state = json.loads(str(state))
+    python, numpy, keras_state = json.loads(state)
     if keras_state is not None:
         with model.distribute_strategy.scope():
             seed_generator.global_seed_generator().state.assign(keras_state)
     # Last: to make Keras' generator takes a random number.
     random.setstate((python[0], tuple(python[1]), python[2]))
     np.random.set_state(tuple(numpy))
+
+
+def _typed(array, variable):
+    """A saved array: NumPy does not know all types, like bfloat16."""
+    return array.view(variable.dtype.as_numpy_dtype) if array.dtype.kind == "V" else array
 
 
 def _copies(variable):

@@ -37,7 +37,7 @@ def prepared(dataset, strategy):
 
 def _count_together(epoch_iterator, strategy):
     """Keras has counted the batches of this worker before it had the data distributed."""
-    mine = epoch_iterator.num_batches
+    mine = epoch_iterator.data_adapter.num_batches
     unknown = tf.data.experimental.UNKNOWN_CARDINALITY
     common = _common_cardinality(unknown if mine is None else mine, strategy)
     common = None if common < 0 else common
@@ -148,28 +148,29 @@ def without_effect_of_empty_batches(function, model=None):
             return masked(tf.size(tensor) > 0, *args, **kwargs)
 
     def masked(has_data, *args, **kwargs):
-        statistics = [] if model is None else _statistics_of(model)
-        before = [tf.identity(variable) for variable in statistics]
+        statistics, metrics = ([], []) if model is None else _updated_by(model)
+        before = [tf.identity(variable) for variable in (*statistics, *metrics)]
         _step.has_data = has_data
         try:
             outputs = function(*args, **kwargs)
         finally:
             _step.has_data = None
-        for variable, value in zip(statistics, before, strict=True):
-            # Synchronized ones are right also where there is no data.
-            good = has_data | tf.math.is_finite(variable)
-            variable.assign(tf.where(good, variable, value))
+        # Synchronized statistics are right also where there is no data.
+        good = [has_data | tf.math.is_finite(variable) for variable in statistics]
+        good += [has_data] * len(metrics)
+        for variable, is_good, value in zip((*statistics, *metrics), good, before, strict=True):
+            variable.assign(tf.where(is_good, variable, value))
         return outputs
 
     return guarded
 
 
-def _statistics_of(model):
-    """What a step of a Keras model updates beside weights and random generators."""
+def _updated_by(model):
+    """What a step of a Keras model updates beside its weights: statistics, metrics' variables."""
     # Not `non_trainable_variables`, which are all weights of frozen layers as well.
     of_layers = (v for layer in model._flatten_layers() for v in layer._non_trainable_variables)
-    variables = {id(v): v for v in (*of_layers, *model.metrics_variables)}
-    return [v for v in variables.values() if v.dtype.startswith("float")]
+    statistics = {id(v): v for v in of_layers if v.dtype.startswith("float")}
+    return list(statistics.values()), model.metrics_variables
 
 
 def zero_without_data(gradients):
