@@ -99,10 +99,11 @@ def main():
     print_table("All workers together", ["steps", "MB", "threads"], table)
     steps, rss, threads = np.array([row for row in rows if row[0] >= WARM_UP * arguments.steps]).T
     # A fitted line: one reading more or less says little.
-    growth = np.polyfit(steps, rss, 1)[0] / strategy.num_replicas_in_sync
+    workers = strategy.num_replicas_in_sync
+    growth = np.polyfit(steps, rss, 1)[0] / workers
     verdicts = [
         verdict("bytes of memory that a worker grows by per step", growth, MOST_BYTES_PER_STEP),
-        verdict("threads more at the end", int(threads[-1] - threads[0]), 0),
+        verdict("threads more at the end, per worker", (threads[-1] - threads[0]) / workers, 1),
     ]
     content = {"machine": facts, "arguments": vars(arguments), "readings": rows}
     write_json(arguments.output, content | {"verdicts": verdicts})
