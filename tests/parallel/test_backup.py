@@ -296,7 +296,7 @@ def test_accumulated_gradients_are_divided_among_other_workers():
 
     states = [training_state.collect(accumulating(scale)) for scale in (1.0, 2.0)]
     model = accumulating(3.0)
-    training_state.divide_accumulated(model, states, 3)
+    training_state.assign_variables(model, training_state.accumulated_anew(model, states, 3))
     accumulators = {id(v) for v in model.optimizer._accumulated_gradients}
     places = [i for i, v in enumerate(model.optimizer.variables) if id(v) in accumulators]
     assert len(places) == 6

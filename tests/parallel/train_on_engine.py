@@ -69,7 +69,11 @@ def fit_in_scope(options, make_optimizer, exchange):
         )
 
     model.fit(strategy.distribute_datasets_from_function(mine), verbose=0)
-    return strategy.extended.engine.ranks[0], model.get_weights()
+    rank = strategy.extended.engine.ranks[0]
+    if options.devices == 1:
+        gathered = strategy.gather(tf.constant([rank]), axis=0)
+        assert gathered.numpy().tolist() == list(range(options.replicas))
+    return rank, model.get_weights()
 
 
 def batches(replicas, first, count):

@@ -88,11 +88,11 @@ class BackupAndRestore(keras.callbacks.Callback):
             )
         self._number = manifest["number"]
         mine = self._mine((manifest, states))
-        training_state.assign_variables(self.model, mine)
-        training_state.load_exchanges(self.model, states)
         if manifest["workers"] != self._workers.world_size:
             parts = 1 if len(states) == self._workers.count else self._workers.count
-            training_state.divide_accumulated(self.model, states, parts)
+            mine = mine | training_state.accumulated_anew(self.model, states, parts)
+        training_state.assign_variables(self.model, mine)
+        training_state.load_exchanges(self.model, states)
         batch = manifest["batch"]
         if self._steps and manifest["steps"]:  # with other workers an epoch may have others
             batch = batch * self._steps // manifest["steps"]
@@ -137,7 +137,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self.model._initial_epoch = epoch
         self._random_states = {
             int(earlier): random_state
-            for earlier, random_state in json.loads(str(state["random_at_epoch_begin"])).items()
+            for earlier, random_state in json.loads(bytes(state["random_at_epoch_begin"])).items()
         }
         random_state = str(state["random"])
         reason = why_not_repeatable(epoch_iterator)
@@ -166,11 +166,7 @@ class BackupAndRestore(keras.callbacks.Callback):
 
         def draw(iterator):
             nonlocal executions, logs
-            try:
-                data = self._draw(iterator)
-            except BaseException:  # the end of the data, or Ctrl-C
-                self._end_replay()
-                raise
+            data = self._draw(iterator)
             executions -= 1
             self._saved_batch = batch
             if logs is None:
@@ -225,7 +221,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             np.savez(
                 file,
                 random=training_state.random_state(),
-                random_at_epoch_begin=json.dumps(self._random_states),
+                random_at_epoch_begin=json.dumps(self._random_states).encode(),
                 **training_state.collect(self.model),
             )
             _flush(file)

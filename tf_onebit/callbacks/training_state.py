@@ -100,27 +100,36 @@ def assign_variables(model, state):
                 copy.assign(_typed(array, copy))
 
 
-def divide_accumulated(model, states, parts):
-    """Divides gradients that are being accumulated among other workers than those they are of.
+def accumulated_anew(model, states, parts):
+    """Gradients that are being accumulated, divided among other workers than those they are of.
 
     Args:
         model: Keras model.
         states: list of processes' states.
         parts: number of processes that they are divided among.
+
+    Returns:
+        Dictionary of what changes in the state of each process.
     """
+    exchanges = gradient_exchanges_of(model)
+    anew = {}
     for i, optimizer in enumerate(optimizers_of(model)):
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         accumulators = {id(v) for v in getattr(inner, "_accumulated_gradients", [])}
-        scale = next((s[f"exchange_{i}/scale"] for s in states if f"exchange_{i}/scale" in s), 1.0)
-        ratio = scale / getattr(getattr(inner, "gradient_exchange", None), "scale", 1.0)
+        ratio = 1.0
+        exchange = getattr(inner, "gradient_exchange", None)
+        if exchange in exchanges:
+            key = f"exchange_{exchanges.index(exchange)}/scale"
+            ratio = next((state[key] for state in states if key in state), 1.0) / exchange.scale
         for j, variable in enumerate(optimizer.variables):
             if id(variable) not in accumulators:
                 continue
             copies, name = _copies(variable), f"optimizer_{i}/{j}#"
             arrays = [a for state in states for key, a in state.items() if key.startswith(name)]
             total = sum(_typed(array, copies[0]) for array in arrays)
-            for copy in copies:
-                copy.assign(ratio * total / (parts * len(copies)))
+            for k in range(len(copies)):
+                anew[f"{name}{k}"] = ratio * total / (parts * len(copies))
+    return anew
 
 
 def load_exchanges(model, states):
