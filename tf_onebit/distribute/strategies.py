@@ -213,8 +213,7 @@ class MultiWorkerMirroredStrategy(_Exchanging, tf.distribute.MultiWorkerMirrored
         # Keras asks for the mean of every metric in every step along an axis that scalars do not
         # have. It gets that of this worker, for nothing; those of an epoch are over all workers.
         is_mean = reduce_op in (tf.distribute.ReduceOp.MEAN, "MEAN", "mean")
-        scalars = all(part.shape.rank == 0 for part in _parts(self, value))
-        if is_mean and axis is not None and scalars:
+        if is_mean and axis is not None and all(p.shape.rank == 0 for p in _parts(self, value)):
             return tf.nest.map_structure(
                 lambda v: _local_mean(self.experimental_local_results(v)), value
             )
@@ -260,13 +259,14 @@ class _MultiWorkerExtended(
         parts = self._container_strategy().experimental_local_results(value)
         mine = tf.concat(parts, axis)
         # The axis becomes the first one, and again what it was.
-        order = [axis, *range(1, axis), 0, *range(axis + 1, mine.shape.rank)] if axis else None
+        order = list(range(mine.shape.rank))
+        order[0], order[axis] = order[axis], order[0]
         name = "tf_onebit/gather"
         if not tf.executing_eagerly():
             name += f"_{self._numbers.next()}"
-        request = AllGather(tf.transpose(mine, order) if axis else mine, name, uneven=True)
+        request = AllGather(tf.transpose(mine, order), name, uneven=True)
         (gathered,) = self.engine.run([ask(request)])
-        return tf.transpose(gathered, order) if axis else gathered
+        return tf.transpose(gathered, order)
 
     def _initialize_local_devices(self, cluster_resolver, worker_device):
         devices, kind = super()._initialize_local_devices(cluster_resolver, worker_device)
