@@ -25,6 +25,9 @@ LAUNCHERS = {
     # Without --gloo the launcher imports TensorFlow once more, to look for MPI.
     "horovod": ("horovodrun", "--gloo", "-np", "{}"),
     "tensorflow": ("tf-onebit", "launch", "-np", "{}", "--"),
+    # One process.
+    "mirrored": (),
+    "alone": (),
 }
 
 
@@ -32,7 +35,7 @@ def run_job(engine, world_size, command, timeout_seconds=120, **environment):
     """Runs a command in `world_size` processes on this machine.
 
     Args:
-        engine: "horovod" or "tensorflow".
+        engine: "horovod", "tensorflow", or one in which one process is all there is.
         world_size: number of worker processes.
         command: list of arguments for Python.
         timeout_seconds: a job that takes longer is ended, by force if need be.
@@ -51,11 +54,12 @@ def run_job(engine, world_size, command, timeout_seconds=120, **environment):
         "TF_NUM_INTEROP_THREADS": "2",
         "TF_CPP_MIN_LOG_LEVEL": "2",
     }
-    program, *arguments = (word.format(world_size) for word in LAUNCHERS[engine])
-    launcher = str(pathlib.Path(sys.executable).with_name(program))
+    launcher = [word.format(world_size) for word in LAUNCHERS[engine]]
+    if launcher:
+        launcher[0] = str(pathlib.Path(sys.executable).with_name(launcher[0]))
     start = time.monotonic()
     with subprocess.Popen(
-        [launcher, *arguments, sys.executable, *command],
+        [*launcher, sys.executable, *command],
         cwd=ROOT,
         env=os.environ | settings | environment,
         stdout=subprocess.PIPE,

@@ -3,15 +3,13 @@
 import contextlib
 import json
 import shutil
-import subprocess
-import sys
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.parallel.launch import ROOT, run_job
+from tests.parallel.launch import run_job
 from tests.parallel.training import INPUTS, compiled, make_model
 from tf_onebit.callbacks import BackupAndRestore, training_state
 
@@ -21,11 +19,8 @@ def train(engine, directory, output, *arguments, world_size=2):
     output.mkdir(exist_ok=True)
     command = ["-m", "tests.parallel.train_with_backup", "--engine", engine, *arguments]
     command += ["--directory", str(directory), "--output", str(output)]
-    if engine not in ("alone", "mirrored"):
-        job = run_job(engine, world_size, command)
-        return job.returncode, job.output
-    job = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True)
-    return job.returncode, job.stdout + job.stderr
+    job = run_job(engine, world_size, command)
+    return job.returncode, job.output
 
 
 def assert_success(ended):

@@ -8,7 +8,15 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import tf_onebit
 from tests.parallel.ranks import assert_same_bits_on_all_ranks, digest, gather, rank
-from tests.parallel.training import BATCH_SIZE, INPUTS, compiled, make_data, make_model
+from tests.parallel.training import (
+    BATCH_SIZE,
+    INPUTS,
+    compiled,
+    embedding_model,
+    make_data,
+    make_model,
+    with_layer,
+)
 from tf_onebit import FullPrecision, Local, OneBit
 from tf_onebit.distribute import MultiWorkerMirroredStrategy
 
@@ -45,34 +53,6 @@ def fit(model, world_size, **arguments):
 
 def arrays_of(model):
     return [np.array(v) for v in (*model.variables, *model.optimizer.variables)]
-
-
-def with_layer(layer):
-    def make():
-        keras.utils.set_random_seed(0)
-        return keras.Sequential(
-            [
-                keras.Input((INPUTS,)),
-                keras.layers.Dense(32, activation="relu"),
-                layer(),
-                keras.layers.Dense(10, dtype="float32"),
-            ]
-        )
-
-    return make
-
-
-def embedding_model():
-    keras.utils.set_random_seed(0)
-    return keras.Sequential(
-        [
-            keras.Input((INPUTS,)),
-            keras.layers.Lambda(lambda x: tf.cast(x > 0, tf.int32), output_shape=(INPUTS,)),
-            keras.layers.Embedding(5, 3),
-            keras.layers.Flatten(),
-            keras.layers.Dense(10),
-        ]
-    )
 
 
 REFERENCES = {
@@ -421,6 +401,12 @@ def test_custom_loops_over_uneven_data_end_together(uneven_data, world_size):
     strategy = MultiWorkerMirroredStrategy(OneBit(), uneven_data=uneven_data)
     steps = sum(1 for _ in uneven("of_unknown_length", strategy))
     assert steps == number_of_steps(uneven_data, world_size)
+
+
+@workers
+def test_numbers_are_reduced(world_size):
+    strategy = MultiWorkerMirroredStrategy()
+    assert strategy.reduce("SUM", 1.5, axis=None).numpy() == 1.5 * world_size
 
 
 @workers

@@ -10,36 +10,20 @@ import numpy as np
 import tensorflow as tf
 
 import tf_onebit
-from tests.parallel.training import INPUTS, compiled, make_data, make_model
+from tests.parallel.training import (
+    INPUTS,
+    compiled,
+    embedding_model,
+    make_data,
+    make_model,
+    with_layer,
+)
 
 REPLICAS = 3
 BATCH_SIZE = 48
 STEPS = 6
 
-
-def normalized_model():
-    keras.utils.set_random_seed(0)
-    return keras.Sequential(
-        [
-            keras.Input((INPUTS,)),
-            keras.layers.Dense(32, activation="relu"),
-            keras.layers.BatchNormalization(synchronized=True),
-            keras.layers.Dense(10),
-        ]
-    )
-
-
-def embedding_model():
-    keras.utils.set_random_seed(0)
-    return keras.Sequential(
-        [
-            keras.Input((INPUTS,)),
-            keras.layers.Lambda(lambda x: tf.cast(x > 0, tf.int32), output_shape=(INPUTS,)),
-            keras.layers.Embedding(5, 3),
-            keras.layers.Flatten(),
-            keras.layers.Dense(10),
-        ]
-    )
+normalized_model = with_layer(lambda: keras.layers.BatchNormalization(synchronized=True))
 
 
 class PartlyUsed(keras.Model):

@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from tests.parallel.ranks import rank
 
@@ -18,6 +19,36 @@ def make_model(seed=0, units=32):
             keras.layers.Dense(units, activation="relu", name="first"),
             keras.layers.Dense(64, activation="relu", name="second"),
             keras.layers.Dense(CLASSES, dtype="float32", name="last"),
+        ]
+    )
+
+
+def with_layer(layer):
+    """Function that makes a network with a layer in its midst."""
+
+    def make():
+        keras.utils.set_random_seed(0)
+        return keras.Sequential(
+            [
+                keras.Input((INPUTS,)),
+                keras.layers.Dense(32, activation="relu"),
+                layer(),
+                keras.layers.Dense(10, dtype="float32"),
+            ]
+        )
+
+    return make
+
+
+def embedding_model():
+    keras.utils.set_random_seed(0)
+    return keras.Sequential(
+        [
+            keras.Input((INPUTS,)),
+            keras.layers.Lambda(lambda x: tf.cast(x > 0, tf.int32), output_shape=(INPUTS,)),
+            keras.layers.Embedding(5, 3),
+            keras.layers.Flatten(),
+            keras.layers.Dense(10),
         ]
     )
 

@@ -80,15 +80,14 @@ class BackupAndRestore(keras.callbacks.Callback):
         manifest, states = self._latest()
         if manifest is None:
             return
+        self._number = manifest["number"]
+        mine = self._mine(states)
         if manifest["workers"] != self._workers.world_size:
             print(
                 f"Resuming a run of {manifest['workers']} workers with "
                 f"{self._workers.world_size}: what had not been sent yet is divided among them "
                 "anew."
             )
-        self._number = manifest["number"]
-        mine = self._mine((manifest, states))
-        if manifest["workers"] != self._workers.world_size:
             parts = 1 if len(states) == self._workers.count else self._workers.count
             mine = mine | training_state.accumulated_anew(self.model, states, parts)
         training_state.assign_variables(self.model, mine)
@@ -193,17 +192,16 @@ class BackupAndRestore(keras.callbacks.Callback):
     def _logs(self, data, state):
         """What Keras logged when the backup was made."""
         before = training_state.random_state()
-        # A model may have metrics that its `train_step` alone can build. Their first values are
-        # lost.
+        # Both may fail, in any way, for metrics that only a model's own `train_step` can build.
+        # Then there is nothing to log: their values so far are lost, the weights are not.
         with contextlib.suppress(Exception):
             if not self._workers.in_strategy:  # else Keras has done it
                 self.model._symbolic_build(data_batch=data)
         training_state.assign_variables(self.model, state)
         training_state.set_random_state(self.model, before)
-        try:
+        with contextlib.suppress(Exception):
             return self.model.get_metrics_result()
-        except Exception:
-            return {}
+        return {}
 
     def _draw(self, iterator):
         """Draws the batches of one execution, of which the last may have fewer."""
@@ -270,10 +268,11 @@ class BackupAndRestore(keras.callbacks.Callback):
         problems = []
         for path in self._workers.agreed(self._backups()):
             # Variables are made by all workers together, or by none.
-            found, problem = self._on_all(lambda path=path: self._read(path))
+            found, problem = self._on_all(self._read, path)
             if not problem:
-                self._build(found)
-                _, problem = self._on_all(lambda found=found: self._require_same_variables(found))
+                mine = self._mine(found[1])
+                self._build(mine)
+                _, problem = self._on_all(training_state.require_same_variables, self.model, mine)
             if not problem:
                 return found
             problems.append(f"{path}: {problem}")
@@ -285,10 +284,10 @@ class BackupAndRestore(keras.callbacks.Callback):
             )
         return None, None
 
-    def _on_all(self, function):
+    def _on_all(self, function, *arguments):
         """What a function returns, and what went wrong on this worker or another, or nothing."""
         try:
-            result, problem = function(), ""
+            result, problem = function(*arguments), ""
         except Exception as error:  # there is no end to what may be wrong with a file
             result, problem = None, str(error)
         if self._workers.all_true(not problem):
@@ -309,7 +308,7 @@ class BackupAndRestore(keras.callbacks.Callback):
                 states[rank] = dict(file)
         return manifest, states
 
-    def _build(self, found):
+    def _build(self, state):
         """Gives model and optimizers the variables that Keras gives them in the first step."""
         layers = [layer for layer in self.model._flatten_layers() if layer is not self.model]
         if not all(layer.built for layer in layers):
@@ -322,13 +321,9 @@ class BackupAndRestore(keras.callbacks.Callback):
                     f"{self.model!r}, which cannot be built from its data. Build its layers "
                     "before fit."
                 ) from error
-        training_state.build_optimizers(self.model, self._mine(found))
+        training_state.build_optimizers(self.model, state)
 
-    def _require_same_variables(self, found):
-        training_state.require_same_variables(self.model, self._mine(found))
-
-    def _mine(self, found):
-        _, states = found
+    def _mine(self, states):
         return states[self._workers.place_among(len(states))]
 
 
