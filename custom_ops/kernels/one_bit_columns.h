@@ -2,7 +2,7 @@
 //
 // A column is a run of `count` values that share two reconstruction levels. The code of value i
 // is bit i % 32 of word i / 32; the unused bits of the last word are zero. Every instruction set
-// gives bitwise the same codes, levels, residuals and sums (lib/one_bit.h defines the order).
+// gives bitwise the same codes, levels, residuals and sums (lib/lanes.h defines the order).
 //
 // No pointer needs more alignment than its type, and no two arguments may overlap.
 
@@ -90,9 +90,7 @@ inline DecodeColumn<bfloat16> OneBitColumns::decode<bfloat16>() const {
   return decode_bf16;
 }
 
-// The widest table that this processor runs. The environment variable TF_ONEBIT_SIMD=plain, avx2
-// or avx512 asks for a narrower one; a value that is unknown, or asks for more than the processor
-// has, changes nothing. Read once.
+// The table to use; see simd.h.
 const OneBitColumns& GetOneBitColumns();
 
 // The tables that this processor runs, widest first, for tests; ends with nullptr.

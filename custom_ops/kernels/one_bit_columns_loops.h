@@ -1,21 +1,6 @@
 // The loops of one_bit_columns.h over the vectors of one instruction set.
 //
-// Each one_bit_columns_<name>.cc defines vectors of floats and vectors of 16-bit patterns, and
-// makes its table with MakeOneBitColumns. Everything is in anonymous namespaces, so that no code
-// for a wide instruction set is linked into a narrower table.
-//
-// Vectors (`Floats`, `Halves`) have
-//   kWidth, Vector, Mask           lanes in a vector; one truth value per lane
-//   Broadcast(x)                   x in every lane
-//   Expand(word, part)             mask of bits [part * kWidth, (part + 1) * kWidth) of a word
-//   Select(mask, one, zero)
-//   Store<kStream>(p, v)           kStream: past the caches; p is a multiple of the vector's size
-// and Floats, whose vectors have the operators + - *, also
-//   Load(p)                        of float, float16, bfloat16
-//   Pack(masks)                    the inverse of Expand
-//   GreaterEqual(a, b), Abs(v)
-//   AddWhere(mask, sum, v), AddWhereNot(mask, sum, v)      sum + v in the chosen lanes
-//   FinishStreaming()              makes what was stored past the caches visible to other threads
+// Each one_bit_columns_<name>.cc makes its table from the vectors of simd_<name>.h.
 
 #ifndef TF_ONEBIT_KERNELS_ONE_BIT_COLUMNS_LOOPS_H_
 #define TF_ONEBIT_KERNELS_ONE_BIT_COLUMNS_LOOPS_H_
@@ -26,50 +11,12 @@
 #include <utility>
 
 #include "kernels/one_bit_columns.h"
+#include "kernels/simd_loops.h"
 #include "lib/float16.h"
 #include "lib/one_bit.h"
 
 namespace tf_onebit {
 namespace {
-
-template <typename Simd>
-constexpr int kParts = kWordBits / Simd::kWidth;  // vectors that one word has bits for
-
-// 32 sums, one for each bit of a word, kept in registers.
-template <typename Floats>
-struct LaneSums {
-  typename Floats::Vector part[kParts<Floats>];
-
-  LaneSums() {
-    for (auto& vector : part) vector = Floats::Broadcast(0.0f);
-  }
-
-  void Store(float lanes[kWordBits]) const {
-    for (int p = 0; p < kParts<Floats>; ++p) {
-      Floats::template Store<false>(lanes + p * Floats::kWidth, part[p]);
-    }
-  }
-};
-
-// The corrected values of a column. They are added up anew in each pass: the column's gradient
-// and residual are in the cache by then, and a third array would only crowd it.
-template <typename Floats, typename T, bool kHasResidual>
-struct CorrectedValues {
-  const T* gradient;
-  const float* residual;
-
-  typename Floats::Vector Vector(int64_t i) const {
-    const auto value = Floats::Load(gradient + i);
-    if constexpr (kHasResidual) return value + Floats::Load(residual + i);
-    return value;
-  }
-
-  float Scalar(int64_t i) const {
-    const float value = ToFloat(gradient[i]);
-    if constexpr (kHasResidual) return value + residual[i];
-    return value;
-  }
-};
 
 struct SumsByCode {
   double sum[2] = {0, 0};
@@ -265,57 +212,13 @@ uint32_t WordAt(const uint32_t* codes, int64_t i, int64_t n) {
   return shift + n <= kWordBits ? low : low | word[1] << (kWordBits - shift);
 }
 
-constexpr int64_t kCacheLineBytes = 64;
-
-// Writes `count` values that `values_at(i, n, vectors)` computes 32 at a time, n of which count.
-//
-// Only whole cache lines are stored past the caches, because a line that is written in both ways
-// costs more than either. So the values before the first whole line are written apart, and the
-// codes then straddle words.
-template <typename Simd, bool kStream, typename T, typename ValuesAt>
-void WriteColumn(int64_t count, T* out, ValuesAt values_at) {
-  typename Simd::Vector vectors[kParts<Simd>];
-  const auto write_some = [&](int64_t i, int64_t n) {
-    values_at(i, n, vectors);
-    T values[kWordBits];
-    for (int p = 0; p < kParts<Simd>; ++p) {
-      Simd::template Store<false>(values + p * Simd::kWidth, vectors[p]);
-    }
-    std::memcpy(out + i, values, n * sizeof(T));
-  };
-  int64_t i = 0;
-  if constexpr (kStream) {
-    const int64_t bytes_to_line = -reinterpret_cast<uintptr_t>(out) % kCacheLineBytes;
-    i = bytes_to_line / static_cast<int64_t>(sizeof(T));
-    if (i > count) i = count;
-    __builtin_prefetch(out + count, 1);  // the line shared with the next column, if it is
-    if (i > 0) write_some(0, i);
-  }
-  for (; i + kWordBits <= count; i += kWordBits) {
-    values_at(i, kWordBits, vectors);
-    for (int p = 0; p < kParts<Simd>; ++p) {
-      Simd::template Store<kStream>(out + i + p * Simd::kWidth, vectors[p]);
-    }
-  }
-  if (i < count) write_some(i, count - i);
-}
-
-template <typename Simd, typename T, typename ValuesAt>
-void WriteColumn(int64_t count, bool stream, T* out, ValuesAt values_at) {
-  if (stream) {
-    WriteColumn<Simd, true>(count, out, values_at);
-  } else {
-    WriteColumn<Simd, false>(count, out, values_at);
-  }
-}
-
 // `Simd` is Floats or Halves, whichever has lanes of T's size.
 template <typename Simd, typename T>
 void Decode(const float levels[2], const uint32_t* codes, int64_t count, float scale, bool stream,
             T* out) {
   const auto zero = Simd::Broadcast(FromFloat<T>(scale * levels[0]));
   const auto one = Simd::Broadcast(FromFloat<T>(scale * levels[1]));
-  WriteColumn<Simd>(count, stream, out, [&](int64_t i, int64_t n, auto* values) {
+  WriteRun<Simd>(count, stream, out, [&](int64_t i, int64_t n, auto* values) {
     const uint32_t word = WordAt(codes, i, n);
     for (int p = 0; p < kParts<Simd>; ++p) {
       values[p] = Simd::Select(Simd::Expand(word, p), one, zero);
@@ -348,7 +251,7 @@ void DecodeSumOf(std::integer_sequence<int, kMessage...>, const int32_t* levels,
                  const int32_t* codes, int64_t stride, int64_t count, bool stream, float* out) {
   const Message<Floats> messages[] = {
       {levels + kMessage * stride, codes + kMessage * stride}...};
-  WriteColumn<Floats>(count, stream, out, [&](int64_t i, int64_t n, auto* sums) {
+  WriteRun<Floats>(count, stream, out, [&](int64_t i, int64_t n, auto* sums) {
     for (int p = 0; p < kParts<Floats>; ++p) sums[p] = Floats::Broadcast(0.0f);
     (messages[kMessage].AddTo(sums, i, n), ...);
   });
@@ -368,7 +271,7 @@ void DecodeSum(const int32_t* levels, const int32_t* codes, int64_t stride, int6
     case 4:
       return sum_of(std::make_integer_sequence<int, 4>());
   }
-  WriteColumn<Floats>(count, stream, out, [&](int64_t i, int64_t n, auto* sums) {
+  WriteRun<Floats>(count, stream, out, [&](int64_t i, int64_t n, auto* sums) {
     for (int p = 0; p < kParts<Floats>; ++p) sums[p] = Floats::Broadcast(0.0f);
     for (int64_t k = 0; k < num_messages; ++k) {
       Message<Floats>(levels + k * stride, codes + k * stride).AddTo(sums, i, n);

@@ -1,20 +1,16 @@
 // The one-bit ops on the CPU: what a column is, where its message lies and who computes it. The
 // loops over a column's values are in one_bit_columns.h.
 
-#include <atomic>
 #include <cmath>
-#include <cstring>
-#include <limits>
 #include <string>
 #include <vector>
 
 #include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/framework/resource_mgr.h"
-#include "tensorflow/core/framework/resource_var.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/util/work_sharder.h"
 
 #include "kernels/one_bit_columns.h"
+#include "kernels/op_common.h"
 #include "kernels/op_layout.h"
 
 namespace tf_onebit {
@@ -26,32 +22,11 @@ using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
-using tensorflow::Var;
-using tensorflow::core::RefCountPtr;
 namespace errors = tensorflow::errors;
-
-// TensorFlow's element type -> the storage type of the kernels, which has the same bits.
-template <typename T>
-struct Storage;
-template <>
-struct Storage<float> {
-  using Type = float;
-};
-template <>
-struct Storage<Eigen::half> {
-  using Type = float16;
-};
-template <>
-struct Storage<Eigen::bfloat16> {
-  using Type = bfloat16;
-};
 
 // Columns are handed to threads in blocks of a fixed number, so that sums over blocks have the
 // same bits for any number of threads.
 constexpr int64_t kColumnsPerBlock = 32;
-
-// An output larger than this does not stay in a cache until it is read again.
-constexpr int64_t kStreamBytes = 4 << 20;
 
 // Calls work(first_column, end_column, block) for blocks of the columns [begin, end), in parallel.
 template <typename Work>
@@ -71,29 +46,6 @@ void ForBlocks(OpKernelContext* context, const Layout& layout, int64_t begin, in
                       GetOneBitColumns().finish_streaming();
                     });
 }
-
-// The lowest index reported by any thread, as the flag word of a message: 0 if none was.
-class FirstFailure {
- public:
-  void Report(int tensor) {
-    int first = first_.load(std::memory_order_relaxed);
-    while (tensor < first && !first_.compare_exchange_weak(first, tensor)) {
-    }
-  }
-  int32_t flag() const {
-    const int first = first_.load();
-    return first == kNone ? 0 : 1 + first;
-  }
-
- private:
-  static constexpr int kNone = std::numeric_limits<int>::max();
-  std::atomic<int> first_{kNone};
-};
-
-float* FloatsOf(int32_t* words) { return reinterpret_cast<float*>(words); }
-const float* FloatsOf(const int32_t* words) { return reinterpret_cast<const float*>(words); }
-uint32_t* CodesOf(int32_t* words) { return reinterpret_cast<uint32_t*>(words); }
-const uint32_t* CodesOf(const int32_t* words) { return reinterpret_cast<const uint32_t*>(words); }
 
 // Where a shard's message has the levels and the codes of a column.
 class MessageMap {
@@ -131,12 +83,6 @@ absl::Status OutputPlain(OpKernelContext* context, int output, const Layout& lay
   return absl::OkStatus();
 }
 
-absl::Status CheckSize(const char* what, int64_t received, int64_t expected) {
-  if (received == expected) return absl::OkStatus();
-  return errors::InvalidArgument(what, " must have ", expected,
-                                 " values, as the layout says. Received: ", received, " values.");
-}
-
 absl::Status CheckMessages(const Tensor& messages, int64_t shards, int64_t words) {
   if (messages.shape() == TensorShape({shards, words})) return absl::OkStatus();
   return errors::InvalidArgument("messages must have shape [", shards, ", ", words,
@@ -144,38 +90,6 @@ absl::Status CheckMessages(const Tensor& messages, int64_t shards, int64_t words
                                  messages.shape().DebugString(),
                                  ". Do all workers use the same layout?");
 }
-
-// The residual variable of an op, locked while the op works on it; no values without feedback.
-class Residual {
- public:
-  absl::Status Open(OpKernelContext* context, int input, int64_t size) {
-    TF_RETURN_IF_ERROR(LookupResource(context, HandleFromInput(context, input), &variable_));
-    variable_->mu()->lock();
-    Tensor* tensor = variable_->tensor();
-    if (tensor->dtype() != tensorflow::DT_FLOAT) {
-      return errors::InvalidArgument("residual must be a float32 variable. Received: dtype=",
-                                     DataTypeString(tensor->dtype()), ".");
-    }
-    TF_RETURN_IF_ERROR(CheckSize("residual", tensor->NumElements(), size));
-    if (!tensor->RefCountIsOne()) {  // somebody still reads the old values: leave them theirs
-      Tensor copy;
-      TF_RETURN_IF_ERROR(context->allocate_temp(tensorflow::DT_FLOAT, tensor->shape(), &copy));
-      std::memcpy(copy.data(), tensor->data(), tensor->TotalBytes());
-      *tensor = copy;
-    }
-    values_ = tensor->flat<float>().data();
-    return absl::OkStatus();
-  }
-  ~Residual() {
-    if (variable_ != nullptr) variable_->mu()->unlock();
-  }
-  // Of the value at `offset`, or nullptr.
-  float* at(int64_t offset) const { return values_ == nullptr ? nullptr : values_ + offset; }
-
- private:
-  RefCountPtr<Var> variable_;
-  float* values_ = nullptr;
-};
 
 class OneBitEncodeBase : public OpKernel {
  public:
@@ -220,9 +134,9 @@ class OneBitEncodeOp : public OneBitEncodeBase {
       OP_REQUIRES_OK(context, CheckSize("gradient", gradients[t].NumElements(),
                                         layout_.tensor_size(t)));
     }
-    Residual residual;
+    LockedVariable residual;
     if (error_feedback_) {
-      OP_REQUIRES_OK(context, residual.Open(context, gradients.size(), layout_.size()));
+      OP_REQUIRES_OK(context, residual.Open(context, gradients.size(), "residual", layout_.size()));
     }
     const int64_t words = layout_.worker_message_words();
     Tensor* output;
@@ -333,9 +247,9 @@ class EncodeShardBase : public OneBitEncodeBase {
   // gives the column's aggregate.
   template <typename MakeSource>
   absl::Status EncodeShard(OpKernelContext* context, const MakeSource& make_source) {
-    Residual residual;
+    LockedVariable residual;
     if (error_feedback_) {
-      TF_RETURN_IF_ERROR(residual.Open(context, 1, layout_.shard_size(rank_)));
+      TF_RETURN_IF_ERROR(residual.Open(context, 1, "residual", layout_.shard_size(rank_)));
     }
     Tensor* output;
     TF_RETURN_IF_ERROR(context->allocate_output(0, {layout_.shard_message_words()}, &output));

@@ -1,28 +1,13 @@
 // The mathematics of the one-bit quantizer, for host and device.
-//
-// Sums over a column have one order, so that every processor gets the same bits. A column is cut
-// into blocks of kBlockSize values. Within a block there are 32 partial sums in float32, one for
-// each bit of a code word: value i is added to lane i % 32, in the order of i. SumOfLanes adds
-// the lanes as a tree, and the blocks' sums are added in float64, first to last. A lane adds at
-// most kBlockSize / 32 values, which keeps the error the same however long the column.
 
 #ifndef TF_ONEBIT_LIB_ONE_BIT_H_
 #define TF_ONEBIT_LIB_ONE_BIT_H_
 
 #include <cstdint>
 
-// Static, because each source file is compiled for its own instruction set and must not share the
-// code of an inline function with the others.
-#ifdef __CUDACC__
-#define TF_ONEBIT_HOST_DEVICE __host__ __device__ static inline
-#else
-#define TF_ONEBIT_HOST_DEVICE static inline
-#endif
+#include "lib/lanes.h"
 
 namespace tf_onebit {
-
-constexpr int kWordBits = 32;
-constexpr int64_t kBlockSize = 4096;
 
 // What the two codes stand for.
 //   kMean       threshold 0; each level is the mean of the corrected values that have its code
@@ -43,18 +28,6 @@ TF_ONEBIT_HOST_DEVICE float NewResidual(float corrected, float level) { return c
 
 TF_ONEBIT_HOST_DEVICE float Mean(double sum, int64_t count) {
   return count == 0 ? 0.0f : static_cast<float>(sum / static_cast<double>(count));
-}
-
-// False for NaN and the infinities: their difference from themselves is NaN.
-TF_ONEBIT_HOST_DEVICE bool IsFinite(double value) { return value - value == 0; }
-
-// Leaves the sum in lanes[0] too; the order is that of a warp's shuffle-down reduction. A template,
-// so that each step has a constant width and becomes a vector instruction.
-template <int kWidth = kWordBits / 2>
-TF_ONEBIT_HOST_DEVICE float SumOfLanes(float* lanes) {
-  for (int lane = 0; lane < kWidth; ++lane) lanes[lane] += lanes[lane + kWidth];
-  if constexpr (kWidth > 1) SumOfLanes<kWidth / 2>(lanes);
-  return lanes[0];
 }
 
 }  // namespace tf_onebit

@@ -1,0 +1,109 @@
+// What op kernels share. For files that include TensorFlow.
+
+#ifndef TF_ONEBIT_KERNELS_OP_COMMON_H_
+#define TF_ONEBIT_KERNELS_OP_COMMON_H_
+
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/resource_mgr.h"
+#include "tensorflow/core/framework/resource_var.h"
+#include "tensorflow/core/framework/tensor.h"
+
+#include "lib/float16.h"
+
+namespace tf_onebit {
+
+// TensorFlow's element type -> the storage type of the kernels, which has the same bits.
+template <typename T>
+struct Storage;
+template <>
+struct Storage<float> {
+  using Type = float;
+};
+template <>
+struct Storage<Eigen::half> {
+  using Type = float16;
+};
+template <>
+struct Storage<Eigen::bfloat16> {
+  using Type = bfloat16;
+};
+
+// An output larger than this does not stay in a cache until it is read again.
+constexpr int64_t kStreamBytes = 4 << 20;
+
+// The lowest index reported by any thread, as the flag word of a message: 0 if none was.
+class FirstFailure {
+ public:
+  void Report(int tensor) {
+    int first = first_.load(std::memory_order_relaxed);
+    while (tensor < first && !first_.compare_exchange_weak(first, tensor)) {
+    }
+  }
+  int32_t flag() const {
+    const int first = first_.load();
+    return first == kNone ? 0 : 1 + first;
+  }
+
+ private:
+  static constexpr int kNone = std::numeric_limits<int>::max();
+  std::atomic<int> first_{kNone};
+};
+
+inline absl::Status CheckSize(const char* what, int64_t received, int64_t expected) {
+  if (received == expected) return absl::OkStatus();
+  return tensorflow::errors::InvalidArgument(what, " must have ", expected,
+                                 " values, as the layout says. Received: ", received, " values.");
+}
+
+inline float* FloatsOf(int32_t* words) { return reinterpret_cast<float*>(words); }
+inline const float* FloatsOf(const int32_t* words) {
+  return reinterpret_cast<const float*>(words);
+}
+inline uint32_t* CodesOf(int32_t* words) { return reinterpret_cast<uint32_t*>(words); }
+inline const uint32_t* CodesOf(const int32_t* words) {
+  return reinterpret_cast<const uint32_t*>(words);
+}
+
+// A float32 variable that an op updates in place, locked while the op works on it.
+class LockedVariable {
+ public:
+  // `what` names it in errors.
+  absl::Status Open(tensorflow::OpKernelContext* context, int input, const char* what,
+                    int64_t size) {
+    TF_RETURN_IF_ERROR(LookupResource(context, HandleFromInput(context, input), &variable_));
+    variable_->mu()->lock();
+    tensorflow::Tensor* tensor = variable_->tensor();
+    if (tensor->dtype() != tensorflow::DT_FLOAT) {
+      return tensorflow::errors::InvalidArgument(
+          what, " must be a float32 variable. Received: dtype=", DataTypeString(tensor->dtype()),
+          ".");
+    }
+    TF_RETURN_IF_ERROR(CheckSize(what, tensor->NumElements(), size));
+    if (!tensor->RefCountIsOne()) {  // somebody still reads the old values: leave them theirs
+      tensorflow::Tensor copy;
+      TF_RETURN_IF_ERROR(context->allocate_temp(tensorflow::DT_FLOAT, tensor->shape(), &copy));
+      std::memcpy(copy.data(), tensor->data(), tensor->TotalBytes());
+      *tensor = copy;
+    }
+    values_ = tensor->flat<float>().data();
+    return absl::OkStatus();
+  }
+  ~LockedVariable() {
+    if (variable_ != nullptr) variable_->mu()->unlock();
+  }
+  // Of the value at `offset`, or nullptr if it was not opened.
+  float* at(int64_t offset) const { return values_ == nullptr ? nullptr : values_ + offset; }
+
+ private:
+  tensorflow::core::RefCountPtr<tensorflow::Var> variable_;
+  float* values_ = nullptr;
+};
+
+}  // namespace tf_onebit
+
+#endif  // TF_ONEBIT_KERNELS_OP_COMMON_H_

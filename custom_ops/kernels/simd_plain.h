@@ -1,0 +1,88 @@
+// Vectors for any processor: the compiler's own of 16 bytes (SSE2, NEON, ...), and stores through
+// the caches always. See simd_loops.h.
+
+#ifndef TF_ONEBIT_KERNELS_SIMD_PLAIN_H_
+#define TF_ONEBIT_KERNELS_SIMD_PLAIN_H_
+
+#include <cstdint>
+#include <cstring>
+
+#include "lib/float16.h"
+
+namespace tf_onebit {
+namespace {
+
+struct Floats {
+  static constexpr int kWidth = 4;
+  typedef float Vector __attribute__((vector_size(16)));
+  typedef int32_t Mask __attribute__((vector_size(16)));  // -1 or 0 in each lane
+
+  static Vector Broadcast(float value) { return Vector{value, value, value, value}; }
+
+  static Vector Load(const float* values) {
+    Vector vector;
+    std::memcpy(&vector, values, sizeof(vector));
+    return vector;
+  }
+  template <typename T>
+  static Vector Load(const T* values) {
+    return Vector{ToFloat(values[0]), ToFloat(values[1]), ToFloat(values[2]), ToFloat(values[3])};
+  }
+
+  template <bool>
+  static void Store(float* out, Vector vector) {
+    std::memcpy(out, &vector, sizeof(vector));
+  }
+
+  static Mask GreaterEqual(Vector a, Vector b) { return a >= b; }
+  static Vector Abs(Vector vector) { return (Vector)((Mask)vector & INT32_MAX); }
+  static Vector Select(Mask mask, Vector one, Vector zero) { return mask ? one : zero; }
+  static Vector AddWhere(Mask mask, Vector sum, Vector vector) {
+    return sum + (Vector)(mask & (Mask)vector);
+  }
+  static Vector AddWhereNot(Mask mask, Vector sum, Vector vector) {
+    return sum + (Vector)(~mask & (Mask)vector);
+  }
+
+  static uint32_t Pack(const Mask mask[8]) {
+    Mask words{};
+    for (int p = 0; p < 8; ++p) words |= mask[p] & Bits(p);
+    return static_cast<uint32_t>(words[0] | words[1] | words[2] | words[3]);
+  }
+  static Mask Expand(uint32_t word, int part) {
+    return (static_cast<int32_t>(word) & Bits(part)) != 0;
+  }
+
+  static void FinishStreaming() {}
+
+ private:
+  // The bits of a word that the lanes of a part stand for.
+  static Mask Bits(int part) { return (Mask)((UnsignedMask{1, 2, 4, 8}) << (part * 4)); }
+  typedef uint32_t UnsignedMask __attribute__((vector_size(16)));
+};
+
+struct Halves {
+  static constexpr int kWidth = 8;
+  typedef uint16_t Vector __attribute__((vector_size(16)));
+  typedef int16_t Mask __attribute__((vector_size(16)));
+
+  template <typename T>
+  static Vector Broadcast(T value) {
+    return Vector{} + value.bits;
+  }
+  static Mask Expand(uint32_t word, int part) {
+    const Vector bits = {1, 2, 4, 8, 16, 32, 64, 128};
+    const uint16_t shifted = static_cast<uint16_t>(word >> (part * 8));
+    return (bits & shifted) != 0;
+  }
+  static Vector Select(Mask mask, Vector one, Vector zero) { return mask ? one : zero; }
+  template <bool>
+  static void Store(void* out, Vector vector) {
+    std::memcpy(out, &vector, sizeof(vector));
+  }
+};
+
+}  // namespace
+}  // namespace tf_onebit
+
+#endif  // TF_ONEBIT_KERNELS_SIMD_PLAIN_H_
