@@ -9,6 +9,7 @@ _MODULE_OF = {
     "FullPrecision": "tf_onebit.exchanges",
     "Local": "tf_onebit.exchanges",
     "OneBit": "tf_onebit.exchanges",
+    "Threshold": "tf_onebit.exchanges",
     "WarmStart": "tf_onebit.exchanges",
 }
 _SUBMODULES = ("callbacks", "distribute", "horovod")

@@ -24,7 +24,7 @@ void StoreBits(void* out, __m256i bits) {
 struct Floats {
   static constexpr int kWidth = 8;
   using Vector = __m256;
-  using Mask = __m256;  // the sign of each lane; GreaterEqual's lanes are all ones or all zeros
+  using Mask = __m256;  // the sign of each lane; a comparison's lanes are all ones or all zeros
 
   static Vector Broadcast(float value) { return _mm256_set1_ps(value); }
 
@@ -40,6 +40,7 @@ struct Floats {
   }
 
   static Mask GreaterEqual(Vector a, Vector b) { return _mm256_cmp_ps(a, b, _CMP_GE_OQ); }
+  static Mask Greater(Vector a, Vector b) { return _mm256_cmp_ps(a, b, _CMP_GT_OQ); }
   static Vector Abs(Vector vector) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), vector); }
   static Vector Select(Mask mask, Vector one, Vector zero) {
     return _mm256_blendv_ps(zero, one, mask);

@@ -12,7 +12,7 @@
 // and Floats, whose vectors have the operators + - *, also
 //   Load(p)                        of float, float16, bfloat16
 //   Pack(masks)                    the inverse of Expand
-//   GreaterEqual(a, b), Abs(v)
+//   GreaterEqual(a, b), Greater(a, b), Abs(v)
 //   AddWhere(mask, sum, v), AddWhereNot(mask, sum, v)      sum + v in the chosen lanes
 //   FinishStreaming()              makes what was stored past the caches visible to other threads
 

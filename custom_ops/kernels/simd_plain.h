@@ -35,6 +35,7 @@ struct Floats {
   }
 
   static Mask GreaterEqual(Vector a, Vector b) { return a >= b; }
+  static Mask Greater(Vector a, Vector b) { return a > b; }
   static Vector Abs(Vector vector) { return (Vector)((Mask)vector & INT32_MAX); }
   static Vector Select(Mask mask, Vector one, Vector zero) { return mask ? one : zero; }
   static Vector AddWhere(Mask mask, Vector sum, Vector vector) {

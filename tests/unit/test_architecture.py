@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "tf_onebit._version": [],
     "tf_onebit.configurable": [],
     "tf_onebit.layout": [],
-    "tf_onebit.ops": ["_version"],
+    "tf_onebit.ops": ["ops", "_version"],
     "tf_onebit.transforms": ["configurable"],
     "tf_onebit.collectives": [f"collectives.{part}" for part in COLLECTIVES],
     **{f"tf_onebit.collectives.{part}": [] for part in COLLECTIVES},

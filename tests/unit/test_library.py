@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from tests.unit.programs import ROOT, run_python
-from tf_onebit import ops
+from tf_onebit.ops.library import load
 
 LIBRARY = "libtf_onebit_ops.so"
 BUILD_COMMAND = "Build them with `make setup`, or `python setup.py build_ext --inplace`"
@@ -69,4 +69,4 @@ def test_a_library_without_build_info_is_an_error_with_the_build_command(tmp_pat
     source.write_text('extern "C" int other() { return 0; }\n')
     subprocess.run(["g++", "-shared", "-fPIC", source, "-o", library], check=True)
     with pytest.raises(ImportError, match=re.escape(BUILD_COMMAND)):
-        ops._load(library)
+        load(library)

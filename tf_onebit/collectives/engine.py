@@ -62,7 +62,7 @@ class ProcessEngine(Engine):
         if isinstance(request, AllToAll):
             return self._all_to_all(request.tensor, request.name)
         if isinstance(request, AllGather):
-            return self._all_gather(request.tensor, request.name, request.uneven)
+            return self._all_gather(request)
         if isinstance(request, AllReduce):
             return self._all_reduce(request)
         if isinstance(request, Broadcast):

@@ -24,8 +24,8 @@ class HorovodEngine(ProcessEngine):
     def _all_to_all(self, tensor, name):
         return _carry(hvd.alltoall, tensor, name)
 
-    def _all_gather(self, tensor, name, uneven):
-        return _carry(hvd.allgather, tensor, name)
+    def _all_gather(self, request):
+        return _carry(hvd.allgather, request.tensor, request.name)
 
     def _all_reduce(self, request):
         if hvd.size() > 2 and any(tensor.dtype.is_floating for tensor in request.tensors):

@@ -22,12 +22,15 @@ class AllToAll:
 class AllGather:
     """Answer: the workers' tensors, joined along axis 0 in the order of ranks.
 
-    Their shapes are the same, but for the first dimension if it is `uneven`.
+    Their shapes are the same, but for the first dimension if it is `uneven`. A shape that changes
+    from step to step must be one of few: then `variant` says which, as an int32 scalar from 0 to
+    127 that is the same on all workers.
     """
 
     tensor: Any
     name: str
     uneven: bool = False
+    variant: Any = 0
 
 
 @dataclasses.dataclass(frozen=True)

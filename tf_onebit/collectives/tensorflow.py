@@ -56,7 +56,7 @@ class TensorFlowEngine(ProcessEngine):
     def _find_places(self):
         """TensorFlow sorts the names of devices as text: task 10 comes before task 2."""
         with tf.init_scope():
-            rank_at = self._all_gather(tf.constant(self.ranks), "tf_onebit/places").numpy()
+            rank_at = self._gather_rows(tf.constant(self.ranks), "tf_onebit/places").numpy().ravel()
         if sorted(rank_at) != list(range(self.world_size)):
             raise RuntimeError(
                 f"Each of {self.world_size} workers must have a rank of its own. "
@@ -82,11 +82,12 @@ class TensorFlowEngine(ProcessEngine):
         received = self._carry(tf.raw_ops.CollectiveAllToAllV2, tensor, name)
         return self._reordered(tf.ensure_shape(received, tensor.shape), self._place_of)
 
-    def _all_gather(self, tensor, name, uneven=False):
-        if uneven:
-            return self._all_gather_uneven(tensor, name)
-        rows = self._gather_rows(tensor, name)
-        return tf.reshape(rows, [-1, *tensor.shape[1:]])
+    def _all_gather(self, request):
+        if request.uneven:
+            return self._all_gather_uneven(request.tensor, request.name)
+        rows = self._gather_rows(request.tensor, request.name, request.variant)
+        joined = tf.reshape(rows, tf.concat([[-1], tf.shape(request.tensor)[1:]], axis=0))
+        return tf.ensure_shape(joined, [None, *request.tensor.shape[1:]])
 
     def _all_gather_uneven(self, tensor, name):
         length = tf.shape(tensor)[0]

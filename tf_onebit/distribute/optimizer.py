@@ -53,9 +53,10 @@ class _UnderStrategy(Distributed):
     @functools.cached_property
     def gradient_exchange(self):
         strategy = self._distribution_strategy
+        engine = strategy.extended.engine
         # Keras has scaled the loss by the number of replicas: the sum of gradients is their mean.
         return GradientExchange(
-            strategy.exchange, strategy.extended.engine, mean=False, settings=settings(self)
+            strategy.exchange, engine, False, settings(self), unit=1.0 / engine.world_size
         )
 
     def apply(self, grads, trainable_variables=None):

@@ -5,6 +5,16 @@ from tf_onebit.exchanges.bucketed import Bucketed
 from tf_onebit.exchanges.full_precision import FullPrecision
 from tf_onebit.exchanges.local import Local
 from tf_onebit.exchanges.one_bit import OneBit
+from tf_onebit.exchanges.threshold import Threshold
 from tf_onebit.exchanges.warm_start import WarmStart
 
-__all__ = ["Bucketed", "Exchange", "FullPrecision", "GradientSpec", "Local", "OneBit", "WarmStart"]
+__all__ = [
+    "Bucketed",
+    "Exchange",
+    "FullPrecision",
+    "GradientSpec",
+    "Local",
+    "OneBit",
+    "Threshold",
+    "WarmStart",
+]

@@ -75,7 +75,7 @@ class Exchange(Configurable, tf.Module):
         self.bucket_bytes = bucket_bytes
         self.exclude = tuple(exclude)
 
-    def build(self, specs, rank, world_size, scope):
+    def build(self, specs, rank, world_size, scope, unit=1.0):
         """Fixes the layout and creates the variables.
 
         Args:
@@ -83,6 +83,8 @@ class Exchange(Configurable, tf.Module):
             rank: of this worker, from 0 to `world_size - 1`.
             world_size: number of workers.
             scope: prefix of the names of this exchange's collectives; unique in a job.
+            unit: what a gradient of 1 of a worker's mean loss is given as: less than 1 where the
+                loss has been divided by the number of workers before the backward pass.
 
         Raises:
             ValueError: if there are no gradients, no workers, or `rank` is not among them.
@@ -101,6 +103,7 @@ class Exchange(Configurable, tf.Module):
         self.rank = rank
         self.world_size = world_size
         self.scope = scope
+        self.unit = unit
         with tf.init_scope():
             self.create_state()
 
@@ -128,6 +131,10 @@ class Exchange(Configurable, tf.Module):
     def residual_sum_of_squares(self):
         """Of all that this worker has not sent yet."""
         return 0.0
+
+    def measures(self):
+        """Further figures of the last exchange: dictionary of floats, for the Monitor."""
+        return {}
 
     def state(self):
         """What must be kept for training to go on as if it had not been interrupted.

@@ -2,6 +2,7 @@
 
 import re
 
+import numpy as np
 import tensorflow as tf
 
 from tf_onebit.configurable import deserialize, serialize
@@ -42,7 +43,8 @@ class Bucketed(Exchange):
         for i, (template, indices) in enumerate(self._partition()):
             exchange = template.clone()
             specs = [self.specs[index] for index in indices]
-            exchange.build(specs, self.rank, self.world_size, self.request_name(f"bucket_{i}"))
+            scope = self.request_name(f"bucket_{i}")
+            exchange.build(specs, self.rank, self.world_size, scope, self.unit)
             self._buckets.append((exchange, indices))
 
     def _partition(self):
@@ -116,3 +118,13 @@ class Bucketed(Exchange):
 
     def residual_sum_of_squares(self):
         return sum(exchange.residual_sum_of_squares() for exchange, _ in self._buckets)
+
+    def measures(self):
+        """The buckets' figures, averaged by their numbers of values."""
+        values, weights = {}, {}
+        for exchange, indices in self._buckets:
+            size = max(1, sum(self.specs[index].size for index in indices))
+            for name, value in exchange.measures().items():
+                values.setdefault(name, []).append(value)
+                weights.setdefault(name, []).append(size)
+        return {name: float(np.average(values[name], weights=weights[name])) for name in values}

@@ -53,7 +53,9 @@ class WarmStart(Exchange):
             (self.full_precision, "full_precision"),
             (self.compressed, "compressed"),
         ):
-            exchange.build(self.specs, self.rank, self.world_size, self.request_name(stage))
+            exchange.build(
+                self.specs, self.rank, self.world_size, self.request_name(stage), self.unit
+            )
 
     def exchange(self, gradients, scale=1.0):
         warm = self._exchanges < self.steps
@@ -88,3 +90,6 @@ class WarmStart(Exchange):
 
     def residual_sum_of_squares(self):
         return self._last().residual_sum_of_squares()
+
+    def measures(self):
+        return self._last().measures()

@@ -26,7 +26,7 @@ def resolve_exchange(exchange):
     return exchange
 
 
-def build(template, specs, scope, engine):
+def build(template, specs, scope, engine, unit=1.0):
     """Builds a clone of `template` on all workers, once these are known to agree.
 
     Args:
@@ -34,6 +34,7 @@ def build(template, specs, scope, engine):
         specs: list of `GradientSpec`.
         scope: prefix of the collectives' names.
         engine: `Engine`.
+        unit: see `Exchange.build`.
 
     Returns:
         List of `Bucketed`, one for each of `engine.ranks`.
@@ -47,7 +48,7 @@ def build(template, specs, scope, engine):
         engine.run([exchange.handshake(specs, engine.world_size, scope) for exchange in exchanges])
         for index, (rank, exchange) in enumerate(zip(engine.ranks, exchanges, strict=True)):
             with engine.place(index):
-                exchange.build(specs, rank, engine.world_size, scope)
+                exchange.build(specs, rank, engine.world_size, scope, unit)
     return exchanges
 
 
@@ -59,16 +60,18 @@ class GradientExchange:
         engine: `Engine`.
         mean: whether gradients become their mean over the workers. Else they become their sum.
         settings: list of (what, value) pairs of strings in which workers must agree, too.
+        unit: see `Exchange.build`.
 
     Attributes:
         variables, latest: where an optimizer keeps, within one step, whose gradients it was
             given and what their exchange returned.
     """
 
-    def __init__(self, template, engine, mean, settings=()):
+    def __init__(self, template, engine, mean, settings=(), unit=1.0):
         self.template = template
         self.engine = engine
         self._mean = mean
+        self._unit = unit
         self._settings = [("op", "Average" if mean else "Sum"), *settings]
         self._built = {}
         self._states, self._ratio = {}, 1.0
@@ -166,7 +169,7 @@ class GradientExchange:
         key = specs, tuple(map(id, variables))
         if key not in self._built:
             scope = f"{self._scope}/{len(self._built)}"
-            exchanges = build(self.template, specs, scope, self.engine)
+            exchanges = build(self.template, specs, scope, self.engine, self._unit)
             with tf.init_scope():
                 self._load(len(self._built), exchanges)
             # With the variables, because the ids of objects that are gone come again.

@@ -1,57 +1,6 @@
-"""The compiled ops: loads the library; one thin function per op."""
+"""The ops of 1-bit SGD."""
 
-import ctypes
-import pathlib
-import struct
-
-import tensorflow as tf
-
-from tf_onebit._version import __version__
-
-_BUILD_COMMAND = "`make setup`, or `python setup.py build_ext --inplace`, in the source folder"
-_LIBRARY = pathlib.Path(__file__).with_name("libtf_onebit_ops.so")
-
-
-def _require_whole(path):
-    """Raises OSError for an ELF file that is cut short: to load one would kill the process."""
-    with path.open("rb") as file:
-        header = file.read(64)
-    # The table of sections, which the header locates, is the end of the file.
-    table_at, entry_bytes, entries = struct.unpack("<40xQ10xHH2x", header.ljust(64, b"\0"))
-    if not 0 < table_at + entry_bytes * entries <= path.stat().st_size:
-        raise OSError(f"{path} is cut short")
-
-
-def _load(path):
-    """Loads the op library, after making sure that it was built for what is installed."""
-    if not path.exists():
-        raise ImportError(
-            f"The compiled ops of tf_onebit are missing. Expected: {path}. "
-            f"Build them with {_BUILD_COMMAND}."
-        )
-    expected = f"version={__version__} tensorflow={tf.__version__}"
-    try:
-        _require_whole(path)
-        # TensorFlow first: it notes which ops a library brings while it loads it.
-        library = tf.load_op_library(str(path))
-        build_info = ctypes.CDLL(str(path)).tf_onebit_build_info
-    except (tf.errors.OpError, OSError, AttributeError) as error:
-        raise ImportError(
-            f"The compiled ops of tf_onebit do not load: {error}. They were built for another "
-            f"TensorFlow, or not completely. Expected: {expected}. Build them with "
-            f"{_BUILD_COMMAND}."
-        ) from error
-    build_info.restype = ctypes.c_char_p
-    built = build_info().decode()
-    if built != expected:
-        raise ImportError(
-            f"The compiled ops of tf_onebit are stale. Expected: {expected}. Found: {built} in "
-            f"{path}. Build them with {_BUILD_COMMAND}."
-        )
-    return library
-
-
-_ops = _load(_LIBRARY)
+from tf_onebit.ops.library import library
 
 
 def one_bit_encode(gradients, residual, layout, levels="mean", error_feedback=True):
@@ -83,6 +32,7 @@ def one_bit_encode(gradients, residual, layout, levels="mean", error_feedback=Tr
         InvalidArgumentError: if a gradient or the residual does not have the layout's size.
 
     Example:
+        >>> import tensorflow as tf
         >>> from tf_onebit.layout import Layout
         >>> layout = Layout([(64, 64, 64)], world_size=1)
         >>> residual = tf.Variable(tf.zeros([64]))
@@ -90,7 +40,7 @@ def one_bit_encode(gradients, residual, layout, levels="mean", error_feedback=Tr
         >>> messages.shape
         TensorShape([1, 5])
     """
-    return _ops.tf_onebit_one_bit_encode(
+    return library.tf_onebit_one_bit_encode(
         gradients=gradients,
         residual=residual.handle,
         levels=levels,
@@ -117,6 +67,7 @@ def one_bit_decode_sum(messages, layout, rank):
         InvalidArgumentError: if the messages do not have the layout's shape.
 
     Example:
+        >>> import tensorflow as tf
         >>> from tf_onebit.layout import Layout
         >>> layout = Layout([(64, 64, 64)], world_size=1)
         >>> residual = tf.Variable(tf.zeros([64]))
@@ -125,7 +76,7 @@ def one_bit_decode_sum(messages, layout, rank):
         >>> aggregate.shape, plain.shape, float(aggregate[0])
         (TensorShape([64]), TensorShape([0]), 3.0)
     """
-    return _ops.tf_onebit_one_bit_decode_sum(messages=messages, rank=rank, **layout.attributes())
+    return library.tf_onebit_one_bit_decode_sum(messages=messages, rank=rank, **layout.attributes())
 
 
 def one_bit_encode_shard(aggregate, residual, layout, rank, levels="mean", error_feedback=True):
@@ -146,13 +97,14 @@ def one_bit_encode_shard(aggregate, residual, layout, rank, levels="mean", error
         InvalidArgumentError: if the aggregate or the residual does not have the shard's size.
 
     Example:
+        >>> import tensorflow as tf
         >>> from tf_onebit.layout import Layout
         >>> layout = Layout([(64, 64, 64)], world_size=1)
         >>> residual = tf.Variable(tf.zeros([64]))
         >>> one_bit_encode_shard(tf.ones([64]), residual, layout, rank=0)[0].shape
         TensorShape([5])
     """
-    return _ops.tf_onebit_one_bit_encode_shard(
+    return library.tf_onebit_one_bit_encode_shard(
         aggregate=aggregate,
         residual=residual.handle,
         rank=rank,
@@ -177,6 +129,7 @@ def one_bit_aggregate(messages, residual, layout, rank, levels="mean", error_fee
         InvalidArgumentError: if the messages or the residual do not fit the layout.
 
     Example:
+        >>> import tensorflow as tf
         >>> from tf_onebit.layout import Layout
         >>> layout = Layout([(64, 64, 64)], world_size=1)
         >>> residual, shard_residual = (tf.Variable(tf.zeros([64])) for _ in range(2))
@@ -185,7 +138,7 @@ def one_bit_aggregate(messages, residual, layout, rank, levels="mean", error_fee
         >>> message.shape, plain.shape
         (TensorShape([5]), TensorShape([0]))
     """
-    return _ops.tf_onebit_one_bit_aggregate(
+    return library.tf_onebit_one_bit_aggregate(
         messages=messages,
         residual=residual.handle,
         rank=rank,
@@ -215,6 +168,7 @@ def one_bit_decode(messages, plain, gradients, layout, scale=1.0):
         InvalidArgumentError: if the messages or the gradients do not fit the layout.
 
     Example:
+        >>> import tensorflow as tf
         >>> from tf_onebit.layout import Layout
         >>> layout = Layout([(64, 64, 64)], world_size=1)
         >>> residual = tf.Variable(tf.zeros([64]))
@@ -224,6 +178,6 @@ def one_bit_decode(messages, plain, gradients, layout, scale=1.0):
         >>> float(mean[0, 0])
         1.5
     """
-    return _ops.tf_onebit_one_bit_decode(
+    return library.tf_onebit_one_bit_decode(
         messages=messages, plain=plain, gradients=gradients, scale=scale, **layout.attributes()
     )

@@ -1,0 +1,79 @@
+// Threshold-sparse messages: which values are sent, and what a message looks like.
+//
+// A message is a run of 32-bit words, a header and then the values sent, in ascending order: bit 31
+// of a code is set for a negative value, the others are the value's index. So a message addresses
+// up to 2^31 values; of more, each part has a message of its own.
+
+#ifndef TF_ONEBIT_LIB_THRESHOLD_H_
+#define TF_ONEBIT_LIB_THRESHOLD_H_
+
+#include <cstdint>
+
+#include "lib/float16.h"
+#include "lib/lanes.h"
+
+namespace tf_onebit {
+
+constexpr int64_t kMaxPartSize = int64_t{1} << 31;
+
+constexpr uint32_t kNegativeBit = 0x80000000u;
+
+// The words of a header.
+enum ThresholdHeader {
+  kFlagWord,       // 0, or 1 + the index of the first gradient with a value that is not finite
+  kWordsWord,      // length of the message, header included and padding not
+  kCountWord,      // number of values that are sent
+  kExceedingWord,  // number of values above the threshold: those sent and those that did not fit
+  kStepWord,       // what a value that is sent stands for: a float, positive
+  kSquaresWord,    // sum of squares of the residual: a float
+  kHeaderWords
+};
+
+TF_ONEBIT_HOST_DEVICE uint32_t IndexOf(uint32_t code) { return code & ~kNegativeBit; }
+
+// +step or -step.
+TF_ONEBIT_HOST_DEVICE float SignedStep(uint32_t code, float step) {
+  return FloatOf(BitsOf(step) | (code & kNegativeBit));
+}
+
+// Whether codes are those of ascending indices below `size`.
+static inline bool AreAscending(const uint32_t* codes, int64_t count, int64_t size) {
+  int64_t previous = -1;
+  bool ascending = true;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t index = IndexOf(codes[i]);
+    ascending &= index > previous;
+    previous = index;
+  }
+  return ascending && previous < size;
+}
+
+// What is wrong with a message about `size` values in at most `num_words` words, or nullptr.
+// Whatever the words, nothing beyond them is read.
+static inline const char* HeaderFault(const int32_t* words, int64_t num_words, int64_t size) {
+  if (num_words < kHeaderWords) return "it ends within its header";
+  const int64_t length = static_cast<uint32_t>(words[kWordsWord]);
+  if (length < kHeaderWords || length > num_words) return "its length is not that of its words";
+  if (static_cast<uint32_t>(words[kCountWord]) > size) return "it has more values than there are";
+  const float step = FloatOf(static_cast<uint32_t>(words[kStepWord]));
+  if (!(step > 0) || !IsFinite(step)) return "its step is not a positive number";
+  return nullptr;
+}
+
+static inline const char* ThresholdMessageFault(const int32_t* words, int64_t num_words,
+                                                int64_t size) {
+  if (const char* fault = HeaderFault(words, num_words, size)) return fault;
+  const int64_t count = static_cast<uint32_t>(words[kCountWord]);
+  if (static_cast<uint32_t>(words[kWordsWord]) != kHeaderWords + count) {
+    return "its length and its number of values do not agree";
+  }
+  const uint32_t* const codes = reinterpret_cast<const uint32_t*>(words + kHeaderWords);
+  if (!AreAscending(codes, count, size)) {
+    return "its indices do not ascend, or there are fewer values";
+  }
+  return nullptr;
+}
+
+}  // namespace tf_onebit
+
+#endif  // TF_ONEBIT_LIB_THRESHOLD_H_

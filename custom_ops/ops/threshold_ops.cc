@@ -1,0 +1,134 @@
+// The threshold ops: names, types, shapes and documentation.
+
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+#include "kernels/op_parts.h"
+
+namespace tf_onebit {
+namespace {
+
+using tensorflow::shape_inference::InferenceContext;
+
+absl::Status EncodeShape(InferenceContext* c) {
+  Parts parts;
+  TF_RETURN_IF_ERROR(GetParts(*c, &parts));
+  c->set_output(0, c->MakeShape({c->MakeDim(parts.num_parts()), c->UnknownDim()}));
+  return absl::OkStatus();
+}
+
+absl::Status RecodeShape(InferenceContext* c) {
+  Parts parts;
+  TF_RETURN_IF_ERROR(GetParts(*c, &parts));
+  tensorflow::shape_inference::ShapeHandle messages;
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 3, &messages));
+  c->set_output(0, c->MakeShape({c->Dim(messages, 0), c->MakeDim(parts.num_parts()),
+                                 c->UnknownDim()}));
+  return absl::OkStatus();
+}
+
+absl::Status DecodeShape(InferenceContext* c) {
+  constexpr int kFirstGradient = 1;
+  for (int t = 0; t < c->num_outputs(); ++t) c->set_output(t, c->input(kFirstGradient + t));
+  return absl::OkStatus();
+}
+
+REGISTER_OP("TfOnebit>ThresholdEncode")
+    .Input("gradients: N * T")
+    .Input("residual: resource")
+    .Input("threshold: float")
+    .Input("step: float")
+    .Input("capacity: int64")
+    .Output("message: int32")
+    .Attr("N: int >= 1")
+    .Attr("T: {float, half, bfloat16}")
+    .Attr("sizes: list(int)")
+    .Attr("part_size: int = 2147483648")
+    .Attr("pad: bool = true")
+    .SetIsStateful()
+    .SetShapeFn(EncodeShape)
+    .Doc(R"doc(
+Adds gradients to a residual and encodes what exceeds a threshold.
+
+corrected = gradient + residual; where |corrected| > threshold, its index and sign are sent and
+residual = corrected -+ threshold; else residual = corrected.
+
+gradients: The local gradients, as many values each as `sizes` says. Indices run through all.
+residual: float32 variable with as many values as all of them; updated in place.
+threshold: Positive.
+step: What a value that is sent stands for; positive and finite.
+capacity: The most values in the message of a part. Others stay in the residual.
+message: `[parts, words]`: the message of each run of `part_size` values. Its words are
+  flag (0, or 1 + the index of the first gradient that holds a value which is not finite: that value
+  stays as it was in the residual), length in words, number of values sent, number of values above
+  the threshold, step, sum of squares of the residual, and then, for each value in ascending order,
+  its index with the highest bit set if it is negative. If `pad`, the message has room for
+  `capacity` values, else for as many as are sent.
+)doc");
+
+REGISTER_OP("TfOnebit>ThresholdDecodeSum")
+    .Input("messages: int32")
+    .Input("gradients: N * T")
+    .Output("exchanged: N * T")
+    .Attr("N: int >= 1")
+    .Attr("T: {float, half, bfloat16}")
+    .Attr("sizes: list(int)")
+    .Attr("part_size: int = 2147483648")
+    .Attr("scale: float = 1.0")
+    .SetShapeFn(DecodeShape)
+    .Doc(R"doc(
+Decodes messages into the list of gradients and sums them.
+
+messages: `[world_size, parts, words]`; row k came from rank k. Summed in that order, in float32.
+gradients: The local gradients. Their values are not read; where nothing else needs them, their
+  memory holds the result.
+exchanged: Like `gradients`: `scale` times the sum of the workers' steps, each with its sign.
+)doc");
+
+REGISTER_OP("TfOnebit>ThresholdApply")
+    .Input("variables: N * resource")
+    .Input("messages: int32")
+    .Attr("N: int >= 1")
+    .Attr("sizes: list(int)")
+    .Attr("part_size: int = 2147483648")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc(R"doc(
+Subtracts what messages say from variables, in place: a step of gradient descent.
+
+variables: float32, as many values each as `sizes` says.
+messages: `[number of messages, parts, words]`; applied in that order.
+)doc");
+
+REGISTER_OP("TfOnebit>GolombRiceEncode")
+    .Input("messages: int32")
+    .Output("coded: int32")
+    .Attr("sizes: list(int)")
+    .Attr("part_size: int = 2147483648")
+    .Attr("pad: bool = true")
+    .SetShapeFn(RecodeShape)
+    .Doc(R"doc(
+Codes the indices of messages by their gaps, with Golomb-Rice codes.
+
+messages: `[number of messages, parts, words]`, as from ThresholdEncode.
+coded: `[number of messages, parts, words]`. The headers are the same but for the length in words. If
+  `pad`, there is room for the most words that a message of as many words as `messages` can need:
+  its shape then does not depend on what is coded.
+)doc");
+
+REGISTER_OP("TfOnebit>GolombRiceDecode")
+    .Input("coded: int32")
+    .Output("messages: int32")
+    .Attr("sizes: list(int)")
+    .Attr("part_size: int = 2147483648")
+    .SetShapeFn(RecodeShape)
+    .Doc(R"doc(
+The inverse of GolombRiceEncode, without padding.
+
+coded: `[number of messages, parts, words]`.
+messages: `[number of messages, parts, words]`, as long as the longest needs to be.
+)doc");
+
+}  // namespace
+}  // namespace tf_onebit

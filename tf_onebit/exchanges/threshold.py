@@ -1,0 +1,175 @@
+"""Threshold: only what exceeds a threshold is sent, with error feedback."""
+
+import math
+
+import numpy as np
+import tensorflow as tf
+
+from tf_onebit import ops
+from tf_onebit.collectives.requests import AllGather
+from tf_onebit.exchanges.base import Exchange
+from tf_onebit.exchanges.capacity import Capacity
+from tf_onebit.exchanges.tau import Tau
+from tf_onebit.ops import threshold as message
+
+WORD_BYTES = 4
+CODINGS = ("packed", "golomb_rice")
+DEFAULT_DENSITY = 0.001
+
+# That a given tau is expected to lead to, before it is known.
+_EXPECTED_DENSITY = 0.01
+
+
+class Threshold(Exchange):
+    """Threshold-sparse updates (Strom 2015).
+
+    Each worker adds its gradients to a residual. Of the values that exceed the threshold tau, it
+    sends where they are and their sign, as +-tau, and subtracts what it sends:
+
+        corrected_t = g_t + r_(t-1)
+        sent_t      = tau * sign(corrected_t) where |corrected_t| > tau, else 0
+        r_t         = corrected_t - sent_t
+
+    and all workers add up what all have sent. A value takes 32 bits, or 9 to 13 with
+    `coding="golomb_rice"`. Nothing travels in full precision unless it is excluded.
+
+    A useful tau grows with the gradients, and so with the loss, and is hard to guess.
+    `target_density` finds one and follows the density, averaged over the workers and the last few
+    exchanges (`exchanges/tau.py` has the rule). It is the same on all workers, and each bucket has
+    one of its own.
+
+    Messages have room for a number of values that changes rarely: when more exceed tau, which then
+    wait in the residual for the next exchange, and when 100 exchanges needed much less.
+
+    Args:
+        tau: the threshold, and what is sent in place of what exceeds it. In units of the gradient
+            of a worker's mean loss.
+        target_density: instead of `tau`: the part of all values that a worker should send.
+            Default: 0.001.
+        coding: "packed": a word for each value. "golomb_rice": the gaps between indices take as
+            many bits as they need, for some time to code them.
+        bucket_bytes, exclude: see `Exchange`.
+
+    Raises:
+        ValueError: for a tau that is not positive and finite, a density that is not between 0 and
+            1, both of them, or another coding.
+
+    Example:
+        >>> exchange = Threshold(target_density=0.01, coding="golomb_rice")
+        >>> exchange.clone().get_config()["target_density"]
+        0.01
+    """
+
+    # Number of values that one message is about.
+    part_size = message.MAX_PART_SIZE
+
+    def __init__(
+        self,
+        tau=None,
+        target_density=None,
+        coding="packed",
+        bucket_bytes=64 * 2**20,
+        exclude=(),
+    ):
+        super().__init__(bucket_bytes, exclude)
+        if tau is not None and target_density is not None:
+            raise ValueError(
+                "tau and target_density are two ways to say how much is sent. "
+                f"Received: tau={tau}, target_density={target_density}. Pass one of them."
+            )
+        if tau is None and target_density is None:
+            target_density = DEFAULT_DENSITY
+        if tau is not None and not (tau > 0 and math.isfinite(np.float32(tau))):
+            raise ValueError(
+                f"tau must be a positive, finite threshold. Received: tau={tau}. "
+                "Use target_density=0.001 to have it found."
+            )
+        if target_density is not None and not 0 < target_density < 1:
+            raise ValueError(
+                "target_density must be a part of all values, between 0 and 1. "
+                f"Received: target_density={target_density}. Use 0.001 to send one in 1000."
+            )
+        if coding not in CODINGS:
+            raise ValueError(f"coding must be one of {CODINGS}. Received: coding={coding!r}.")
+        self.tau = tau
+        self.target_density = target_density
+        self.coding = coding
+
+    def get_config(self):
+        return {
+            "tau": self.tau,
+            "target_density": self.target_density,
+            "coding": self.coding,
+            "bucket_bytes": self.bucket_bytes,
+            "exclude": list(self.exclude),
+        }
+
+    def create_state(self):
+        self._sizes = [spec.size for spec in self.specs]
+        self._size = sum(self._sizes)
+        self.residual = tf.Variable(tf.zeros([self._size]), trainable=False)
+        self._tau = Tau(None if self.tau is None else self.unit * self.tau, self.target_density)
+        expected = (self.target_density or _EXPECTED_DENSITY) * self._size
+        self._capacity = Capacity(min(self._size, self.part_size), expected)
+        self._density = tf.Variable(0.0, trainable=False)
+        self._sum_of_squares = tf.Variable(0.0, trainable=False)
+        self._message_words = tf.Variable(0, dtype=tf.int64, trainable=False)
+
+    def exchange(self, gradients, scale=1.0):
+        parts = {"sizes": self._sizes, "part_size": self.part_size}
+        capacity_step = tf.convert_to_tensor(self._capacity.step)
+        encoded = ops.threshold_encode(
+            gradients,
+            self.residual,
+            self._tau.threshold(),
+            self._tau.step(),
+            self._capacity.at(capacity_step),
+            **parts,
+        )[tf.newaxis]
+        if self.coding == "golomb_rice":
+            encoded = ops.golomb_rice_encode(encoded, **parts)
+        gathered = yield AllGather(encoded, self.request_name("all_gather"), variant=capacity_step)
+        self._follow(gathered[:, :, : message.HEADER_WORDS])
+        self._message_words.assign(tf.size(encoded, tf.int64))
+        if self.coding == "golomb_rice":
+            gathered = ops.golomb_rice_decode(gathered, **parts)
+        exchanged = ops.threshold_decode_sum(gathered, gradients, scale=scale, **parts)
+        return exchanged, gathered[:, 0, message.FLAG]
+
+    def _follow(self, headers):
+        """Lets tau and capacity follow what all workers needed, and notes what this one did."""
+        exceeding = tf.cast(tf.bitcast(headers[:, :, message.EXCEEDING], tf.uint32), tf.int64)
+        squares = tf.bitcast(headers[:, :, message.SQUARES], tf.float32)
+        values = float(max(1, self.world_size * self._size))
+        density = tf.cast(tf.cast(tf.reduce_sum(exceeding), tf.float64) / values, tf.float32)
+        self._tau.follow(density, tf.reduce_sum(squares) / values)
+        self._capacity.follow(tf.reduce_max(exceeding))
+        self._density.assign(density)
+        self._sum_of_squares.assign(tf.reduce_sum(squares[self.rank]))
+
+    def state(self):
+        return {
+            "residual": self.residual.numpy(),
+            "tau": self._tau.state(),
+            "capacity": self._capacity.state(),
+        }
+
+    def load_state(self, states, ratio=1.0):
+        if len(states) == self.world_size:
+            unsent = states[self.rank]["residual"]
+        else:
+            residuals = [state["residual"] for state in states]
+            unsent = np.sum(residuals, axis=0, dtype=np.float64) / self.world_size
+        self.residual.assign(ratio * unsent)
+        mine = states[self.rank if len(states) == self.world_size else 0]
+        self._tau.load(mine["tau"], ratio)
+        self._capacity.load(mine["capacity"])
+
+    def bytes_sent(self):
+        return (self.world_size - 1) * WORD_BYTES * int(self._message_words)
+
+    def residual_sum_of_squares(self):
+        return float(self._sum_of_squares)
+
+    def measures(self):
+        return {"density": float(self._density), "tau": float(self._tau.value) / self.unit}

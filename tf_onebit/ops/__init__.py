@@ -1,0 +1,29 @@
+"""The compiled ops: one thin function per op."""
+
+from tf_onebit.ops.one_bit import (
+    one_bit_aggregate,
+    one_bit_decode,
+    one_bit_decode_sum,
+    one_bit_encode,
+    one_bit_encode_shard,
+)
+from tf_onebit.ops.threshold import (
+    golomb_rice_decode,
+    golomb_rice_encode,
+    threshold_apply,
+    threshold_decode_sum,
+    threshold_encode,
+)
+
+__all__ = [
+    "golomb_rice_decode",
+    "golomb_rice_encode",
+    "one_bit_aggregate",
+    "one_bit_decode",
+    "one_bit_decode_sum",
+    "one_bit_encode",
+    "one_bit_encode_shard",
+    "threshold_apply",
+    "threshold_decode_sum",
+    "threshold_encode",
+]

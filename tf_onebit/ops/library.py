@@ -1,0 +1,54 @@
+"""The library of compiled ops."""
+
+import ctypes
+import pathlib
+import struct
+
+import tensorflow as tf
+
+from tf_onebit._version import __version__
+
+_BUILD_COMMAND = "`make setup`, or `python setup.py build_ext --inplace`, in the source folder"
+_PATH = pathlib.Path(__file__).parents[1] / "libtf_onebit_ops.so"
+
+
+def _require_whole(path):
+    """Raises OSError for an ELF file that is cut short: to load one would kill the process."""
+    with path.open("rb") as file:
+        header = file.read(64)
+    # The table of sections, which the header locates, is the end of the file.
+    table_at, entry_bytes, entries = struct.unpack("<40xQ10xHH2x", header.ljust(64, b"\0"))
+    if not 0 < table_at + entry_bytes * entries <= path.stat().st_size:
+        raise OSError(f"{path} is cut short")
+
+
+def load(path):
+    """Loads the op library, after making sure that it was built for what is installed."""
+    if not path.exists():
+        raise ImportError(
+            f"The compiled ops of tf_onebit are missing. Expected: {path}. "
+            f"Build them with {_BUILD_COMMAND}."
+        )
+    expected = f"version={__version__} tensorflow={tf.__version__}"
+    try:
+        _require_whole(path)
+        # TensorFlow first: it notes which ops a library brings while it loads it.
+        loaded = tf.load_op_library(str(path))
+        build_info = ctypes.CDLL(str(path)).tf_onebit_build_info
+    except (tf.errors.OpError, OSError, AttributeError) as error:
+        raise ImportError(
+            f"The compiled ops of tf_onebit do not load: {error}. They were built for another "
+            f"TensorFlow, or not completely. Expected: {expected}. Build them with "
+            f"{_BUILD_COMMAND}."
+        ) from error
+    build_info.restype = ctypes.c_char_p
+    built = build_info().decode()
+    if built != expected:
+        raise ImportError(
+            f"The compiled ops of tf_onebit are stale. Expected: {expected}. Found: {built} in "
+            f"{path}. Build them with {_BUILD_COMMAND}."
+        )
+    return loaded
+
+
+library = load(_PATH)

@@ -1,0 +1,187 @@
+"""The ops of threshold-sparse updates.
+
+A message is int32 `[parts, words]`: one row for each run of `part_size` values, because an index
+has 31 bits. A row is a header, the values sent, and padding. Words of the header:
+
+    FLAG       0, or 1 + the index of the first gradient with a value that is not finite
+    WORDS      length of the message, header included and padding not
+    COUNT      number of values that are sent
+    EXCEEDING  number of values above the threshold: those sent, and those that did not fit
+    STEP       what a value that is sent stands for: the bits of a float32
+    SQUARES    sum of squares of the residual: the bits of a float32
+
+Then follows a word for each value that is sent, in ascending order: its index, with the highest bit
+set if it is negative. `golomb_rice_encode` puts fewer bits in their place.
+"""
+
+from tf_onebit.ops.library import library
+
+FLAG, WORDS, COUNT, EXCEEDING, STEP, SQUARES, HEADER_WORDS = range(7)
+MAX_PART_SIZE = 2**31
+
+
+def threshold_encode(
+    gradients, residual, threshold, step, capacity, sizes, part_size=MAX_PART_SIZE, pad=True
+):
+    """Encodes what exceeds a threshold, with error feedback (Strom 2015, section 2.6, 4 to 7).
+
+        corrected = gradient + residual
+        sent      = +1 if corrected > threshold, -1 if corrected < -threshold, else 0
+        residual  = corrected - threshold * sent
+
+    One pass over memory. What does not fit into `capacity` values, those with the highest indices,
+    waits in the residual.
+
+    Args:
+        gradients: list of tensors, all float32, float16 or bfloat16.
+        residual: float32 variable with as many values as all of them. Updated in place.
+        threshold: float32 scalar, positive. Nothing exceeds infinity.
+        step: float32 scalar, positive and finite: what a value that is sent stands for.
+        capacity: int64 scalar: the most values in a message of a part.
+        sizes: list of the gradients' numbers of values.
+        part_size: number of values that one message is about.
+        pad: whether a message has the length of one with `capacity` values.
+
+    Returns:
+        int32 `[parts, words]`.
+
+    Raises:
+        InvalidArgumentError: if sizes do not agree, or a number is out of its range.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> residual = tf.Variable([0.0, -0.8, 0.9])
+        >>> message = threshold_encode([tf.fill([3], 0.2)], residual, 1.0, 1.0, 2, [3])
+        >>> message.shape, int(message[0, COUNT]), int(message[0, HEADER_WORDS])
+        (TensorShape([1, 8]), 1, 2)
+        >>> residual.numpy().round(2).tolist()
+        [0.20000000298023224, -0.6000000238418579, 0.10000000149011612]
+    """
+    return library.tf_onebit_threshold_encode(
+        gradients=gradients,
+        residual=residual.handle,
+        threshold=threshold,
+        step=step,
+        capacity=capacity,
+        sizes=sizes,
+        part_size=part_size,
+        pad=pad,
+    )
+
+
+def threshold_decode_sum(messages, gradients, sizes, part_size=MAX_PART_SIZE, scale=1.0):
+    """Decodes the messages of all workers into gradients, and sums them.
+
+        gradient = scale * sum over k of step_k * sent_k
+
+    Args:
+        messages: int32 `[world_size, parts, words]`; row k came from rank k. Added in that order,
+            in float32.
+        gradients: list of the local gradients. Their values are not read: in a graph, where
+            nothing else needs them, the result takes their memory.
+        sizes, part_size: as in `threshold_encode`.
+        scale: factor on the result: 1 / world_size for the mean over the workers.
+
+    Returns:
+        List of tensors of the shapes and dtypes of `gradients`.
+
+    Raises:
+        InvalidArgumentError: if a message is corrupt, or the gradients do not have these sizes.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> local, residual = tf.constant([0.2, 3.0]), tf.Variable(tf.zeros([2]))
+        >>> message = threshold_encode([local], residual, 1.0, 1.0, 2, [2])
+        >>> (total,) = threshold_decode_sum(tf.stack([message, message]), [local], [2])
+        >>> total.numpy().tolist()
+        [0.0, 2.0]
+    """
+    return library.tf_onebit_threshold_decode_sum(
+        messages=messages, gradients=gradients, sizes=sizes, part_size=part_size, scale=scale
+    )
+
+
+def threshold_apply(variables, messages, part_size=MAX_PART_SIZE):
+    """Subtracts what messages say from variables (Strom 2015, section 2.6, 1 and 9).
+
+        variable = variable - step_k * sent_k        for one message after another
+
+    Args:
+        variables: list of float32 variables. Updated in place, each under its lock.
+        messages: int32 `[number of messages, parts, words]`.
+        part_size: as in `threshold_encode`.
+
+    Returns:
+        The operation, in a graph.
+
+    Raises:
+        InvalidArgumentError: if a message is corrupt. No variable is changed then.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> weights, residual = tf.Variable([1.0, 1.0]), tf.Variable(tf.zeros([2]))
+        >>> message = threshold_encode([tf.constant([0.1, -3.0])], residual, 2.0, 0.5, 2, [2])
+        >>> threshold_apply([weights], message[tf.newaxis])
+        >>> weights.numpy().tolist()
+        [1.0, 1.5]
+    """
+    sizes = [variable.shape.num_elements() for variable in variables]
+    handles = [variable.handle for variable in variables]
+    return library.tf_onebit_threshold_apply(
+        variables=handles, messages=messages, sizes=sizes, part_size=part_size
+    )
+
+
+def golomb_rice_encode(messages, sizes, part_size=MAX_PART_SIZE, pad=True):
+    """Codes the gaps between the indices of messages (Strom 2015, section 2.5).
+
+    Of a gap g the quotient `g >> b` is coded in unary, and its b low bits, with the sign, as they
+    are. Each block of 256 values has the parameter b that makes it shortest. Independent positions
+    with density d take about `1.5 + log2(1 / d)` bits and the sign: 11.5 + 1 for d = 0.001.
+
+    Args:
+        messages: int32 `[number of messages, parts, words]`, as from `threshold_encode`.
+        sizes, part_size: as there.
+        pad: whether the result has the length that any messages of that many words fit in.
+
+    Returns:
+        int32 `[number of messages, parts, words]`.
+
+    Raises:
+        InvalidArgumentError: if a message is corrupt.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> gradient, residual = tf.range(4096.0), tf.Variable(tf.zeros([4096]))
+        >>> message = threshold_encode([gradient], residual, 95.0, 1.0, 4096, [4096], pad=False)
+        >>> coded = golomb_rice_encode(message[tf.newaxis], [4096], pad=False)
+        >>> message.shape[-1], coded.shape[-1]
+        (4006, 263)
+    """
+    return library.tf_onebit_golomb_rice_encode(
+        messages=messages, sizes=sizes, part_size=part_size, pad=pad
+    )
+
+
+def golomb_rice_decode(coded, sizes, part_size=MAX_PART_SIZE):
+    """The inverse of `golomb_rice_encode`, without padding.
+
+    Args:
+        coded: int32 `[number of messages, parts, words]`.
+        sizes, part_size: as there.
+
+    Returns:
+        int32 `[number of messages, parts, words]`, as long as the longest needs to be.
+
+    Raises:
+        InvalidArgumentError: if a message is corrupt.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> residual = tf.Variable(tf.zeros([9]))
+        >>> message = threshold_encode([tf.range(9.0)], residual, 5.0, 1.0, 9, [9], pad=False)
+        >>> coded = golomb_rice_encode(message[tf.newaxis], [9])
+        >>> golomb_rice_decode(coded, [9])[0, 0, HEADER_WORDS:].numpy().tolist()
+        [6, 7, 8]
+    """
+    return library.tf_onebit_golomb_rice_decode(coded=coded, sizes=sizes, part_size=part_size)
