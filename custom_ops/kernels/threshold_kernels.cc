@@ -114,8 +114,8 @@ class ThresholdEncodeOp : public OpKernel {
     OP_REQUIRES(context, threshold > 0,
                 errors::InvalidArgument("threshold must be positive. Received: threshold=",
                                         threshold, "."));
-    OP_REQUIRES(context, step > 0 && IsFinite(step),
-                errors::InvalidArgument("step must be positive and finite. Received: step=", step,
+    OP_REQUIRES(context, step >= 0 && IsFinite(step),
+                errors::InvalidArgument("step must be at least 0 and finite. Received: step=", step,
                                         "."));
     OP_REQUIRES(context, capacity >= 0 && capacity <= kMaxPartSize,
                 errors::InvalidArgument("capacity must be a number of values, at most 2^31. ",

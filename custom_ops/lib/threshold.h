@@ -24,7 +24,7 @@ enum ThresholdHeader {
   kWordsWord,      // length of the message, header included and padding not
   kCountWord,      // number of values that are sent
   kExceedingWord,  // number of values above the threshold: those sent and those that did not fit
-  kStepWord,       // what a value that is sent stands for: a float, positive
+  kStepWord,       // what a value that is sent stands for: a float, at least 0
   kSquaresWord,    // sum of squares of the residual: a float
   kHeaderWords
 };
@@ -56,7 +56,7 @@ static inline const char* HeaderFault(const int32_t* words, int64_t num_words, i
   if (length < kHeaderWords || length > num_words) return "its length is not that of its words";
   if (static_cast<uint32_t>(words[kCountWord]) > size) return "it has more values than there are";
   const float step = FloatOf(static_cast<uint32_t>(words[kStepWord]));
-  if (!(step > 0) || !IsFinite(step)) return "its step is not a positive number";
+  if (!(step >= 0) || !IsFinite(step)) return "its step is not a number, at least 0";
   return nullptr;
 }
 

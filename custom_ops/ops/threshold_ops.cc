@@ -57,7 +57,7 @@ residual = corrected -+ threshold; else residual = corrected.
 gradients: The local gradients, as many values each as `sizes` says. Indices run through all.
 residual: float32 variable with as many values as all of them; updated in place.
 threshold: Positive.
-step: What a value that is sent stands for; positive and finite.
+step: What a value that is sent stands for; at least 0 and finite.
 capacity: The most values in the message of a part. Others stay in the residual.
 message: `[parts, words]`: the message of each run of `part_size` values. Its words are
   flag (0, or 1 + the index of the first gradient that holds a value which is not finite: that value

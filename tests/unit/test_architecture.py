@@ -39,7 +39,14 @@ MAY_IMPORT = {
     "tf_onebit.callbacks": ["callbacks", "collectives.requests", "exchanges", "_version"],
     "tf_onebit.training": ["exchanges", "training"],
     "tf_onebit.distribute": ["collectives", "distribute", "exchanges", "training"],
-    "tf_onebit.horovod": ["collectives", "configurable", "exchanges", "horovod", "training"],
+    "tf_onebit.horovod": [
+        "collectives",
+        "configurable",
+        "exchanges",
+        "horovod",
+        "ops",
+        "training",
+    ],
 }
 # Where other packages may be imported; TensorFlow and NumPy everywhere.
 USERS = {

@@ -42,6 +42,10 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     Resumed with another number of workers, what had not been sent yet is divided among them anew.
 
+    When asynchronous workers lose one of them, each saves what it has learned as
+    `replica-<rank>.weights.h5` in the directory, for `model.load_weights`; the job, started again,
+    goes on from the last backup.
+
     Not saved are `tf.random` operations in the step, and what other callbacks remember. These see
     the batches that are drawn again; put them after this one if they change the model.
 
@@ -74,6 +78,8 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def on_train_begin(self, logs=None):
         self._workers = _Workers(self.model, self.directory)
+        for exchange in training_state.gradient_exchanges_of(self.model):
+            exchange.rescue_with(self._save_replica)
         self._number = 0
         self._random_states = {}  # at the beginning of each epoch
         self._end_replay()  # of a run that was interrupted
@@ -253,6 +259,15 @@ class BackupAndRestore(keras.callbacks.Callback):
         unfinished.rename(target)
         for old in self._backups()[_KEPT:]:
             shutil.rmtree(old)
+
+    def _save_replica(self):
+        """Saves the model as this worker has it, and returns where."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        path = self.directory / f"replica-{self._workers.rank}.weights.h5"
+        unfinished = self.directory / f"unfinished-{path.name}"
+        self.model.save_weights(unfinished)
+        unfinished.rename(path)
+        return path
 
     def _backups(self):
         """Directories of complete backups, newest first."""

@@ -17,6 +17,11 @@ class Monitor(keras.callbacks.Callback):
     - `compression_ratio`: bytes of the same exchange in float32, over `bytes_sent`.
     - `residual_norm`: L2 norm of what this worker has not sent yet.
 
+    and of threshold-sparse exchanges
+
+    - `density`: the part of all values that exceeded the threshold `tau`.
+    - `staleness`, of asynchronous ones: by how many steps the slowest worker is behind this one.
+
     The progress bar shows them, `History` keeps them, and so do TensorBoard's epoch logs.
 
     Args:
@@ -95,6 +100,7 @@ class Monitor(keras.callbacks.Callback):
             "bytes_sent": float(bytes_sent),
             "compression_ratio": full_bytes / bytes_sent if bytes_sent else 1.0,
             "residual_norm": math.sqrt(squares),
+            **self._gradient_exchange().measures(),
         }
         if self._writer is not None:
             step = int(self.model.optimizer.iterations)

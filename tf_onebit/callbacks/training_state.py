@@ -47,6 +47,8 @@ def collect(model):
 
     Of variables that have a copy on each device, every copy.
     """
+    for exchange in gradient_exchanges_of(model):
+        exchange.drain()
     state = {
         f"{name}#{i}": copy.numpy()
         for name, variable in variables_of(model).items()

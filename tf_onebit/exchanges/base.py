@@ -7,6 +7,8 @@ import tensorflow as tf
 
 from tf_onebit.configurable import Configurable
 
+FLOAT_BYTES = 4
+
 
 @dataclasses.dataclass(frozen=True)
 class GradientSpec:
@@ -127,6 +129,11 @@ class Exchange(Configurable, tf.Module):
     def bytes_sent(self):
         """Bytes that this worker sent in the last exchange."""
         raise NotImplementedError(f"{type(self).__name__} must define bytes_sent.")
+
+    def full_precision_bytes(self):
+        """What the same exchange would send in float32."""
+        size_bytes = FLOAT_BYTES * sum(spec.size for spec in self.specs)
+        return 2 * (self.world_size - 1) * size_bytes // self.world_size
 
     def residual_sum_of_squares(self):
         """Of all that this worker has not sent yet."""

@@ -6,13 +6,11 @@ import numpy as np
 import tensorflow as tf
 
 from tf_onebit.configurable import deserialize, serialize
-from tf_onebit.exchanges.base import Exchange, part_of
+from tf_onebit.exchanges.base import FLOAT_BYTES, Exchange, part_of
 from tf_onebit.exchanges.finite import require_finite
 from tf_onebit.exchanges.full_precision import FullPrecision
 from tf_onebit.exchanges.handshake import describe, handshake
 from tf_onebit.exchanges.sparse import SparseGather
-
-FLOAT_BYTES = 4
 
 
 class Bucketed(Exchange):
@@ -109,12 +107,7 @@ class Bucketed(Exchange):
         return sum(exchange.bytes_sent() for exchange, _ in self._buckets)
 
     def full_precision_bytes(self):
-        """What the same exchange would send in float32: `IndexedSlices` as they are."""
-        dense_bytes = sum(spec.size * FLOAT_BYTES for spec in self.specs if not spec.sparse)
-        sparse = (e for e, _ in self._buckets if isinstance(e, SparseGather))
-        return 2 * (self.world_size - 1) * dense_bytes // self.world_size + sum(
-            exchange.bytes_sent() for exchange in sparse
-        )
+        return sum(exchange.full_precision_bytes() for exchange, _ in self._buckets)
 
     def residual_sum_of_squares(self):
         return sum(exchange.residual_sum_of_squares() for exchange, _ in self._buckets)

@@ -42,3 +42,6 @@ class SparseGather(Exchange):
 
     def bytes_sent(self):
         return int(self._bytes_sent)
+
+    def full_precision_bytes(self):
+        return self.bytes_sent()

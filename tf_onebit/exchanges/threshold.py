@@ -115,37 +115,72 @@ class Threshold(Exchange):
         self._sum_of_squares = tf.Variable(0.0, trainable=False)
         self._message_words = tf.Variable(0, dtype=tf.int64, trainable=False)
 
-    def exchange(self, gradients, scale=1.0):
-        parts = {"sizes": self._sizes, "part_size": self.part_size}
-        capacity_step = tf.convert_to_tensor(self._capacity.step)
+    @property
+    def _parts(self):
+        return {"sizes": self._sizes, "part_size": self.part_size}
+
+    def encode(self, gradients, capacity, rate=1.0, pad=True):
+        """Encodes gradients with error feedback.
+
+        Args:
+            gradients: list of tensors, as in `specs`.
+            capacity: int64 scalar, the most values in a message.
+            rate: float32 scalar: the message says `rate * tau` in place of tau.
+            pad: whether the message is as long as one of `capacity` values can be.
+
+        Returns:
+            int32 `[1, parts, words]`, coded as the exchange does.
+        """
         encoded = ops.threshold_encode(
             gradients,
             self.residual,
             self._tau.threshold(),
-            self._tau.step(),
-            self._capacity.at(capacity_step),
-            **parts,
+            rate * self._tau.step(),
+            capacity,
+            pad=pad,
+            **self._parts,
         )[tf.newaxis]
         if self.coding == "golomb_rice":
-            encoded = ops.golomb_rice_encode(encoded, **parts)
-        gathered = yield AllGather(encoded, self.request_name("all_gather"), variant=capacity_step)
-        self._follow(gathered[:, :, : message.HEADER_WORDS])
+            encoded = ops.golomb_rice_encode(encoded, pad=pad, **self._parts)
         self._message_words.assign(tf.size(encoded, tf.int64))
-        if self.coding == "golomb_rice":
-            gathered = ops.golomb_rice_decode(gathered, **parts)
-        exchanged = ops.threshold_decode_sum(gathered, gradients, scale=scale, **parts)
-        return exchanged, gathered[:, 0, message.FLAG]
+        return encoded
 
-    def _follow(self, headers):
-        """Lets tau and capacity follow what all workers needed, and notes what this one did."""
+    def decode(self, messages):
+        """Messages of any workers, int32 `[number, parts, words]`, without their coding."""
+        if self.coding == "golomb_rice":
+            return ops.golomb_rice_decode(messages, **self._parts)
+        return messages
+
+    def follow(self, messages, mine):
+        """Lets tau follow what was sent.
+
+        Args:
+            messages: int32 `[number, parts, words]`, of the workers that have the same tau.
+            mine: the index of the own one.
+
+        Returns:
+            int64 scalar, the most values that a message was to have room for.
+        """
+        headers = messages[:, :, : message.HEADER_WORDS]
         exceeding = tf.cast(tf.bitcast(headers[:, :, message.EXCEEDING], tf.uint32), tf.int64)
         squares = tf.bitcast(headers[:, :, message.SQUARES], tf.float32)
-        values = float(max(1, self.world_size * self._size))
+        values = tf.cast(tf.shape(headers)[0], tf.float64) * max(1, self._size)
         density = tf.cast(tf.cast(tf.reduce_sum(exceeding), tf.float64) / values, tf.float32)
-        self._tau.follow(density, tf.reduce_sum(squares) / values)
-        self._capacity.follow(tf.reduce_max(exceeding))
+        mean_square = tf.reduce_sum(squares) / tf.cast(values, tf.float32)
+        self._tau.follow(density, mean_square)
         self._density.assign(density)
-        self._sum_of_squares.assign(tf.reduce_sum(squares[self.rank]))
+        self._sum_of_squares.assign(tf.reduce_sum(squares[mine]))
+        return tf.reduce_max(exceeding)
+
+    def exchange(self, gradients, scale=1.0):
+        step = tf.convert_to_tensor(self._capacity.step)
+        encoded = self.encode(gradients, self._capacity.at(step))
+        gathered = yield AllGather(encoded, self.request_name("all_gather"), variant=step)
+        self._capacity.follow(self.follow(gathered, self.rank))
+        exchanged = ops.threshold_decode_sum(
+            self.decode(gathered), gradients, scale=scale, **self._parts
+        )
+        return exchanged, gathered[:, 0, message.FLAG]
 
     def state(self):
         return {

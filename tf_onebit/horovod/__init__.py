@@ -37,12 +37,14 @@ from horovod.tensorflow import (
     size,
 )
 
+from tf_onebit.horovod.asynchronous import AsynchronousOptimizer
 from tf_onebit.horovod.callbacks import BroadcastGlobalVariablesCallback, MetricAverageCallback
 from tf_onebit.horovod.compression import Compression
 from tf_onebit.horovod.optimizer import DistributedOptimizer
 from tf_onebit.horovod.tape import DistributedGradientTape
 
 __all__ = [
+    "AsynchronousOptimizer",
     "Average",
     "BroadcastGlobalVariablesCallback",
     "Compression",

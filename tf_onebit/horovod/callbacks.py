@@ -42,6 +42,9 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 
     def _broadcast(self):
         optimizer = self.model.optimizer
+        if hasattr(optimizer, "gradient_exchange"):
+            # What asynchronous workers have sent by now must not be applied to other weights.
+            optimizer.gradient_exchange.drain()
         if not optimizer.built:
             optimizer.build(self.model.trainable_variables)
         # `weights` leaves out the states of random generators: dropout differs between workers.

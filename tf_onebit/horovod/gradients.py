@@ -6,8 +6,13 @@ from tf_onebit.collectives.horovod import HorovodEngine
 from tf_onebit.training.gradients import GradientExchange
 
 
-def horovod_exchange(template, op, settings=()):
-    """A `GradientExchange` of `template` over Horovod, for one of Horovod's operations."""
+def require_op(op):
+    """Raises ValueError for an operation of Horovod's that gradients are not exchanged by."""
     if op not in (hvd.Average, hvd.Sum):
         raise ValueError(f"op must be Average or Sum of tf_onebit.horovod. Received: op={op}.")
+
+
+def horovod_exchange(template, op, settings=()):
+    """A `GradientExchange` of `template` over Horovod, for one of Horovod's operations."""
+    require_op(op)
     return GradientExchange(template, HorovodEngine(), op == hvd.Average, settings)

@@ -6,7 +6,8 @@ import tensorflow as tf
 
 from tf_onebit.horovod.compression import requested_exchange
 from tf_onebit.horovod.gradients import horovod_exchange
-from tf_onebit.training.optimizer import Distributed, GlobalLossScale, settings, subclass
+from tf_onebit.horovod.remake import remake, require_not_distributed, take_over
+from tf_onebit.training.optimizer import Distributed, GlobalLossScale, settings
 
 
 def DistributedOptimizer(
@@ -57,48 +58,22 @@ def DistributedOptimizer(
         raise ValueError(
             f'on_nonfinite must be "error" or "skip". Received: on_nonfinite={on_nonfinite!r}.'
         )
-    if isinstance(getattr(optimizer, "inner_optimizer", optimizer), Distributed):
-        raise ValueError(
-            f"The optimizer {optimizer.name!r} is distributed already. "
-            "Call DistributedOptimizer once."
-        )
+    require_not_distributed(optimizer)
     template = requested_exchange(exchange, compression)
     agreed = [*settings(optimizer), ("on_nonfinite", on_nonfinite)]
     gradient_exchange = horovod_exchange(template, op, agreed)
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        distributed = _remake(optimizer, GlobalLossScale, name)
-        inner = _remake(optimizer.inner_optimizer, _OverHorovod, None)
+        distributed = remake(optimizer, GlobalLossScale, name)
+        inner = remake(optimizer.inner_optimizer, _OverHorovod, None)
         inner.loss_scaled = True
         distributed.inner_optimizer = inner
         distributed.gradient_exchange = gradient_exchange
     else:
-        distributed = inner = _remake(optimizer, _OverHorovod, name)
+        distributed = inner = remake(optimizer, _OverHorovod, name)
     inner.gradient_exchange = gradient_exchange
     inner.on_nonfinite = on_nonfinite
-    if optimizer.built:
-        distributed.build(optimizer._trainable_variables)
-        for mine, theirs in zip(distributed.variables, optimizer.variables, strict=True):
-            mine.assign(theirs)
+    take_over(distributed, optimizer)
     return distributed
-
-
-# What `exclude_from_weight_decay` sets.
-_NOT_IN_CONFIG = ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern")
-
-
-def _remake(optimizer, mixin, name):
-    """A copy of the optimizer, of a subclass with `mixin`."""
-    config = optimizer.get_config()
-    if name is not None:
-        config["name"] = name
-    if not isinstance(optimizer._learning_rate, keras.Variable):
-        # A schedule or function as it is: Keras can make its own kinds only from their config.
-        config["learning_rate"] = optimizer._learning_rate
-    remade = subclass(type(optimizer), mixin).from_config(config)
-    for setting in _NOT_IN_CONFIG:
-        if hasattr(optimizer, setting):
-            setattr(remade, setting, getattr(optimizer, setting))
-    return remade
 
 
 class _OverHorovod(Distributed):

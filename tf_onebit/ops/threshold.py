@@ -36,7 +36,7 @@ def threshold_encode(
         gradients: list of tensors, all float32, float16 or bfloat16.
         residual: float32 variable with as many values as all of them. Updated in place.
         threshold: float32 scalar, positive. Nothing exceeds infinity.
-        step: float32 scalar, positive and finite: what a value that is sent stands for.
+        step: float32 scalar, at least 0 and finite: what a value that is sent stands for.
         capacity: int64 scalar: the most values in a message of a part.
         sizes: list of the gradients' numbers of values.
         part_size: number of values that one message is about.

@@ -87,6 +87,20 @@ class GradientExchange:
         """What the sum over the workers is multiplied with."""
         return 1.0 / self.engine.world_size if self._mean else 1.0
 
+    def measures(self):
+        """Figures of the last exchange, for the Monitor: dictionary of floats."""
+        return {k: v for exchange in self.built for k, v in exchange.measures().items()}
+
+    def drain(self):
+        """Waits until nothing is under way between workers: between steps nothing is."""
+
+    def rescue_with(self, save):
+        """Has `save` called before an error that one worker meets and others need not.
+
+        Args:
+            save: function that saves what this worker has learned, and returns where.
+        """
+
     def states(self):
         """The states of what is built: list of lists, by exchange and by `engine.ranks`."""
         return [[exchange.state() for exchange in e] for e, _ in self._built.values()]
@@ -127,7 +141,7 @@ class GradientExchange:
         if self.engine.world_size == 1 and not (self._states or self._built):
             return [list(mine) for mine in gradients]
         present = [i for i, gradient in enumerate(gradients[0]) if gradient is not None]
-        specs = tuple(_spec(gradients[0][i], variables[i]) for i in present)
+        specs = tuple(spec_of(gradients[0][i], variables[i]) for i in present)
         exchanges = self._exchanges_for(specs, [variables[i] for i in present])
         results = self.engine.run(
             exchange.exchange([_tensor(mine[i]) for i in present], self.scale)
@@ -164,12 +178,15 @@ class GradientExchange:
             self.engine.run([handshake(scope, self._settings) for _ in self.engine.ranks])
         return scope
 
+    def _build(self, specs, scope):
+        return build(self.template, specs, scope, self.engine, self._unit)
+
     def _exchanges_for(self, specs, variables):
         # Names alone do not tell variables apart: many are called "Variable:0".
         key = specs, tuple(map(id, variables))
         if key not in self._built:
             scope = f"{self._scope}/{len(self._built)}"
-            exchanges = build(self.template, specs, scope, self.engine, self._unit)
+            exchanges = self._build(specs, scope)
             with tf.init_scope():
                 self._load(len(self._built), exchanges)
             # With the variables, because the ids of objects that are gone come again.
@@ -178,7 +195,7 @@ class GradientExchange:
         return exchanges
 
 
-def _spec(gradient, variable):
+def spec_of(gradient, variable):
     return GradientSpec(
         name=getattr(variable, "path", variable.name),
         shape=tuple(variable.shape),

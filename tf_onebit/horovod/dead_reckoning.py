@@ -1,0 +1,125 @@
+"""Dead reckoning: every worker applies the deltas of all, whenever they come."""
+
+import functools
+
+import numpy as np
+import tensorflow as tf
+
+from tf_onebit import ops
+from tf_onebit.exchanges.handshake import describe, handshake
+from tf_onebit.horovod.pump import Pump
+from tf_onebit.ops import threshold as message
+from tf_onebit.training.gradients import GradientExchange, spec_of
+
+
+class DeadReckoning(GradientExchange):
+    """Exchanges weight deltas between workers that do not wait for each other (Strom 2015, 2.3).
+
+    Args:
+        template: `Threshold`.
+        engine: `HorovodEngine`.
+        mean: whether a worker's deltas are divided by the number of workers.
+        settings: list of (what, value) pairs of strings in which workers must agree, too.
+        max_staleness, timeout_seconds: see `AsynchronousOptimizer`.
+    """
+
+    def __init__(self, template, engine, mean, settings, max_staleness, timeout_seconds):
+        super().__init__(template, engine, mean, settings)
+        self._max_staleness = max_staleness
+        self._timeout_seconds = timeout_seconds
+        self._pump = None
+        self._rescues = []
+
+    def step(self, gradients, variables, learning_rate):
+        """Encodes gradients, and subtracts from variables what all workers have sent.
+
+        Args:
+            gradients: list of tensors or `tf.IndexedSlices`.
+            variables: list of Keras variables, the same in every step.
+            learning_rate: float32 scalar.
+        """
+        gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
+        specs = tuple(map(spec_of, gradients, variables))
+        (exchange,) = self._exchanges_for(specs, variables)
+        rate = tf.cast(learning_rate, tf.float32) * self.scale
+        mine = exchange.encode(gradients, sum(spec.size for spec in specs), rate, pad=False)
+        exchange.follow(mine, 0)
+        arrived = tf.numpy_function(self._swap, [mine], tf.int32)
+        arrived = tf.ensure_shape(arrived, [None, mine.shape[1], None])
+        # Not before: with a gradient that is not finite, the weights stay as they are.
+        with tf.control_dependencies([arrived]):
+            self._apply(exchange, variables, mine)
+        self._apply(exchange, variables, arrived)
+
+    def _build(self, specs, scope):
+        if self._built:
+            raise ValueError(
+                "An asynchronous optimizer updates the same variables in every step. Received: "
+                f"{len(specs)} gradients that are not those of its first step. "
+                "Compile the model anew, with a new optimizer, when layers are frozen."
+            )
+        (rank,), world_size = self.engine.ranks, self.engine.world_size
+        exchange = self.template.clone()
+        with tf.init_scope():
+            self.engine.run([handshake(scope, describe(self.template, specs, world_size))])
+            exchange.build(specs, rank, world_size, scope)
+        if world_size > 1:
+            self._pump = Pump(
+                scope.replace("/", "."),
+                self._max_staleness,
+                self._timeout_seconds,
+                functools.partial(_fault_of, [spec.name for spec in specs]),
+                lambda: "".join(
+                    f" This worker's replica is saved: {save()}." for save in self._rescues
+                ),
+            )
+        return [exchange]
+
+    def _swap(self, mine):
+        (message,) = mine
+        if self._pump is None:
+            fault = _fault_of([spec.name for spec in self.built[0].specs], message, rank=0)
+            if fault is not None:
+                raise fault
+            return mine[:0]
+        return _stacked(self._pump.swap(message), len(message))
+
+    def _apply(self, exchange, variables, messages):
+        values = [getattr(variable, "value", variable) for variable in variables]
+        ops.threshold_apply(values, exchange.decode(messages), exchange.part_size)
+
+    def drain(self):
+        """Waits for all workers to drain; then all have applied all that any has sent."""
+        if self._pump is None:
+            return
+        (((exchange,), variables),) = self._built.values()
+        for messages in self._pump.drain():
+            parts = -(-sum(spec.size for spec in exchange.specs) // exchange.part_size)
+            self._apply(exchange, variables, tf.constant(_stacked(messages, parts)))
+
+    def rescue_with(self, save):
+        self._rescues = [save]
+
+    def measures(self):
+        staleness = 0 if self._pump is None else self._pump.staleness()
+        return {**super().measures(), "staleness": float(staleness)}
+
+
+def _fault_of(names, words, rank):
+    """An exception if a message says that a gradient was not finite, or None."""
+    flag = words[0, message.FLAG]
+    if flag == 0:
+        return None
+    return ValueError(
+        f"Gradients must be finite. Rank {rank} met an infinity or NaN in the gradient of "
+        f"'{names[flag - 1]}'. Lower the learning rate or clip the inputs."
+    )
+
+
+def _stacked(messages, parts):
+    """Messages `[parts, words]` of any lengths as one array, padded with zeros."""
+    words = max([message.HEADER_WORDS, *(m.shape[1] for m in messages)])
+    stacked = np.zeros([len(messages), parts, words], np.int32)
+    for row, one in zip(stacked, messages, strict=True):
+        row[:, : one.shape[1]] = one
+    return stacked
