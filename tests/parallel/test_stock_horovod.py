@@ -1,4 +1,4 @@
-"""`Compression.onebit` inside Horovod's own functions."""
+"""`Compression.onebit` and `Compression.threshold` inside Horovod's own functions."""
 
 import horovod.tensorflow as stock
 import numpy as np
@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tests.parallel.ranks import assert_same_bits_on_all_ranks, rank
 from tests.parallel.test_tape import coefficients, linear, lockstep_means
-from tf_onebit import OneBit
+from tf_onebit import OneBit, Threshold
 from tf_onebit.horovod import Compression
 
 SHAPE = (64, 32)
@@ -28,14 +28,21 @@ STEPS = 4
     ],
     ids=["sum", "average", "average_prescale", "sum_prescale_postscale"],
 )
-def test_allreduce_scales_as_it_was_asked_to(options, factor, world_size, request):
+@pytest.mark.parametrize(
+    "compression, exchange",
+    [(Compression.onebit, OneBit()), (Compression.threshold, Threshold())],
+    ids=["onebit", "threshold"],
+)
+def test_allreduce_scales_as_it_was_asked_to(
+    compression, exchange, options, factor, world_size, request
+):
     @tf.function
     def total(tensor):
-        return stock.allreduce(tensor, compression=Compression.onebit, **options)
+        return stock.allreduce(tensor, compression=compression, **options)
 
     # Residuals are kept by the name of the function.
     total = tf.function(_renamed(total.python_function, request))
-    for step, (mean,) in enumerate(lockstep_means(OneBit(), world_size, STEPS, [SHAPE])):
+    for step, (mean,) in enumerate(lockstep_means(exchange, world_size, STEPS, [SHAPE])):
         received = total(*coefficients(step, rank(), [SHAPE]))
         np.testing.assert_allclose(received, factor(world_size) * mean, rtol=1e-6)
         assert_same_bits_on_all_ranks([received])

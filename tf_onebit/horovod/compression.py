@@ -5,18 +5,20 @@ import tensorflow as tf
 
 from tf_onebit.collectives import horovod as driver
 from tf_onebit.configurable import class_path, import_class
-from tf_onebit.exchanges import Exchange, GradientSpec, OneBit
+from tf_onebit.exchanges import Exchange, GradientSpec, OneBit, Threshold
 from tf_onebit.exchanges.full_precision import FullPrecision
 from tf_onebit.training.calls import CallNumbers, traced_function
 from tf_onebit.training.gradients import build, resolve_exchange
 
+_MIN_SIZE = 1024
 
-class OneBitCompressor:
-    """Makes Horovod's own `allreduce` and `DistributedGradientTape` exchange one bit per value.
 
-    Horovod sums what `compress` returns, and packed bits cannot be summed. So `compress` does
-    the whole exchange and hands on the number 1; what comes back as its sum or mean tells
-    `decompress` by what factor Horovod was asked to scale.
+class ExchangeCompressor:
+    """Makes Horovod's own `allreduce` and `DistributedGradientTape` exchange tensors our way.
+
+    Horovod sums what `compress` returns, and neither packed bits nor indices can be summed. So
+    `compress` does the whole exchange and hands on the number 1; what comes back as its sum or mean
+    tells `decompress` by what factor Horovod was asked to scale.
 
     Horovod tells a compressor neither the name of a tensor nor its variable. Residuals therefore
     belong to the position of the call in the `tf.function` being traced, by the function's name
@@ -28,8 +30,16 @@ class OneBitCompressor:
     Every tensor is an exchange of its own. If a value of one is not finite, the step ends in an
     error on all workers, but weights whose gradients were there already may have been updated:
     start again from a checkpoint. (`DistributedOptimizer` checks before it updates.)
+
+    Tensors with one axis or fewer than 1024 values are left to Horovod, in full precision.
+
+    Attributes:
+        name: under which it is an attribute of `Compression`.
+        template: the exchange.
     """
 
+    name: str
+    template: Exchange
     _exchanges = {}
     _numbers = CallNumbers()
 
@@ -43,13 +53,13 @@ class OneBitCompressor:
         """
         shape = tuple(tensor.shape)
         spec = GradientSpec(f"a tensor {shape}", shape, tensor.dtype.name)
-        plain = len(spec.shape) < 2 or spec.size < OneBit().min_size
+        plain = len(spec.shape) < 2 or spec.size < _MIN_SIZE
         if plain or not tensor.dtype.is_floating or hvd.size() == 1:
             return tensor, None
         if tf.executing_eagerly():
             raise RuntimeError(
-                "Compression.onebit works inside a tf.function only: in eager mode nothing tells "
-                "which tensor a residual belongs to. Decorate the training step with "
+                f"Compression.{cls.name} works inside a tf.function only: in eager mode nothing "
+                "tells which tensor a residual belongs to. Decorate the training step with "
                 "@tf.function, or use tf_onebit.horovod.DistributedGradientTape."
             )
         exchange = cls._exchange_of_next_call(spec)
@@ -65,11 +75,26 @@ class OneBitCompressor:
 
     @classmethod
     def _exchange_of_next_call(cls, spec):
-        key = getattr(traced_function(), "name", ""), spec, cls._numbers.next(spec)
+        function = getattr(traced_function(), "name", "")
+        key = cls, function, spec, cls._numbers.next((cls, spec))
         if key not in cls._exchanges:
             scope = f"tf_onebit_compression_{len(cls._exchanges)}"
-            (cls._exchanges[key],) = build(OneBit(), [spec], scope, driver.HorovodEngine())
+            (cls._exchanges[key],) = build(cls.template, [spec], scope, driver.HorovodEngine())
         return cls._exchanges[key]
+
+
+class OneBitCompressor(ExchangeCompressor):
+    """One bit per value, with error feedback."""
+
+    name = "onebit"
+    template = OneBit()
+
+
+class ThresholdCompressor(ExchangeCompressor):
+    """One in a thousand values, with error feedback."""
+
+    name = "threshold"
+    template = Threshold()
 
 
 class Compression:
@@ -78,7 +103,8 @@ class Compression:
     Attributes:
         none: full precision.
         fp16: float16 on the wire.
-        onebit: one bit per value, with error feedback: `OneBitCompressor`.
+        onebit: one bit per value, with error feedback: `OneBit()`.
+        threshold: one in a thousand values, with error feedback: `Threshold()`.
 
     Example:
         >>> import tf_onebit.horovod as hvd
@@ -93,6 +119,7 @@ class Compression:
     none = hvd.Compression.none
     fp16 = hvd.Compression.fp16
     onebit = OneBitCompressor
+    threshold = ThresholdCompressor
 
 
 class CompressedAllReduce(FullPrecision):
@@ -123,8 +150,8 @@ def requested_exchange(exchange, compression):
             "exchange and compression are two ways to say the same thing. "
             f"Received: exchange={exchange!r}, compression={compression!r}. Pass one of them."
         )
-    if compression is OneBitCompressor:
-        return OneBit()
+    if isinstance(compression, type) and issubclass(compression, ExchangeCompressor):
+        return compression.template
     if isinstance(compression, Exchange) or not hasattr(compression, "compress"):
         raise ValueError(
             "compression must be a compressor, for example tf_onebit.horovod.Compression.onebit. "

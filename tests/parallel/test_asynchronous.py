@@ -1,0 +1,283 @@
+"""Workers that do not wait for each other: AsynchronousOptimizer over real processes."""
+
+import pathlib
+import time
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_onebit
+import tf_onebit.horovod as hvd
+from tests.parallel.launch import horovodrun
+from tests.parallel.ranks import gather, rank
+from tests.parallel.training import compiled, embedding_model, fit_part, make_model
+from tf_onebit import Threshold
+
+SHAPES = [(40, 30), (30,), (7, 11, 13)]
+RATE = 0.5
+EXCHANGES = {
+    "given": Threshold(tau=0.7),
+    "found": Threshold(target_density=0.05),
+    "coded": Threshold(target_density=0.05, coding="golomb_rice"),
+}
+
+
+class Training:
+    """An optimizer that is given gradients directly, and what it should have made of them."""
+
+    def __init__(self, exchange, rate=RATE, **options):
+        self.rate = rate
+        self.optimizer = hvd.AsynchronousOptimizer(keras.optimizers.SGD(rate), exchange, **options)
+        self.variables = [keras.Variable(np.ones(shape, np.float32)) for shape in SHAPES]
+        self.optimizer.build(self.variables)
+        self.rng = np.random.default_rng([7, rank()])
+        self.total = [np.zeros(shape) for shape in SHAPES]
+        self._step = tf.function(lambda *gradients: self.optimizer.apply(gradients, self.variables))
+
+    def steps(self, number, seconds=0.0):
+        for _ in range(number):
+            gradients = [self.rng.standard_normal(shape).astype(np.float32) for shape in SHAPES]
+            self.total = [t + g for t, g in zip(self.total, gradients, strict=True)]
+            self._step(*map(tf.constant, gradients))
+            time.sleep(seconds)
+
+    @property
+    def exchange(self):
+        return self.optimizer.gradient_exchange
+
+    def weights(self):
+        return np.concatenate([variable.numpy().ravel() for variable in self.variables])
+
+    def sent(self):
+        """The sum of all deltas that this worker has sent: what it was given, less what it kept."""
+        total = np.concatenate([total.ravel() for total in self.total])
+        (exchange,) = self.exchange.built
+        return self.rate * (total - exchange.residual.numpy())
+
+
+def assert_every_delta_is_applied_once(training, share):
+    """A delta that is lost, or applied twice, would show as a difference of its own size."""
+    weights, sent = gather(training.weights()), gather(training.sent())
+    for mine in weights:
+        np.testing.assert_allclose(mine, 1 - share * np.sum(sent, axis=0), atol=2e-4)
+    assert min(np.abs(one).max() for one in sent) > 0.1
+
+
+@pytest.mark.workers(3)
+@pytest.mark.parametrize("name", EXCHANGES)
+@pytest.mark.parametrize("op", [hvd.Average, hvd.Sum], ids=["average", "sum"])
+def test_every_delta_is_applied_exactly_once_on_every_worker(op, name, world_size):
+    training = Training(EXCHANGES[name], op=op)
+    # Each worker makes other numbers of steps, at a pace of its own.
+    training.steps(20 + 10 * rank(), seconds=0.002 * (world_size - rank()))
+    training.exchange.drain()
+    assert_every_delta_is_applied_once(training, 1 / world_size if op == hvd.Average else 1)
+
+
+@pytest.mark.workers(3)
+def test_training_goes_on_after_a_drain(world_size):
+    training = Training(EXCHANGES["found"])
+    for number in (5, 0, 12):
+        training.steps(number * (1 + rank()))
+        training.exchange.drain()
+    assert_every_delta_is_applied_once(training, 1 / world_size)
+
+
+@pytest.mark.workers(3)
+def test_workers_may_have_different_learning_rates(world_size):
+    training = Training(EXCHANGES["given"], rate=0.1 * (1 + rank()))
+    training.steps(20)
+    training.exchange.drain()
+    assert_every_delta_is_applied_once(training, 1 / world_size)
+
+
+@pytest.mark.workers(3)
+def test_messages_in_several_parts(world_size, monkeypatch):
+    monkeypatch.setattr(Threshold, "part_size", 1000)
+    training = Training(EXCHANGES["coded"])
+    training.steps(15)
+    training.exchange.drain()
+    assert_every_delta_is_applied_once(training, 1 / world_size)
+
+
+@pytest.mark.workers(3)
+def test_nobody_waits_for_a_worker_that_stands_still(world_size):
+    training = Training(EXCHANGES["given"])
+    training.steps(1)
+    if rank() > 0:
+        training.steps(50)
+    # The first has made one step all that time, and meets them only here.
+    assert training.exchange.measures()["staleness"] >= (50 if rank() > 0 else 0)
+    gather(None)
+    training.exchange.drain()
+    assert_every_delta_is_applied_once(training, 1 / world_size)
+
+
+@pytest.mark.workers(3)
+def test_staleness_is_bounded(world_size):
+    bound = 2
+    training = Training(EXCHANGES["found"], max_staleness=bound)
+    seen = []
+    for _ in range(25):
+        training.steps(1, seconds=0.02 if rank() == 0 else 0)
+        seen.append(training.exchange.measures()["staleness"])
+    training.exchange.drain()
+    # By the time it is read the others can have gone on, and never be further behind.
+    assert max(seen) <= bound
+    assert rank() == 0 or max(seen) == bound
+    assert_every_delta_is_applied_once(training, 1 / world_size)
+
+
+@pytest.mark.workers(3)
+def test_a_gradient_that_is_not_finite_ends_training_on_all_workers(world_size):
+    training = Training(EXCHANGES["given"])
+    training.steps(3)
+    before = None
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"Rank 1 met .* in the gradient of"):
+        if rank() == 1:
+            before = training.weights()
+            gradients = [np.zeros(shape, np.float32) for shape in SHAPES]
+            gradients[1][3] = np.inf
+            training._step(*map(tf.constant, gradients))
+        training.steps(2000, seconds=0.01)
+    if rank() == 1:
+        np.testing.assert_array_equal(training.weights(), before)
+
+
+@pytest.mark.workers(3)
+@pytest.mark.parametrize("arguments", [{}, {"steps_per_execution": 3}, {"run_eagerly": True}])
+def test_fit_ends_with_equal_replicas_that_have_learned(arguments, world_size):
+    # The learning rate starts at zero: such messages say nothing.
+    rate = keras.optimizers.schedules.CosineDecay(0.0, 100, warmup_target=1.0, warmup_steps=5)
+    optimizer = hvd.AsynchronousOptimizer(
+        keras.optimizers.SGD(rate), Threshold(target_density=0.05), max_staleness=5
+    )
+    model = compiled(make_model(), optimizer, **arguments)
+    history = fit_part(
+        model, 12, world_size, epochs=3, callbacks=[tf_onebit.callbacks.Monitor(1)]
+    ).history
+    assert {"density", "tau", "staleness", "bytes_sent"} <= set(history)
+    assert history["bytes_sent"][-1] > 0
+    assert history["loss"][-1] < 0.9 * history["loss"][0]
+    first, *others = gather(model.get_weights())
+    for weights in others:
+        for mine, theirs in zip(first, weights, strict=True):
+            np.testing.assert_allclose(mine, theirs, atol=1e-5)
+
+
+@pytest.mark.workers(3)
+def test_rows_of_embeddings_and_accumulated_gradients(world_size):
+    sgd = keras.optimizers.SGD(0.5, gradient_accumulation_steps=2)
+    model = compiled(embedding_model(), hvd.AsynchronousOptimizer(sgd, Threshold(tau=1e-3)))
+    before = model.get_weights()
+    fit_part(model, 8, world_size, epochs=1)
+    for weights in gather(model.get_weights()):
+        for mine, theirs, initial in zip(model.get_weights(), weights, before, strict=True):
+            np.testing.assert_allclose(mine, theirs, atol=1e-5)
+            assert np.any(mine != initial)
+
+
+@pytest.mark.workers(3)
+def test_a_broadcast_in_the_midst_makes_replicas_equal(world_size):
+    model = make_model(seed=rank())
+    model = compiled(
+        model, hvd.AsynchronousOptimizer(keras.optimizers.SGD(0.5), Threshold(tau=1e-2))
+    )
+    callback = hvd.BroadcastGlobalVariablesCallback(0)
+    callback.set_model(model)
+    fit_part(model, 2, world_size)
+    callback._broadcast()
+    fit_part(model, 6, world_size)
+    for weights in gather(model.get_weights()):
+        for mine, theirs in zip(model.get_weights(), weights, strict=True):
+            np.testing.assert_allclose(mine, theirs, atol=1e-5)
+
+
+@pytest.mark.workers(3)
+def test_backups_hold_equal_replicas_and_training_goes_on_from_them(world_size, tmp_path):
+    folder = pathlib.Path(gather(str(tmp_path))[0])
+    model = compiled(
+        make_model(),
+        hvd.AsynchronousOptimizer(keras.optimizers.SGD(0.5), Threshold(target_density=0.05)),
+    )
+    backup = tf_onebit.callbacks.BackupAndRestore(folder, save_freq=4, delete_checkpoint=False)
+    pace = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: time.sleep(0.01 * rank())
+    )
+    fit_part(model, 10, world_size, callbacks=[pace, backup])
+    with np.load(folder / "backup-00000002" / f"process_{rank()}.npz") as file:
+        saved = [file[name] for name in sorted(file) if name.startswith("model/")]
+    for others in gather(saved):
+        for mine, theirs in zip(saved, others, strict=True):
+            np.testing.assert_allclose(mine, theirs, atol=1e-5)
+
+    resumed = compiled(
+        make_model(seed=1),
+        hvd.AsynchronousOptimizer(keras.optimizers.SGD(0.5), Threshold(target_density=0.05)),
+    )
+    backup = tf_onebit.callbacks.BackupAndRestore(folder, save_freq=4)
+    fit_part(resumed, 10, world_size, callbacks=[backup])
+    assert resumed.optimizer.iterations == 10
+    # Two steps later, with deltas in another order.
+    for mine, theirs in zip(model.get_weights(), resumed.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=0.05)
+
+
+@pytest.mark.workers(3)
+def test_other_variables_than_in_the_first_step_are_an_error(world_size):
+    training = Training(EXCHANGES["given"])
+    training.steps(1)
+    with pytest.raises(ValueError, match="the same variables in every step"):
+        training.optimizer.apply([tf.zeros(SHAPES[1])], [training.variables[1]])
+    training.exchange.drain()
+
+
+@pytest.mark.workers(3)
+def test_workers_that_differ_are_told_before_they_train(world_size):
+    training = Training(EXCHANGES["given" if rank() else "coded"])
+    with pytest.raises(ValueError, match="tau of the exchange = |coding of the exchange = "):
+        training.steps(1)
+
+
+LOSE_A_WORKER = """
+import os, pathlib, signal, sys, time
+import keras, numpy as np
+import tf_onebit, tf_onebit.horovod as hvd
+from tests.parallel.training import INPUTS, compiled, make_data, make_model
+
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the launcher's, as soon as it misses one
+hvd.init()
+folder = pathlib.Path(sys.argv[1])
+optimizer = hvd.AsynchronousOptimizer(keras.optimizers.SGD(0.5), tf_onebit.Threshold(tau=1e-2))
+model = compiled(make_model(), optimizer)
+
+class Die(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        time.sleep(0.02)
+        if hvd.rank() == 1 and batch == 10:
+            os._exit(7)
+
+x, labels = (array[:, hvd.rank()] for array in make_data(500, hvd.size()))
+backup = tf_onebit.callbacks.BackupAndRestore(folder)
+try:
+    model.fit(x.reshape(-1, INPUTS), labels.ravel(), 16, verbose=0, callbacks=[Die(), backup])
+except Exception as error:
+    weights = [array + 0 for array in model.get_weights()]
+    model.load_weights(folder / f"replica-{hvd.rank()}.weights.h5")
+    learned = max(np.abs(a - b).max() for a, b in zip(weights, make_model().get_weights()))
+    kept = max(np.abs(a - b).max() for a, b in zip(weights, model.get_weights()))
+    report = f"{error}|{learned > 0.05}|{kept < learned}"
+    (folder / f"report-{hvd.rank()}").write_text(report)
+"""
+
+
+def test_when_a_worker_dies_the_others_end_with_an_error_and_their_replicas_saved(tmp_path):
+    job = horovodrun(3, ["-c", LOSE_A_WORKER, str(tmp_path)])
+    assert job.returncode != 0
+    for survivor in (0, 2):
+        error, learned, kept = (tmp_path / f"report-{survivor}").read_text().split("|")
+        assert "Another worker of this asynchronous training has ended" in error
+        assert f"replica-{survivor}.weights.h5" in error
+        assert (learned, kept) == ("True", "True")
