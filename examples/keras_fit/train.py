@@ -17,10 +17,8 @@ import tf_onebit
 
 GLOBAL_BATCH_SIZE = 64  # of all workers together
 LEARNING_RATE = 0.003
-EXCHANGES = {
-    "full_precision": tf_onebit.FullPrecision(),
-    "one_bit": tf_onebit.WarmStart(tf_onebit.OneBit(min_size=256), steps=20),
-}
+SGD_LEARNING_RATE = 0.2
+EXCHANGES = "full_precision", "one_bit", "threshold"
 
 
 class Scope:
@@ -39,23 +37,34 @@ class Scope:
 class Horovod:
     """Workers that each wrap the optimizer and take their share of the data."""
 
-    def __init__(self, exchange):
+    def __init__(self, exchange, asynchronous):
         import tf_onebit.horovod as hvd
 
         hvd.init()
-        self._hvd, self._exchange = hvd, exchange
+        self._hvd, self._exchange, self._asynchronous = hvd, exchange, asynchronous
         self.rank, self.workers = hvd.rank(), hvd.size()
         self.scope = contextlib.nullcontext
         self.callbacks = [hvd.BroadcastGlobalVariablesCallback(0)]
 
     def optimizer(self):
+        if self._asynchronous:
+            optimizer = keras.optimizers.SGD(SGD_LEARNING_RATE)
+            return self._hvd.AsynchronousOptimizer(optimizer, self._exchange, max_staleness=10)
         optimizer = keras.optimizers.Adam(LEARNING_RATE)
         return self._hvd.DistributedOptimizer(optimizer, self._exchange)
 
 
-def connect(engine, exchange):
+def make_exchange(options):
+    if options.exchange == "full_precision":
+        return tf_onebit.FullPrecision()
+    if options.exchange == "one_bit":
+        return tf_onebit.WarmStart(tf_onebit.OneBit(min_size=256), steps=20)
+    return tf_onebit.Threshold(options.tau, options.target_density, options.coding)
+
+
+def connect(engine, exchange, asynchronous):
     if engine == "horovod":
-        return Horovod(exchange)
+        return Horovod(exchange, asynchronous)
     if engine == "multi_worker":
         return Scope(tf_onebit.distribute.MultiWorkerMirroredStrategy(exchange))
     devices = None
@@ -98,10 +107,16 @@ def main():
     parser.add_argument("--exchange", choices=EXCHANGES, default="one_bit")
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--backup", help="directory; a run that is killed goes on from there")
+    parser.add_argument("--tau", type=float, help="threshold: what values must exceed to be sent")
+    parser.add_argument("--target-density", type=float, help="threshold: part of values to send")
+    parser.add_argument("--coding", choices=["packed", "golomb_rice"], default="packed")
+    parser.add_argument("--asynchronous", action="store_true", help="threshold over Horovod, SGD")
     options = parser.parse_args()
+    if options.asynchronous and (options.exchange, options.engine) != ("threshold", "horovod"):
+        parser.error("--asynchronous needs --exchange threshold and --engine horovod.")
 
     # First of all: a strategy must be made before TensorFlow is used.
-    job = connect(options.engine, EXCHANGES[options.exchange])
+    job = connect(options.engine, make_exchange(options), options.asynchronous)
     keras.utils.set_random_seed(1)
     (images, digits), held_out = load_data()
     mine = slice(job.rank % job.workers, None, job.workers)

@@ -23,9 +23,19 @@ class FrameBatches(keras.utils.PyDataset):
         rank, world_size: int. This worker's number, and how many there are.
         blocks_per_epoch: int.
         shuffle_seed: int, or None to keep the order.
+        first_block: int. The block to begin with.
     """
 
-    def __init__(self, split, batch_size, rank, world_size, blocks_per_epoch=1, shuffle_seed=None):
+    def __init__(
+        self,
+        split,
+        batch_size,
+        rank,
+        world_size,
+        blocks_per_epoch=1,
+        shuffle_seed=None,
+        first_block=0,
+    ):
         super().__init__()
         self._split = split
         self._rows = np.flatnonzero(split.targets != NO_TARGET)
@@ -33,8 +43,8 @@ class FrameBatches(keras.utils.PyDataset):
         self._rank, self._world_size = rank, world_size
         self._blocks_per_epoch = blocks_per_epoch
         self._shuffle_seed = shuffle_seed
-        self._block = 0
-        self._order = self._shuffled(epoch=0)
+        self._block = first_block
+        self._order = self._shuffled(epoch=first_block // blocks_per_epoch)
         if len(self) == 0:
             raise ValueError(
                 f"The data must have a minibatch for every block, worker and pass. Received: "

@@ -1,7 +1,8 @@
-"""Trains the same speech model twice, in full precision and with 1-bit gradients.
+"""Trains the same speech model twice, in full precision and with compressed gradients.
 
     python examples/speech/compare.py                  # what `make train` runs
     python examples/speech/compare.py --preset paper-small --workers 2
+    python examples/speech/compare.py --exchange threshold --target-density 0.001
 
 Further options are those of train.py; both trainings get them.
 """
@@ -22,20 +23,26 @@ import dataset
 import matplotlib.pyplot as plt
 import options as training_options
 
+COMPRESSED = {k: name for k, name in training_options.EXCHANGES.items() if k != "full"}
+
 # What TensorFlow prints whenever it starts, here in every worker and in horovodrun's own checks.
 _TENSORFLOW_GREETING = re.compile("log messages before absl::|oneDNN custom operations are on")
 
-EXCHANGES = {"full": "full precision", "onebit": "1-bit"}
 
+def train(workers, arguments, output):
+    """Runs one training job on `workers` processes of this machine; returns its results.
 
-def train(exchange, workers, arguments, output):
-    """Runs one training job on `workers` processes of this machine; returns its results."""
+    Args:
+        workers: int.
+        arguments: list of arguments of train.py.
+        output: path of the results.
+    """
     command = [
         str(pathlib.Path(sys.executable).with_name("horovodrun")),
         *("-np", str(workers)),
         *(sys.executable, str(pathlib.Path(__file__).with_name("train.py"))),
         *arguments,
-        *("--exchange", exchange, "--output", str(output)),
+        *("--output", str(output)),
     ]
     output.unlink(missing_ok=True)
     environment = {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ}
@@ -47,7 +54,7 @@ def train(exchange, workers, arguments, output):
                 print(line.removeprefix("[0]<stdout>:"), end="", flush=True)
     if job.returncode != 0 or not output.exists():
         raise SystemExit(
-            f"Training with --exchange {exchange} failed with exit status {job.returncode}; the "
+            f"Training failed with exit status {job.returncode}; the "
             f"workers' own messages are above. To repeat it alone:\n  {' '.join(command)}"
         )
     return json.loads(output.read_text())
@@ -57,28 +64,28 @@ def table(results):
     """Returns the comparison as lines of text.
 
     Args:
-        results: dict of exchange to the results of `train.train`.
+        results: dict of name to the results of `train.train`: full precision, then another.
     """
     header = ("", "frame accuracy", "cross entropy", "bytes sent/step", "ms/step")
     rows = [
         (
-            EXCHANGES[exchange],
+            name,
             f"{result['held_out_accuracy'][-1]:.2%}",
             f"{result['held_out_cross_entropy'][-1]:.3f}",
             f"{result['bytes_sent_per_step']:,.0f}",
             f"{result['milliseconds_per_step']:.1f}",
         )
-        for exchange, result in results.items()
+        for name, result in results.items()
     ]
-    full, onebit = results["full"], results["onebit"]
-    difference = onebit["held_out_accuracy"][-1] - full["held_out_accuracy"][-1]
+    (_, full), (name, compressed) = results.items()
+    difference = compressed["held_out_accuracy"][-1] - full["held_out_accuracy"][-1]
     rows.append(
         (
-            "1-bit against full",
+            f"{name} against full",
             f"{100 * difference:+.2f} points",
-            f"{onebit['held_out_cross_entropy'][-1] - full['held_out_cross_entropy'][-1]:+.3f}",
-            f"1/{full['bytes_sent_per_step'] / onebit['bytes_sent_per_step']:.1f}",
-            f"x{onebit['milliseconds_per_step'] / full['milliseconds_per_step']:.2f}",
+            f"{compressed['held_out_cross_entropy'][-1] - full['held_out_cross_entropy'][-1]:+.3f}",
+            f"1/{full['bytes_sent_per_step'] / compressed['bytes_sent_per_step']:.1f}",
+            f"x{compressed['milliseconds_per_step'] / full['milliseconds_per_step']:.2f}",
         )
     )
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
@@ -96,15 +103,15 @@ def table(results):
 def plot(results, path):
     """Draws held-out accuracy and training loss over the frames seen, as a PNG file."""
     figure, panels = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
-    for exchange, result in results.items():
+    for name, result in results.items():
         million_frames = [frames / 1e6 for frames in result["frames"]]
         accuracy = [100 * a for a in result["held_out_accuracy"]]
-        style = {"label": EXCHANGES[exchange], "marker": "o", "markersize": 4}
+        style = {"label": name, "marker": "o", "markersize": 4}
         panels[0].plot(million_frames, accuracy, **style)
         panels[1].plot(million_frames, result["training_cross_entropy"], **style)
     panels[0].set_ylabel("held-out frame accuracy [%]")
     panels[1].set_ylabel("training cross entropy [nats]")
-    warm_start_frames = results["onebit"]["warm_start_frames"] / 1e6
+    warm_start_frames = list(results.values())[-1]["warm_start_frames"] / 1e6
     for panel in panels:
         panel.axvline(warm_start_frames, color="gray", linestyle=":", label="end of warm start")
         panel.set_xlabel("million training frames seen by all workers")
@@ -120,18 +127,22 @@ def main():
     )
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--results", type=pathlib.Path, default=pathlib.Path("results/speech"))
+    parser.add_argument("--exchange", choices=COMPRESSED, default="onebit")
+    parser.add_argument("--asynchronous", action="store_true")
     own, arguments = parser.parse_known_args()
+    compressed = ["--exchange", own.exchange, *(["--asynchronous"] if own.asynchronous else [])]
+    name = f"{COMPRESSED[own.exchange]}{', asynchronous' if own.asynchronous else ''}"
+    exchanges = {"full precision": ["--exchange", "full"], name: compressed}
     settings = training_options.corpus_settings(training_options.parse_arguments(arguments))
     own.results.mkdir(parents=True, exist_ok=True)
 
     started = time.monotonic()
     dataset.load(settings)
     results = {}
-    for exchange, name in EXCHANGES.items():
+    for name, exchange in exchanges.items():
         print(f"\nTraining with {own.workers} workers, {name}", flush=True)
-        results[exchange] = train(
-            exchange, own.workers, arguments, own.results / f"{exchange}.json"
-        )
+        output = own.results / f"{exchange[1]}.json"
+        results[name] = train(own.workers, [*arguments, *exchange], output)
     plot(results, own.results / "curves.png")
     print("", *table(results), sep="\n")
     print(

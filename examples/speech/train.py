@@ -6,6 +6,7 @@ python examples/speech/train.py --preset tiny          # a single process
 
 import json
 import os
+import pathlib
 import sys
 import time
 
@@ -30,10 +31,42 @@ def make_exchange(options):
     """Returns the `tf_onebit.Exchange` that the command line asks for."""
     if options.exchange == "full":
         return tf_onebit.FullPrecision()
-    columns = {"max_column_size": options.max_column_size} if options.max_column_size else {}
-    feedback = options.exchange == "onebit"
-    one_bit = tf_onebit.OneBit(error_feedback=feedback, **columns)
-    return tf_onebit.WarmStart(one_bit, steps=options.warm_start)
+    if options.exchange == "threshold":
+        compressed = tf_onebit.Threshold(options.tau, options.target_density, options.coding)
+    else:
+        columns = {"max_column_size": options.max_column_size} if options.max_column_size else {}
+        feedback = options.exchange == "onebit"
+        compressed = tf_onebit.OneBit(error_feedback=feedback, **columns)
+    warm_start = warm_start_steps(options)
+    return tf_onebit.WarmStart(compressed, warm_start) if warm_start else compressed
+
+
+def warm_start_steps(options):
+    """Number of steps in full precision, which workers that do not wait cannot make."""
+    return 0 if options.asynchronous else options.warm_start
+
+
+def learning_rate(options, steps):
+    """Returns the learning rate, or a Keras schedule of it, for so many steps."""
+    if options.schedule == "constant":
+        return options.learning_rate
+    warm_up_steps = round(WARM_UP * steps)
+    return keras.optimizers.schedules.CosineDecay(
+        initial_learning_rate=0.0,
+        warmup_target=options.learning_rate,
+        warmup_steps=warm_up_steps,
+        decay_steps=steps - warm_up_steps,
+        alpha=FINAL_LEARNING_RATE,
+    )
+
+
+def make_optimizer(options, learning_rate):
+    """Returns the Keras optimizer of a worker."""
+    optimizer = keras.optimizers.SGD(learning_rate, momentum=options.momentum)
+    exchange = make_exchange(options)
+    if options.asynchronous:
+        return hvd.AsynchronousOptimizer(optimizer, exchange, max_staleness=options.max_staleness)
+    return hvd.DistributedOptimizer(optimizer, exchange)
 
 
 class StepTimer(keras.callbacks.Callback):
@@ -71,25 +104,21 @@ def train(options):
         workers,
         options.blocks_per_epoch,
         shuffle_seed=options.seed,
+        first_block=options.first_block,
     )
-    held_out = FrameBatches(held_out_split, EVALUATION_BATCH_SIZE, rank, workers)
-    blocks = options.epochs * options.blocks_per_epoch
+    # Who does not wait for others does not average with them, either.
+    share = (0, 1) if options.asynchronous else (rank, workers)
+    held_out = FrameBatches(held_out_split, EVALUATION_BATCH_SIZE, *share)
+    blocks = options.blocks or options.epochs * options.blocks_per_epoch - options.first_block
     input_shape = training[0][0].shape[1:]
     model = acoustic_model(
         input_shape, len(targets), options.depth, options.width, options.activation
     )
+    if options.load_weights:
+        model.load_weights(options.load_weights)
     steps = blocks * len(training)
-    warm_up_steps = round(WARM_UP * steps)
-    schedule = keras.optimizers.schedules.CosineDecay(
-        initial_learning_rate=0.0,
-        warmup_target=options.learning_rate,
-        warmup_steps=warm_up_steps,
-        decay_steps=steps - warm_up_steps,
-        alpha=FINAL_LEARNING_RATE,
-    )
-    optimizer = keras.optimizers.SGD(schedule, momentum=options.momentum)
     model.compile(
-        optimizer=hvd.DistributedOptimizer(optimizer, exchange=make_exchange(options)),
+        optimizer=make_optimizer(options, learning_rate(options, steps)),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
     )
@@ -110,18 +139,23 @@ def train(options):
         callbacks=[
             timer,
             hvd.BroadcastGlobalVariablesCallback(0),
-            hvd.MetricAverageCallback(),
+            *([] if options.asynchronous else [hvd.MetricAverageCallback()]),
             tf_onebit.callbacks.Monitor(),
         ],
     ).history
+    if options.save_weights and rank == 0:
+        options.save_weights.parent.mkdir(parents=True, exist_ok=True)
+        model.save_weights(options.save_weights)
     frames_per_block = len(training) * workers * options.batch_size
     return {
-        "options": {**vars(options), "output": str(options.output)},
+        "options": {
+            k: str(v) if isinstance(v, pathlib.Path) else v for k, v in vars(options).items()
+        },
         "workers": workers,
         "parameters": model.count_params(),
         "targets": len(targets),
         "steps": steps,
-        "warm_start_frames": options.warm_start * workers * options.batch_size,
+        "warm_start_frames": warm_start_steps(options) * workers * options.batch_size,
         "frames": [(block + 1) * frames_per_block for block in range(blocks)],
         "training_cross_entropy": history["loss"],
         "training_accuracy": history["accuracy"],

@@ -21,6 +21,7 @@ import espeak  # noqa: E402
 import features  # noqa: E402
 import options  # noqa: E402
 import prose  # noqa: E402
+import recipe  # noqa: E402
 from targets import NO_TARGET, Targets, frame_states, state_contexts  # noqa: E402
 
 SENTENCES = ["The quick brown fox jumps over the lazy dog.", "This, however, is another matter."]
@@ -226,6 +227,10 @@ class TestBatches:
         assert not set(blocks[0]) & set(blocks[1])
         assert not set(blocks[2]) & set(blocks[3])
         assert blocks[0] != blocks[2]
+        later = batches.FrameBatches(
+            small_split(), 9, 0, 1, blocks_per_epoch=2, shuffle_seed=1, first_block=3
+        )
+        assert sum(all_targets(later), []) == blocks[3]
 
     def test_too_few_frames_are_refused(self):
         with pytest.raises(ValueError, match="990 frames, batch_size=500, world_size=2"):
@@ -309,6 +314,21 @@ class TestOptions:
         assert options.parse_arguments(["--preset", "paper-small"]).depth == 7
         assert options.parse_arguments(["--preset", "paper-small", "--depth", "3"]).depth == 3
 
+    def test_only_threshold_is_asynchronous(self):
+        assert options.parse_arguments(["--exchange", "threshold", "--asynchronous"]).asynchronous
+        with pytest.raises(SystemExit):
+            options.parse_arguments(["--exchange", "onebit", "--asynchronous"])
+
+
+class TestRecipe:
+    def test_phases_are_small_and_few_at_first_and_cover_every_epoch_once(self):
+        phases = recipe.phases(3, 6, learning_rate=0.4, batch_size=128, workers=8)
+        assert [phase.workers for phase in phases] == [4, 4, 8, 8]
+        assert [phase.batch_size for phase in phases] == [32, 64, 128, 128]
+        assert [phase.learning_rate for phase in phases] == [0.4, 0.4, 0.2, 0.1]
+        blocks = [b for p in phases for b in range(p.first_block, p.first_block + p.blocks)]
+        assert blocks == list(range(18))
+
 
 class TestCompare:
     def test_table_shows_both_and_their_difference(self):
@@ -320,7 +340,7 @@ class TestCompare:
                 "milliseconds_per_step": 50.0,
             }
 
-        table = compare.table({"full": result(0.5, 3_000_000), "onebit": result(0.49, 100_000)})
+        table = compare.table({"full": result(0.5, 3_000_000), "1-bit": result(0.49, 100_000)})
         assert len({len(line) for line in table}) == 1
         assert table[2].split()[-4:] == ["50.00%", "2.000", "3,000,000", "50.0"]
         assert table[4].split()[-4:] == ["points", "+0.000", "1/30.0", "x1.00"]
@@ -330,5 +350,5 @@ class TestCompare:
         launcher.write_text("#!/bin/sh\nexit 3\n")
         launcher.chmod(0o755)
         monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-        with pytest.raises(SystemExit, match="--exchange onebit failed with exit status 3"):
-            compare.train("onebit", 2, [], tmp_path / "result.json")
+        with pytest.raises(SystemExit, match="failed with exit status 3.*--exchange onebit"):
+            compare.train(2, ["--exchange", "onebit"], tmp_path / "result.json")

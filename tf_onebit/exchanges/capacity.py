@@ -8,7 +8,7 @@ import tensorflow as tf
 # Room for so many times the most that was needed.
 _HEADROOM = 1.25
 # Number of exchanges after which a message may become shorter, and by how many steps at least.
-_WINDOW = 100
+_WINDOW = 32
 _LEAST_SHRINKAGE = 2
 
 
@@ -22,7 +22,7 @@ def _ladder(most):
 class Capacity(tf.Module):
     """Room in a message of varying content, which changes rarely.
 
-    It becomes larger when more values were to be sent than it has room for, and smaller when 100
+    It becomes larger when more values were to be sent than it has room for, and smaller when 32
     exchanges needed much less. All workers know what all needed, and so do the same.
 
     Args:

@@ -39,7 +39,7 @@ class Threshold(Exchange):
     one of its own.
 
     Messages have room for a number of values that changes rarely: when more exceed tau, which then
-    wait in the residual for the next exchange, and when 100 exchanges needed much less.
+    wait in the residual for the next exchange, and when 32 exchanges needed much less.
 
     Args:
         tau: the threshold, and what is sent in place of what exceeds it. In units of the gradient
