@@ -350,5 +350,5 @@ class TestCompare:
         launcher.write_text("#!/bin/sh\nexit 3\n")
         launcher.chmod(0o755)
         monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-        with pytest.raises(SystemExit, match="failed with exit status 3.*--exchange onebit"):
+        with pytest.raises(SystemExit, match="(?s)failed with exit status 3.*--exchange onebit"):
             compare.train(2, ["--exchange", "onebit"], tmp_path / "result.json")
