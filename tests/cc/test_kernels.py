@@ -1,4 +1,5 @@
-"""Builds and runs the C++ tests: kernels without TensorFlow, under sanitizers."""
+"""Builds and runs the C++ tests: kernels without TensorFlow, under sanitizers; and what fuzzing
+has found before."""
 
 import pathlib
 import shutil
@@ -10,7 +11,11 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Kept between runs: only what has changed is compiled again.
 BUILD_FOLDER = ROOT / "build" / "tests_cc"
-TESTS = sorted(path.stem for path in (ROOT / "tests" / "cc").glob("*_test.cc"))
+TESTS = sorted(
+    path.stem
+    for pattern in ("cc/*_test.cc", "fuzz/*_fuzz.cc")
+    for path in (ROOT / "tests").glob(pattern)
+)
 
 
 def program(name):
@@ -46,4 +51,10 @@ def test_there_are_tests():
 
 @pytest.mark.parametrize("name", TESTS)
 def test_kernels_under_sanitizers(build_folder, name):
-    run(build_folder / name)
+    run(
+        program("ctest"),
+        *("--test-dir", build_folder),
+        *("--tests-regex", f"^{name}$"),
+        "--no-tests=error",
+        "--output-on-failure",
+    )
