@@ -29,6 +29,12 @@ TENSORFLOW_STOCK = "TensorFlow's strategy"
 TENSORFLOW_FULL_PRECISION = "full precision, our strategy"
 TENSORFLOW_ONE_BIT = "1-bit, our strategy"
 
+TARGET_DENSITY = 0.001
+# Until the density of the first steps, which is greater, has settled.
+THRESHOLD_OPTIONS = "--target-density", str(TARGET_DENSITY), "--warm-up-steps", "150"
+# What a step with threshold-sparse updates may take, in steps without communication.
+THRESHOLD_LIMITS = {"1gbit": 1.2, "100mbit": 1.25}
+
 
 class Row(NamedTuple):
     """One way to exchange the gradients, with the arguments that make a worker use it."""
@@ -39,16 +45,24 @@ class Row(NamedTuple):
     engine: str = "horovod"
 
 
-def make_rows(engines, max_column_sizes, bucket_sizes_bytes):
+def make_rows(methods, engines, max_column_sizes, bucket_sizes_bytes):
     rows = [Row(NO_COMMUNICATION, "none"), Row(HOROVOD_FP32, "horovod_fp32")]
-    if "horovod" in engines:
+    if "horovod" in engines and "one_bit" in methods:
         rows += _horovod_rows(max_column_sizes, bucket_sizes_bytes)
-    if "tensorflow" in engines:
+    if "tensorflow" in engines and "one_bit" in methods:
         rows += [
             Row(TENSORFLOW_STOCK, "stock", engine="tensorflow"),
             Row(TENSORFLOW_FULL_PRECISION, "none", engine="tensorflow"),
             Row(TENSORFLOW_ONE_BIT, "one_bit", engine="tensorflow"),
         ]
+    if "horovod" in engines and "threshold" in methods:
+        coding = "--coding", "golomb_rice"
+        rows += [
+            Row("threshold", "threshold", THRESHOLD_OPTIONS),
+            Row("threshold, Golomb-Rice", "threshold", THRESHOLD_OPTIONS + coding),
+        ]
+    if "tensorflow" in engines and "threshold" in methods:
+        rows.append(Row("threshold, our strategy", "threshold", THRESHOLD_OPTIONS, "tensorflow"))
     return rows
 
 
@@ -129,6 +143,7 @@ def summarize(row, rounds, num_workers):
         "interface_bytes": Spread.of([r["interface_bytes_per_step"] for r in results]),
         "peak_memory_bytes": Spread.of([r["peak_memory_bytes"] for r in results]),
         "tensor_shapes": results[0]["tensor_shapes"],
+        "measures": results[0]["measures"],
     }
 
 
@@ -182,7 +197,7 @@ def report_one_bit_bytes(summary, num_workers):
 
 
 def judge(rate, summaries, num_workers):
-    """Prints and returns the verdicts on what the 1-bit rows must reach."""
+    """Prints and returns the verdicts on what the rows must reach."""
     by_name = {summary["row"]: summary for summary in summaries}
     alone, horovod = by_name[NO_COMMUNICATION], by_name[HOROVOD_FP32]
     verdicts = []
@@ -194,9 +209,16 @@ def judge(rate, summaries, num_workers):
             ratio = paired_ratio(by_name[row], by_name[baseline]).median
             verdicts.append(verdict(f"{row}: step time over that of {baseline}", ratio, most))
     for summary in summaries:
+        name = summary["row"]
+        if "updates" in summary["sent_bytes"]:
+            density = summary["measures"]["density"]
+            print(f"  {name}: density {density:.2e}")
+            if rate in THRESHOLD_LIMITS and num_workers == 2:
+                slowdown = paired_ratio(summary, alone).median
+                claim = f"{name}: step time over no communication"
+                verdicts.append(verdict(claim, slowdown, THRESHOLD_LIMITS[rate]))
         if "codes" not in summary["sent_bytes"]:
             continue
-        name = summary["row"]
         if rate == "1gbit" and num_workers == 2:
             slowdown = paired_ratio(summary, alone).median
             speedup = paired_ratio(horovod, summary).median
@@ -224,6 +246,9 @@ def main():
         default=["horovod", "tensorflow"],
         help="who carries the messages of the rows beside the first two",
     )
+    parser.add_argument(
+        "--method", nargs="+", choices=["one_bit", "threshold"], default=["one_bit", "threshold"]
+    )
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--steps", type=int, default=20, help="timed steps per round")
     parser.add_argument("--rounds", type=int, default=3, help="times that each row is measured")
@@ -237,7 +262,9 @@ def main():
     print_machine_facts(facts)
     if arguments.workers > facts["cores"]:
         print(f"{arguments.workers} workers share {facts['cores']} cores: times mean little.")
-    rows = make_rows(arguments.engine, arguments.max_column_size, arguments.bucket_bytes)
+    rows = make_rows(
+        arguments.method, arguments.engine, arguments.max_column_size, arguments.bucket_bytes
+    )
     reports = []
     for rate in arguments.rate:
         goodput, rounds = measure(rows, rate, arguments)

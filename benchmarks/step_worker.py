@@ -16,7 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_onebit import OneBit, WarmStart
+from tf_onebit import OneBit, Threshold, WarmStart
 from tf_onebit.distribute import MultiWorkerMirroredStrategy
 from tf_onebit.horovod import DistributedOptimizer
 
@@ -24,10 +24,15 @@ NUM_FEATURES = 429
 HIDDEN_LAYERS = 7 * [2048]
 NUM_CLASSES = 9304
 SAMPLES_PER_WORKER = 64
-WARM_UP_STEPS = 3
 HOROVOD_COMPRESSION = {
     "horovod_fp32": hvd.Compression.none,
     "horovod_fp16": hvd.Compression.fp16,
+}
+
+# Exchanges of ours, and which of the arguments are theirs.
+SETTINGS = {
+    "one_bit": (OneBit, ("max_column_size", "bucket_bytes")),
+    "threshold": (Threshold, ("target_density", "coding", "bucket_bytes")),
 }
 
 
@@ -71,14 +76,10 @@ def make_train_step(arguments, job, model, optimizer, batch):
 
 
 def make_exchange(arguments):
-    if arguments.exchange != "one_bit":
+    if arguments.exchange not in SETTINGS:
         return None
-    options = {
-        name: getattr(arguments, name)
-        for name in ("max_column_size", "bucket_bytes")
-        if getattr(arguments, name) is not None
-    }
-    exchange = OneBit(**options)
+    make, names = SETTINGS[arguments.exchange]
+    exchange = make(**{k: v for k, v in vars(arguments).items() if k in names and v is not None})
     if arguments.warm_start:
         exchange = WarmStart(exchange, arguments.warm_start)
     return exchange
@@ -139,6 +140,8 @@ def sent_bytes(optimizer, num_workers):
                 # Two stages, two float32 levels per column, each column sent to all but its owner.
                 levels += 2 * (num_workers - 1) / num_workers * bucket.layout.num_columns * 8
                 full_precision += (num_workers - 1) * 4 * bucket.layout.plain_size
+    if not levels:
+        return {"updates": total}
     codes = total - levels - full_precision  # with the padding of shards to equal length
     return {"codes": codes, "levels": levels, "full precision": full_precision}
 
@@ -159,6 +162,9 @@ def main():
     parser.add_argument("--max-column-size", type=int)
     parser.add_argument("--bucket-bytes", type=int)
     parser.add_argument("--warm-start", type=int, default=0)
+    parser.add_argument("--target-density", type=float)
+    parser.add_argument("--coding", default="packed")
+    parser.add_argument("--warm-up-steps", type=int, default=3)
     arguments = parser.parse_args()
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
@@ -175,7 +181,7 @@ def main():
         optimizer = job.distributed(keras.optimizers.SGD(arguments.learning_rate))
         optimizer.build(model.trainable_variables)
     train_step = make_train_step(arguments, job, model, optimizer, make_batch(job.rank))
-    for _ in range(WARM_UP_STEPS):
+    for _ in range(arguments.warm_up_steps):
         train_step().numpy()
 
     job.wait_for_all()
@@ -198,6 +204,7 @@ def main():
         "interface_bytes_per_step": interface_bytes / arguments.steps,
         "peak_memory_bytes": peak_bytes,
         "weights_checksum": weights_checksum,
+        "measures": optimizer.gradient_exchange.measures() if exchange is not None else {},
         "sent_bytes": sent_bytes(optimizer, job.num_workers) if exchange is not None else {},
         "tensor_shapes": [tuple(variable.shape) for variable in model.trainable_variables],
     }

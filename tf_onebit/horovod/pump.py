@@ -148,8 +148,8 @@ class Pump:
             self._changed.wait_for(ready, _ROUND_SECONDS)
             mine, self._outgoing = self._outgoing, []
             draining = self._draining[hvd.rank()]
-        payloads = _gather(_packed(mine, draining), self._name)
-        arrived = list(map(_unpacked, payloads))
+        rows = _gather(_packed(mine, draining), self._name)
+        arrived = list(map(_unpacked, rows))
         with self._changed:
             self._latest_round = time.monotonic()
             for rank, (messages, drains) in enumerate(arrived):
@@ -172,28 +172,32 @@ def _lost(reason):
 
 
 def _packed(messages, draining):
-    """One row of words: whether the worker drains, and each message behind its shape."""
-    parts = [np.array([draining], np.int32)]
+    """One row of words: its length, whether the worker drains, each message behind its shape."""
+    parts = [np.array([0, draining], np.int32)]
     for message in messages:
         parts += [np.array(message.shape, np.int32), message.ravel()]
-    return np.concatenate(parts)
+    words = np.concatenate(parts)
+    words[0] = len(words)
+    return words
 
 
 def _unpacked(words):
     """The inverse of `_packed`."""
-    messages, at = [], 1
+    messages, at = [], 2
     while at < len(words):
         shape = words[at : at + 2]
         end = at + 2 + int(np.prod(shape, dtype=np.int64))
         messages.append(words[at + 2 : end].reshape(shape))
         at = end
-    return messages, bool(words[0])
+    return messages, bool(words[1])
 
 
 def _gather(words, name):
-    """The words of all workers: list of arrays, by rank."""
+    """The rows of all workers: list of arrays, by rank."""
     with tf.device("CPU:0"):
-        length = tf.constant([len(words)], tf.int32)
-        lengths = hvd.allgather(length, name=f"{name}.lengths").numpy()
-        gathered = hvd.allgather(tf.constant(words), name=f"{name}.words").numpy()
-    return np.split(gathered, np.cumsum(lengths)[:-1])
+        gathered = hvd.allgather(tf.constant(words), name=name).numpy()
+    rows = []
+    while len(gathered):
+        rows.append(gathered[: gathered[0]])
+        gathered = gathered[gathered[0] :]
+    return rows

@@ -1,0 +1,72 @@
+"""One worker of `asynchronous.py`: trains the papers' DNN at its own pace, and notes its steps."""
+
+import argparse
+import json
+import os
+import time
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--alone", action="store_true", help="without other workers: no pump")
+    parser.add_argument("--slowdown", type=float, required=True, help="of the last worker")
+    parser.add_argument("--warm-up-steps", type=int, required=True)
+    parser.add_argument("--seconds", type=float, required=True)
+    arguments = parser.parse_args()
+    rank, num_workers = (int(os.environ[f"HOROVOD_{name}"]) for name in ("RANK", "SIZE"))
+    if arguments.alone:
+        for name in [name for name in os.environ if name.startswith("HOROVOD_")]:
+            del os.environ[name]
+
+    import keras
+    import tensorflow as tf
+    from step_worker import make_batch, make_model
+
+    import tf_onebit.horovod as hvd
+    from tf_onebit import Threshold
+
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(2)
+    hvd.init()
+    model = make_model()
+    sgd = keras.optimizers.SGD(0.1)
+    optimizer = hvd.AsynchronousOptimizer(sgd, Threshold(target_density=0.001))
+    optimizer.build(model.trainable_variables)
+    features, labels = make_batch(rank)
+    loss_function = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    @tf.function
+    def train_step():
+        with tf.GradientTape() as tape:
+            loss = loss_function(labels, model(features, training=True))
+        gradients = tape.gradient(loss, [v.value for v in model.trainable_variables])
+        optimizer.apply(gradients, model.trainable_variables)
+        return loss
+
+    for _ in range(arguments.warm_up_steps):
+        train_step().numpy()
+    step_ends, staleness = [time.time()], []
+    while step_ends[-1] < step_ends[0] + arguments.seconds:
+        start = time.perf_counter()
+        train_step().numpy()
+        if rank == num_workers - 1:
+            time.sleep((arguments.slowdown - 1) * (time.perf_counter() - start))
+        step_ends.append(time.time())
+        staleness.append(optimizer.gradient_exchange.measures()["staleness"])
+    optimizer.gradient_exchange.drain()
+    exchange = optimizer.gradient_exchange.built[0]
+    weights_sum = sum(float(tf.reduce_sum(tf.abs(v.value))) for v in model.trainable_variables)
+    result = {
+        "step_ends": step_ends,
+        "staleness": staleness,
+        "density": exchange.measures()["density"],
+        "weights_sum": weights_sum,
+    }
+    print(json.dumps(result))
+    hvd.shutdown()
+
+
+if __name__ == "__main__":
+    main()
