@@ -1,0 +1,148 @@
+"""Timing of compiled ops beside the memory traffic that bounds them.
+
+Ops run as TensorFlow runs them, beside a triad a = b + c and a memset over arrays of the same
+length in the same process. Every number of threads has processes of its own. In a process the rows
+take turns, and the processes take turns as well, so that all see the same drift of the machine.
+
+Arrays lie at other distances in every process: where gradient and residual happen to be a multiple
+of half a GiB apart, some processors look for both in the same places of the first cache, and any
+loop over the two takes up to twice the time.
+
+TensorFlow takes a buffer for every output. It keeps freed ones, so that no page faults are measured
+here: the last column shows it.
+"""
+
+import argparse
+import concurrent.futures
+import ctypes
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+
+import numpy as np
+from report import Spread, machine_facts, print_machine_facts, print_table, write_json
+
+NUM_VALUES = 22_000 * 2048  # about the papers' DNN
+
+
+def run_benchmark(script, description, make_ops, judge, threads, output, settings):
+    """Parses the command line, measures, and prints and writes what came of it.
+
+    Args:
+        script: path of the benchmark.
+        description: of it, for `--help`.
+        make_ops: function of threads, the settings and `spacing` that returns functions by name;
+            `spacing` is a number of pieces of memory to take between arrays.
+        judge: function of samples by number of threads that prints and returns verdicts.
+        threads: list of the numbers of threads to measure with.
+        output: path of the JSON file.
+        settings: dictionary of options for `make_ops`: name to default, int.
+    """
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--threads", type=int, nargs="+", default=threads)
+    for name, default in settings.items():
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--rounds", type=int, default=5, help="processes per number of threads")
+    parser.add_argument("--repeats", type=int, default=7, help="measurements per process")
+    parser.add_argument("--output", default=output)
+    parser.add_argument("--measure", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.measure:
+        print(json.dumps(_measure_here(make_ops, **json.loads(arguments.measure))))
+        return
+    chosen = {name: getattr(arguments, name) for name in settings}
+    facts = machine_facts()
+    print_machine_facts(facts)
+    measured = {number: {} for number in arguments.threads}
+    for spacing in range(arguments.rounds):
+        for number in arguments.threads:
+            rows = _measure(script, number, arguments.repeats, {**chosen, "spacing": spacing})
+            for name, sample in rows.items():
+                pooled = measured[number].setdefault(name, {key: [] for key in sample})
+                for key, values in sample.items():
+                    pooled[key] += values
+    for number, samples in measured.items():
+        report(number, samples)
+    content = {"machine": facts, "arguments": vars(arguments), "threads": measured}
+    write_json(arguments.output, content | {"verdicts": judge(measured)})
+
+
+def _measure(script, threads, repeats, settings):
+    """Runs the benchmark as a process with that many threads; returns its rows."""
+    environment = {
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        # NumPy asks for huge pages and TensorFlow does not: the yardsticks get the same pages.
+        "NUMPY_MADVISE_HUGEPAGE": "0",
+    }
+    setting = json.dumps({"threads": threads, "repeats": repeats, "settings": settings})
+    process = subprocess.run(
+        [sys.executable, script, "--measure", setting],
+        env=os.environ | environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return json.loads(process.stdout.splitlines()[-1])
+
+
+def _measure_here(make_ops, threads, repeats, settings):
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
+    rows = _make_yardsticks(threads) | make_ops(threads, **settings)
+    samples = {name: {"seconds": [], "page_faults": []} for name in rows}
+    for name in rows:
+        rows[name]()
+    for _ in range(repeats):
+        for name, run in rows.items():
+            faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            start = time.perf_counter()
+            run()
+            samples[name]["seconds"].append(time.perf_counter() - start)
+            faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
+            samples[name]["page_faults"].append(faults)
+    return samples
+
+
+def _make_yardsticks(threads):
+    """Memory traffic: NumPy's add (which stores plainly) and libc's memset, on parts of arrays."""
+    a, b, c = (np.ones(NUM_VALUES, np.float32) for _ in range(3))
+    parts = list(zip(*(np.array_split(array, threads) for array in (a, b, c)), strict=True))
+    memset = ctypes.CDLL(None).memset
+    memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+    pool = concurrent.futures.ThreadPoolExecutor(threads)
+
+    def add_part(part):
+        np.add(part[1], part[2], out=part[0])
+
+    def set_part(part):
+        # Not to zero, which some processors write several times faster than what ops compute.
+        memset(part[0].ctypes.data, 1, part[0].nbytes)
+
+    return {
+        "triad": lambda: list(pool.map(add_part, parts)),
+        "memset": lambda: list(pool.map(set_part, parts)),
+    }
+
+
+def paired_ratio(samples, numerator, denominator):
+    pairs = zip(samples[numerator]["seconds"], samples[denominator]["seconds"], strict=True)
+    return Spread.of([a / b for a, b in pairs])
+
+
+def report(threads, samples):
+    table = []
+    for name, sample in samples.items():
+        milliseconds = Spread.of([1e3 * seconds for seconds in sample["seconds"]])
+        table.append(
+            [
+                name,
+                milliseconds.text(),
+                paired_ratio(samples, name, "triad").text(2),
+                paired_ratio(samples, name, "memset").text(2),
+                f"{np.median(sample['page_faults']):.0f}",
+            ]
+        )
+    title = f"threads: {threads}; medians [quartiles]"
+    print_table(title, ["", "ms", "x triad", "x memset", "page faults"], table)
