@@ -23,6 +23,14 @@ CASES = {
         tf_onebit.WarmStart(tf_onebit.OneBit(), steps=1),
     ),
     "full_precision": (lambda: keras.optimizers.Adam(0.01), tf_onebit.FullPrecision()),
+    "threshold": (
+        lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+        tf_onebit.Threshold(0.01, coding="golomb_rice"),
+    ),
+    "density": (
+        lambda: keras.optimizers.Adam(0.01),
+        tf_onebit.Threshold(target_density=0.05, bucket_bytes=8192),
+    ),
 }
 
 

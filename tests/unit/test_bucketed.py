@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tests.unit.gradients import build_workers, exchange, gradients_of, specs_of
-from tf_onebit import FullPrecision, OneBit, WarmStart
+from tf_onebit import FullPrecision, OneBit, Threshold, WarmStart
 from tf_onebit.collectives.requests import AllGather, AllToAll
 from tf_onebit.exchanges import Bucketed, GradientSpec
 
@@ -149,7 +149,7 @@ def test_error_in_a_graph_names_the_rank_and_the_variable(bad):
 @every_mode
 @pytest.mark.parametrize(
     "template",
-    [FullPrecision(), WarmStart(OneBit(), steps=1), OneBit(error_feedback=False)],
+    [FullPrecision(), WarmStart(OneBit(), steps=1), OneBit(error_feedback=False), Threshold()],
     ids=lambda template: type(template).__name__,
 )
 def test_every_exchange_ends_in_the_error(template, in_graph):

@@ -23,12 +23,15 @@ def test_examples_run(name):
 
 PUBLIC = [
     *(tf_onebit.FullPrecision, tf_onebit.Local, tf_onebit.OneBit, tf_onebit.WarmStart),
+    tf_onebit.Threshold,
     *(distribute.MirroredStrategy, distribute.MultiWorkerMirroredStrategy, callbacks.Monitor),
     callbacks.BackupAndRestore,
     *(hvd.DistributedOptimizer, hvd.DistributedGradientTape, hvd.Compression),
     *(hvd.BroadcastGlobalVariablesCallback, hvd.MetricAverageCallback),
     *(ops.one_bit_encode, ops.one_bit_decode_sum, ops.one_bit_encode_shard),
     *(ops.one_bit_aggregate, ops.one_bit_decode),
+    *(ops.threshold_encode, ops.threshold_decode_sum, ops.threshold_apply),
+    *(ops.golomb_rice_encode, ops.golomb_rice_decode),
 ]
 
 

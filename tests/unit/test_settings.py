@@ -7,7 +7,7 @@ import pytest
 
 from tests.unit.gradients import build_workers, specs_of
 from tests.unit.transforms import DivideByTotal
-from tf_onebit import FullPrecision, OneBit, WarmStart
+from tf_onebit import FullPrecision, OneBit, Threshold, WarmStart
 from tf_onebit.configurable import deserialize, serialize
 from tf_onebit.exchanges import Bucketed, Exchange
 from tf_onebit.horovod import Compression
@@ -27,6 +27,9 @@ EXCHANGES = {
         transforms=[DivideByTotal(0.5), DivideByTotal(2.0)],
     ),
     "one_bit_by_default": OneBit(),
+    "threshold": Threshold(tau=0.5, coding="golomb_rice", bucket_bytes=11, exclude=["a", "b$"]),
+    "threshold_by_default": Threshold(),
+    "density": Threshold(target_density=0.25),
     "warm_start": WarmStart(OneBit(min_size=3, exclude=("x",)), steps=9),
     "nested": WarmStart(WarmStart(FullPrecision(), steps=1), steps=2),
     "float16": CompressedAllReduce(Compression.fp16),
@@ -49,9 +52,11 @@ def test_description_names_the_class(exchange):
     assert again.get_config() == exchange.get_config()
 
 
-def test_every_argument_of_one_bit_is_in_its_configuration():
-    config, default = EXCHANGES["one_bit"].get_config(), OneBit().get_config()
-    assert config.keys() == inspect.signature(OneBit).parameters.keys()
+@pytest.mark.parametrize("name", ["one_bit", "threshold"])
+def test_every_argument_is_in_the_configuration(name):
+    cls = type(EXCHANGES[name])
+    config, default = EXCHANGES[name].get_config(), cls().get_config()
+    assert config.keys() == inspect.signature(cls).parameters.keys()
     assert not [name for name in config if config[name] == default[name]]
 
 
@@ -86,6 +91,17 @@ def test_clones_share_no_transforms():
         (lambda: OneBit(exclude=["a", "(b"]), r"Received: '\(b' in exclude=\['a', '\(b'\]"),
         (lambda: OneBit(exclude=[5]), r"list of regular expressions. Received: 5 in exclude=\[5\]"),
         (lambda: OneBit(transforms=[5]), "list of .*Transform. Received: 5 of type int"),
+        (lambda: Threshold(0), "tau must be a positive, finite threshold. Received: tau=0"),
+        (lambda: Threshold(-0.1), "tau must be a positive, finite.*tau=-0.1.*target_density=0.001"),
+        (lambda: Threshold(float("nan")), "tau must be a positive, finite threshold.*tau=nan"),
+        (lambda: Threshold(float("inf")), "tau must be a positive, finite threshold.*tau=inf"),
+        (lambda: Threshold(0.1, 0.2), "two ways to say.*tau=0.1, target_density=0.2. Pass one"),
+        (lambda: Threshold(target_density=0.0), "between 0 and 1.*target_density=0.0"),
+        (lambda: Threshold(target_density=1), "between 0 and 1.*target_density=1"),
+        (lambda: Threshold(target_density=-0.1), "between 0 and 1.*=-0.1. Use 0.001 to send one"),
+        (lambda: Threshold(target_density=float("nan")), "between 0 and 1.*target_density=nan"),
+        (lambda: Threshold(coding="zip"), r"coding must be one of .*golomb_rice.*coding='zip'"),
+        (lambda: Threshold(bucket_bytes=0), "bucket_bytes must be a positive.*bucket_bytes=0"),
         (lambda: WarmStart(OneBit(), steps=-1), "steps must be a whole number.*steps=-1"),
         (lambda: WarmStart(OneBit(), steps=1.5), "steps must be a whole number.*steps=1.5"),
         (lambda: WarmStart(OneBit, steps=1), "WarmStart needs an exchange.*OneBit"),

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tests.parallel.ranks import digest
-from tf_onebit import FullPrecision, Local, OneBit, WarmStart
+from tf_onebit import FullPrecision, Local, OneBit, Threshold, WarmStart
 from tf_onebit.collectives import lockstep
 from tf_onebit.collectives.lockstep import LockstepEngine
 from tf_onebit.exchanges import Bucketed, GradientSpec
@@ -24,6 +24,10 @@ EXCHANGES = {
     "without_error_feedback": OneBit(error_feedback=False),
     "warming": WarmStart(OneBit(), steps=10),
     "warmed": WarmStart(OneBit(), steps=1),
+    "threshold": Threshold(1.0),
+    "density": Threshold(target_density=0.05),
+    "density_in_buckets": Threshold(target_density=0.05, coding="golomb_rice", bucket_bytes=4096),
+    "threshold_warmed": WarmStart(Threshold(target_density=0.05), steps=1),
 }
 
 
@@ -61,17 +65,26 @@ def test_resumed_exchanges_go_on_as_before(name, world_size):
 
 
 def unsent(exchanges):
-    """What all workers together have not sent yet, of each bucket: of the two stages."""
+    """What all workers together have not sent yet, of each bucket: of all its stages."""
     buckets = zip(*([b for b, _ in exchange._buckets] for exchange in exchanges), strict=True)
     total = []
     for workers in buckets:
         workers = [getattr(worker, "compressed", worker) for worker in workers]
+        if isinstance(workers[0], Threshold):
+            total.append(np.sum([np.float64(w.residual) for w in workers], axis=0))
+            continue
         total.append(np.sum([np.float64(w.worker_residual) for w in workers], axis=0))
         total.append(np.concatenate([w.shard_residual for w in workers]))
     return total
 
 
-@pytest.mark.parametrize("name", ["one_bit", "buckets", "warmed", "without_error_feedback"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("one_bit", "buckets", "warmed", "without_error_feedback"),
+        *("threshold", "density_in_buckets", "threshold_warmed"),
+    ],
+)
 @pytest.mark.parametrize("before, after", [(2, 3), (4, 2), (3, 1), (1, 4)])
 @pytest.mark.parametrize("ratio", [1.0, 1.5])
 def test_pending_update_is_conserved_by_another_number_of_workers(name, before, after, ratio):
@@ -82,6 +95,22 @@ def test_pending_update_is_conserved_by_another_number_of_workers(name, before, 
         exchange.load_state(states, ratio)
     for mine, expected in zip(unsent(resumed), unsent(exchanges), strict=True):
         np.testing.assert_allclose(mine, ratio * expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("before, after", [(2, 3), (4, 2), (3, 1), (1, 4)])
+def test_tau_and_capacity_stay_common_to_all_when_the_number_of_workers_changes(before, after):
+    exchanges, resumed = build("density_in_buckets", before), build("density_in_buckets", after)
+    run(exchanges, range(3))
+    for exchange in resumed:
+        exchange.load_state([e.state() for e in exchanges])
+    for step in (None, 3, 4):
+        if step is not None:
+            run(resumed, [step])
+        first, *others = [exchange.state() for exchange in resumed]
+        for name in (n for n in first if n.endswith(("tau", "capacity"))):
+            assert np.any(first[name])
+            for other in others:
+                np.testing.assert_array_equal(other[name], first[name])
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.5])

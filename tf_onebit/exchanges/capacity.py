@@ -5,11 +5,13 @@ import math
 import numpy as np
 import tensorflow as tf
 
-# Room for so many times the most that was needed.
-_HEADROOM = 1.25
-# Number of exchanges after which a message may become shorter, and by how many steps at least.
+# A message has room for so many times what is needed on average: what does not fit waits, and most
+# of the time soon comes a message with room to spare.
+_HEADROOM = 1.1
+# Number of exchanges that the average is taken over, and after which it may change.
 _WINDOW = 32
-_LEAST_SHRINKAGE = 2
+# It changes at once where so many times as much is needed.
+_TOO_MUCH = 2
 
 
 def _ladder(most):
@@ -22,8 +24,8 @@ def _ladder(most):
 class Capacity(tf.Module):
     """Room in a message of varying content, which changes rarely.
 
-    It becomes larger when more values were to be sent than it has room for, and smaller when 32
-    exchanges needed much less. All workers know what all needed, and so do the same.
+    It follows what is needed on average, every 32 exchanges, and grows at once when more than twice
+    as much is to be sent as it has room for. All workers know what all needed, and so do the same.
 
     Args:
         most: number of values that there are at all.
@@ -33,9 +35,8 @@ class Capacity(tf.Module):
     def __init__(self, most, expected):
         super().__init__()
         self._ladder = tf.constant(_ladder(most), tf.int64)
-        step = int(self._step_for(expected))
-        self.step = tf.Variable(step, dtype=tf.int32, trainable=False)
-        self._peak = tf.Variable(0, dtype=tf.int64, trainable=False)
+        self.step = tf.Variable(self._step_for(expected), dtype=tf.int32, trainable=False)
+        self._needed = tf.Variable(0, dtype=tf.int64, trainable=False)  # in this window, in all
         self._exchanges = tf.Variable(0, dtype=tf.int32, trainable=False)
 
     def _step_for(self, need):
@@ -50,20 +51,22 @@ class Capacity(tf.Module):
 
     def follow(self, need):
         """Takes the most values that any worker was to send into account: int64 scalar."""
-        peak = tf.maximum(self._peak, need)
-        window_ends = self._exchanges + 1 >= _WINDOW
-        step, fitting = tf.convert_to_tensor(self.step), self._step_for(peak)
-        shrinks = window_ends & (fitting <= step - _LEAST_SHRINKAGE)
-        grows = need > self.at(step)
-        self.step.assign(tf.where(grows | shrinks, fitting, step))
-        self._peak.assign(tf.where(window_ends, tf.zeros_like(peak), peak))
-        self._exchanges.assign(tf.where(window_ends, 0, self._exchanges + 1))
+        step = tf.convert_to_tensor(self.step)
+        needed, exchanges = self._needed + need, self._exchanges + 1
+        too_much = need > _TOO_MUCH * self.at(step)
+        window_ends = exchanges >= _WINDOW
+        mean_need = tf.cast(needed, tf.float64) / _WINDOW
+        changed = tf.where(too_much, self._step_for(need), self._step_for(mean_need))
+        changes = too_much | window_ends
+        self.step.assign(tf.where(changes, changed, step))
+        self._needed.assign(tf.where(changes, tf.zeros_like(needed), needed))
+        self._exchanges.assign(tf.where(changes, tf.zeros_like(exchanges), exchanges))
 
     def state(self):
         """What it goes on from: NumPy array."""
-        return np.array([v.numpy() for v in (self.step, self._peak, self._exchanges)], np.int64)
+        return np.array([v.numpy() for v in (self.step, self._needed, self._exchanges)], np.int64)
 
     def load(self, state):
         """Goes on from an earlier `state`."""
-        for variable, value in zip((self.step, self._peak, self._exchanges), state, strict=True):
+        for variable, value in zip((self.step, self._needed, self._exchanges), state, strict=True):
             variable.assign(value)

@@ -38,8 +38,9 @@ class Threshold(Exchange):
     exchanges (`exchanges/tau.py` has the rule). It is the same on all workers, and each bucket has
     one of its own.
 
-    Messages have room for a number of values that changes rarely: when more exceed tau, which then
-    wait in the residual for the next exchange, and when 32 exchanges needed much less.
+    Messages have room for a little more values than exceed tau on average. It changes rarely: every
+    32 exchanges, and when more than twice as many are to be sent. What does not fit waits in the
+    residual.
 
     Args:
         tau: the threshold, and what is sent in place of what exceeds it. In units of the gradient

@@ -1,0 +1,104 @@
+"""Threshold-sparse updates in NumPy, straight from Strom 2015, sections 2.4 to 2.6.
+
+Knows nothing of the package under test. Everything is computed in the type of the values: float64
+for mathematics, float32 to the last bit. Below it are the two rules that the paper leaves to the
+user, as their documentation states them: how tau follows a density, and how long a message is.
+"""
+
+import numpy as np
+
+
+def encode(corrected, tau, capacity=None):
+    """Steps 6 and 7 of the paper's pseudo code, for at most `capacity` values.
+
+    Returns:
+        The message, a list of (index, sign) pairs, what stays, and how many values exceed tau.
+    """
+    exceeding = np.flatnonzero(abs(corrected) > tau)
+    message = [(int(i), int(np.sign(corrected[i]))) for i in exceeding[:capacity]]
+    residual = corrected.copy()
+    for i, sign in message:
+        residual[i] -= sign * residual.dtype.type(tau)
+    return message, residual, len(exceeding)
+
+
+def decode_sum(messages, steps, size, dtype=np.float64):
+    """The sum of several workers' messages, added in their order."""
+    total = np.zeros(size, dtype)
+    for message, step in zip(messages, steps, strict=True):
+        for i, sign in message:
+            total[i] += sign * total.dtype.type(step)
+    return total
+
+
+class Cluster:
+    """K workers that exchange one flat tensor.
+
+    Attributes:
+        residuals: list of what the workers have not sent.
+        need: the most values that one of them was to send in the last exchange.
+    """
+
+    def __init__(self, world_size, size, dtype=np.float64):
+        self.residuals = [np.zeros(size, dtype) for _ in range(world_size)]
+
+    def exchange(self, gradients, tau, capacity=None):
+        """The sum over the workers of what they send."""
+        corrected = [r + g for r, g in zip(self.residuals, gradients, strict=True)]
+        encoded = [encode(values, tau, capacity) for values in corrected]
+        messages, self.residuals, needs = map(list, zip(*encoded, strict=True))
+        self.need = max(needs)
+        size, dtype = corrected[0].size, corrected[0].dtype
+        return decode_sum(messages, [tau] * len(messages), size, dtype)
+
+
+def normal_quantile(part):
+    """What that part of normally distributed values exceeds, in either direction."""
+    x = np.linspace(0, 9, 900_001)
+    density = np.exp(-(x**2) / 2) * np.sqrt(2 / np.pi)
+    below = np.concatenate([[0], np.cumsum((density[1:] + density[:-1]) / 2) * x[1]])
+    return float(np.interp(1 - part, below, x))
+
+
+class Tau:
+    """Follows a density: multiplicative steps on its running average."""
+
+    def __init__(self, target):
+        self.target = self.average = target
+        self.value = None
+
+    def follow(self, density, mean_square):
+        if self.value is None:
+            self.value = normal_quantile(self.target) * mean_square**0.5
+            return
+        self.average += 0.2 * (density - self.average)
+        self.value *= 1 + min(0.1, max(-0.1, 4 * (self.average - self.target)))
+
+
+class Capacity:
+    """Room for 1.1 times what was needed on average, four sizes per factor of two.
+
+    Changes where a run of 32 exchanges ends, and at once where twice its room is needed.
+    """
+
+    def __init__(self, most, expected):
+        self.rooms = [min(most, 1)]
+        while self.rooms[-1] < most:
+            self.rooms.append(min(most, int(np.ceil(2 ** (len(self.rooms) / 4)))))
+        self.step = self._step_for(expected)
+        self.needs = []
+
+    @property
+    def value(self):
+        return self.rooms[self.step]
+
+    def _step_for(self, need):
+        fitting = (step for step, room in enumerate(self.rooms) if room >= np.ceil(1.1 * need))
+        return next(fitting, len(self.rooms) - 1)
+
+    def follow(self, need):
+        self.needs.append(need)
+        if need > 2 * self.value:
+            self.step, self.needs = self._step_for(need), []
+        elif len(self.needs) == 32:
+            self.step, self.needs = self._step_for(sum(self.needs) / 32), []
