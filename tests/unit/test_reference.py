@@ -73,16 +73,18 @@ def test_tau_begins_at_a_quantile_and_then_follows_the_average_density():
     assert tau.value == pytest.approx(2.0 * 1.04 * 1.1, rel=1e-4)
 
 
-def test_capacity_grows_at_once_and_shrinks_later():
+def test_capacity_follows_the_average_and_grows_at_once_when_far_too_small():
     capacity = threshold.Capacity(most=1000, expected=10)
-    assert capacity.value == 14  # 12.5, rounded up to 2^(15 / 4)
-    capacity.follow(15)
-    assert capacity.value == 20
-    for _ in range(31):
-        capacity.follow(6)
-    assert capacity.value == 20  # the 15 are among the last 32
+    assert capacity.value == 12  # 11, rounded up to 2^(14 / 4)
     for _ in range(32):
+        assert capacity.value == 12
+        capacity.follow(24)
+    assert capacity.value == 27  # 26.4, rounded up to 2^(19 / 4)
+    for _ in range(32):
+        assert capacity.value == 27
         capacity.follow(6)
-    assert capacity.value == 8
+    assert capacity.value == 7
+    capacity.follow(15)
+    assert capacity.value == 20  # 16.5, rounded up to 2^(17 / 4)
     capacity.follow(2000)
     assert capacity.value == 1000
