@@ -384,7 +384,7 @@ def test_measures_of_a_warm_start_are_those_of_the_last_exchange(rng):
 
 
 @pytest.mark.parametrize("ratio", [1.0, 0.5, 3.0])
-def test_tau_and_residual_follow_the_scale_of_gradients(rng, ratio):
+def test_what_is_unsent_grows_by_the_ratio_and_tau_stays(rng, ratio):
     workers, resumed = (
         build_workers(Threshold(target_density=0.05), specs_of(SHAPES), 2) for _ in "ab"
     )
@@ -394,7 +394,38 @@ def test_tau_and_residual_follow_the_scale_of_gradients(rng, ratio):
     for worker, before in zip(resumed, workers, strict=True):
         worker.load_state(states, ratio)
         np.testing.assert_allclose(worker.residual, ratio * before.residual, rtol=1e-6)
-        assert tau_of(worker) == pytest.approx(ratio * tau_of(before))
+        assert tau_of(worker) == tau_of(before)  # gradients are as large as before
+
+
+def test_tau_follows_the_unit_of_gradients(rng):
+    workers, resumed = (
+        [Threshold(target_density=0.05) for _ in range(world_size)] for world_size in (2, 8)
+    )
+    for cluster in (workers, resumed):
+        for rank, worker in enumerate(cluster):
+            world_size = len(cluster)
+            worker.build(specs_of(SHAPES), rank, world_size, "test", 1 / world_size)
+    for _ in range(3):
+        exchange(workers, [gradients_of(rng, SHAPES) for _ in range(2)])
+    for worker in resumed:
+        worker.load_state([worker.state() for worker in workers])
+        assert worker.measures()["tau"] == workers[0].measures()["tau"]
+
+
+def test_gradients_whose_squares_overflow_are_sent():
+    (worker,) = build_workers(Threshold(target_density=0.1), specs_of([(4,)]), 1)
+    gradient = [tf.constant([3e20, 1.0, -1.0, 1.0])]
+    exchange([worker], [gradient])
+    exchanged, _ = exchange([worker], [gradient])
+    assert np.count_nonzero(exchanged[0][0]) == 1
+    assert np.isfinite(worker.measures()["tau"])
+
+
+def test_a_density_may_be_tiny():
+    (worker,) = build_workers(Threshold(target_density=1e-17), specs_of([(4,)]), 1)
+    for _ in range(20):
+        exchanged, _ = exchange([worker], [[tf.constant([1.0, 0.0, 0.0, 0.0])]])
+    assert np.count_nonzero(exchanged[0][0]) <= 1
 
 
 def test_a_given_tau_stays_when_a_state_is_loaded(rng):

@@ -10,6 +10,8 @@ import tensorflow as tf
 # values at once; so it must not change much faster than they come.
 _CHANGE_PER_DENSITY = 4.0
 _MOST_CHANGE = 0.1
+# Squares of larger values overflow.
+_LARGEST = 1e19
 # Weight of the last exchange in the average density.
 _LAST_WEIGHT = 0.2
 
@@ -30,14 +32,16 @@ class Tau(tf.Module):
     Only sums, products and roots, which have the same bits on every processor.
 
     Args:
-        tau: float, or None.
+        tau: float, in units of `unit`, or None.
         target_density: float, or None: the part of all values that is to exceed the threshold.
+        unit: see `Exchange.build`.
     """
 
-    def __init__(self, tau, target_density):
+    def __init__(self, tau, target_density, unit=1.0):
         super().__init__()
         self._target = target_density
-        self.value = tf.Variable(tau or 0.0, dtype=tf.float32, trainable=False)
+        self._unit = unit
+        self.value = tf.Variable(unit * (tau or 0.0), dtype=tf.float32, trainable=False)
         self._average = tf.Variable(target_density or 0.0, dtype=tf.float32, trainable=False)
 
     def threshold(self):
@@ -62,15 +66,21 @@ class Tau(tf.Module):
         self._average.assign(tf.where(known, average, self._average))
         change = _CHANGE_PER_DENSITY * (average - self._target)
         tau = self.value * (1.0 + tf.clip_by_value(change, -_MOST_CHANGE, _MOST_CHANGE))
-        quantile = statistics.NormalDist().inv_cdf(1 - self._target / 2)
-        self.value.assign(tf.where(known, tau, quantile * tf.sqrt(mean_square)))
+        quantile = -statistics.NormalDist().inv_cdf(self._target / 2)
+        first = tf.minimum(quantile * tf.sqrt(mean_square), _LARGEST)
+        self.value.assign(tf.where(known, tau, first))
+
+    def in_units(self):
+        """The threshold in units of the gradient of a worker's mean loss: float."""
+        return float(self.value) / self._unit
 
     def state(self):
         """What it goes on from: NumPy array."""
-        return np.array([self.value.numpy(), self._average.numpy()])
+        return np.array([self.value.numpy(), self._average.numpy(), self._unit])
 
-    def load(self, state, ratio):
-        """Goes on from an earlier `state`, for gradients that are `ratio` times as large."""
+    def load(self, state):
+        """Goes on from an earlier `state`, maybe of gradients in another unit."""
         if self._target is not None:
-            self.value.assign(ratio * state[0])
-            self._average.assign(state[1])
+            value, average, unit = state
+            self.value.assign(self._unit / unit * value)
+            self._average.assign(average)

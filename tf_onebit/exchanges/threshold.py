@@ -80,9 +80,9 @@ class Threshold(Exchange):
             )
         if tau is None and target_density is None:
             target_density = DEFAULT_DENSITY
-        if tau is not None and not (tau > 0 and math.isfinite(np.float32(tau))):
+        if tau is not None and not 0 < np.float32(tau) < math.inf:
             raise ValueError(
-                f"tau must be a positive, finite threshold. Received: tau={tau}. "
+                f"tau must be a positive, finite float32. Received: tau={tau}. "
                 "Use target_density=0.001 to have it found."
             )
         if target_density is not None and not 0 < target_density < 1:
@@ -109,7 +109,7 @@ class Threshold(Exchange):
         self._sizes = [spec.size for spec in self.specs]
         self._size = sum(self._sizes)
         self.residual = tf.Variable(tf.zeros([self._size]), trainable=False)
-        self._tau = Tau(None if self.tau is None else self.unit * self.tau, self.target_density)
+        self._tau = Tau(self.tau, self.target_density, self.unit)
         expected = (self.target_density or _EXPECTED_DENSITY) * self._size
         self._capacity = Capacity(min(self._size, self.part_size), expected)
         self._density = tf.Variable(0.0, trainable=False)
@@ -198,7 +198,7 @@ class Threshold(Exchange):
             unsent = np.sum(residuals, axis=0, dtype=np.float64) / self.world_size
         self.residual.assign(ratio * unsent)
         mine = states[self.rank if len(states) == self.world_size else 0]
-        self._tau.load(mine["tau"], ratio)
+        self._tau.load(mine["tau"])
         self._capacity.load(mine["capacity"])
 
     def bytes_sent(self):
@@ -208,4 +208,4 @@ class Threshold(Exchange):
         return float(self._sum_of_squares)
 
     def measures(self):
-        return {"density": float(self._density), "tau": float(self._tau.value) / self.unit}
+        return {"density": float(self._density), "tau": self._tau.in_units()}
