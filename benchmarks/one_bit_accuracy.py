@@ -1,0 +1,146 @@
+"""Accuracy after the same samples: 1-bit gradients against full precision, on the speech task.
+
+Trains `examples/speech` on two workers once per seed and way of exchange. The runs of a seed share
+data, initial weights and order of frames, so that their differences are paired; the interval is
+Student's, at 95 % confidence, over the seeds. Further options are those of `train.py`.
+"""
+
+import argparse
+import json
+import math
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+from typing import NamedTuple
+
+import numpy as np
+from intervals import CONFIDENCE, TOLERANCE_POINTS, interval
+from report import machine_facts, print_machine_facts, print_table, verdict, write_json
+
+TRAIN = pathlib.Path(__file__).parents[1] / "examples" / "speech" / "train.py"
+
+# Of a run that ends because its gradients are no longer finite: it has no right answers.
+DIVERGED = {
+    "held_out_accuracy": [0.0],
+    "held_out_cross_entropy": [math.inf],
+    "bytes_sent_per_step": math.nan,
+    "milliseconds_per_step": math.nan,
+}
+
+
+class Row(NamedTuple):
+    """One way to exchange gradients, with the arguments that make `train.py` use it."""
+
+    name: str
+    options: tuple
+
+
+FULL_PRECISION = Row("full precision", ("--exchange", "full"))
+NO_FEEDBACK = Row("1-bit, no error feedback", ("--exchange", "onebit-no-feedback"))
+
+
+def one_bit_rows(max_column_sizes):
+    rows = []
+    for size in max_column_sizes:
+        columns = () if size is None else ("--max-column-size", str(size))
+        name = "1-bit" if size is None else f"1-bit, columns of {size}"
+        rows.append(Row(name, ("--exchange", "onebit", *columns)))
+    return rows
+
+
+def train(row, seed, workers, arguments):
+    """Runs one job and returns the results that `train.py` writes."""
+    with tempfile.TemporaryDirectory() as folder:
+        output = pathlib.Path(folder) / "results.json"
+        command = [
+            str(pathlib.Path(sys.executable).with_name("horovodrun")),
+            *("-np", str(workers), sys.executable, str(TRAIN)),
+            *arguments,
+            *row.options,
+            *("--seed", str(seed), "--output", str(output)),
+        ]
+        environment = {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ}
+        job = subprocess.run(command, env=environment, capture_output=True, text=True)
+        if "Gradients must be finite" in job.stdout + job.stderr:
+            return DIVERGED
+        if job.returncode != 0 or not output.exists():
+            raise SystemExit(f"{' '.join(command)}\nfailed:\n{job.stdout}\n{job.stderr}")
+        return json.loads(output.read_text())
+
+
+def accuracies(results):
+    """Held-out frame accuracy at the end, in percent."""
+    return np.array([100 * result["held_out_accuracy"][-1] for result in results])
+
+
+def report(results, seeds):
+    """Prints the table; returns, for each row, mean loss of accuracy and its half interval."""
+    full = accuracies(results[FULL_PRECISION.name])
+    table, losses = [], {}
+    for name, runs in results.items():
+        loss = interval(full - accuracies(runs))
+        losses[name] = loss
+        mean, half = interval(accuracies(runs))
+        table.append(
+            [
+                name,
+                f"{mean:.2f} +- {half:.2f}",
+                " ".join(f"{value:.2f}" for value in accuracies(runs)),
+                f"{np.mean([run['held_out_cross_entropy'][-1] for run in runs]):.3f}",
+                "" if name == FULL_PRECISION.name else f"{loss[0]:+.2f} +- {loss[1]:.2f}",
+                f"{runs[0]['bytes_sent_per_step']:,.0f}",
+            ]
+        )
+    header = [
+        "",
+        "frame accuracy [%]",
+        "per seed",
+        "cross entropy",
+        "points lost",
+        "bytes per step",
+    ]
+    print_table(f"held out, after the same samples; seeds {seeds}, {CONFIDENCE:.0%}", header, table)
+    return losses
+
+
+def judge(losses):
+    verdicts = []
+    print()
+    for name, (mean, half) in losses.items():
+        if name == NO_FEEDBACK.name:
+            claim = f"{name}: points of accuracy lost, lower end of the interval"
+            verdicts.append(verdict(claim, mean - half, TOLERANCE_POINTS, at_most=False))
+        elif name != FULL_PRECISION.name:
+            verdicts.append(verdict(f"{name}: points of accuracy lost", mean, TOLERANCE_POINTS))
+            claim = f"{name}: points of accuracy lost, upper end of the interval"
+            verdicts.append(verdict(claim, mean + half, TOLERANCE_POINTS))
+    return verdicts
+
+
+def main(arguments):
+    parser = argparse.ArgumentParser("convergence.py onebit", description=__doc__.splitlines()[0])
+    parser.add_argument("--preset", default="paper-small")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--max-column-size", type=int, nargs="+", default=[None])
+    parser.add_argument("--output", default="results/convergence.json")
+    arguments, training = parser.parse_known_args(arguments)
+    facts = machine_facts()
+    print_machine_facts(facts)
+    rows = [FULL_PRECISION, *one_bit_rows(arguments.max_column_size), NO_FEEDBACK]
+    results = {row.name: [] for row in rows}
+    training = ["--preset", arguments.preset, *training]
+    for seed in arguments.seeds:
+        for row in rows:
+            result = train(row, seed, arguments.workers, training)
+            results[row.name].append(result)
+            print(
+                f"  seed {seed}, {row.name}: {result['held_out_accuracy'][-1]:.2%}, "
+                f"{result['milliseconds_per_step']:.0f} ms per step",
+                flush=True,
+            )
+    losses = report(results, arguments.seeds)
+    content = {"machine": facts, "arguments": vars(arguments), "training": training}
+    write_json(arguments.output, content | {"results": results, "verdicts": judge(losses)})
