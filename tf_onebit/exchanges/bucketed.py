@@ -107,7 +107,12 @@ class Bucketed(Exchange):
         return sum(exchange.bytes_sent() for exchange, _ in self._buckets)
 
     def full_precision_bytes(self):
-        return sum(exchange.full_precision_bytes() for exchange, _ in self._buckets)
+        """What the same exchange would send in float32: `IndexedSlices` as they are."""
+        dense_bytes = sum(spec.size * FLOAT_BYTES for spec in self.specs if not spec.sparse)
+        sparse = (e for e, _ in self._buckets if isinstance(e, SparseGather))
+        return 2 * (self.world_size - 1) * dense_bytes // self.world_size + sum(
+            exchange.bytes_sent() for exchange in sparse
+        )
 
     def residual_sum_of_squares(self):
         return sum(exchange.residual_sum_of_squares() for exchange, _ in self._buckets)

@@ -42,6 +42,3 @@ class SparseGather(Exchange):
 
     def bytes_sent(self):
         return int(self._bytes_sent)
-
-    def full_precision_bytes(self):
-        return self.bytes_sent()
