@@ -28,7 +28,7 @@ from model import acoustic_model  # noqa: E402
 from train import EVALUATION_BATCH_SIZE, FINAL_LEARNING_RATE, WARM_UP  # noqa: E402
 
 # The first part of all runs of a seed is the same: one node in full precision. In the paper, too,
-# the rows of a table have the first of ten epochs in common.
+# the rows of a table have the first of ten epochs in common, with 10 nodes.
 COMMON_START = WARM_UP
 WORD_BITS = 32
 # More than any model: one message per worker and step, and one tau, as in the paper.

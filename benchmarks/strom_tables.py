@@ -17,6 +17,7 @@ TAU_FACTORS = (0.25, 0.5, 0.7, 1.0, 1.4, 2.0, 4.0, 8.0)
 LEAST_COMPRESSION = 500
 LEAST_TAU_RANGE = 8
 MOST_BITS_PER_UPDATE = 11  # section 2.5 says 10 to 11
+# Compression is the paper's: weights by updates. "On the wire" counts header and padding, too.
 HEADER = [
     "",
     "frame accuracy [%]",
@@ -25,7 +26,7 @@ HEADER = [
     "updates per message",
     "compression",
     "on the wire",
-    "bits per update",
+    "Golomb-Rice bits per update",
 ]
 
 
@@ -140,13 +141,13 @@ def _judge_thresholds(rows, outcomes):
     bits = [outcomes.mean(run, "bits_per_update") for run in runs]
     small = [ratio > LEAST_COMPRESSION for ratio in compression]
     good = [mean <= TOLERANCE_POINTS and s for (mean, _), s in zip(lost, small, strict=True)]
-    first, last = widest_interval([run.tau for run in runs], good) or (math.inf, 0.0)
-    points = f"{TOLERANCE_POINTS} points"
+    widest = widest_interval([run.tau for run in runs], good)
+    ends = f"{widest[0]:.4g} to {widest[1]:.4g}" if widest else "none"
     return [
         verdict(
-            f"widest range of tau that loses at most {points} and compresses more than "
-            f"{LEAST_COMPRESSION} times: its upper end by its lower",
-            last / first,
+            f"widest range of tau that loses at most {TOLERANCE_POINTS} points and compresses more "
+            f"than {LEAST_COMPRESSION} times ({ends}): upper end by lower",
+            widest[1] / widest[0] if widest else 0.0,
             LEAST_TAU_RANGE,
             at_most=False,
         ),
@@ -159,7 +160,8 @@ def _judge_thresholds(rows, outcomes):
         verdict("the lowest tau degrades compression", compression[0], LEAST_COMPRESSION),
         verdict("the lowest tau costs no accuracy: points lost", lost[0][0], TOLERANCE_POINTS),
         verdict(
-            f"bits per update, where compression exceeds {LEAST_COMPRESSION}: the least",
+            f"Golomb-Rice bits per update, the least of those compressed more than "
+            f"{LEAST_COMPRESSION} times",
             min((b for b, s in zip(bits, small, strict=True) if s), default=math.inf),
             MOST_BITS_PER_UPDATE,
         ),
@@ -187,10 +189,10 @@ def _judge_model_sizes(rows, outcomes):
     updates = [outcomes.mean(run, "updates") for run in runs]
     return [
         verdict(
-            f"from {weights[0] / 1e6:.2f} to {w / 1e6:.2f} million weights, {w / weights[0]:.2f} "
-            "times as many: growth of the updates",
-            u / updates[0],
-            w / weights[0],
+            f"from {weights[0] / 1e6:.2f} to {w / 1e6:.2f} million weights: growth of the updates "
+            "by that of the weights",
+            (u / updates[0]) / (w / weights[0]),
+            1,
         )
         for w, u in zip(weights[1:], updates[1:], strict=True)
     ]
