@@ -256,7 +256,9 @@ model = compiled(make_model(), optimizer)
 class Die(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         time.sleep(0.02)
-        if hvd.rank() == 1 and batch == 10:
+        if batch == 10:
+            (folder / f"learned-{hvd.rank()}").touch()
+        if hvd.rank() == 1 and batch >= 10 and len(list(folder.glob("learned-*"))) == hvd.size():
             os._exit(7)
 
 x, labels = (array[:, hvd.rank()] for array in make_data(500, hvd.size()))
