@@ -4,9 +4,11 @@
 
 Four workers on hosts of their own (network namespaces, links of 1 Gbit/s) train the papers' DNN
 with `AsynchronousOptimizer`. The last one sleeps after each step until it is four times as slow.
-The other three make as many steps as the same processes on the same cores that know nothing of each
-other, and so have no pump. Rows take turns; steps are counted in the span of time in which all
-workers were at it.
+The other three make as many steps as the same processes on the same cores with the pump off, which
+train alone. As in `step.py`, Horovod runs there all the same, so that its thread is in both rows:
+where there are more processes than cores, its idling costs more than the pump. The last row is
+without Horovod, too. Rows take turns; steps are counted in the span of time in which all workers
+were at it.
 """
 
 import argparse
@@ -18,7 +20,12 @@ from network import hosts_on_a_bridge, rate_argument
 from report import Spread, machine_facts, print_machine_facts, print_table, verdict, write_json
 
 WORKER = pathlib.Path(__file__).with_name("asynchronous_worker.py")
-TOGETHER, ALONE = "asynchronous", "the same, pump off"
+ROWS = {
+    "asynchronous": ["--pump", "on", "--horovod", "on"],
+    "the same, pump off": ["--pump", "off", "--horovod", "on"],
+    "the same, Horovod off": ["--pump", "off", "--horovod", "off"],
+}
+TOGETHER, ALONE, _ = ROWS
 LEAST_SPEED = 0.95
 
 
@@ -35,13 +42,13 @@ def steps_per_second(results):
 
 def measure(arguments):
     """Returns, by row, a list of rounds, each the workers' results."""
-    rounds = {TOGETHER: [], ALONE: []}
+    rounds = {row: [] for row in ROWS}
     with hosts_on_a_bridge(arguments.workers, arguments.rate) as network:
         for number in range(arguments.rounds):
-            for row, alone in ((TOGETHER, []), (ALONE, ["--alone"])):
-                options = ["--slowdown", str(arguments.slowdown)]
+            for row, of_row in ROWS.items():
+                options = ["--slowdown", str(arguments.slowdown), *of_row]
                 options += ["--warm-up-steps", str(arguments.warm_up_steps)]
-                options += ["--seconds", str(arguments.seconds), *alone]
+                options += ["--seconds", str(arguments.seconds)]
                 results = run_workers(network, WORKER, options)
                 rounds[row].append(results)
                 speeds = " ".join(f"{speed:.2f}" for speed in steps_per_second(results))
@@ -64,7 +71,7 @@ def main():
     parser.add_argument("--rate", type=rate_argument, default="1gbit", help="of each link")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=40.0, help="of training in a round")
-    parser.add_argument("--warm-up-steps", type=int, default=40)
+    parser.add_argument("--warm-up-steps", type=int, default=100)
     parser.add_argument("--output", default="results/asynchronous.json")
     arguments = parser.parse_args()
     facts = machine_facts()

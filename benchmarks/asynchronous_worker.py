@@ -1,22 +1,27 @@
 """One worker of `asynchronous.py`: trains the papers' DNN at its own pace, and notes its steps."""
 
 import argparse
+import itertools
 import json
 import os
 import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
+# So many that they are not learned by heart: then gradients, and the density, stay what they are.
+NUM_BATCHES = 64
+
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--alone", action="store_true", help="without other workers: no pump")
+    parser.add_argument("--pump", choices=["on", "off"], required=True)
+    parser.add_argument("--horovod", choices=["on", "off"], required=True)
     parser.add_argument("--slowdown", type=float, required=True, help="of the last worker")
     parser.add_argument("--warm-up-steps", type=int, required=True)
     parser.add_argument("--seconds", type=float, required=True)
     arguments = parser.parse_args()
     rank, num_workers = (int(os.environ[f"HOROVOD_{name}"]) for name in ("RANK", "SIZE"))
-    if arguments.alone:
+    if arguments.horovod == "off":
         for name in [name for name in os.environ if name.startswith("HOROVOD_")]:
             del os.environ[name]
 
@@ -26,6 +31,7 @@ def main():
 
     import tf_onebit.horovod as hvd
     from tf_onebit import Threshold
+    from tf_onebit.collectives.lockstep import LockstepEngine
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(2)
@@ -33,12 +39,14 @@ def main():
     model = make_model()
     sgd = keras.optimizers.SGD(0.1)
     optimizer = hvd.AsynchronousOptimizer(sgd, Threshold(target_density=0.001))
+    if arguments.pump == "off":  # as the only worker, whatever Horovod connects
+        optimizer.gradient_exchange.engine = LockstepEngine(["CPU:0"])
     optimizer.build(model.trainable_variables)
-    features, labels = make_batch(rank)
+    batches = itertools.cycle([make_batch(rank + num_workers * i) for i in range(NUM_BATCHES)])
     loss_function = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
     @tf.function
-    def train_step():
+    def train_step(features, labels):
         with tf.GradientTape() as tape:
             loss = loss_function(labels, model(features, training=True))
         gradients = tape.gradient(loss, [v.value for v in model.trainable_variables])
@@ -46,11 +54,11 @@ def main():
         return loss
 
     for _ in range(arguments.warm_up_steps):
-        train_step().numpy()
+        train_step(*next(batches)).numpy()
     step_ends, staleness = [time.time()], []
     while step_ends[-1] < step_ends[0] + arguments.seconds:
         start = time.perf_counter()
-        train_step().numpy()
+        train_step(*next(batches)).numpy()
         if rank == num_workers - 1:
             time.sleep((arguments.slowdown - 1) * (time.perf_counter() - start))
         step_ends.append(time.time())

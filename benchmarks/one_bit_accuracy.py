@@ -6,36 +6,11 @@ Student's, at 95 % confidence, over the seeds. Further options are those of `tra
 """
 
 import argparse
-import json
-import math
-import os
-import pathlib
-import subprocess
-import sys
-import tempfile
-from typing import NamedTuple
 
 import numpy as np
 from intervals import CONFIDENCE, TOLERANCE_POINTS, interval
 from report import machine_facts, print_machine_facts, print_table, verdict, write_json
-
-TRAIN = pathlib.Path(__file__).parents[1] / "examples" / "speech" / "train.py"
-
-# Of a run that ends because its gradients are no longer finite: it has no right answers.
-DIVERGED = {
-    "held_out_accuracy": [0.0],
-    "held_out_cross_entropy": [math.inf],
-    "bytes_sent_per_step": math.nan,
-    "milliseconds_per_step": math.nan,
-}
-
-
-class Row(NamedTuple):
-    """One way to exchange gradients, with the arguments that make `train.py` use it."""
-
-    name: str
-    options: tuple
-
+from speech_jobs import Row, accuracies, train_in_turns
 
 FULL_PRECISION = Row("full precision", ("--exchange", "full"))
 NO_FEEDBACK = Row("1-bit, no error feedback", ("--exchange", "onebit-no-feedback"))
@@ -48,31 +23,6 @@ def one_bit_rows(max_column_sizes):
         name = "1-bit" if size is None else f"1-bit, columns of {size}"
         rows.append(Row(name, ("--exchange", "onebit", *columns)))
     return rows
-
-
-def train(row, seed, workers, arguments):
-    """Runs one job and returns the results that `train.py` writes."""
-    with tempfile.TemporaryDirectory() as folder:
-        output = pathlib.Path(folder) / "results.json"
-        command = [
-            str(pathlib.Path(sys.executable).with_name("horovodrun")),
-            *("-np", str(workers), sys.executable, str(TRAIN)),
-            *arguments,
-            *row.options,
-            *("--seed", str(seed), "--output", str(output)),
-        ]
-        environment = {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ}
-        job = subprocess.run(command, env=environment, capture_output=True, text=True)
-        if "Gradients must be finite" in job.stdout + job.stderr:
-            return DIVERGED
-        if job.returncode != 0 or not output.exists():
-            raise SystemExit(f"{' '.join(command)}\nfailed:\n{job.stdout}\n{job.stderr}")
-        return json.loads(output.read_text())
-
-
-def accuracies(results):
-    """Held-out frame accuracy at the end, in percent."""
-    return np.array([100 * result["held_out_accuracy"][-1] for result in results])
 
 
 def report(results, seeds):
@@ -130,17 +80,8 @@ def main(arguments):
     facts = machine_facts()
     print_machine_facts(facts)
     rows = [FULL_PRECISION, *one_bit_rows(arguments.max_column_size), NO_FEEDBACK]
-    results = {row.name: [] for row in rows}
     training = ["--preset", arguments.preset, *training]
-    for seed in arguments.seeds:
-        for row in rows:
-            result = train(row, seed, arguments.workers, training)
-            results[row.name].append(result)
-            print(
-                f"  seed {seed}, {row.name}: {result['held_out_accuracy'][-1]:.2%}, "
-                f"{result['milliseconds_per_step']:.0f} ms per step",
-                flush=True,
-            )
+    results = train_in_turns(rows, arguments.seeds, arguments.workers, training)
     losses = report(results, arguments.seeds)
     content = {"machine": facts, "arguments": vars(arguments), "training": training}
     write_json(arguments.output, content | {"results": results, "verdicts": judge(losses)})

@@ -7,7 +7,6 @@
 
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
-#include "tensorflow/core/util/work_sharder.h"
 
 #include "kernels/one_bit_columns.h"
 #include "kernels/op_common.h"
@@ -35,16 +34,14 @@ void ForBlocks(OpKernelContext* context, const Layout& layout, int64_t begin, in
   if (begin == end) return;
   const int64_t blocks = CeilDiv(end - begin, kColumnsPerBlock);
   const int64_t values = layout.column(end).value - layout.column(begin).value;
-  const auto& threads = *context->device()->tensorflow_cpu_worker_threads();
   // About one cycle per value: bandwidth bound.
-  tensorflow::Shard(threads.num_threads, threads.workers, blocks, CeilDiv(values, blocks),
-                    [&](int64_t first, int64_t last) {
-                      for (int64_t block = first; block < last; ++block) {
-                        const int64_t column = begin + block * kColumnsPerBlock;
-                        work(column, std::min(end, column + kColumnsPerBlock), block);
-                      }
-                      GetOneBitColumns().finish_streaming();
-                    });
+  ParallelFor(context, blocks, CeilDiv(values, blocks), [&](int64_t first, int64_t last) {
+    for (int64_t block = first; block < last; ++block) {
+      const int64_t column = begin + block * kColumnsPerBlock;
+      work(column, std::min(end, column + kColumnsPerBlock), block);
+    }
+    GetOneBitColumns().finish_streaming();
+  });
 }
 
 // Where a shard's message has the levels and the codes of a column.

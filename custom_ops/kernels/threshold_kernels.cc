@@ -2,12 +2,12 @@
 // over a block's values are in threshold_blocks.h.
 
 #include <algorithm>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
-#include "tensorflow/core/util/work_sharder.h"
 
 #include "kernels/op_common.h"
 #include "kernels/op_parts.h"
@@ -26,17 +26,16 @@ using tensorflow::Tensor;
 using tensorflow::TensorShape;
 namespace errors = tensorflow::errors;
 
-// Calls work(stripe, index) for all stripes, in parallel.
+// Calls work(stripe, index) for all stripes of a list, in parallel.
 template <typename Work>
 void ForStripes(OpKernelContext* context, const std::vector<Stripe>& stripes, const Work& work) {
   if (stripes.empty()) return;
-  const auto& threads = *context->device()->tensorflow_cpu_worker_threads();
+  const int64_t count = stripes.size(), values = stripes.back().value + stripes.back().count;
   // About one cycle per value: bandwidth bound.
-  tensorflow::Shard(threads.num_threads, threads.workers, stripes.size(), stripes[0].count,
-                    [&](int64_t first, int64_t end) {
-                      for (int64_t i = first; i < end; ++i) work(stripes[i], i);
-                      GetThresholdBlocks().finish_streaming();
-                    });
+  ParallelFor(context, count, 1 + values / count, [&](int64_t first, int64_t end) {
+    for (int64_t i = first; i < end; ++i) work(stripes[i], i);
+    GetThresholdBlocks().finish_streaming();
+  });
 }
 
 // Messages as rows of `num_words` words each; row r is about part r % num_parts.
@@ -269,6 +268,7 @@ class ThresholdApplyOp : public OpKernel {
     OP_REQUIRES_OK(context, GetRows(context->input(num_variables), parts_, &rows));
     OP_REQUIRES_OK(context, CheckMessages(rows, parts_));
     OP_REQUIRES_OK(context, CheckSize("variables", num_variables, parts_.num_tensors()));
+    OP_REQUIRES_OK(context, CheckDistinct(context, num_variables));
     std::vector<LockedVariable> variables(num_variables);
     for (int t = 0; t < num_variables; ++t) {
       OP_REQUIRES_OK(context, variables[t].Open(context, t, "variable", parts_.tensor_size(t)));
@@ -286,6 +286,20 @@ class ThresholdApplyOp : public OpKernel {
   }
 
  private:
+  // A variable that is locked twice would be waited for forever.
+  static absl::Status CheckDistinct(OpKernelContext* context, int num_variables) {
+    std::set<const tensorflow::Var*> distinct;
+    for (int t = 0; t < num_variables; ++t) {
+      tensorflow::core::RefCountPtr<tensorflow::Var> variable;
+      TF_RETURN_IF_ERROR(LookupResource(context, HandleFromInput(context, t), &variable));
+      if (!distinct.insert(variable.get()).second) {
+        return errors::InvalidArgument("All variables must be different ones. Received: variables[",
+                                       t, "] a second time.");
+      }
+    }
+    return absl::OkStatus();
+  }
+
   Parts parts_;
 };
 

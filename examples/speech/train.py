@@ -88,8 +88,13 @@ def _progress(rank):
     return 0 if rank else 1 if sys.stdout.isatty() else 2
 
 
-def train(options):
-    """Trains, and returns curves and final figures as a dict of plain values."""
+def train(options, callbacks=()):
+    """Trains, and returns curves and final figures as a dict of plain values.
+
+    Args:
+        options: what `parse_arguments` returned.
+        callbacks: further Keras callbacks.
+    """
     hvd.init()
     rank, workers = hvd.rank(), hvd.size()
     threads = max(1, len(os.sched_getaffinity(0)) // hvd.local_size())
@@ -141,8 +146,12 @@ def train(options):
             hvd.BroadcastGlobalVariablesCallback(0),
             *([] if options.asynchronous else [hvd.MetricAverageCallback()]),
             tf_onebit.callbacks.Monitor(),
+            *callbacks,
         ],
     ).history
+    if options.asynchronous:  # Keras evaluated before the last of the others' deltas had come
+        end = model.evaluate(held_out, verbose=0)
+        history["val_loss"][-1], history["val_accuracy"][-1] = end
     if options.save_weights and rank == 0:
         options.save_weights.parent.mkdir(parents=True, exist_ok=True)
         model.save_weights(options.save_weights)
@@ -169,9 +178,9 @@ def train(options):
     }
 
 
-def main():
+def main(callbacks=()):
     options = parse_arguments(description=__doc__)
-    results = train(options)
+    results = train(options, callbacks)
     if hvd.rank() == 0:
         print(
             f"held-out frame accuracy {results['held_out_accuracy'][-1]:.2%}, "

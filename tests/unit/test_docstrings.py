@@ -27,6 +27,7 @@ PUBLIC = [
     *(distribute.MirroredStrategy, distribute.MultiWorkerMirroredStrategy, callbacks.Monitor),
     callbacks.BackupAndRestore,
     *(hvd.DistributedOptimizer, hvd.DistributedGradientTape, hvd.Compression),
+    hvd.AsynchronousOptimizer,
     *(hvd.BroadcastGlobalVariablesCallback, hvd.MetricAverageCallback),
     *(ops.one_bit_encode, ops.one_bit_decode_sum, ops.one_bit_encode_shard),
     *(ops.one_bit_aggregate, ops.one_bit_decode),

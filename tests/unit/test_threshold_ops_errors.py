@@ -282,6 +282,12 @@ def test_apply_refuses_variables_of_another_type():
         ops.threshold_apply([variable(SIZE, tf.float16)], GOOD, **PARTS)
 
 
+def test_apply_refuses_a_variable_twice():
+    twice = [variable(35)] * 2
+    with refuses(r"All variables must be different ones. Received: variables\[1\] a second time"):
+        ops.threshold_apply(twice, GOOD, **PARTS)
+
+
 def test_parts_are_known_while_a_graph_is_made():
     residual = variable(SIZE)
 
