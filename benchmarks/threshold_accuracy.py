@@ -23,7 +23,7 @@ def parse(arguments):
     add = parser.add_argument
     add("--tables", type=int, nargs="+", choices=TABLES, default=TABLES, help="of Strom 2015")
     add("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    add("--hours", type=float, default=2.0, help="speech to train on")
+    add("--hours", type=float, default=1.0, help="speech to train on")
     add("--depth", type=int, default=3, help="hidden layers")
     add("--width", type=int, default=256, help="units of a hidden layer")
     add("--batch-size", type=int, default=64, help="frames per step of all workers together")

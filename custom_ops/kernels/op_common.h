@@ -12,7 +12,6 @@
 #include "tensorflow/core/framework/resource_mgr.h"
 #include "tensorflow/core/framework/resource_var.h"
 #include "tensorflow/core/framework/tensor.h"
-#include "tensorflow/core/platform/denormal.h"
 #include "tensorflow/core/util/work_sharder.h"
 
 #include "lib/float16.h"
@@ -43,13 +42,7 @@ template <typename Work>
 void ParallelFor(tensorflow::OpKernelContext* context, int64_t count, int64_t cycles,
                  const Work& work) {
   const auto& threads = *context->device()->tensorflow_cpu_worker_threads();
-  tensorflow::Shard(threads.num_threads, threads.workers, count, cycles,
-                    [&](int64_t begin, int64_t end) {
-                      // As in all of TensorFlow's threads; the caller's own may be none of them,
-                      // and then results would depend on who computes what.
-                      const tensorflow::port::ScopedFlushDenormal flush;
-                      work(begin, end);
-                    });
+  tensorflow::Shard(threads.num_threads, threads.workers, count, cycles, work);
 }
 
 // The lowest index reported by any thread, as the flag word of a message: 0 if none was.
