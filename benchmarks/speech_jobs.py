@@ -18,6 +18,7 @@ DIVERGED = {
     "held_out_accuracy": [0.0],
     "held_out_cross_entropy": [math.inf],
     "bytes_sent_per_step": math.nan,
+    "compression_ratio": math.nan,
     "milliseconds_per_step": math.nan,
 }
 

@@ -1,6 +1,7 @@
 """Workers that do not wait for each other: AsynchronousOptimizer over real processes."""
 
 import pathlib
+import threading
 import time
 
 import keras
@@ -14,6 +15,7 @@ from tests.parallel.launch import horovodrun
 from tests.parallel.ranks import gather, rank
 from tests.parallel.training import compiled, embedding_model, fit_part, make_model
 from tf_onebit import Threshold
+from tf_onebit.horovod.pump import Pump
 
 SHAPES = [(40, 30), (30,), (7, 11, 13)]
 RATE = 0.5
@@ -72,7 +74,7 @@ def test_every_delta_is_applied_exactly_once_on_every_worker(op, name, world_siz
     training = Training(EXCHANGES[name], op=op)
     # Each worker makes other numbers of steps, at a pace of its own.
     training.steps(20 + 10 * rank(), seconds=0.002 * (world_size - rank()))
-    training.exchange.drain()
+    training.exchange.drain("the end")
     assert_every_delta_is_applied_once(training, 1 / world_size if op == hvd.Average else 1)
 
 
@@ -81,7 +83,7 @@ def test_training_goes_on_after_a_drain(world_size):
     training = Training(EXCHANGES["found"])
     for number in (5, 0, 12):
         training.steps(number * (1 + rank()))
-        training.exchange.drain()
+        training.exchange.drain("the end")
     assert_every_delta_is_applied_once(training, 1 / world_size)
 
 
@@ -89,7 +91,7 @@ def test_training_goes_on_after_a_drain(world_size):
 def test_workers_may_have_different_learning_rates(world_size):
     training = Training(EXCHANGES["given"], rate=0.1 * (1 + rank()))
     training.steps(20)
-    training.exchange.drain()
+    training.exchange.drain("the end")
     assert_every_delta_is_applied_once(training, 1 / world_size)
 
 
@@ -98,7 +100,7 @@ def test_messages_in_several_parts(world_size, monkeypatch):
     monkeypatch.setattr(Threshold, "part_size", 1000)
     training = Training(EXCHANGES["coded"])
     training.steps(15)
-    training.exchange.drain()
+    training.exchange.drain("the end")
     assert_every_delta_is_applied_once(training, 1 / world_size)
 
 
@@ -111,7 +113,7 @@ def test_nobody_waits_for_a_worker_that_stands_still(world_size):
     # The first has made one step all that time, and meets them only here.
     assert training.exchange.measures()["staleness"] >= (50 if rank() > 0 else 0)
     gather(None)
-    training.exchange.drain()
+    training.exchange.drain("the end")
     assert_every_delta_is_applied_once(training, 1 / world_size)
 
 
@@ -123,7 +125,7 @@ def test_staleness_is_bounded(world_size):
     for _ in range(25):
         training.steps(1, seconds=0.02 if rank() == 0 else 0)
         seen.append(training.exchange.measures()["staleness"])
-    training.exchange.drain()
+    training.exchange.drain("the end")
     # By the time it is read the others can have gone on, and never be further behind.
     assert max(seen) <= bound
     assert rank() == 0 or max(seen) == bound
@@ -185,11 +187,16 @@ def test_a_broadcast_in_the_midst_makes_replicas_equal(world_size):
     model = compiled(
         model, hvd.AsynchronousOptimizer(keras.optimizers.SGD(0.5), Threshold(tau=1e-2))
     )
-    callback = hvd.BroadcastGlobalVariablesCallback(0)
-    callback.set_model(model)
-    fit_part(model, 2, world_size)
-    callback._broadcast()
-    fit_part(model, 6, world_size)
+    broadcast = hvd.BroadcastGlobalVariablesCallback(0)
+    broadcast.set_model(model)
+
+    def end_of_batch(batch, logs):
+        if batch == 3:  # of which the first worker's messages are still under way
+            broadcast._broadcast()
+        time.sleep(0.01 * rank())
+
+    at_own_pace = keras.callbacks.LambdaCallback(on_train_batch_end=end_of_batch)
+    fit_part(model, 8, world_size, callbacks=[at_own_pace])
     for weights in gather(model.get_weights()):
         for mine, theirs in zip(model.get_weights(), weights, strict=True):
             np.testing.assert_allclose(mine, theirs, atol=1e-5)
@@ -226,12 +233,89 @@ def test_backups_hold_equal_replicas_and_training_goes_on_from_them(world_size, 
 
 
 @pytest.mark.workers(3)
+def test_all_gathers_of_the_program_do_not_meet_those_of_the_pump(world_size):
+    training = Training(EXCHANGES["found"])
+    for step in range(20):
+        training.steps(1)
+        mine = tf.constant([100 * step + rank()], tf.int32)
+        gathered = hvd.allgather(mine, name="of_the_program")
+        assert gathered.numpy().tolist() == [100 * step + k for k in range(world_size)]
+    training.exchange.drain("the end")
+    assert_every_delta_is_applied_once(training, 1 / world_size)
+
+
+@pytest.mark.workers(3)
+def test_one_asynchronous_optimizer_at_a_time(world_size):
+    first, second = Training(EXCHANGES["given"]), Training(EXCHANGES["given"])
+    first.steps(2)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="one asynchronous optimizer at a"):
+        second.steps(1)
+    first.exchange.drain("the end")
+    second.steps(2)
+    second.exchange.drain("the end")
+    assert_every_delta_is_applied_once(first, 1 / world_size)
+
+
+@pytest.mark.workers(3)
+def test_workers_that_wait_for_each_other_at_different_places_are_told(world_size, tmp_path):
+    folder = pathlib.Path(gather(str(tmp_path))[0])
+    optimizer = hvd.AsynchronousOptimizer(keras.optimizers.SGD(0.5), Threshold(tau=1e-2))
+    model = compiled(make_model(), optimizer)
+    backup = tf_onebit.callbacks.BackupAndRestore(folder, save_freq=2)
+    # As a callback may do that goes by what its own worker has learned.
+    stop = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: setattr(model, "stop_training", rank() == 1)
+    )
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError)) as error:
+        fit_part(model, 3, world_size, callbacks=[backup, stop])
+    told = "rank 0 at the backup after 2 batches of epoch 1; rank 1 at the end of training"
+    assert told in str(error.value)
+    assert (folder / f"replica-{rank()}.weights.h5").exists()
+
+
+def first_word(message):
+    return int(message[0, 0])
+
+
+def pump_that_fails_at(word, fails):
+    def rescue():
+        fails.set()
+        raise OSError("The disk is full")
+
+    def fault_of(message, rank):
+        return ValueError(f"{word} from rank {rank}.") if first_word(message) == word else None
+
+    return Pump(None, 60.0, fault_of, rescue)
+
+
+@pytest.mark.workers(3)
+def test_what_came_before_a_failure_is_read_before_it_is_raised(world_size):
+    fails = threading.Event()
+    pump = pump_that_fails_at(-1, fails)
+    assert pump.swap(np.array([[rank()]], np.int32)) == []
+    time.sleep(0.5)
+    gather(None)  # all of them have come
+    # That a replica could not be saved does not hide why it should have been.
+    told = "-1 from rank 1. This worker's replica could not be saved: The disk is full"
+    if rank() == 1:
+        with pytest.raises(ValueError, match=told):
+            pump.swap(np.array([[-1]], np.int32))
+        return
+    assert fails.wait(30)
+    time.sleep(0.5)
+    messages = pump.swap(np.array([[7]], np.int32))
+    assert sorted(map(first_word, messages)) == sorted({0, 1, 2} - {rank()} | {-1})
+    with pytest.raises(ValueError, match=told):
+        pump.swap(np.array([[8]], np.int32))
+
+
+@pytest.mark.workers(3)
 def test_other_variables_than_in_the_first_step_are_an_error(world_size):
     training = Training(EXCHANGES["given"])
     training.steps(1)
     with pytest.raises(ValueError, match="the same variables in every step"):
         training.optimizer.apply([tf.zeros(SHAPES[1])], [training.variables[1]])
-    training.exchange.drain()
+    training.exchange.drain("the end")
 
 
 @pytest.mark.workers(3)
@@ -243,7 +327,7 @@ def test_workers_that_differ_are_told_before_they_train(world_size):
 
 LOSE_A_WORKER = """
 import os, pathlib, signal, sys, time
-import keras, numpy as np
+import keras
 import tf_onebit, tf_onebit.horovod as hvd
 from tests.parallel.training import INPUTS, compiled, make_data, make_model
 
@@ -266,12 +350,7 @@ backup = tf_onebit.callbacks.BackupAndRestore(folder)
 try:
     model.fit(x.reshape(-1, INPUTS), labels.ravel(), 16, verbose=0, callbacks=[Die(), backup])
 except Exception as error:
-    weights = [array + 0 for array in model.get_weights()]
-    model.load_weights(folder / f"replica-{hvd.rank()}.weights.h5")
-    learned = max(np.abs(a - b).max() for a, b in zip(weights, make_model().get_weights()))
-    kept = max(np.abs(a - b).max() for a, b in zip(weights, model.get_weights()))
-    report = f"{error}|{learned > 0.05}|{kept < learned}"
-    (folder / f"report-{hvd.rank()}").write_text(report)
+    (folder / f"report-{hvd.rank()}").write_text(str(error))
 """
 
 
@@ -279,7 +358,12 @@ def test_when_a_worker_dies_the_others_end_with_an_error_and_their_replicas_save
     job = horovodrun(3, ["-c", LOSE_A_WORKER, str(tmp_path)])
     assert job.returncode != 0
     for survivor in (0, 2):
-        error, learned, kept = (tmp_path / f"report-{survivor}").read_text().split("|")
+        error = (tmp_path / f"report-{survivor}").read_text()
         assert "Another worker of this asynchronous training has ended" in error
         assert f"replica-{survivor}.weights.h5" in error
-        assert (learned, kept) == ("True", "True")
+        replica = make_model()
+        initial = replica.get_weights()
+        replica.load_weights(tmp_path / f"replica-{survivor}.weights.h5")
+        assert any(
+            np.any(mine != then) for mine, then in zip(replica.get_weights(), initial, strict=True)
+        )

@@ -289,7 +289,7 @@ def test_accumulated_gradients_are_divided_among_other_workers():
         model.fit(scale * x, labels, 8, verbose=0)
         return model
 
-    states = [training_state.collect(accumulating(scale)) for scale in (1.0, 2.0)]
+    states = [training_state.collect(accumulating(scale), "a test") for scale in (1.0, 2.0)]
     model = accumulating(3.0)
     training_state.assign_variables(model, training_state.accumulated_anew(model, states, 3))
     accumulators = {id(v) for v in model.optimizer._accumulated_gradients}

@@ -56,7 +56,7 @@ def test_only_threshold_without_exceptions_is_exchanged(exchange):
         hvd.AsynchronousOptimizer(SGD(0.1), exchange)
 
 
-@pytest.mark.parametrize("max_staleness", [-1, 1.5, float("nan")])
+@pytest.mark.parametrize("max_staleness", [-1, 1.5, float("nan"), float("inf")])
 def test_max_staleness_is_a_number_of_steps(max_staleness):
     with pytest.raises(ValueError, match=f"max_staleness={max_staleness}"):
         hvd.AsynchronousOptimizer(SGD(0.1), max_staleness=max_staleness)
@@ -101,12 +101,13 @@ def test_mixed_float16_is_refused():
         keras.config.set_dtype_policy("float32")
 
 
-def test_one_worker_applies_what_it_would_send():
-    variable = keras.Variable(np.zeros(3, np.float32))
+@pytest.mark.parametrize("variable_class", [keras.Variable, tf.Variable])
+def test_one_worker_applies_what_it_would_send(variable_class):
+    variable = variable_class(np.zeros(3, np.float32))
     optimizer = hvd.AsynchronousOptimizer(SGD(0.5), Threshold(tau=1.0))
     for _ in range(3):
         optimizer.apply([tf.constant([0.4, -3.0, 0.0])], [variable])
-    optimizer.gradient_exchange.drain()
+    optimizer.gradient_exchange.drain("the end")
     np.testing.assert_allclose(variable.numpy(), [-0.5, 1.5, 0.0])
     assert optimizer.gradient_exchange.measures()["staleness"] == 0
 
@@ -117,6 +118,13 @@ def test_one_worker_ends_with_a_gradient_that_is_not_finite():
     with pytest.raises(tf.errors.InvalidArgumentError, match="Rank 0 met .* of 'weights'"):
         tf.function(lambda g: optimizer.apply([g], [variable]))(tf.constant([0.4, -3.0, np.nan]))
     np.testing.assert_array_equal(variable.numpy(), np.zeros(3))
+
+
+def test_averages_of_metrics_would_have_workers_wait():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile(hvd.AsynchronousOptimizer(SGD(0.1)), "mse")
+    with pytest.raises(ValueError, match="MetricAverageCallback would have .* Leave it out"):
+        model.fit(np.ones((4, 3)), np.ones(4), callbacks=[hvd.MetricAverageCallback()], verbose=0)
 
 
 def test_it_is_saved_as_the_class_that_it_was():

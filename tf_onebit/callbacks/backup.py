@@ -42,9 +42,10 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     Resumed with another number of workers, what had not been sent yet is divided among them anew.
 
-    When asynchronous workers lose one of them, each saves what it has learned as
-    `replica-<rank>.weights.h5` in the directory, for `model.load_weights`; the job, started again,
-    goes on from the last backup.
+    When asynchronous workers lose one of them while they train, each saves what it has learned, up
+    to its last step, as `replica-<rank>.weights.h5` in the directory, for `model.load_weights`; the
+    job, started again, goes on from the last backup. It ends as well as it would have, but not with
+    the same bits: it never does.
 
     Not saved are `tf.random` operations in the step, and what other callbacks remember. These see
     the batches that are drawn again; put them after this one if they change the model.
@@ -221,12 +222,13 @@ class BackupAndRestore(keras.callbacks.Callback):
         target = self.directory / f"backup-{self._number:08d}"
         unfinished = self.directory / f"unfinished-{self._number:08d}"
         unfinished.mkdir(parents=True, exist_ok=True)
+        occasion = f"the backup after {self._batch} batches of epoch {self._epoch + 1}"
         with (unfinished / f"process_{self._workers.rank}.npz").open("wb") as file:
             np.savez(
                 file,
                 random=training_state.random_state(),
                 random_at_epoch_begin=json.dumps(self._random_states).encode(),
-                **training_state.collect(self.model),
+                **training_state.collect(self.model, occasion),
             )
             _flush(file)
         self._workers.wait_for_all()

@@ -42,13 +42,17 @@ def gradient_exchanges_of(model):
     return list({id(exchange): exchange for exchange in found if exchange is not None}.values())
 
 
-def collect(model):
+def collect(model, occasion):
     """The state of this process: dictionary of NumPy arrays.
 
     Of variables that have a copy on each device, every copy.
+
+    Args:
+        model: Keras model.
+        occasion: at which all workers do so, in a few words.
     """
     for exchange in gradient_exchanges_of(model):
-        exchange.drain()
+        exchange.drain(occasion)
     state = {
         f"{name}#{i}": copy.numpy()
         for name, variable in variables_of(model).items()

@@ -1,5 +1,7 @@
 """AsynchronousOptimizer for Keras 3."""
 
+import numbers
+
 import horovod.tensorflow as hvd
 import keras
 
@@ -43,9 +45,11 @@ def AsynchronousOptimizer(
     what it means. Every delta is applied exactly once on every worker, in any order: when all have
     arrived, all replicas are equal to rounding. That is so at the end of `fit`, which waits for all
     workers, and in backups by `tf_onebit.callbacks.BackupAndRestore`. In between, evaluation and
-    other callbacks see the weights of their own worker, which may lack what is under way.
+    other callbacks see the weights of their own worker, which may lack what is under way. Loops of
+    your own end with `optimizer.finalize_variable_values(variables)`, on all workers.
 
-    Statistics that layers keep themselves (BatchNormalization) are not exchanged.
+    Statistics that layers keep themselves (BatchNormalization) are not exchanged. A program trains
+    with one such optimizer at a time.
 
     Args:
         optimizer: `keras.optimizers.SGD` with a learning rate, and nothing else.
@@ -56,7 +60,8 @@ def AsynchronousOptimizer(
         max_staleness: by how many steps a worker may be ahead of the slowest one, before it waits.
             Default: any number.
         timeout_seconds: after so many seconds in which nothing could be gathered, the other
-            workers are given up. (A slow step of theirs is no reason: they answer meanwhile.)
+            workers are given up. A slow step of theirs is no reason: they answer meanwhile. Between
+            the end of `fit` or a backup and their next step they do not.
         name: of the optimizer. Default: that of `optimizer`.
 
     Returns:
@@ -65,8 +70,11 @@ def AsynchronousOptimizer(
     Raises:
         ValueError: for other optimizers, exchanges and settings, with the reason; in the first
             step, on all workers, if these do not train the same model in the same way.
-        UnknownError: in a step, if another worker has ended or does not answer.
-        InvalidArgumentError: in a step, on all workers, if a gradient of one is not finite.
+        UnknownError: in a step, if another worker has ended or does not answer (RuntimeError with
+            `run_eagerly=True` and at the end of `fit`).
+        InvalidArgumentError: in a step, on all workers, if a gradient of one is not finite, or if
+            they wait for each other at different places, one of them at the end of `fit` and
+            another at a backup (ValueError there).
 
     Example:
         >>> import tf_onebit
@@ -96,8 +104,8 @@ def AsynchronousOptimizer(
             f"workers is ever known. Received: exchange={exchange!r}"
             f"{' with an exclude' if isinstance(exchange, Threshold) else ''}."
         )
-    if max_staleness is not None and not (
-        max_staleness >= 0 and max_staleness == int(max_staleness)
+    if max_staleness is not None and (
+        not isinstance(max_staleness, numbers.Integral) or max_staleness < 0
     ):
         raise ValueError(
             "max_staleness must be a number of steps, at least 0, or None. "
@@ -150,5 +158,5 @@ class _Asynchronous:
         self.gradient_exchange.step(grads, trainable_variables, learning_rate)
 
     def finalize_variable_values(self, var_list):
-        self.gradient_exchange.drain()
+        self.gradient_exchange.drain("the end of training")
         super().finalize_variable_values(var_list)

@@ -6,6 +6,7 @@ import tensorflow as tf
 from tf_onebit.collectives import horovod as driver
 from tf_onebit.collectives.requests import AllReduce, Broadcast
 from tf_onebit.exchanges.handshake import enumerated, handshake
+from tf_onebit.horovod.dead_reckoning import DeadReckoning
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
@@ -44,7 +45,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         optimizer = self.model.optimizer
         if hasattr(optimizer, "gradient_exchange"):
             # What asynchronous workers have sent by now must not be applied to other weights.
-            optimizer.gradient_exchange.drain()
+            optimizer.gradient_exchange.drain("a broadcast of variables")
         if not optimizer.built:
             optimizer.build(self.model.trainable_variables)
         # `weights` leaves out the states of random generators: dropout differs between workers.
@@ -82,9 +83,19 @@ class MetricAverageCallback(keras.callbacks.Callback):
 
     Put it before callbacks that decide on metrics, such as `ReduceLROnPlateau`.
 
+    Raises:
+        ValueError: in `fit` with `AsynchronousOptimizer`, whose workers do not wait for each other.
+
     Example:
         >>> callbacks = [MetricAverageCallback(), keras.callbacks.ReduceLROnPlateau()]
     """
+
+    def on_train_begin(self, logs=None):
+        if isinstance(getattr(self.model.optimizer, "gradient_exchange", None), DeadReckoning):
+            raise ValueError(
+                "MetricAverageCallback would have asynchronous workers wait for each other after "
+                "every epoch. Leave it out: each logs its own metrics."
+            )
 
     def on_epoch_end(self, epoch, logs=None):
         if not logs:

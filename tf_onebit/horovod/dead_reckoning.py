@@ -2,6 +2,7 @@
 
 import functools
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -42,7 +43,8 @@ class DeadReckoning(GradientExchange):
         specs = tuple(map(spec_of, gradients, variables))
         (exchange,) = self._exchanges_for(specs, variables)
         rate = tf.cast(learning_rate, tf.float32) * self.scale
-        mine = exchange.encode(gradients, sum(spec.size for spec in specs), rate, pad=False)
+        most = min(sum(spec.size for spec in specs), exchange.part_size)
+        mine = exchange.encode(gradients, most, rate, pad=False)
         exchange.follow(mine, 0)
         arrived = tf.numpy_function(self._swap, [mine], tf.int32)
         arrived = tf.ensure_shape(arrived, [None, mine.shape[1], None])
@@ -65,7 +67,6 @@ class DeadReckoning(GradientExchange):
             exchange.build(specs, rank, world_size, scope)
         if world_size > 1:
             self._pump = Pump(
-                scope.replace("/", "."),
                 self._max_staleness,
                 self._timeout_seconds,
                 functools.partial(_fault_of, [spec.name for spec in specs]),
@@ -85,15 +86,14 @@ class DeadReckoning(GradientExchange):
         return _stacked(self._pump.swap(message), len(message))
 
     def _apply(self, exchange, variables, messages):
-        values = [getattr(variable, "value", variable) for variable in variables]
+        values = [v.value if isinstance(v, keras.Variable) else v for v in variables]
         ops.threshold_apply(values, exchange.decode(messages), exchange.part_size)
 
-    def drain(self):
-        """Waits for all workers to drain; then all have applied all that any has sent."""
+    def drain(self, occasion):
         if self._pump is None:
             return
         (((exchange,), variables),) = self._built.values()
-        for messages in self._pump.drain():
+        for messages in self._pump.drain(occasion):
             parts = -(-sum(spec.size for spec in exchange.specs) // exchange.part_size)
             self._apply(exchange, variables, tf.constant(_stacked(messages, parts)))
 

@@ -13,6 +13,8 @@ _ROUND_SECONDS = 0.05
 # How often those who wait look whether they have waited too long.
 _WATCH_SECONDS = 1.0
 
+_WORD_BYTES = 4
+
 
 class Pump:
     """Gathers, in rounds and in a thread of its own, whatever messages the workers have.
@@ -22,7 +24,6 @@ class Pump:
     on until all workers drain.
 
     Args:
-        name: of its collective; unique in a job.
         max_staleness: by how many messages a worker may be ahead of the slowest, or None.
         timeout_seconds: for how long a round may take, before the other workers are given up.
         fault_of: function of a message and the rank it came from that returns an exception if
@@ -31,20 +32,29 @@ class Pump:
             launcher may end this process before its own step does; returns what to tell of it.
     """
 
-    def __init__(self, name, max_staleness, timeout_seconds, fault_of, rescue):
-        self._name = name
+    _at_work = None  # the one pump whose rounds go on
+
+    def __init__(self, max_staleness, timeout_seconds, fault_of, rescue):
         self._max_staleness = max_staleness
         self._timeout_seconds = timeout_seconds
         self._fault_of = fault_of
         self._rescue = rescue
         self._changed = threading.Condition()
         self._thread = None
-        self._failure = None
+        self._fails, self._failure = False, None
 
     def _start(self):
+        if Pump._at_work is not None:
+            raise ValueError(
+                "A program trains with one asynchronous optimizer at a time, which ends with fit "
+                "or by optimizer.finalize_variable_values(variables). Received: a step of another "
+                "one before that. Use hvd.DistributedOptimizer for models with several."
+            )
+        Pump._at_work = self
         self._outgoing, self._arrived = [], []
         self._counts = [0] * hvd.size()  # of messages, by rank
-        self._draining, self._finished = [False] * hvd.size(), False
+        self._occasions = [""] * hvd.size()  # at which workers drain
+        self._finished = False
         self._latest_round = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="tf_onebit pump", daemon=True)
         self._thread.start()
@@ -55,34 +65,35 @@ class Pump:
         Waits only while this worker is too far ahead.
 
         Raises:
-            RuntimeError: if other workers are gone.
+            RuntimeError: if other workers are gone, when all that has come from them is read.
             Exception: what `fault_of` returned for a message of any worker, on all of them.
         """
         with self._changed:
-            self._raise_failure()
-            if self._thread is None:
-                self._start()
-            self._outgoing.append(message)
-            self._counts[hvd.rank()] += 1
-            self._changed.notify_all()
-            # A fault is raised as soon as the others have it, too.
-            faulty = self._fault_of(message, hvd.rank()) is not None
-            self._wait_until(lambda: not faulty and self._may_go_on())
+            if self._failure is None:
+                if self._thread is None:
+                    self._start()
+                self._outgoing.append(message)
+                self._counts[hvd.rank()] += 1
+                self._changed.notify_all()
+                if self._fault_of(message, hvd.rank()) is not None:
+                    self._wait_until(lambda: False)  # before the others have it, too
+                    raise self._failure
+                self._wait_until(self._may_go_on)
             return self._take()
 
-    def drain(self):
+    def drain(self, occasion):
         """Yields lists of messages as they arrive, until all that were handed over have.
 
-        All workers must drain. No thread is left then.
+        All workers must drain, at the same `occasion`, a few words. No thread is left then.
 
         Raises:
             RuntimeError: as `swap`.
+            ValueError: on all workers, if they drain at different occasions.
         """
         with self._changed:
-            self._raise_failure()
             if self._thread is None:
                 self._start()
-            self._draining[hvd.rank()] = True
+            self._occasions[hvd.rank()] = occasion
             self._changed.notify_all()
         finished = False
         while not finished:
@@ -105,76 +116,100 @@ class Pump:
     def _staleness(self):
         behind = [
             self._counts[hvd.rank()] - count
-            for count, draining in zip(self._counts, self._draining, strict=True)
-            if not draining
+            for count, occasion in zip(self._counts, self._occasions, strict=True)
+            if not occasion
         ]
         return max([0, *behind])
 
     def _take(self):
+        """What has arrived. A failure is raised when there is no more: nothing learned is lost."""
+        if self._failure is not None and not self._arrived:
+            raise self._failure
         arrived, self._arrived = self._arrived, []
         return arrived
 
     def _wait_until(self, condition):
-        while not condition():
+        """Or until there is a failure."""
+        while self._failure is None and not condition():
             self._changed.wait(_WATCH_SECONDS)
-            self._raise_failure()
-
-    def _raise_failure(self):
-        if self._failure is not None:
-            raise self._failure
-        if self._thread is not None and not self._finished:
             silent_seconds = time.monotonic() - self._latest_round
-            if silent_seconds > self._timeout_seconds:
+            if not self._finished and silent_seconds > self._timeout_seconds:
                 self._fail(_lost(f"no sign of life for {silent_seconds:.0f} seconds"))
-                raise self._failure
 
     def _fail(self, error):
         """Notes why training cannot go on: the first reason."""
-        if self._failure is None:
-            error = type(error)(f"{error}{self._rescue()}")
-            with self._changed:
-                self._failure = error
-                self._changed.notify_all()
+        with self._changed:
+            if self._fails:
+                return
+            self._fails = True
+        try:
+            saved = self._rescue()
+        except Exception as problem:  # a full disk, for example: the first reason must be told
+            saved = f" This worker's replica could not be saved: {problem}"
+        failure = type(error)(f"{error}{saved}")
+        failure.__cause__ = error.__cause__
+        with self._changed:
+            self._failure = failure
+            self._changed.notify_all()
 
     def _run(self):
         try:
-            while not self._finished and self._failure is None:
+            while not self._finished and not self._fails:
                 self._round()
         except Exception as error:  # whatever it is, the others' messages no longer come
-            self._fail(_lost(error))
+            lost = _lost(error)
+            lost.__cause__ = error
+            self._fail(lost)
+        finally:
+            Pump._at_work = None
 
     def _round(self):
         with self._changed:
-            ready = lambda: self._outgoing or self._draining[hvd.rank()]  # noqa: E731
+            ready = lambda: self._outgoing or self._occasions[hvd.rank()]  # noqa: E731
             self._changed.wait_for(ready, _ROUND_SECONDS)
             mine, self._outgoing = self._outgoing, []
-            draining = self._draining[hvd.rank()]
-        rows = _gather(_packed(mine, draining), self._name)
-        arrived = list(map(_unpacked, rows))
+            occasion = self._occasions[hvd.rank()]
+        arrived = list(map(_unpacked, _gather(_packed(mine, occasion))))
         with self._changed:
             self._latest_round = time.monotonic()
-            for rank, (messages, drains) in enumerate(arrived):
-                self._draining[rank] |= drains
+            for rank, (messages, occasion) in enumerate(arrived):
                 if rank != hvd.rank():
+                    self._occasions[rank] = occasion
                     self._counts[rank] += len(messages)
                     self._arrived += messages
-            self._finished = all(drains for _, drains in arrived)
-            self._changed.notify_all()
         for rank, (messages, _) in enumerate(arrived):
             for fault in filter(None, (self._fault_of(message, rank) for message in messages)):
                 self._fail(fault)
+        occasions = [occasion for _, occasion in arrived]
+        if all(occasions) and len(set(occasions)) > 1:
+            self._fail(_at_different(occasions))
+        with self._changed:
+            self._finished = all(occasions) and not self._fails
+            self._changed.notify_all()
+
+
+def _at_different(occasions):
+    places = "; ".join(f"rank {rank} at {place}" for rank, place in enumerate(occasions))
+    return ValueError(
+        "Asynchronous workers wait for each other at different places, and would wait forever: "
+        f"{places}. Give all of them as many epochs and batches, and callbacks that end training "
+        "the same reasons to."
+    )
 
 
 def _lost(reason):
     return RuntimeError(
         "Another worker of this asynchronous training has ended, or does not answer any more: "
-        f"{reason}. What it had sent is in the weights of this one."
+        f"{reason}. What had come from it is in the weights of this one."
     )
 
 
-def _packed(messages, draining):
-    """One row of words: its length, whether the worker drains, each message behind its shape."""
-    parts = [np.array([0, draining], np.int32)]
+def _packed(messages, occasion):
+    """One row of words: its length, the occasion to drain at behind its length in bytes, or
+    nothing, and each message behind its shape."""
+    text = occasion.encode()
+    padded = text.ljust(_words_of(len(text)) * _WORD_BYTES, b"\0")
+    parts = [np.array([0, len(text)], np.int32), np.frombuffer(padded, np.int32)]
     for message in messages:
         parts += [np.array(message.shape, np.int32), message.ravel()]
     words = np.concatenate(parts)
@@ -184,19 +219,28 @@ def _packed(messages, draining):
 
 def _unpacked(words):
     """The inverse of `_packed`."""
-    messages, at = [], 2
+    messages, at = [], 2 + _words_of(words[1])
+    occasion = words[2:at].tobytes()[: words[1]].decode()
     while at < len(words):
         shape = words[at : at + 2]
         end = at + 2 + int(np.prod(shape, dtype=np.int64))
         messages.append(words[at + 2 : end].reshape(shape))
         at = end
-    return messages, bool(words[1])
+    return messages, occasion
 
 
-def _gather(words, name):
+def _words_of(size_bytes):
+    return -(-size_bytes // _WORD_BYTES)
+
+
+def _gather(words):
     """The rows of all workers: list of arrays, by rank."""
     with tf.device("CPU:0"):
-        gathered = hvd.allgather(tf.constant(words), name=name).numpy()
+        # In eager mode Horovod goes by the kind of a collective, and not by a name. Nobody else
+        # uses this one, so that it meets none of the main thread's. In a function, which could
+        # have a name, it might wait for the thread that waits for it in a step.
+        (gathered,) = hvd.grouped_allgather([tf.constant(words)])
+    gathered = gathered.numpy()
     rows = []
     while len(gathered):
         rows.append(gathered[: gathered[0]])

@@ -91,8 +91,12 @@ class GradientExchange:
         """Figures of the last exchange, for the Monitor: dictionary of floats."""
         return {k: v for exchange in self.built for k, v in exchange.measures().items()}
 
-    def drain(self):
-        """Waits until nothing is under way between workers: between steps nothing is."""
+    def drain(self, occasion):
+        """Waits until nothing is under way between workers: between steps nothing is.
+
+        Args:
+            occasion: at which all workers do so, in a few words.
+        """
 
     def rescue_with(self, save):
         """Has `save` called before an error that one worker meets and others need not.
