@@ -1,5 +1,6 @@
 """One worker, and arguments that are refused before any worker is asked."""
 
+import contextlib
 import gc
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tf_onebit
 import tf_onebit.horovod as hvd
 from tests.parallel.launch import ROOT
 from tests.parallel.ranks import digest
@@ -60,6 +62,25 @@ def test_a_program_without_horovodrun_is_one_worker():
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True
     )
     assert process.returncode == 0, process.stderr
+
+
+@pytest.mark.parametrize(
+    "make_optimizer",
+    [
+        lambda: keras.optimizers.Adam(0.01, gradient_accumulation_steps=2, clipnorm=1.0),
+        lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)),
+    ],
+    ids=["accumulation", "loss_scale"],
+)
+def test_one_device_of_a_strategy_trains_as_without(make_optimizer):
+    strategy = tf_onebit.distribute.MirroredStrategy(OneBit(), devices=["CPU:0"])
+    weights = []
+    for scope in (strategy.scope, contextlib.nullcontext):
+        with scope():
+            model = compiled(make_model(), make_optimizer())
+        fit_part(model, 4, 1)
+        weights.append(digest(model.get_weights()))
+    assert weights[0] == weights[1]
 
 
 @pytest.mark.parametrize("wrapper", [lambda o: o, keras.optimizers.LossScaleOptimizer])

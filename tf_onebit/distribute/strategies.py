@@ -87,6 +87,16 @@ class _ExchangingExtended:
             return self._reduced(reduce_op, values)
         return super()._batch_reduce_to(reduce_op, value_destination_pairs, options)
 
+    def _call_for_each_replica(self, fn, args, kwargs):
+        if len(self._devices) > 1:
+            return super()._call_for_each_replica(fn, args, kwargs)
+        # TensorFlow would start a thread, which merges with no others and, unlike this one,
+        # cannot in a branch: gradient accumulation and loss scaling would fail.
+        args, kwargs = distribute_utils.select_replica(0, (args, kwargs))
+        context = _ReplicaContext(self._container_strategy(), self._id_in_cluster)
+        with tf.device(self._devices[0]), context:
+            return fn(*args, **kwargs)
+
     def _is_ours(self, values):
         """Whether to reduce values as gradients are: in graphs, where keys that stay matter.
 
@@ -142,7 +152,7 @@ class MirroredStrategy(_Exchanging, tf.distribute.MirroredStrategy):
 class _MirroredExtended(_ExchangingExtended, mirrored_strategy.MirroredExtended):
     def _initialize_single_worker(self, devices):
         super()._initialize_single_worker(devices)
-        self._num_workers = 1
+        self._num_workers, self._id_in_cluster = 1, 0
         self.engine = LockstepEngine(self._devices)
 
 
@@ -303,16 +313,6 @@ class _MultiWorkerExtended(
             self._collective_keys.get_group_key([device]),
             self._communication_options.implementation.value.lower(),
         )
-
-    def _call_for_each_replica(self, fn, args, kwargs):
-        if len(self._devices) > 1:
-            return super()._call_for_each_replica(fn, args, kwargs)
-        # TensorFlow would start a thread, which merges with no others and, unlike this one,
-        # cannot in a branch: gradient accumulation and loss scaling would fail.
-        args, kwargs = distribute_utils.select_replica(0, (args, kwargs))
-        context = _ReplicaContext(self._container_strategy(), self._id_in_cluster)
-        with tf.device(self._devices[0]), context:
-            return fn(*args, **kwargs)
 
 
 class _ReplicaContext(tf.distribute.ReplicaContext):
