@@ -100,7 +100,7 @@ def positions(density):
     """Messages with independent positions: int32 `[number, 1, words]`."""
     import tensorflow as tf
 
-    from tf_onebit.ops.threshold import COUNT, HEADER_WORDS, WORDS
+    from tf_onebit.ops.threshold import COUNT, EXCEEDING, HEADER_WORDS, WORDS
 
     rng = np.random.default_rng(1)
     gaps = rng.geometric(density, int(1.1 * density * NUM_VALUES))
@@ -108,7 +108,8 @@ def positions(density):
     indices = indices[indices < NUM_VALUES]
     signs = rng.integers(0, 2, len(indices)).astype(np.uint32) << 31
     header = np.zeros(HEADER_WORDS, np.int32)
-    header[WORDS], header[COUNT] = HEADER_WORDS + len(indices), len(indices)
+    header[[COUNT, EXCEEDING]] = len(indices)
+    header[WORDS] = HEADER_WORDS + len(indices)
     message = np.concatenate([header, (indices.astype(np.uint32) | signs).view(np.int32)])
     number = math.ceil(CODED_VALUES / len(indices))
     return tf.constant(np.tile(message, [number, 1, 1]))

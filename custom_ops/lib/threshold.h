@@ -54,9 +54,15 @@ static inline const char* HeaderFault(const int32_t* words, int64_t num_words, i
   if (num_words < kHeaderWords) return "it ends within its header";
   const int64_t length = static_cast<uint32_t>(words[kWordsWord]);
   if (length < kHeaderWords || length > num_words) return "its length is not that of its words";
-  if (static_cast<uint32_t>(words[kCountWord]) > size) return "it has more values than there are";
+  if (words[kFlagWord] < 0) return "its flag is negative";
+  const uint32_t count = words[kCountWord], exceeding = words[kExceedingWord];
+  if (count > size || exceeding > size) return "it has more values than there are";
+  if (count > exceeding) return "it has more values than exceed the threshold";
   const float step = FloatOf(static_cast<uint32_t>(words[kStepWord]));
   if (!(step >= 0) || !IsFinite(step)) return "its step is not a number, at least 0";
+  const float squares = FloatOf(static_cast<uint32_t>(words[kSquaresWord]));
+  // The residual of gradients that are not finite may be none, either.
+  if (words[kFlagWord] == 0 && !(squares >= 0)) return "its sum of squares is negative or none";
   return nullptr;
 }
 

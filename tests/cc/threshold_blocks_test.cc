@@ -418,9 +418,27 @@ void TestFaults() {
     const auto words = With(good, [=](auto& w) { w[kStepWord] = Word(BitsOf(step)); });
     CheckFaults("another step", words, 10, "its step", "its step");
   }
+  for (const int32_t exceeding : {0, 2}) {
+    const auto words = With(good, [=](auto& w) { w[kExceedingWord] = exceeding; });
+    CheckFaults("too few that exceed", words, 10, "than exceed", "than exceed");
+  }
+  for (const int32_t exceeding : {11, -1, INT32_MIN}) {
+    const auto words = With(good, [=](auto& w) { w[kExceedingWord] = exceeding; });
+    CheckFaults("too many that exceed", words, 10, "than there are", "than there are");
+  }
+  for (const float squares : {-1.0f, -0x1p-149f, kNaN, -kInfinity}) {
+    auto words = With(good, [=](auto& w) { w[kSquaresWord] = Word(BitsOf(squares)); });
+    CheckFaults("other squares", words, 10, "sum of squares", "sum of squares");
+    words[kFlagWord] = 1;
+    CheckFaults("flagged, other squares", words, 10, "", "");
+  }
+  const auto flagged = With(good, [](auto& w) { w[kFlagWord] = -1; });
+  CheckFaults("a negative flag", flagged, 10, "its flag", "its flag");
+  const auto huge = With(good, [=](auto& w) { w[kSquaresWord] = Word(BitsOf(kInfinity)); });
+  CheckFaults("infinite squares", huge, 10, "", "");
   // The header cannot know how many words its values take: they may be coded.
   for (const int32_t count : {0, 2, 4, 10}) {
-    const auto words = With(good, [=](auto& w) { w[kCountWord] = count; });
+    const auto words = With(good, [=](auto& w) { w[kCountWord] = count, w[kExceedingWord] = 10; });
     CheckFaults("another number of values", words, 10, "", "do not agree");
   }
   const auto shorter = With(good, [](auto& w) { w[kWordsWord] -= 1; });

@@ -29,10 +29,12 @@ std::unique_ptr<T[]> Allocate(int64_t count) {
 // Takes the format's definition literally.
 bool IsMessage(const Words& words, int64_t size) {
   if (words.size() < 6) return false;
-  const uint32_t length = words[1], count = words[2];
-  const float step = FloatOf(words[4]);
+  const uint32_t flag = words[0], length = words[1], count = words[2], exceeding = words[3];
+  const float step = FloatOf(words[4]), squares = FloatOf(words[5]);
   if (length > words.size() || count > size || length != 6 + uint64_t{count}) return false;
+  if (flag >> 31 || count > exceeding || exceeding > size) return false;
   if (std::isnan(step) || std::isinf(step) || step < 0) return false;
+  if (flag == 0 && (std::isnan(squares) || squares < 0)) return false;
   for (uint32_t i = 0; i < count; ++i) {
     const uint32_t index = words[6 + i] & 0x7FFFFFFF;
     if (index >= size || (i > 0 && index <= (words[5 + i] & 0x7FFFFFFF))) return false;

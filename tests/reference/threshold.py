@@ -61,18 +61,21 @@ def normal_quantile(part):
 
 
 class Tau:
-    """Follows a density: multiplicative steps on its running average."""
+    """Follows a density: multiplicative steps on its running average, and a leap if far off."""
 
     def __init__(self, target):
         self.target = self.average = target
         self.value = None
 
     def follow(self, density, mean_square):
+        typical = normal_quantile(self.target) * mean_square**0.5
         if self.value is None:
-            self.value = normal_quantile(self.target) * mean_square**0.5
+            self.value = typical
             return
         self.average += 0.2 * (density - self.average)
         self.value *= 1 + min(0.1, max(-0.1, 4 * (self.average - self.target)))
+        if self.average > 10 * self.target:
+            self.value = max(self.value, typical)
 
 
 class Capacity:

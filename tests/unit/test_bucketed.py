@@ -171,6 +171,19 @@ def test_sum_that_overflows_is_reported_by_its_owner():
         exchange(workers, [gradients, gradients])
 
 
+@pytest.mark.parametrize(
+    "template",
+    [FullPrecision(), OneBit(), Threshold(4e4), WarmStart(OneBit(), steps=1)],
+    ids=lambda template: type(template).__name__,
+)
+def test_sum_that_overflows_its_type_is_reported(template):
+    specs = [GradientSpec("kernel", (64, 32), "float16")]
+    workers = build_workers(Bucketed(template), specs, 2)
+    gradients = [tf.fill([64, 32], tf.constant(5e4, tf.float16))]
+    with pytest.raises(tf.errors.InvalidArgumentError, match="All ranks met .* of .*kernel"):
+        exchange(workers, [gradients, gradients])
+
+
 @every_mode
 def test_finite_gradients_pass(in_graph):
     exchanged, flags = step_with(0.0, {}, OneBit(exclude=["head"]), in_graph)

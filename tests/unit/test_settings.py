@@ -3,6 +3,7 @@
 import inspect
 import json
 
+import numpy as np
 import pytest
 
 from tests.unit.gradients import build_workers, specs_of
@@ -29,7 +30,7 @@ EXCHANGES = {
     "one_bit_by_default": OneBit(),
     "threshold": Threshold(tau=0.5, coding="golomb_rice", bucket_bytes=11, exclude=["a", "b$"]),
     "threshold_by_default": Threshold(),
-    "density": Threshold(target_density=0.25),
+    "density": Threshold(target_density=np.float32(0.25)),
     "warm_start": WarmStart(OneBit(min_size=3, exclude=("x",)), steps=9),
     "nested": WarmStart(WarmStart(FullPrecision(), steps=1), steps=2),
     "float16": CompressedAllReduce(Compression.fp16),
@@ -96,6 +97,9 @@ def test_clones_share_no_transforms():
         (lambda: Threshold(1e-50), "tau must be a positive, finite float32. Received: tau=1e-50"),
         (lambda: Threshold(float("nan")), "tau must be a positive, finite float32.*tau=nan"),
         (lambda: Threshold(float("inf")), "tau must be a positive, finite float32.*tau=inf"),
+        (lambda: Threshold("0.1"), "tau must be a positive, finite float32.*tau='0.1'"),
+        (lambda: Threshold([0.1]), r"tau must be a positive, finite float32.*tau=\[0.1\]"),
+        (lambda: Threshold(target_density="0.1"), "between 0 and 1.*target_density='0.1'"),
         (lambda: Threshold(0.1, 0.2), "two ways to say.*tau=0.1, target_density=0.2. Pass one"),
         (lambda: Threshold(target_density=0.0), "between 0 and 1.*target_density=0.0"),
         (lambda: Threshold(target_density=1), "between 0 and 1.*target_density=1"),

@@ -150,3 +150,21 @@ def test_warm_start_goes_on_counting():
         exchange.load_state([e.state() for e in exchanges])
     (again, _), *_ = resumed[2]._buckets
     assert int(again._exchanges) == int(bucket._exchanges) == 3
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("one_bit", "threshold"),
+        ("threshold", "one_bit"),
+        ("threshold", "full_precision"),
+        ("density", "density_in_buckets"),
+        ("warmed", "one_bit"),
+    ],
+)
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_another_exchange_does_not_lose_what_was_not_sent(before, after, world_size):
+    states = [exchange.state() for exchange in build(before, 2)]
+    for exchange in build(after, world_size):
+        with pytest.raises(ValueError, match="goes on with the exchange that it began with"):
+            exchange.load_state(states)

@@ -232,6 +232,24 @@ def test_density_is_kept_when_gradients_grow_and_shrink(target):
     assert settled[2] / settled[0] == pytest.approx(1, rel=0.2)
 
 
+@pytest.mark.parametrize("scales", [[1e-3] * 3, [1.0] * 10 + [0.0] * 500], ids=["small", "pause"])
+def test_gradients_that_grow_all_at_once_are_sent_densely_for_a_moment_only(scales):
+    size, target = 10_000, 0.001
+    workers = build_workers(Threshold(target_density=target), specs_of([(size,)]), 2)
+
+    @tf.function
+    def step(seed, scale):
+        for_rank = [scale * tf.random.stateless_normal([size], [seed, rank]) for rank in range(2)]
+        exchange(workers, [[gradient] for gradient in for_rank])
+
+    densities = []
+    for i, scale in enumerate([*scales, *[1.0] * 150]):
+        step(tf.constant(i), tf.constant(scale))
+        densities.append(workers[0].measures()["density"])
+    assert np.count_nonzero(np.array(densities) > 0.05) <= 3
+    assert np.mean(densities[-50:]) < 3 * target
+
+
 @every_coding
 def test_tau_and_capacity_are_the_same_on_all_workers(rng, coding):
     workers = build_workers(Threshold(target_density=0.05, coding=coding), specs_of(SHAPES), 5)

@@ -9,7 +9,16 @@ import tensorflow as tf
 from tests.unit.test_ops_errors import refuses, variable
 from tests.unit.test_threshold_ops import write
 from tf_onebit import ops
-from tf_onebit.ops.threshold import COUNT, HEADER_WORDS, MAX_PART_SIZE, STEP, WORDS
+from tf_onebit.ops.threshold import (
+    COUNT,
+    EXCEEDING,
+    FLAG,
+    HEADER_WORDS,
+    MAX_PART_SIZE,
+    SQUARES,
+    STEP,
+    WORDS,
+)
 
 SIZES = [64, 5]
 SIZE = 69
@@ -162,7 +171,12 @@ HEADER_FAULTS = {
         *({WORDS: length} for length in (0, HEADER_WORDS - 1, 2**31 - 1, -1, -(2**31))),
         *({WORDS: 1000}, {WORDS: 1000, COUNT: 3}),
     ],
-    "it has more values than there are": [{COUNT: count} for count in (35, 2**31 - 1, -1)],
+    "it has more values than there are": [
+        {word: count} for word in (COUNT, EXCEEDING) for count in (35, 2**31 - 1, -1)
+    ],
+    "it has more values than exceed the threshold": [{COUNT: 4}, {EXCEEDING: 2}],
+    "its flag is negative": [{FLAG: -1}, {FLAG: -(2**31)}],
+    "its sum of squares is": [{SQUARES: bits(squares)} for squares in (-1.0, np.nan, -np.inf)],
     "its step is not a": [{STEP: bits(step)} for step in (-1.0, np.nan, np.inf, -np.inf)],
 }
 
@@ -190,7 +204,7 @@ def test_a_message_that_ends_within_its_header_is_refused(read, good, words):
     [
         ("its length and its number of values do not agree", {COUNT: 0}),
         ("its length and its number of values do not agree", {COUNT: 2}),
-        ("its length and its number of values do not agree", {COUNT: 34}),
+        ("its length and its number of values do not agree", {COUNT: 34, EXCEEDING: 34}),
         ("its length and its number of values do not agree", {WORDS: HEADER_WORDS + 2}),
         ("its indices do not ascend, or there are fewer values", {HEADER_WORDS: 8}),
         ("its indices do not ascend, or there are fewer values", {HEADER_WORDS: 7}),
@@ -213,8 +227,8 @@ FIXED = HEADER_WORDS + 1  # after the parameter of the only block
     [
         {COUNT: 0},
         {COUNT: 2},
-        {COUNT: 4},
-        {COUNT: 34},
+        {COUNT: 4, EXCEEDING: 4},
+        {COUNT: 34, EXCEEDING: 34},
         {WORDS: HEADER_WORDS},
         {WORDS: HEADER_WORDS + 2},
         {HEADER_WORDS: 31},
@@ -233,7 +247,7 @@ def test_codes_that_do_not_decode_are_refused(changes):
 
 def test_a_count_that_cannot_be_takes_no_memory():
     hostile = write([0] * 100)
-    hostile[COUNT] = 2**31 - 1
+    hostile[[COUNT, EXCEEDING]] = 2**31 - 1
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with refuses_message(0, "it does not decode"):
         ops.golomb_rice_decode([[hostile]], [2**31])

@@ -26,6 +26,12 @@ def with_overflow(flags, exchanged):
     return tf.where(tf.reduce_any(flags > 0), flags, not_finite_flag(exchanged))
 
 
+def with_narrow_overflow(flags, exchanged):
+    """As `with_overflow`, where it may happen to a few values: in 16 bits."""
+    narrow = any(tensor.dtype.size < tf.float32.size for tensor in exchanged)
+    return with_overflow(flags, exchanged) if narrow else flags
+
+
 def all_finite(gradients, name):
     """Generator: whether all gradients of all workers are finite. The same on all workers."""
     flag = tf.minimum(not_finite_flag(gradients), 1)

@@ -7,6 +7,7 @@ from tf_onebit import ops
 from tf_onebit.collectives.requests import AllGather, AllToAll
 from tf_onebit.configurable import deserialize, serialize
 from tf_onebit.exchanges.base import Exchange
+from tf_onebit.exchanges.finite import with_narrow_overflow
 from tf_onebit.layout import CODES_PER_WORD, Layout, column_cut, plain_cut
 from tf_onebit.transforms import Transform
 
@@ -124,7 +125,8 @@ class OneBit(Exchange):
         self._sum_of_squares.assign(worker_squares + shard_squares)
         exchanged = ops.one_bit_decode(gathered, plain, gradients, self.layout, scale)
         worker_flags, owner_flags = received[:, 0], gathered[:, 0]
-        return exchanged, tf.where(worker_flags > 0, worker_flags, owner_flags)
+        flags = tf.where(worker_flags > 0, worker_flags, owner_flags)
+        return exchanged, with_narrow_overflow(flags, exchanged)
 
     def _aggregate(self, received):
         """Generator: from what all workers sent about this shard to what all are sent of it."""

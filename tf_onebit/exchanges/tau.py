@@ -10,6 +10,9 @@ import tensorflow as tf
 # values at once; so it must not change much faster than they come.
 _CHANGE_PER_DENSITY = 4.0
 _MOST_CHANGE = 0.1
+# From so many times the target on, tau is not close to what it should be, but of another size:
+# then to wait for it would be to send nearly everything for many steps.
+_FAR_TOO_DENSE = 10.0
 # Squares of larger values overflow.
 _LARGEST = 1e19
 # Weight of the last exchange in the average density.
@@ -28,6 +31,10 @@ class Tau(tf.Module):
 
         average <- average + 0.2 * (density - average)
         tau     <- tau * (1 + 4 * (average - target)), changing by a tenth at most
+
+    Where gradients have grown all at once (after a pause, or a first step that was no example of
+    those to come), the average exceeds ten times the target. Then tau is at least what it would
+    begin as, with the residuals in place of the gradients.
 
     Only sums, products and roots, which have the same bits on every processor.
 
@@ -68,6 +75,7 @@ class Tau(tf.Module):
         tau = self.value * (1.0 + tf.clip_by_value(change, -_MOST_CHANGE, _MOST_CHANGE))
         quantile = -statistics.NormalDist().inv_cdf(self._target / 2)
         first = tf.minimum(quantile * tf.sqrt(mean_square), _LARGEST)
+        tau = tf.where(average > _FAR_TOO_DENSE * self._target, tf.maximum(tau, first), tau)
         self.value.assign(tf.where(known, tau, first))
 
     def in_units(self):

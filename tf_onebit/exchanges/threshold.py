@@ -1,6 +1,7 @@
 """Threshold: only what exceeds a threshold is sent, with error feedback."""
 
 import math
+import numbers
 
 import numpy as np
 import tensorflow as tf
@@ -9,6 +10,7 @@ from tf_onebit import ops
 from tf_onebit.collectives.requests import AllGather
 from tf_onebit.exchanges.base import Exchange
 from tf_onebit.exchanges.capacity import Capacity
+from tf_onebit.exchanges.finite import with_narrow_overflow
 from tf_onebit.exchanges.tau import Tau
 from tf_onebit.ops import threshold as message
 
@@ -31,7 +33,8 @@ class Threshold(Exchange):
         r_t         = corrected_t - sent_t
 
     and all workers add up what all have sent. A value takes 32 bits, or 9 to 13 with
-    `coding="golomb_rice"`. Nothing travels in full precision unless it is excluded.
+    `coding="golomb_rice"`, in messages with up to a third of room to spare. In full precision
+    travel only the gradients that are excluded, and `tf.IndexedSlices`.
 
     A useful tau grows with the gradients, and so with the loss, and is hard to guess.
     `target_density` finds one and follows the density, averaged over the workers and the last few
@@ -80,20 +83,22 @@ class Threshold(Exchange):
             )
         if tau is None and target_density is None:
             target_density = DEFAULT_DENSITY
-        if tau is not None and not 0 < np.float32(tau) < math.inf:
+        if tau is not None and not (_is_number(tau) and 0 < np.float32(tau) < math.inf):
             raise ValueError(
-                f"tau must be a positive, finite float32. Received: tau={tau}. "
+                f"tau must be a positive, finite float32. Received: tau={tau!r}. "
                 "Use target_density=0.001 to have it found."
             )
-        if target_density is not None and not 0 < target_density < 1:
+        if target_density is not None and not (
+            _is_number(target_density) and 0 < target_density < 1
+        ):
             raise ValueError(
                 "target_density must be a part of all values, between 0 and 1. "
-                f"Received: target_density={target_density}. Use 0.001 to send one in 1000."
+                f"Received: target_density={target_density!r}. Use 0.001 to send one in 1000."
             )
         if coding not in CODINGS:
             raise ValueError(f"coding must be one of {CODINGS}. Received: coding={coding!r}.")
-        self.tau = tau
-        self.target_density = target_density
+        self.tau = None if tau is None else float(tau)
+        self.target_density = None if target_density is None else float(target_density)
         self.coding = coding
 
     def get_config(self):
@@ -181,7 +186,7 @@ class Threshold(Exchange):
         exchanged = ops.threshold_decode_sum(
             self.decode(gathered), gradients, scale=scale, **self._parts
         )
-        return exchanged, gathered[:, 0, message.FLAG]
+        return exchanged, with_narrow_overflow(gathered[:, 0, message.FLAG], exchanged)
 
     def state(self):
         return {
@@ -209,3 +214,7 @@ class Threshold(Exchange):
 
     def measures(self):
         return {"density": float(self._density), "tau": self._tau.in_units()}
+
+
+def _is_number(value):
+    return isinstance(value, numbers.Real)

@@ -110,6 +110,8 @@ def _fault_of(names, words, rank):
     flag = words[0, message.FLAG]
     if flag == 0:
         return None
+    if not 0 < flag <= len(names):
+        return ValueError(f"The message of rank {rank} is corrupt: its flag is {flag}.")
     return ValueError(
         f"Gradients must be finite. Rank {rank} met an infinity or NaN in the gradient of "
         f"'{names[flag - 1]}'. Lower the learning rate or clip the inputs."
