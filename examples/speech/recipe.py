@@ -67,6 +67,11 @@ def main():
     parser.add_argument("--results", type=pathlib.Path, default=pathlib.Path("results/recipe"))
     own, arguments = parser.parse_known_args()
     options = training_options.parse_arguments(["--preset", PRESET, *arguments])
+    if options.blocks_per_epoch < 2:
+        parser.error(
+            "The first epoch has two phases, so that --blocks-per-epoch must be 2 or more. "
+            f"Received: {options.blocks_per_epoch}."
+        )
     dataset.load(training_options.corpus_settings(options))
     weights = own.results / "model.weights.h5"
     results = []
