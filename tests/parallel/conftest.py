@@ -5,7 +5,7 @@
         ...
 
 The test's body runs on every rank of a job with two and of one with three processes, and passes
-if it passes on all of them. Tests of a module share a job, because to start one takes seconds.
+if it passes on all of them. All tests share a job of each size, because to start one takes seconds.
 
 Jobs are Horovod's. `@pytest.mark.workers(2, engines=["horovod", "tensorflow"])` runs the test
 once more in a cluster of TensorFlow's.
@@ -97,13 +97,14 @@ class _TestJob:
     """Runs tests in a job, once, and keeps what came of them.
 
     Args:
-        path: of the module.
-        tests: list of the ids of the tests.
+        items: list of pytest's items.
         engine: "horovod" or "tensorflow".
         world_size: number of workers.
     """
 
-    def __init__(self, path, tests, engine, world_size):
+    def __init__(self, items, engine, world_size):
+        tests = [item.nodeid for item in items]
+        modules = list(dict.fromkeys(str(item.path) for item in items))
         self.world_size = world_size
         with tempfile.TemporaryDirectory() as reports_dir:
             (pathlib.Path(reports_dir) / "tests").write_text("\n".join(tests))
@@ -111,7 +112,7 @@ class _TestJob:
                 self.end = run_job(
                     engine,
                     world_size,
-                    [*_PYTEST, str(path)],
+                    [*_PYTEST, *modules],
                     SECONDS_TO_START + SECONDS_PER_TEST * len(tests),
                     TF_ONEBIT_TEST_REPORTS_DIR=reports_dir,
                     PYTEST_ADDOPTS="",  # meant for the one that reports
@@ -136,13 +137,14 @@ _jobs = {}
 
 
 def _job_of(item):
-    key = _key(item)
-    if key not in _jobs:
-        tests = [other.nodeid for other in item.session.items if _key(other) == key]
-        _jobs[key] = _TestJob(item.path, tests, *key[1:])
-    return _jobs[key]
+    job = _job_key(item)
+    if job not in _jobs:
+        items = [other for other in item.session.items if _job_key(other) == job]
+        _jobs[job] = _TestJob(items, *job)
+    return _jobs[job]
 
 
-def _key(item):
+def _job_key(item):
+    """Engine and number of workers, or None and None."""
     params = item.callspec.params if hasattr(item, "callspec") else {}
-    return item.path, *(params.get(name) for name in ("engine", "world_size"))
+    return params.get("engine"), params.get("world_size")
