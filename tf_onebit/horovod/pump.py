@@ -9,7 +9,7 @@ import tensorflow as tf
 
 # How long a worker without a message lets the others wait for it to join a round. A round takes a
 # millisecond of a core's time.
-_ROUND_SECONDS = 0.05
+_ROUND_SECONDS = 0.1
 # How often those who wait look whether they have waited too long.
 _WATCH_SECONDS = 1.0
 
