@@ -7,9 +7,11 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
-# How long a worker without a message lets the others wait for it to join a round. A round takes a
-# millisecond of a core's time.
+# How long a worker without a message lets the others wait for it to join a round, at most: a round
+# takes a millisecond of a core's time. Where steps are shorter, a round for each of them.
 _ROUND_SECONDS = 0.1
+# Weight of the last round in the mean rate of messages.
+_LAST_WEIGHT = 0.2
 # How often those who wait look whether they have waited too long.
 _WATCH_SECONDS = 1.0
 
@@ -56,6 +58,8 @@ class Pump:
         self._occasions = [""] * hvd.size()  # at which workers drain
         self._finished = False
         self._latest_round = time.monotonic()
+        self._messages_per_second = 0.0  # of the fastest worker
+        self._waits = False  # for others, in a step
         self._thread = threading.Thread(target=self._run, name="tf_onebit pump", daemon=True)
         self._thread.start()
 
@@ -78,7 +82,10 @@ class Pump:
                 if self._fault_of(message, hvd.rank()) is not None:
                     self._wait_until(lambda: False)  # before the others have it, too
                     raise self._failure
+                self._waits = not self._may_go_on()
+                self._changed.notify_all()
                 self._wait_until(self._may_go_on)
+                self._waits = False
             return self._take()
 
     def drain(self, occasion):
@@ -165,13 +172,12 @@ class Pump:
 
     def _round(self):
         with self._changed:
-            ready = lambda: self._outgoing or self._occasions[hvd.rank()]  # noqa: E731
-            self._changed.wait_for(ready, _ROUND_SECONDS)
+            self._changed.wait_for(self._joins, self._most_seconds_to_wait())
             mine, self._outgoing = self._outgoing, []
             occasion = self._occasions[hvd.rank()]
         arrived = list(map(_unpacked, _gather(_packed(mine, occasion))))
         with self._changed:
-            self._latest_round = time.monotonic()
+            self._note_rate(max(len(messages) for messages, _ in arrived))
             for rank, (messages, occasion) in enumerate(arrived):
                 if rank != hvd.rank():
                     self._occasions[rank] = occasion
@@ -186,6 +192,19 @@ class Pump:
         with self._changed:
             self._finished = all(occasions) and not self._fails
             self._changed.notify_all()
+
+    def _joins(self):
+        """Whether this worker has a reason to join a round at once."""
+        return self._outgoing or self._waits or self._occasions[hvd.rank()]
+
+    def _most_seconds_to_wait(self):
+        return 1 / max(self._messages_per_second, 1 / _ROUND_SECONDS)
+
+    def _note_rate(self, messages):
+        now = time.monotonic()
+        rate = messages / max(now - self._latest_round, 1e-3)
+        self._messages_per_second += _LAST_WEIGHT * (rate - self._messages_per_second)
+        self._latest_round = now
 
 
 def _at_different(occasions):
