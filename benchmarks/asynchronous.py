@@ -5,10 +5,9 @@
 Four workers on hosts of their own (network namespaces, links of 1 Gbit/s) train the papers' DNN
 with `AsynchronousOptimizer`. The last one sleeps after each step until it is four times as slow.
 The other three make as many steps as the same processes on the same cores with the pump off, which
-train alone. As in `step.py`, Horovod runs there all the same, so that its thread is in both rows:
-where there are more processes than cores, its idling costs more than the pump. The last row is
-without Horovod, too. Rows take turns; steps are counted in the span of time in which all workers
-were at it.
+train alone. As in `step.py`, Horovod runs there all the same, so that its thread is in both rows.
+The last row is without Horovod, too. Rows take turns; steps are counted in the span of time in
+which all workers were at it.
 """
 
 import argparse

@@ -10,7 +10,7 @@ import pathlib
 import numpy as np
 from intervals import CONFIDENCE, interval
 from report import machine_facts, print_machine_facts, print_table, verdict, write_json
-from speech_jobs import Row, accuracies, train_in_turns
+from speech_jobs import ACCURACY_HEADER, Row, accuracies, accuracy_cells, train_in_turns
 
 SYNCHRONOUS = Row("synchronous", ("--warm-start", "0"))
 ASYNCHRONOUS = Row(
@@ -25,17 +25,14 @@ def report(results, seeds):
     """Prints the table; returns mean loss of accuracy and its half interval."""
     table = []
     for name, runs in results.items():
-        mean, half = interval(accuracies(runs))
         table.append(
             [
                 name,
-                f"{mean:.2f} +- {half:.2f}",
-                " ".join(f"{value:.2f}" for value in accuracies(runs)),
-                f"{np.mean([run['held_out_cross_entropy'][-1] for run in runs]):.3f}",
+                *accuracy_cells(runs),
                 f"{np.mean([run['compression_ratio'] for run in runs]):,.0f}",
             ]
         )
-    header = ["", "frame accuracy [%]", "per seed", "cross entropy", "compression, in bytes"]
+    header = ["", *ACCURACY_HEADER, "compression, in bytes"]
     print_table(f"held out, after the same samples; seeds {seeds}, {CONFIDENCE:.0%}", header, table)
     synchronous, asynchronous = map(accuracies, results.values())
     return interval(synchronous - asynchronous)

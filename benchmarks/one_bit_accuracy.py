@@ -7,10 +7,9 @@ Student's, at 95 % confidence, over the seeds. Further options are those of `tra
 
 import argparse
 
-import numpy as np
 from intervals import CONFIDENCE, TOLERANCE_POINTS, interval
 from report import machine_facts, print_machine_facts, print_table, verdict, write_json
-from speech_jobs import Row, accuracies, train_in_turns
+from speech_jobs import ACCURACY_HEADER, Row, accuracies, accuracy_cells, train_in_turns
 
 FULL_PRECISION = Row("full precision", ("--exchange", "full"))
 NO_FEEDBACK = Row("1-bit, no error feedback", ("--exchange", "onebit-no-feedback"))
@@ -32,22 +31,17 @@ def report(results, seeds):
     for name, runs in results.items():
         loss = interval(full - accuracies(runs))
         losses[name] = loss
-        mean, half = interval(accuracies(runs))
         table.append(
             [
                 name,
-                f"{mean:.2f} +- {half:.2f}",
-                " ".join(f"{value:.2f}" for value in accuracies(runs)),
-                f"{np.mean([run['held_out_cross_entropy'][-1] for run in runs]):.3f}",
+                *accuracy_cells(runs),
                 "" if name == FULL_PRECISION.name else f"{loss[0]:+.2f} +- {loss[1]:.2f}",
                 f"{runs[0]['bytes_sent_per_step']:,.0f}",
             ]
         )
     header = [
         "",
-        "frame accuracy [%]",
-        "per seed",
-        "cross entropy",
+        *ACCURACY_HEADER,
         "points lost",
         "bytes per step",
     ]

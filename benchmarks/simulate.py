@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tf_onebit import Threshold, ops
 from tf_onebit.collectives.lockstep import LockstepEngine
-from tf_onebit.collectives.requests import AllGather
+from tf_onebit.collectives.requests import AllGather, observed
 from tf_onebit.ops import threshold as message
 from tf_onebit.training.gradients import build, spec_of
 
@@ -179,15 +179,12 @@ def _step_of_workers(model, run):
 
 def overheard(generator, messages):
     """The generator of an exchange; what it sends to all others is also put into `messages`."""
-    answer = None
-    while True:
-        try:
-            request = generator.send(answer)
-        except StopIteration as stop:
-            return stop.value
+
+    def note(request):
         if isinstance(request, AllGather):
             messages.append(request.tensor)
-        answer = yield request
+
+    return observed(generator, note)
 
 
 def measure(messages, size):

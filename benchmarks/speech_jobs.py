@@ -10,6 +10,7 @@ import tempfile
 from typing import NamedTuple
 
 import numpy as np
+from intervals import interval
 
 TRAIN = pathlib.Path(__file__).parents[1] / "examples" / "speech" / "train.py"
 
@@ -78,3 +79,16 @@ def _train(row, seed, workers, arguments):
 def accuracies(results):
     """Held-out frame accuracy at the end, in percent."""
     return np.array([100 * result["held_out_accuracy"][-1] for result in results])
+
+
+ACCURACY_HEADER = ["frame accuracy [%]", "per seed", "cross entropy"]
+
+
+def accuracy_cells(results):
+    """What a table says under `ACCURACY_HEADER` of the runs of a row."""
+    mean, half = interval(accuracies(results))
+    return [
+        f"{mean:.2f} +- {half:.2f}",
+        " ".join(f"{value:.2f}" for value in accuracies(results)),
+        f"{np.mean([result['held_out_cross_entropy'][-1] for result in results]):.3f}",
+    ]

@@ -2,14 +2,13 @@
 
 import functools
 import hashlib
-import math
 import os
 import pickle
 
 import numpy as np
 import tensorflow as tf
 
-from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, Cond
+from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, observed
 
 
 @functools.cache
@@ -60,25 +59,22 @@ def assert_same_bits_on_all_ranks(arrays):
 
 def count_bytes(generator, world_size, sent_bytes):
     """Passes on the requests of an exchange, and appends what each makes this worker send."""
+    return observed(
+        generator, lambda request: sent_bytes.append(request_bytes(request, world_size))
+    )
 
-    def counted(make):
-        return lambda: count_bytes(make(), world_size, sent_bytes)
 
-    def bytes_of(tensor):
-        return math.prod(tensor.shape) * tensor.dtype.size
+def request_bytes(request, world_size):
+    """What one worker sends, if no algorithm could do with less."""
+    others = world_size - 1
+    if isinstance(request, AllToAll):
+        return others * size_bytes(request.tensor[0])
+    if isinstance(request, AllGather):
+        return others * size_bytes(request.tensor)
+    if isinstance(request, AllReduce):
+        return 2 * others * sum(map(size_bytes, request.tensors)) // world_size
+    raise TypeError(f"An exchange is not expected to ask for {request!r}.")
 
-    answer, others = None, world_size - 1
-    while True:
-        try:
-            request = generator.send(answer)
-        except StopIteration as stop:
-            return stop.value
-        if isinstance(request, AllToAll):
-            sent_bytes.append(others * bytes_of(request.tensor) // world_size)
-        elif isinstance(request, AllGather):
-            sent_bytes.append(others * bytes_of(request.tensor))
-        elif isinstance(request, AllReduce):
-            sent_bytes.append(2 * others * sum(map(bytes_of, request.tensors)) // world_size)
-        elif isinstance(request, Cond):
-            request = Cond(request.predicate, counted(request.then), counted(request.otherwise))
-        answer = yield request
+
+def size_bytes(tensor):
+    return int(tf.size(tensor)) * tensor.dtype.size

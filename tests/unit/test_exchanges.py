@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.parallel.ranks import count_bytes
 from tests.unit.gradients import (
     ROUNDING,
     as_float64,
@@ -19,7 +20,6 @@ from tests.unit.gradients import (
 )
 from tests.unit.transforms import DivideByTotal
 from tf_onebit import FullPrecision, OneBit, Threshold, WarmStart
-from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, Cond
 from tf_onebit.exchanges import Bucketed
 from tf_onebit.exchanges.sparse import SparseGather
 
@@ -48,41 +48,6 @@ EXCHANGES = {
 STEPS = 3
 
 
-def counted(generator, sent_bytes, world_size):
-    """The same generator; appends to `sent_bytes` what each of its requests sends."""
-    answer = None
-    while True:
-        try:
-            request = generator.send(answer)
-        except StopIteration as stop:
-            return stop.value
-        if isinstance(request, Cond):
-            request = dataclasses.replace(
-                request,
-                then=lambda then=request.then: counted(then(), sent_bytes, world_size),
-                otherwise=lambda other=request.otherwise: counted(other(), sent_bytes, world_size),
-            )
-        else:
-            sent_bytes.append(request_bytes(request, world_size))
-        answer = yield request
-
-
-def request_bytes(request, world_size):
-    """What one worker sends, if no algorithm could do with less."""
-    others = world_size - 1
-    if isinstance(request, AllToAll):
-        return others * size_bytes(request.tensor[0])
-    if isinstance(request, AllGather):
-        return others * size_bytes(request.tensor)
-    if isinstance(request, AllReduce):
-        return 2 * others * sum(map(size_bytes, request.tensors)) // world_size
-    raise TypeError(f"An exchange is not expected to ask for {request!r}.")
-
-
-def size_bytes(tensor):
-    return int(tf.size(tensor)) * tensor.dtype.size
-
-
 @functools.cache
 def run(name, dtype, world_size):
     """What some steps of an exchange give."""
@@ -94,8 +59,8 @@ def run(name, dtype, world_size):
         sent_bytes = [[] for _ in range(world_size)]
         observed = [
             types.SimpleNamespace(
-                exchange=lambda mine, scale, worker=worker, sent=sent: counted(
-                    worker.exchange(mine, scale), sent, world_size
+                exchange=lambda mine, scale, worker=worker, sent=sent: count_bytes(
+                    worker.exchange(mine, scale), world_size, sent
                 )
             )
             for worker, sent in zip(workers, sent_bytes, strict=True)

@@ -210,21 +210,28 @@ def test_zero_gradients_leave_tau_unknown(rng):
     assert np.any(exchanged[0][0])
 
 
+def step_with_normal_gradients(workers, size):
+    """Function of a seed and a scale that exchanges gradients of that scale."""
+
+    @tf.function
+    def step(seed, scale):
+        ranks = range(len(workers))
+        for_rank = [scale * tf.random.stateless_normal([size], [seed, rank]) for rank in ranks]
+        exchange(workers, [[gradient] for gradient in for_rank])
+
+    return lambda seed, scale: step(tf.constant(seed), tf.constant(scale))
+
+
 @pytest.mark.parametrize("target", [0.1, 0.01])
 def test_density_is_kept_when_gradients_grow_and_shrink(target):
     size = 10_000
     workers = build_workers(Threshold(target_density=target), specs_of([(size,)]), 2)
-
-    @tf.function
-    def step(seed, scale):
-        for_rank = [scale * tf.random.stateless_normal([size], [seed, rank]) for rank in range(2)]
-        exchange(workers, [[gradient] for gradient in for_rank])
-
+    step = step_with_normal_gradients(workers, size)
     settled = []
     for phase, scale in enumerate([1.0, 4.0, 1.0]):
         densities = []
         for i in range(250):
-            step(tf.constant(1000 * phase + i), tf.constant(scale))
+            step(1000 * phase + i, scale)
             densities.append(workers[0].measures()["density"])
         assert abs(np.mean(densities[-50:]) / target - 1) < 0.2
         settled.append(tau_of(workers[0]))
@@ -236,15 +243,10 @@ def test_density_is_kept_when_gradients_grow_and_shrink(target):
 def test_gradients_that_grow_all_at_once_are_sent_densely_for_a_moment_only(scales):
     size, target = 10_000, 0.001
     workers = build_workers(Threshold(target_density=target), specs_of([(size,)]), 2)
-
-    @tf.function
-    def step(seed, scale):
-        for_rank = [scale * tf.random.stateless_normal([size], [seed, rank]) for rank in range(2)]
-        exchange(workers, [[gradient] for gradient in for_rank])
-
+    step = step_with_normal_gradients(workers, size)
     densities = []
     for i, scale in enumerate([*scales, *[1.0] * 150]):
-        step(tf.constant(i), tf.constant(scale))
+        step(i, scale)
         densities.append(workers[0].measures()["density"])
     assert np.count_nonzero(np.array(densities) > 0.05) <= 3
     assert np.mean(densities[-50:]) < 3 * target

@@ -67,3 +67,26 @@ class Cond:
 def ask(request):
     """Generator: asks for one collective, and returns its answer."""
     return (yield request)
+
+
+def observed(generator, note):
+    """Generator: passes on the requests of another, and calls `note` with each, also in branches.
+
+    Of a `Cond` with those that its branches make.
+    """
+
+    def branch(make):
+        return lambda: observed(make(), note)
+
+    answer = None
+    while True:
+        try:
+            request = generator.send(answer)
+        except StopIteration as stop:
+            return stop.value
+        if isinstance(request, Cond):
+            then, otherwise = branch(request.then), branch(request.otherwise)
+            request = dataclasses.replace(request, then=then, otherwise=otherwise)
+        else:
+            note(request)
+        answer = yield request

@@ -78,12 +78,11 @@ class Pump:
                     self._start()
                 self._outgoing.append(message)
                 self._counts[hvd.rank()] += 1
+                self._waits = not self._may_go_on()
                 self._changed.notify_all()
                 if self._fault_of(message, hvd.rank()) is not None:
                     self._wait_until(lambda: False)  # before the others have it, too
                     raise self._failure
-                self._waits = not self._may_go_on()
-                self._changed.notify_all()
                 self._wait_until(self._may_go_on)
                 self._waits = False
             return self._take()
