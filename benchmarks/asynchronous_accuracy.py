@@ -1,7 +1,8 @@
 """Accuracy after the same samples: asynchronous workers, one of them slow, or synchronous ones.
 
-Both send by `Threshold`, and have the same part of the data each. The slow worker ends long after
-the others; then all replicas are the same, and are evaluated.
+Both send by `Threshold`. The slow worker has a smaller part of the data, so that it ends when the
+others do; with `--equal-shares` as large a one: then it goes on alone, long after the learning rate
+of the others has come to its end. All replicas are the same when they are evaluated.
 """
 
 import argparse
@@ -13,26 +14,27 @@ from report import machine_facts, print_machine_facts, print_table, verdict, wri
 from speech_jobs import ACCURACY_HEADER, Row, accuracies, accuracy_cells, train_in_turns
 
 SYNCHRONOUS = Row("synchronous", ("--warm-start", "0"))
-ASYNCHRONOUS = Row(
-    "asynchronous, the last worker 4 times as slow",
-    ("--asynchronous",),
-    pathlib.Path(__file__).with_name("slow_speech_worker.py"),
-)
+PACED_WORKER = pathlib.Path(__file__).with_name("paced_speech_worker.py")
+SLOWDOWN = 4  # of the last worker
 TOLERANCE_POINTS = 0.5
+
+
+def _asynchronous(workers, equal_shares):
+    name = f"asynchronous, the last worker {SLOWDOWN} times as slow"
+    if equal_shares:
+        return Row(f"{name}, with as much data", ("--asynchronous",), PACED_WORKER)
+    shares = [str(share) for share in [*(workers - 1) * [SLOWDOWN], 1]]
+    return Row(name, ("--asynchronous", "--shares", *shares), PACED_WORKER)
 
 
 def report(results, seeds):
     """Prints the table; returns mean loss of accuracy and its half interval."""
     table = []
     for name, runs in results.items():
-        table.append(
-            [
-                name,
-                *accuracy_cells(runs),
-                f"{np.mean([run['compression_ratio'] for run in runs]):,.0f}",
-            ]
-        )
-    header = ["", *ACCURACY_HEADER, "compression, in bytes"]
+        compression = np.mean([run["compression_ratio"] for run in runs])
+        delay = np.mean([run["delay_steps"] or 0.0 for run in runs])
+        table.append([name, *accuracy_cells(runs), f"{compression:,.0f}", f"{delay:.2f}"])
+    header = ["", *ACCURACY_HEADER, "compression, in bytes", "delay [steps]"]
     print_table(f"held out, after the same samples; seeds {seeds}, {CONFIDENCE:.0%}", header, table)
     synchronous, asynchronous = map(accuracies, results.values())
     return interval(synchronous - asynchronous)
@@ -46,6 +48,7 @@ def main(arguments):
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--hours", type=float, default=1.0, help="speech to train on")
     parser.add_argument("--batch-size", type=int, default=32, help="frames per step and worker")
+    parser.add_argument("--equal-shares", action="store_true", help="of the data: 9 minutes a seed")
     parser.add_argument("--output", default="results/convergence_asynchronous.json")
     arguments, training = parser.parse_known_args(arguments)
     facts = machine_facts()
@@ -54,11 +57,12 @@ def main(arguments):
         *("--exchange", "threshold", "--hours", str(arguments.hours)),
         *("--batch-size", str(arguments.batch_size), *training),
     ]
-    rows = [SYNCHRONOUS, ASYNCHRONOUS]
+    asynchronous = _asynchronous(arguments.workers, arguments.equal_shares)
+    rows = [SYNCHRONOUS, asynchronous]
     results = train_in_turns(rows, arguments.seeds, arguments.workers, training)
     lost, half = report(results, arguments.seeds)
     print()
-    claim = f"{ASYNCHRONOUS.name}: points of accuracy lost"
+    claim = f"{asynchronous.name}: points of accuracy lost"
     verdicts = [
         verdict(claim, lost, TOLERANCE_POINTS),
         verdict(f"{claim}, upper end of the interval", lost + half, TOLERANCE_POINTS),

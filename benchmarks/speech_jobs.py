@@ -21,6 +21,7 @@ DIVERGED = {
     "bytes_sent_per_step": math.nan,
     "compression_ratio": math.nan,
     "milliseconds_per_step": math.nan,
+    "delay_steps": None,
 }
 
 

@@ -24,6 +24,8 @@ class FrameBatches(keras.utils.PyDataset):
         blocks_per_epoch: int.
         shuffle_seed: int, or None to keep the order.
         first_block: int. The block to begin with.
+        share: int. For workers of different speeds: this one has the parts of `share` of the
+            `world_size` workers, from `rank` on, one after the other.
     """
 
     def __init__(
@@ -35,12 +37,14 @@ class FrameBatches(keras.utils.PyDataset):
         blocks_per_epoch=1,
         shuffle_seed=None,
         first_block=0,
+        share=1,
     ):
         super().__init__()
         self._split = split
         self._rows = np.flatnonzero(split.targets != NO_TARGET)
         self._batch_size = batch_size
         self._rank, self._world_size = rank, world_size
+        self._share = share
         self._blocks_per_epoch = blocks_per_epoch
         self._shuffle_seed = shuffle_seed
         self._block = first_block
@@ -53,11 +57,16 @@ class FrameBatches(keras.utils.PyDataset):
             )
 
     def __len__(self):
+        return self._share * self._steps_per_block
+
+    @property
+    def _steps_per_block(self):
         return len(self._rows) // (self._batch_size * self._world_size * self._blocks_per_epoch)
 
     def __getitem__(self, index):
-        step = self._block % self._blocks_per_epoch * len(self) + index
-        start = (step * self._world_size + self._rank) * self._batch_size
+        step, part = divmod(index, self._share)
+        step += self._block % self._blocks_per_epoch * self._steps_per_block
+        start = (step * self._world_size + self._rank + part) * self._batch_size
         rows = self._order[start : start + self._batch_size]
         return self._split.frames[rows[:, None] + _WINDOW], self._split.targets[rows]
 

@@ -47,6 +47,12 @@ def parse_arguments(arguments=None, description=None):
     )
     add("--asynchronous", action="store_true", help="threshold: workers do not wait for each other")
     add("--max-staleness", type=int, help="asynchronous: steps ahead of the slowest worker")
+    add(
+        "--shares",
+        type=int,
+        nargs="+",
+        help="asynchronous: parts of the data of each worker, as fast as it is",
+    )
     corpus = dataset.Settings()
     add("--hours", type=float, default=corpus.hours, help="speech to train on")
     add("--held-out-minutes", type=float, default=corpus.held_out_minutes)
@@ -72,6 +78,10 @@ def parse_arguments(arguments=None, description=None):
     options = parser.parse_args(arguments)
     if options.asynchronous and options.exchange != "threshold":
         parser.error(f"--asynchronous needs --exchange threshold. Received: {options.exchange}.")
+    if options.shares and not options.asynchronous:
+        parser.error(f"--shares needs --asynchronous. Received: {options.shares}.")
+    if options.shares and min(options.shares) < 1:
+        parser.error(f"--shares must be positive. Received: {options.shares}.")
     return options
 
 

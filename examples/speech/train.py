@@ -102,18 +102,22 @@ def train(options, callbacks=()):
     training_split, held_out_split, targets = dataset.load(corpus_settings(options))
     keras.utils.set_random_seed(options.seed)
 
+    shares = options.shares or workers * [1]
+    if len(shares) != workers:
+        raise SystemExit(f"--shares needs one for each of {workers} workers. Received: {shares}.")
     training = FrameBatches(
         training_split,
         options.batch_size,
-        rank,
-        workers,
+        sum(shares[:rank]),
+        sum(shares),
         options.blocks_per_epoch,
         shuffle_seed=options.seed,
         first_block=options.first_block,
+        share=shares[rank],
     )
     # Who does not wait for others does not average with them, either.
-    share = (0, 1) if options.asynchronous else (rank, workers)
-    held_out = FrameBatches(held_out_split, EVALUATION_BATCH_SIZE, *share)
+    of_held_out = (0, 1) if options.asynchronous else (rank, workers)
+    held_out = FrameBatches(held_out_split, EVALUATION_BATCH_SIZE, *of_held_out)
     blocks = options.blocks or options.epochs * options.blocks_per_epoch - options.first_block
     input_shape = training[0][0].shape[1:]
     model = acoustic_model(
@@ -155,7 +159,7 @@ def train(options, callbacks=()):
     if options.save_weights and rank == 0:
         options.save_weights.parent.mkdir(parents=True, exist_ok=True)
         model.save_weights(options.save_weights)
-    frames_per_block = len(training) * workers * options.batch_size
+    frames_per_block = len(training) // shares[rank] * sum(shares) * options.batch_size
     return {
         "options": {
             k: str(v) if isinstance(v, pathlib.Path) else v for k, v in vars(options).items()
@@ -173,6 +177,7 @@ def train(options, callbacks=()):
         "bytes_sent_per_step": history["bytes_sent"][-1],
         "compression_ratio": history["compression_ratio"][-1],
         "residual_norm": history["residual_norm"],
+        "delay_steps": history.get("delay"),  # of asynchronous workers
         "milliseconds_per_step": 1000 * np.median(timer.seconds),
         "milliseconds_per_step_quartiles": (1000 * np.percentile(timer.seconds, [25, 75])).tolist(),
     }

@@ -15,6 +15,7 @@ from tests.parallel.launch import horovodrun
 from tests.parallel.ranks import gather, rank
 from tests.parallel.training import compiled, embedding_model, fit_part, make_model
 from tf_onebit import Threshold
+from tf_onebit.horovod import pump
 from tf_onebit.horovod.pump import Pump
 
 SHAPES = [(40, 30), (30,), (7, 11, 13)]
@@ -133,6 +134,27 @@ def test_staleness_is_bounded(world_size):
 
 
 @pytest.mark.workers(3)
+def test_steps_do_not_run_away_from_a_slow_network(world_size, monkeypatch):
+    gather_rows, in_a_round = pump._gather, []
+
+    def slowly(words):
+        time.sleep(0.05)
+        rows = gather_rows(words)
+        in_a_round.append(max(len(pump._unpacked(row)[0]) for row in rows))
+        return rows
+
+    monkeypatch.setattr(pump, "_gather", slowly)
+    training = Training(EXCHANGES["given"])
+    training.steps(60)
+    delay = training.exchange.measures()["delay"]
+    training.exchange.drain("the end")
+    assert max(in_a_round) > 1  # steps are faster than rounds, and do not wait for each of them
+    assert max(in_a_round) <= pump._MOST_UNDER_WAY + 1
+    assert 1 < delay <= pump._MOST_UNDER_WAY
+    assert_every_delta_is_applied_once(training, 1 / world_size)
+
+
+@pytest.mark.workers(3)
 def test_a_gradient_that_is_not_finite_ends_training_on_all_workers(world_size):
     training = Training(EXCHANGES["given"])
     training.steps(3)
@@ -160,7 +182,7 @@ def test_fit_ends_with_equal_replicas_that_have_learned(arguments, world_size):
     history = fit_part(
         model, 12, world_size, epochs=3, callbacks=[tf_onebit.callbacks.Monitor(1)]
     ).history
-    assert {"density", "tau", "staleness", "bytes_sent"} <= set(history)
+    assert {"density", "tau", "staleness", "delay", "bytes_sent"} <= set(history)
     assert history["bytes_sent"][-1] > 0
     assert history["loss"][-1] < 0.9 * history["loss"][0]
     first, *others = gather(model.get_weights())

@@ -213,6 +213,18 @@ class TestBatches:
             assert sum((share[index] for share in shares), []) == minibatch
         assert len(set(sum(alone, []))) == 16 * 60
 
+    def test_slower_workers_may_have_smaller_shares(self):
+        split = small_split()
+        alone = all_targets(batches.FrameBatches(split, 60, 0, 1, 4, shuffle_seed=1, first_block=1))
+        two, one = (
+            batches.FrameBatches(split, 20, rank, 3, 4, shuffle_seed=1, first_block=1, share=share)
+            for rank, share in ((0, 2), (2, 1))
+        )
+        assert (len(two), len(one)) == (2 * 4, 4)
+        faster, slower = all_targets(two), all_targets(one)
+        for index, minibatch in enumerate(alone):
+            assert faster[2 * index] + faster[2 * index + 1] + slower[index] == minibatch
+
     def test_frames_come_with_their_context(self):
         inputs, targets = batches.FrameBatches(small_split(), 8, 0, 1, shuffle_seed=1)[0]
         assert inputs.shape == (8, 11, 2) and inputs.dtype == np.float32

@@ -20,7 +20,11 @@ class Monitor(keras.callbacks.Callback):
     and of threshold-sparse exchanges
 
     - `density`: the part of all values that exceeded the threshold `tau`.
-    - `staleness`, of asynchronous ones: by how many steps the slowest worker is behind this one.
+
+    and of asynchronous ones
+
+    - `staleness`: by how many steps the slowest worker is behind this one.
+    - `delay`: in how many of its own steps this worker's updates reach the others, on average.
 
     The progress bar shows them, `History` keeps them, and so do TensorBoard's epoch logs.
 

@@ -101,8 +101,10 @@ class DeadReckoning(GradientExchange):
         self._rescues = [save]
 
     def measures(self):
-        staleness = 0 if self._pump is None else self._pump.staleness()
-        return {**super().measures(), "staleness": float(staleness)}
+        staleness, delay = 0, 0.0
+        if self._pump is not None:
+            staleness, delay = self._pump.staleness(), self._pump.delay()
+        return {**super().measures(), "staleness": float(staleness), "delay": delay}
 
 
 def _fault_of(names, words, rank):

@@ -7,11 +7,16 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
-# How long a worker without a message lets the others wait for it to join a round, at most: a round
-# takes a millisecond of a core's time. Where steps are shorter, a round for each of them.
-_ROUND_SECONDS = 0.1
-# Weight of the last round in the mean rate of messages.
-_LAST_WEIGHT = 0.2
+# How long a worker without a message lets the others wait for it to join a round: a part of a step
+# of the fastest, because deltas that come steps later cost accuracy. A round takes a millisecond of
+# a core's time, and so not less than this, and where steps are long, not more.
+_PART_OF_STEP = 0.25
+_LEAST_SECONDS, _MOST_SECONDS = 0.005, 0.1
+# Weight of the last one in means over rounds and messages.
+_LAST_WEIGHT = 0.1
+# A worker with more messages than these under way waits: the network is slower than its steps, and
+# would fall behind further and further.
+_MOST_UNDER_WAY = 4
 # How often those who wait look whether they have waited too long.
 _WATCH_SECONDS = 1.0
 
@@ -55,10 +60,12 @@ class Pump:
         Pump._at_work = self
         self._outgoing, self._arrived = [], []
         self._counts = [0] * hvd.size()  # of messages, by rank
+        self._under_way = 0  # messages of this worker that the others may not have
         self._occasions = [""] * hvd.size()  # at which workers drain
         self._finished = False
         self._latest_round = time.monotonic()
         self._messages_per_second = 0.0  # of the fastest worker
+        self._mean_under_way = 0.0  # when one more is handed over
         self._waits = False  # for others, in a step
         self._thread = threading.Thread(target=self._run, name="tf_onebit pump", daemon=True)
         self._thread.start()
@@ -66,7 +73,7 @@ class Pump:
     def swap(self, message):
         """Hands over a message, and returns the list of those that have arrived meanwhile.
 
-        Waits only while this worker is too far ahead.
+        Waits only while this worker is too far ahead: of the slowest, or of the network.
 
         Raises:
             RuntimeError: if other workers are gone, when all that has come from them is read.
@@ -78,6 +85,9 @@ class Pump:
                     self._start()
                 self._outgoing.append(message)
                 self._counts[hvd.rank()] += 1
+                change = self._under_way - self._mean_under_way
+                self._mean_under_way += _LAST_WEIGHT * change
+                self._under_way += 1
                 self._waits = not self._may_go_on()
                 self._changed.notify_all()
                 if self._fault_of(message, hvd.rank()) is not None:
@@ -116,7 +126,17 @@ class Pump:
         with self._changed:
             return 0 if self._thread is None else self._staleness()
 
+    def delay(self):
+        """Until the others have a message of this worker, in its own steps: the mean of late.
+
+        A message is as many steps under way as there are messages under way, on average.
+        """
+        with self._changed:
+            return 0.0 if self._thread is None else self._mean_under_way
+
     def _may_go_on(self):
+        if self._under_way > _MOST_UNDER_WAY:
+            return False
         return self._max_staleness is None or self._staleness() <= self._max_staleness
 
     def _staleness(self):
@@ -171,12 +191,13 @@ class Pump:
 
     def _round(self):
         with self._changed:
-            self._changed.wait_for(self._joins, self._most_seconds_to_wait())
+            self._changed.wait_for(self._joins, self._seconds_to_wait())
             mine, self._outgoing = self._outgoing, []
             occasion = self._occasions[hvd.rank()]
         arrived = list(map(_unpacked, _gather(_packed(mine, occasion))))
         with self._changed:
             self._note_rate(max(len(messages) for messages, _ in arrived))
+            self._under_way -= len(mine)
             for rank, (messages, occasion) in enumerate(arrived):
                 if rank != hvd.rank():
                     self._occasions[rank] = occasion
@@ -196,8 +217,9 @@ class Pump:
         """Whether this worker has a reason to join a round at once."""
         return self._outgoing or self._waits or self._occasions[hvd.rank()]
 
-    def _most_seconds_to_wait(self):
-        return 1 / max(self._messages_per_second, 1 / _ROUND_SECONDS)
+    def _seconds_to_wait(self):
+        part_of_step = _PART_OF_STEP / max(self._messages_per_second, 1e-9)
+        return min(max(part_of_step, _LEAST_SECONDS), _MOST_SECONDS)
 
     def _note_rate(self, messages):
         now = time.monotonic()
