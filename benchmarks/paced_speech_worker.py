@@ -17,7 +17,7 @@ import tf_onebit.horovod as hvd
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "examples" / "speech"))
 from train import main  # noqa: E402
 
-STEP_SECONDS = 0.04
+STEP_SECONDS = 0.1
 
 
 class Pace(keras.callbacks.Callback):

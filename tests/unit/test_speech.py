@@ -331,6 +331,18 @@ class TestOptions:
         with pytest.raises(SystemExit):
             options.parse_arguments(["--exchange", "onebit", "--asynchronous"])
 
+    @pytest.mark.parametrize(
+        "arguments, problem",
+        [
+            (["--shares", "4", "1"], "--shares needs --asynchronous"),
+            (["--asynchronous", "--shares", "4", "0"], "--shares must be positive"),
+        ],
+    )
+    def test_shares_are_positive_and_of_workers_that_do_not_wait(self, arguments, problem, capsys):
+        with pytest.raises(SystemExit):
+            options.parse_arguments(["--exchange", "threshold", *arguments])
+        assert problem in capsys.readouterr().err
+
 
 class TestRecipe:
     def test_phases_are_small_and_few_at_first_and_cover_every_epoch_once(self):
