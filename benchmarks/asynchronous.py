@@ -4,10 +4,9 @@
 
 Four workers on hosts of their own (network namespaces, links of 1 Gbit/s) train the papers' DNN
 with `AsynchronousOptimizer`. The last one sleeps after each step until it is four times as slow.
-The other three make as many steps as the same processes on the same cores with the pump off, which
-train alone. As in `step.py`, Horovod runs there all the same, so that its thread is in both rows.
-The last row is without Horovod, too. Rows take turns; steps are counted in the span of time in
-which all workers were at it.
+The other three make as many steps as the same processes with the pump off, which then train alone:
+stretches of both take turns within one job. As in `step.py`, Horovod's thread is there in both; the
+last row is a job without it. Steps are counted in the span of time in which all workers were at it.
 """
 
 import argparse
@@ -19,12 +18,7 @@ from network import hosts_on_a_bridge, rate_argument
 from report import Spread, machine_facts, print_machine_facts, print_table, verdict, write_json
 
 WORKER = pathlib.Path(__file__).with_name("asynchronous_worker.py")
-ROWS = {
-    "asynchronous": ["--pump", "on", "--horovod", "on"],
-    "the same, pump off": ["--pump", "off", "--horovod", "on"],
-    "the same, Horovod off": ["--pump", "off", "--horovod", "off"],
-}
-TOGETHER, ALONE, _ = ROWS
+TOGETHER, WITHOUT, ALONE = "asynchronous", "the same, pump off", "the same, Horovod off"
 LEAST_SPEED = 0.95
 # Rounding of some thousand additions to weights below 1; a single delta is ten times as large.
 MOST_DIFFERENCE = 2e-6
@@ -42,26 +36,27 @@ def steps_per_second(results):
 
 
 def measure(arguments):
-    """Returns, by row, a list of rounds, each the workers' results."""
-    rounds = {row: [] for row in ROWS}
+    """Returns, by row, a list of stretches, each what all workers noted of it."""
+    options = ["--slowdown", str(arguments.slowdown), "--rounds", str(arguments.rounds)]
+    options += ["--warm-up-steps", str(arguments.warm_up_steps)]
+    options += ["--seconds", str(arguments.seconds)]
     with hosts_on_a_bridge(arguments.workers, arguments.rate) as network:
-        for number in range(arguments.rounds):
-            for row, of_row in ROWS.items():
-                options = ["--slowdown", str(arguments.slowdown), *of_row]
-                options += ["--warm-up-steps", str(arguments.warm_up_steps)]
-                options += ["--seconds", str(arguments.seconds)]
-                results = run_workers(network, WORKER, options)
-                rounds[row].append(results)
-                speeds = " ".join(f"{speed:.2f}" for speed in steps_per_second(results))
-                print(f"  round {number + 1}, {row}: steps per second {speeds}", flush=True)
-                weights = [result.pop("weights") for result in results]
-                if row == TOGETHER:
-                    check_replicas(weights)
-    return rounds
+        workers = run_workers(network, WORKER, options)
+        alone = run_workers(network, WORKER, [*options, "--alone"])
+    check_replicas([worker["weights"] for worker in workers])
+    return {
+        TOGETHER: _by_stretch(workers, "together"),
+        WITHOUT: _by_stretch(workers, "without"),
+        ALONE: _by_stretch(alone, "without"),
+    }
+
+
+def _by_stretch(workers, mode):
+    return list(zip(*(worker[mode] for worker in workers), strict=True))
 
 
 def check_replicas(weights):
-    """A run counts only if it ended with equal replicas."""
+    """A job counts only if it ended with equal replicas."""
     difference = np.ptp(weights, axis=0).max()
     if difference > MOST_DIFFERENCE:
         raise RuntimeError(f"The replicas' weights differ at the end, by {difference}.")
@@ -72,8 +67,8 @@ def main():
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--slowdown", type=float, default=4.0)
     parser.add_argument("--rate", type=rate_argument, default="1gbit", help="of each link")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=40.0, help="of training in a round")
+    parser.add_argument("--rounds", type=int, default=6, help="of a stretch in each mode")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of a stretch")
     parser.add_argument("--warm-up-steps", type=int, default=100)
     parser.add_argument("--output", default="results/asynchronous.json")
     arguments = parser.parse_args()
@@ -84,7 +79,8 @@ def main():
         row: [sum(steps_per_second(results)[:-1]) for results in of_row]
         for row, of_row in rounds.items()
     }
-    ratio = Spread.of([a / b for a, b in zip(fast[TOGETHER], fast[ALONE], strict=True)])
+    ratios = [a / b for a, b in zip(fast[TOGETHER], fast[WITHOUT], strict=True)]
+    ratio = Spread.of(ratios)
     table = []
     for row, of_row in rounds.items():
         slow = Spread.of([steps_per_second(results)[-1] for results in of_row])
@@ -100,7 +96,7 @@ def main():
         )
     header = ["", "steps/s of the fast", "of the slow", "staleness: median, most", "density"]
     print_table(f"{arguments.workers} workers, links of {arguments.rate}", header, table)
-    print()
+    print(f"\nasynchronous over pump off, by round: {' '.join(f'{one:.3f}' for one in ratios)}\n")
     verdicts = [
         verdict(
             "speed of the fast workers, of that without a pump",
