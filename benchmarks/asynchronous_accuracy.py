@@ -48,7 +48,7 @@ def main(arguments):
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--hours", type=float, default=2.0, help="speech to train on")
     parser.add_argument("--batch-size", type=int, default=128, help="frames per step and worker")
-    parser.add_argument("--equal-shares", action="store_true", help="12 minutes a seed")
+    parser.add_argument("--equal-shares", action="store_true", help="for the slow worker, too")
     parser.add_argument("--output", default="results/convergence_asynchronous.json")
     arguments, training = parser.parse_known_args(arguments)
     facts = machine_facts()
