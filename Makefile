@@ -11,10 +11,10 @@ setup: $(VENV)/.requirements $(VENV)/.package $(LIBRARY) $(VENV)/.horovod
 train: setup
 	$(VENV)/bin/python examples/speech/compare.py
 
-# First what runs in one process; then jobs, which need the cores for themselves.
+# First what runs in one process; then jobs, of which two at a time fill the pauses of each other.
 test: setup
 	$(VENV)/bin/python -m pytest tests/cc tests/unit --numprocesses auto
-	$(VENV)/bin/python -m pytest tests/parallel
+	$(VENV)/bin/python -m pytest tests/parallel --numprocesses 2 --no-loadscope-reorder
 
 lint: setup
 	$(VENV)/bin/ruff check .

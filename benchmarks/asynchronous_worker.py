@@ -14,6 +14,77 @@ NUM_BATCHES = 64
 SAMPLE_EVERY = 9001
 
 
+class Worker:
+    """Trains, and tells of each stretch of training what it was like.
+
+    Args:
+        rank: of this worker, which chooses its data.
+        num_workers: number of workers.
+        pause: how long it sleeps after a step, in steps.
+        seconds: of a stretch.
+    """
+
+    def __init__(self, rank, num_workers, pause, seconds):
+        import keras
+        import tensorflow as tf
+        from step_worker import make_batch, make_model
+
+        import tf_onebit.horovod as hvd
+        from tf_onebit import Threshold
+
+        self._pause, self._seconds = pause, seconds
+        model = make_model()
+        self._variables = model.trainable_variables
+        sgd = keras.optimizers.SGD(0.1)
+        optimizer = hvd.AsynchronousOptimizer(sgd, Threshold(target_density=0.001))
+        optimizer.build(self._variables)
+        self._dead_reckoning = optimizer.gradient_exchange
+        batches = [make_batch(rank + num_workers * i) for i in range(NUM_BATCHES)]
+        self._batches = itertools.cycle(batches)
+        loss_function = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+        @tf.function
+        def train_step(features, labels):
+            with tf.GradientTape() as tape:
+                loss = loss_function(labels, model(features, training=True))
+            gradients = tape.gradient(loss, [v.value for v in self._variables])
+            optimizer.apply(gradients, self._variables)
+            return loss
+
+        self._train_step = train_step
+
+    def warm_up(self, steps):
+        for _ in range(steps):
+            self._train_step(*next(self._batches)).numpy()
+        self._dead_reckoning.drain("the end of the warm-up")
+
+    def stretch(self):
+        """Trains for a while, with or without others. Returns what was noted."""
+        step_ends, staleness = [time.time()], []
+        while step_ends[-1] < step_ends[0] + self._seconds:
+            start = time.perf_counter()
+            self._train_step(*next(self._batches)).numpy()
+            time.sleep(self._pause * (time.perf_counter() - start))
+            step_ends.append(time.time())
+            staleness.append(self._dead_reckoning.measures()["staleness"])
+        self._dead_reckoning.drain("the end of a stretch")
+        density = self._dead_reckoning.built[0].measures()["density"]
+        return {"step_ends": step_ends, "staleness": staleness, "density": density}
+
+    def stretch_without_pump(self):
+        """The same, of which the other workers learn nothing: afterwards it is forgotten."""
+        pump, self._dead_reckoning._pump = self._dead_reckoning._pump, None
+        learned = self.weights()
+        noted = self.stretch()
+        for variable, value in zip(self._variables, learned, strict=True):
+            variable.assign(value)
+        self._dead_reckoning._pump = pump
+        return noted
+
+    def weights(self):
+        return [variable.numpy() for variable in self._variables]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--slowdown", type=float, required=True, help="of the last worker")
@@ -27,70 +98,24 @@ def main():
         for name in [name for name in os.environ if name.startswith("HOROVOD_")]:
             del os.environ[name]
 
-    import keras
+    import numpy as np
     import tensorflow as tf
-    from step_worker import make_batch, make_model
 
     import tf_onebit.horovod as hvd
-    from tf_onebit import Threshold
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(2)
     hvd.init()
-    model = make_model()
-    sgd = keras.optimizers.SGD(0.1)
-    optimizer = hvd.AsynchronousOptimizer(sgd, Threshold(target_density=0.001))
-    optimizer.build(model.trainable_variables)
-    batches = itertools.cycle([make_batch(rank + num_workers * i) for i in range(NUM_BATCHES)])
-    loss_function = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-
-    @tf.function
-    def train_step(features, labels):
-        with tf.GradientTape() as tape:
-            loss = loss_function(labels, model(features, training=True))
-        gradients = tape.gradient(loss, [v.value for v in model.trainable_variables])
-        optimizer.apply(gradients, model.trainable_variables)
-        return loss
-
-    dead_reckoning = optimizer.gradient_exchange
-    for _ in range(arguments.warm_up_steps):
-        train_step(*next(batches)).numpy()
-    dead_reckoning.drain("the end of the warm-up")
-    pump = dead_reckoning._pump
-
-    def stretch(pump):
-        """What a stretch of training with or without a pump was like."""
-        dead_reckoning._pump = pump
-        step_ends, staleness = [time.time()], []
-        while step_ends[-1] < step_ends[0] + arguments.seconds:
-            start = time.perf_counter()
-            train_step(*next(batches)).numpy()
-            if rank == num_workers - 1:
-                time.sleep((arguments.slowdown - 1) * (time.perf_counter() - start))
-            step_ends.append(time.time())
-            staleness.append(dead_reckoning.measures()["staleness"])
-        dead_reckoning.drain("the end of a stretch")
-        density = dead_reckoning.built[0].measures()["density"]
-        return {"step_ends": step_ends, "staleness": staleness, "density": density}
-
+    pause = arguments.slowdown - 1 if rank == num_workers - 1 else 0.0
+    worker = Worker(rank, num_workers, pause, arguments.seconds)
+    worker.warm_up(arguments.warm_up_steps)
     together, without = [], []
     for _ in range(arguments.rounds):
         if not arguments.alone:
-            together.append(stretch(pump))
-        learned = [variable.numpy() for variable in model.trainable_variables]
-        without.append(stretch(None))
-        for variable, value in zip(model.trainable_variables, learned, strict=True):
-            variable.assign(value)  # what the others do not know of is forgotten
-    weights = tf.concat([tf.reshape(v.value, [-1]) for v in model.trainable_variables], axis=0)
-    print(
-        json.dumps(
-            {
-                "together": together,
-                "without": without,
-                "weights": weights[::SAMPLE_EVERY].numpy().tolist(),
-            }
-        )
-    )
+            together.append(worker.stretch())
+        without.append(worker.stretch_without_pump())
+    weights = np.concatenate([value.ravel() for value in worker.weights()])[::SAMPLE_EVERY]
+    print(json.dumps({"together": together, "without": without, "weights": weights.tolist()}))
     hvd.shutdown()
 
 

@@ -15,13 +15,15 @@ import gc
 import json
 import os
 import pathlib
+import re
 import tempfile
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from tests.parallel.launch import run_job
 
-SECONDS_PER_TEST = 60
+SECONDS_PER_TEST = 120
 SECONDS_TO_START = 60
 _REPORTS_DIR = os.environ.get("TF_ONEBIT_TEST_REPORTS_DIR")
 _IS_WORKER = _REPORTS_DIR is not None
@@ -45,8 +47,10 @@ def pytest_configure(config):
 
         engine()
 
-        # Every clear_session would look through all that TensorFlow and Keras made on import.
+        # Garbage is collected once in a test, by clear_session, and not looked for in all that
+        # TensorFlow and Keras made on import.
         gc.freeze()
+        gc.disable()
 
 
 # First: else it depends on pytest's arguments whether world_size comes before or after the
@@ -85,12 +89,23 @@ if _IS_WORKER:
 
 else:
 
+    def pytest_xdist_make_scheduler(config, log):
+        return _Scheduler(config, log)
+
     @pytest.hookimpl(tryfirst=True)
     def pytest_pyfunc_call(pyfuncitem):
         if pyfuncitem.get_closest_marker("workers") is None:
             return None
         _job_of(pyfuncitem).check(pyfuncitem.nodeid)
         return True
+
+
+class _Scheduler(LoadScopeScheduling):
+    """Keeps the tests of a job together, and the others of a module, which share its fixtures."""
+
+    def _split_scope(self, nodeid):
+        job = re.search(r"\[(horovod|tensorflow)-(\d+)", nodeid)
+        return job[0] if job else nodeid.split("::")[0]
 
 
 class _TestJob:

@@ -53,6 +53,8 @@ def run_job(engine, world_size, command, timeout_seconds=120, **environment):
         "TF_NUM_INTRAOP_THREADS": "1",
         "TF_NUM_INTEROP_THREADS": "2",
         "TF_CPP_MIN_LOG_LEVEL": "2",
+        # Milliseconds from one look for work to the next, of threads that are more than the cores.
+        "HOROVOD_CYCLE_TIME": "5",
     }
     launcher = [word.format(world_size) for word in LAUNCHERS[engine]]
     if launcher:

@@ -50,5 +50,10 @@ def as_float64(tensor):
     return tf.cast(tensor, tf.float64).numpy()
 
 
+def flat(tensors, dtype=tf.float32):
+    """All values of a list of tensors, one after the other."""
+    return np.concatenate([tf.cast(tensor, dtype).numpy().ravel() for tensor in tensors])
+
+
 def assert_close(actual, expected, relative=ROUNDING["float32"]):
     np.testing.assert_allclose(actual, expected, rtol=relative, atol=2e-5)

@@ -11,6 +11,7 @@ from tests.unit.gradients import (
     assert_close,
     build_workers,
     exchange,
+    flat,
     gradients_of,
     specs_of,
 )
@@ -29,10 +30,6 @@ every_dtype = pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"
 
 def columns(shape):
     return columns_of(shape, SMALL["min_column_size"], SMALL["max_column_size"])
-
-
-def flat(tensors):
-    return np.concatenate([as_float64(tensor).ravel() for tensor in tensors])
 
 
 @every_world_size
@@ -69,7 +66,7 @@ def test_all_gradients_are_what_was_applied_and_the_last_residuals(rng, world_si
         gradients = [gradients_of(rng, shapes) for _ in range(world_size)]
         exchanged, _ = exchange(workers, gradients)
         local = local + sum(map(flat, gradients))
-        applied = applied + flat(exchanged[0])
+        applied = applied + flat(exchanged[0], tf.float64)
     kept = sum(as_float64(worker.worker_residual) for worker in workers)
     kept = kept + np.concatenate([as_float64(worker.shard_residual) for worker in workers])
     plain_values = local.size - kept.size
@@ -126,7 +123,7 @@ def test_residual_norm_is_that_of_both_residuals(rng):
     for _ in range(2):
         exchange(workers, [gradients_of(rng, MATRICES) for _ in range(3)])
     for worker in workers:
-        residuals = flat([worker.worker_residual, worker.shard_residual])
+        residuals = flat([worker.worker_residual, worker.shard_residual], tf.float64)
         assert_close(worker.residual_sum_of_squares(), np.square(residuals).sum(), 1e-5)
 
 

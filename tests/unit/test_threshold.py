@@ -10,13 +10,12 @@ from tests.unit.gradients import (
     assert_close,
     build_workers,
     exchange,
+    flat,
     gradients_of,
     specs_of,
 )
 from tf_onebit import Threshold, WarmStart
 from tf_onebit.exchanges import Bucketed
-from tf_onebit.exchanges.capacity import Capacity
-from tf_onebit.exchanges.tau import Tau
 from tf_onebit.ops.threshold import HEADER_WORDS
 
 SHAPES = [(33,), (10, 100), (), (0,), (31, 1), (3, 3, 4, 24), (1, 1)]
@@ -34,26 +33,7 @@ class InParts(Threshold):
     part_size = 100
 
 
-def flat(tensors, dtype=tf.float32):
-    values = [tf.cast(tensor, dtype).numpy().ravel() for tensor in tensors]
-    return np.concatenate(values)
-
-
-def vectors_of(rng, world_size, size, scale=1.0):
-    """The gradients of each worker: one normally distributed vector."""
-    return [[tf.constant(scale * rng.standard_normal(size), tf.float32)] for _ in range(world_size)]
-
-
-def capacity_of(worker, world_size):
-    """Number of values that the last message had room for."""
-    return worker.bytes_sent() // (world_size - 1) // 4 - HEADER_WORDS
-
-
-def tau_of(worker):
-    return worker.measures()["tau"]
-
-
-# ------------------------------------------------------------------------- what the paper says
+# ------------------------------------------------------------------------------ what the paper says
 
 
 @every_world_size
@@ -170,164 +150,7 @@ def test_one_value_is_held_per_value():
     assert all(variable.shape == [] for variable in others)
 
 
-# ------------------------------------------------------------------------------------------- tau
-
-
-@pytest.mark.parametrize("target", [0.5, 0.1, 0.01, 0.001])
-def test_tau_follows_its_rule(rng, target):
-    tau, expected = Tau(None, target), oracle.Tau(target)
-    for density in (0, *target * rng.uniform(0, 3, 50), *np.zeros(20), *np.ones(20)):
-        mean_square = rng.uniform(1, 2)
-        tau.follow(tf.constant(density, tf.float32), tf.constant(mean_square, tf.float32))
-        expected.follow(density, mean_square)
-        np.testing.assert_allclose(tau.threshold(), expected.value, rtol=1e-5)
-        np.testing.assert_array_equal(tau.threshold(), tau.step())
-
-
-def test_nothing_is_sent_before_tau_is_known(rng):
-    workers = build_workers(Threshold(target_density=0.1), specs_of([(SIZE,)]), 2)
-    gradients = vectors_of(rng, 2, SIZE)
-    exchanged, _ = exchange(workers, gradients)
-    assert not np.any(exchanged[0][0])
-    for worker, (gradient,) in zip(workers, gradients, strict=True):
-        np.testing.assert_array_equal(worker.residual, gradient)
-        root_mean_square = np.sqrt(np.mean(np.square(flat(sum(gradients, [])), dtype=np.float64)))
-        expected = oracle.normal_quantile(0.1) * root_mean_square
-        np.testing.assert_allclose(tau_of(worker), expected, rtol=1e-5)
-        assert worker.measures()["density"] == 0
-    exchanged, _ = exchange(workers, vectors_of(rng, 2, SIZE))
-    assert np.any(exchanged[0][0])
-
-
-def test_zero_gradients_leave_tau_unknown(rng):
-    workers = build_workers(Threshold(target_density=0.1), specs_of([(SIZE,)]), 2)
-    for _ in range(3):
-        exchanged, flags = exchange(workers, [[tf.zeros([SIZE])]] * 2)
-        assert not np.any(exchanged[0][0]) and not np.any(flags)
-        assert workers[0].measures() == {"density": 0.0, "tau": 0.0}
-    for _ in range(2):
-        exchanged, _ = exchange(workers, vectors_of(rng, 2, SIZE))
-    assert np.any(exchanged[0][0])
-
-
-def step_with_normal_gradients(workers, size):
-    """Function of a seed and a scale that exchanges gradients of that scale."""
-
-    @tf.function
-    def step(seed, scale):
-        ranks = range(len(workers))
-        for_rank = [scale * tf.random.stateless_normal([size], [seed, rank]) for rank in ranks]
-        exchange(workers, [[gradient] for gradient in for_rank])
-
-    return lambda seed, scale: step(tf.constant(seed), tf.constant(scale))
-
-
-@pytest.mark.parametrize("target", [0.1, 0.01])
-def test_density_is_kept_when_gradients_grow_and_shrink(target):
-    size = 10_000
-    workers = build_workers(Threshold(target_density=target), specs_of([(size,)]), 2)
-    step = step_with_normal_gradients(workers, size)
-    settled = []
-    for phase, scale in enumerate([1.0, 4.0, 1.0]):
-        densities = []
-        for i in range(250):
-            step(1000 * phase + i, scale)
-            densities.append(workers[0].measures()["density"])
-        assert abs(np.mean(densities[-50:]) / target - 1) < 0.2
-        settled.append(tau_of(workers[0]))
-    assert settled[1] / settled[0] == pytest.approx(4, rel=0.2)
-    assert settled[2] / settled[0] == pytest.approx(1, rel=0.2)
-
-
-@pytest.mark.parametrize("scales", [[1e-3] * 3, [1.0] * 10 + [0.0] * 500], ids=["small", "pause"])
-def test_gradients_that_grow_all_at_once_are_sent_densely_for_a_moment_only(scales):
-    size, target = 10_000, 0.001
-    workers = build_workers(Threshold(target_density=target), specs_of([(size,)]), 2)
-    step = step_with_normal_gradients(workers, size)
-    densities = []
-    for i, scale in enumerate([*scales, *[1.0] * 150]):
-        step(i, scale)
-        densities.append(workers[0].measures()["density"])
-    assert np.count_nonzero(np.array(densities) > 0.05) <= 3
-    assert np.mean(densities[-50:]) < 3 * target
-
-
-@every_coding
-def test_tau_and_capacity_are_the_same_on_all_workers(rng, coding):
-    workers = build_workers(Threshold(target_density=0.05, coding=coding), specs_of(SHAPES), 5)
-    for _ in range(4):
-        # Each has gradients of another size.
-        exchange(workers, [gradients_of(rng, SHAPES) for _ in workers])
-        for worker in workers[1:]:
-            for name in ("tau", "capacity"):
-                np.testing.assert_array_equal(worker.state()[name], workers[0].state()[name])
-            assert worker.measures() == workers[0].measures()
-
-
-@pytest.mark.parametrize("given", [{"tau": 0.8}, {"target_density": 0.05}], ids=str)
-def test_unit_scales_what_is_in_units_of_the_gradient(rng, given):
-    plain, scaled = (Threshold(**given) for _ in "ab")
-    for exchange_, unit in ((plain, 1.0), (scaled, 0.25)):
-        exchange_.build(specs_of(SHAPES), 0, 1, "test", unit)
-    for _ in range(3):
-        gradients = gradients_of(rng, SHAPES)
-        (of_plain,), _ = exchange([plain], [gradients])
-        (of_scaled,), _ = exchange([scaled], [[0.25 * gradient for gradient in gradients]])
-        np.testing.assert_array_equal(0.25 * flat(of_plain), flat(of_scaled))
-        assert scaled.measures() == plain.measures()
-
-
-# -------------------------------------------------------------------------------------- capacity
-
-
-@pytest.mark.parametrize("most", [1, 100, 5000, 2**31])
-def test_capacity_follows_its_rule(rng, most):
-    capacity, expected = Capacity(most, most // 50), oracle.Capacity(most, most // 50)
-    follow = tf.function(capacity.follow)
-    # Jumps, a slow decrease, and noise.
-    for level in (0.01, 0.02, 0.5, 0.03, 1.0, 0.0, *0.7 * 0.93 ** np.arange(8)):
-        for _ in range(35):
-            assert int(capacity.at(capacity.step)) == expected.value
-            need = int(level * rng.uniform(0.97, 1) * most)
-            follow(tf.constant(need, tf.int64))
-            expected.follow(need)
-
-
-def test_capacity_changes_rarely(rng):
-    capacity, changes = Capacity(5000, 50), 0
-    for _ in range(500):
-        before = int(capacity.step)
-        capacity.follow(tf.constant(rng.poisson(400), tf.int64))
-        changes += before != int(capacity.step)
-    assert changes <= 2
-
-
-@pytest.mark.parametrize("most", [0, 1, 2, 3, 1000, 2**31])
-def test_there_are_no_more_capacities_than_variants_of_a_request(most):
-    capacity = Capacity(most, most)
-    assert int(capacity.at(capacity.step)) == most
-    assert int(capacity.step) <= 127
-
-
-def test_messages_become_longer_and_shorter_and_nothing_is_lost(rng):
-    size, tau = 4096, 1.0
-    workers = build_workers(Threshold(tau), specs_of([(size,)]), 2)
-    needs = [0, 40, 41, 500, *rng.integers(300, 500, 40), *rng.integers(1, 10, 120), 4096, 4096]
-    capacities, local, applied = [], 0, 0
-    for need in needs:
-        gradients = np.zeros([2, size])
-        gradients[0, :need] = rng.choice([-1.5, 1.5], need)
-        exchanged, _ = exchange(workers, [[tf.constant(mine, tf.float32)] for mine in gradients])
-        local, applied = local + gradients.sum(0), applied + as_float64(exchanged[0][0])
-        capacities.append(capacity_of(workers[0], 2))
-    kept = sum(as_float64(worker.residual) for worker in workers)
-    np.testing.assert_array_equal(applied + kept, local)
-    assert max(capacities[:3]) < 100 < 250 < min(capacities[4:40])
-    assert capacities[-3] <= 20 and capacities[-1] == size
-    assert np.count_nonzero(np.diff(capacities)) <= 5
-
-
-# ----------------------------------------------------------------------------------- odd buckets
+# -------------------------------------------------------------------------------------- odd buckets
 
 
 @every_coding
@@ -372,7 +195,7 @@ def test_value_that_is_not_finite_is_flagged_on_all_ranks_and_changes_no_residua
     assert np.isfinite(workers[1].residual_sum_of_squares())
 
 
-# --------------------------------------------------------------------------- measures and states
+# ------------------------------------------------------------------------------ measures and states
 
 
 def test_measures_are_of_the_last_exchange(rng):
@@ -414,43 +237,5 @@ def test_what_is_unsent_grows_by_the_ratio_and_tau_stays(rng, ratio):
     for worker, before in zip(resumed, workers, strict=True):
         worker.load_state(states, ratio)
         np.testing.assert_allclose(worker.residual, ratio * before.residual, rtol=1e-6)
-        assert tau_of(worker) == tau_of(before)  # gradients are as large as before
-
-
-def test_tau_follows_the_unit_of_gradients(rng):
-    workers, resumed = (
-        [Threshold(target_density=0.05) for _ in range(world_size)] for world_size in (2, 8)
-    )
-    for cluster in (workers, resumed):
-        for rank, worker in enumerate(cluster):
-            world_size = len(cluster)
-            worker.build(specs_of(SHAPES), rank, world_size, "test", 1 / world_size)
-    for _ in range(3):
-        exchange(workers, [gradients_of(rng, SHAPES) for _ in range(2)])
-    for worker in resumed:
-        worker.load_state([worker.state() for worker in workers])
-        assert worker.measures()["tau"] == workers[0].measures()["tau"]
-
-
-def test_gradients_whose_squares_overflow_are_sent():
-    (worker,) = build_workers(Threshold(target_density=0.1), specs_of([(4,)]), 1)
-    gradient = [tf.constant([3e20, 1.0, -1.0, 1.0])]
-    exchange([worker], [gradient])
-    exchanged, _ = exchange([worker], [gradient])
-    assert np.count_nonzero(exchanged[0][0]) == 1
-    assert np.isfinite(worker.measures()["tau"])
-
-
-def test_a_density_may_be_tiny():
-    (worker,) = build_workers(Threshold(target_density=1e-17), specs_of([(4,)]), 1)
-    for _ in range(20):
-        exchanged, _ = exchange([worker], [[tf.constant([1.0, 0.0, 0.0, 0.0])]])
-    assert np.count_nonzero(exchanged[0][0]) <= 1
-
-
-def test_a_given_tau_stays_when_a_state_is_loaded(rng):
-    workers, resumed = (build_workers(Threshold(tau), specs_of(SHAPES), 2) for tau in (1.0, 2.0))
-    exchange(workers, [gradients_of(rng, SHAPES) for _ in range(2)])
-    for worker in resumed:
-        worker.load_state([worker.state() for worker in workers], ratio=3.0)
-        assert tau_of(worker) == 2.0
+        # Gradients are as large as before.
+        assert worker.measures()["tau"] == before.measures()["tau"]

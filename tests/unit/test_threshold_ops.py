@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tests.reference import threshold as oracle
-from tests.unit.gradients import gradients_of
+from tests.unit.gradients import flat, gradients_of
 from tests.unit.programs import start_python
 from tf_onebit import ops
 from tf_onebit.ops.threshold import HEADER_WORDS, MAX_PART_SIZE
@@ -22,10 +22,6 @@ every_dtype = pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"
 every_capacity = pytest.mark.parametrize("capacity", [0, 5, SIZE])
 # One part; parts that end within tensors and with them.
 every_part_size = pytest.mark.parametrize("part_size", [MAX_PART_SIZE, SIZE, 1000, 34])
-
-
-def flat(tensors):
-    return np.concatenate([tf.cast(tensor, tf.float32).numpy().ravel() for tensor in tensors])
 
 
 def variable_of(values):

@@ -7,17 +7,15 @@ import os
 import pathlib
 import re
 import shutil
-import sys
 import warnings
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from tf_onebit._version import __version__
 from tf_onebit.callbacks import training_state
 from tf_onebit.callbacks.repeatable import why_not_repeatable
-from tf_onebit.collectives.requests import AllGather, ask
+from tf_onebit.callbacks.workers import Workers
 
 _FORMAT = "tf_onebit backup 1"
 _MANIFEST = "manifest.json"
@@ -78,7 +76,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self.delete_checkpoint = delete_checkpoint
 
     def on_train_begin(self, logs=None):
-        self._workers = _Workers(self.model, self.directory)
+        self._workers = Workers(self.model)
         for exchange in training_state.gradient_exchanges_of(self.model):
             exchange.rescue_with(self._save_replica)
         self._number = 0
@@ -219,7 +217,7 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def _save(self):
         self._number += 1
-        target = self.directory / f"backup-{self._number:08d}"
+        target = self._backup(self._number)
         unfinished = self.directory / f"unfinished-{self._number:08d}"
         unfinished.mkdir(parents=True, exist_ok=True)
         occasion = f"the backup after {self._batch} batches of epoch {self._epoch + 1}"
@@ -271,6 +269,9 @@ class BackupAndRestore(keras.callbacks.Callback):
         unfinished.rename(path)
         return path
 
+    def _backup(self, number):
+        return self.directory / f"backup-{number:08d}"
+
     def _backups(self):
         """Directories of complete backups, newest first."""
         return sorted(self._own("backup"), reverse=True)
@@ -283,7 +284,10 @@ class BackupAndRestore(keras.callbacks.Callback):
     def _latest(self):
         """Manifest and processes' states of the newest backup that all workers can read."""
         problems = []
-        for path in self._workers.agreed(self._backups()):
+        numbers = [int(path.name.split("-")[1]) for path in self._backups()]
+        newest = (numbers + [0] * _KEPT)[:_KEPT]
+        for number in filter(None, self._workers.of_first(newest)):
+            path = self._backup(number)
             # Variables are made by all workers together, or by none.
             found, problem = self._on_all(self._read, path)
             if not problem:
@@ -357,56 +361,3 @@ def _frame_of_fit(model):
             return frame
         frame = frame.f_back
     raise RuntimeError("BackupAndRestore works in model.fit only.")
-
-
-def _require_no_horovod():
-    hvd = sys.modules.get("horovod.tensorflow")
-    if hvd is not None and hvd.is_initialized() and hvd.size() > 1:
-        raise ValueError(
-            "BackupAndRestore saves the workers of a job through their optimizer. Received: "
-            f"{hvd.size()} workers of Horovod, and a model whose optimizer does not connect them. "
-            "Compile it with tf_onebit.horovod.DistributedOptimizer."
-        )
-
-
-class _Workers:
-    """The processes of a job, as a model's optimizers know them."""
-
-    def __init__(self, model, directory):
-        self._directory = directory
-        exchanges = training_state.gradient_exchanges_of(model)
-        engine = exchanges[0].engine if exchanges else None
-        if engine is None:
-            _require_no_horovod()
-        self.in_strategy = model._distribute_strategy is not None
-        # Where all workers are in this process, it is alone.
-        alone = engine is None or len(engine.ranks) == engine.world_size
-        self._engine = None if alone else engine
-        self.rank = self._engine.ranks[0] if self._engine else 0
-        self.count = self._engine.world_size if self._engine else 1
-        self.world_size = engine.world_size if engine else 1
-
-    def place_among(self, count):
-        """Of an earlier run's processes, the one whose variables this one takes over."""
-        return self.rank if count == self.count else 0
-
-    def all_true(self, value):
-        return bool(np.all(self._gather([int(value)])))
-
-    def wait_for_all(self):
-        self._gather([0])
-
-    def agreed(self, paths):
-        """Those of a list of paths that rank 0 has."""
-        numbers = [int(path.name.split("-")[1]) for path in paths]
-        first, second = (numbers + [0] * _KEPT)[:_KEPT]
-        wanted = self._gather([first, second])[0]
-        return [self._directory / f"backup-{number:08d}" for number in wanted if number]
-
-    def _gather(self, numbers):
-        """The numbers of all processes: `[count, len(numbers)]`."""
-        if self._engine is None:
-            return np.array([numbers])
-        mine = AllGather(tf.constant([numbers], tf.int32), "tf_onebit/backup")
-        (gathered,) = self._engine.run([ask(mine)])
-        return gathered.numpy()

@@ -66,7 +66,6 @@ class Pump:
         self._latest_round = time.monotonic()
         self._messages_per_second = 0.0  # of the fastest worker
         self._mean_under_way = 0.0  # when one more is handed over
-        self._waits = False  # for others, in a step
         self._thread = threading.Thread(target=self._run, name="tf_onebit pump", daemon=True)
         self._thread.start()
 
@@ -85,16 +84,13 @@ class Pump:
                     self._start()
                 self._outgoing.append(message)
                 self._counts[hvd.rank()] += 1
-                change = self._under_way - self._mean_under_way
-                self._mean_under_way += _LAST_WEIGHT * change
+                self._mean_under_way = _moved(self._mean_under_way, self._under_way)
                 self._under_way += 1
-                self._waits = not self._may_go_on()
                 self._changed.notify_all()
                 if self._fault_of(message, hvd.rank()) is not None:
                     self._wait_until(lambda: False)  # before the others have it, too
                     raise self._failure
                 self._wait_until(self._may_go_on)
-                self._waits = False
             return self._take()
 
     def drain(self, occasion):
@@ -215,7 +211,7 @@ class Pump:
 
     def _joins(self):
         """Whether this worker has a reason to join a round at once."""
-        return self._outgoing or self._waits or self._occasions[hvd.rank()]
+        return self._outgoing or self._occasions[hvd.rank()] or not self._may_go_on()
 
     def _seconds_to_wait(self):
         part_of_step = _PART_OF_STEP / max(self._messages_per_second, 1e-9)
@@ -224,8 +220,12 @@ class Pump:
     def _note_rate(self, messages):
         now = time.monotonic()
         rate = messages / max(now - self._latest_round, 1e-3)
-        self._messages_per_second += _LAST_WEIGHT * (rate - self._messages_per_second)
+        self._messages_per_second = _moved(self._messages_per_second, rate)
         self._latest_round = now
+
+
+def _moved(mean, value):
+    return mean + _LAST_WEIGHT * (value - mean)
 
 
 def _at_different(occasions):
