@@ -32,7 +32,7 @@ def report(results, seeds):
     table = []
     for name, runs in results.items():
         compression = np.mean([run["compression_ratio"] for run in runs])
-        delay = np.mean([run["delay_steps"] or 0.0 for run in runs])
+        delay = np.mean([np.mean(run["delay_steps"] or 0.0) for run in runs])
         table.append([name, *accuracy_cells(runs), f"{compression:,.0f}", f"{delay:.2f}"])
     header = ["", *ACCURACY_HEADER, "compression, in bytes", "delay [steps]"]
     print_table(f"held out, after the same samples; seeds {seeds}, {CONFIDENCE:.0%}", header, table)

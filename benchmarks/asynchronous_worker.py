@@ -6,6 +6,8 @@ import json
 import os
 import time
 
+import numpy as np
+
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 # So many that they are not learned by heart: then gradients, and the density, stay what they are.
@@ -56,7 +58,7 @@ class Worker:
     def warm_up(self, steps):
         for _ in range(steps):
             self._train_step(*next(self._batches)).numpy()
-        self._dead_reckoning.drain("the end of the warm-up")
+        self._dead_reckoning.drain("the end of the warm-up", last=True)
 
     def stretch(self):
         """Trains for a while, with or without others. Returns what was noted."""
@@ -67,22 +69,23 @@ class Worker:
             time.sleep(self._pause * (time.perf_counter() - start))
             step_ends.append(time.time())
             staleness.append(self._dead_reckoning.measures()["staleness"])
-        self._dead_reckoning.drain("the end of a stretch")
+        self._dead_reckoning.drain("the end of a stretch", last=True)
         density = self._dead_reckoning.built[0].measures()["density"]
         return {"step_ends": step_ends, "staleness": staleness, "density": density}
 
     def stretch_without_pump(self):
         """The same, of which the other workers learn nothing: afterwards it is forgotten."""
         pump, self._dead_reckoning._pump = self._dead_reckoning._pump, None
-        learned = self.weights()
+        variables = [*self._variables, *self._dead_reckoning.built[0].variables]
+        learned = [variable.numpy() for variable in variables]
         noted = self.stretch()
-        for variable, value in zip(self._variables, learned, strict=True):
+        for variable, value in zip(variables, learned, strict=True):
             variable.assign(value)
         self._dead_reckoning._pump = pump
         return noted
 
     def weights(self):
-        return [variable.numpy() for variable in self._variables]
+        return np.concatenate([variable.numpy().ravel() for variable in self._variables])
 
 
 def main():
@@ -98,7 +101,6 @@ def main():
         for name in [name for name in os.environ if name.startswith("HOROVOD_")]:
             del os.environ[name]
 
-    import numpy as np
     import tensorflow as tf
 
     import tf_onebit.horovod as hvd
@@ -114,7 +116,7 @@ def main():
         if not arguments.alone:
             together.append(worker.stretch())
         without.append(worker.stretch_without_pump())
-    weights = np.concatenate([value.ravel() for value in worker.weights()])[::SAMPLE_EVERY]
+    weights = worker.weights()[::SAMPLE_EVERY]
     print(json.dumps({"together": together, "without": without, "weights": weights.tolist()}))
     hvd.shutdown()
 

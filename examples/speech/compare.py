@@ -129,11 +129,15 @@ def main():
     parser.add_argument("--results", type=pathlib.Path, default=pathlib.Path("results/speech"))
     parser.add_argument("--exchange", choices=COMPRESSED, default="onebit")
     parser.add_argument("--asynchronous", action="store_true")
+    parser.add_argument("--shares", nargs="+", help="with --asynchronous: see train.py")
     own, arguments = parser.parse_known_args()
     compressed = ["--exchange", own.exchange, *(["--asynchronous"] if own.asynchronous else [])]
+    compressed += ["--shares", *own.shares] if own.shares else []
     name = f"{COMPRESSED[own.exchange]}{', asynchronous' if own.asynchronous else ''}"
     exchanges = {"full precision": ["--exchange", "full"], name: compressed}
-    settings = training_options.corpus_settings(training_options.parse_arguments(arguments))
+    settings = training_options.corpus_settings(
+        training_options.parse_arguments([*arguments, *compressed])
+    )
     own.results.mkdir(parents=True, exist_ok=True)
 
     started = time.monotonic()

@@ -1,6 +1,7 @@
 """Workers that do not wait for each other: AsynchronousOptimizer over real processes."""
 
 import pathlib
+import re
 import threading
 import time
 
@@ -46,6 +47,9 @@ class Training:
             self._step(*map(tf.constant, gradients))
             time.sleep(seconds)
 
+    def end(self):
+        self.exchange.drain("the end", last=True)
+
     @property
     def exchange(self):
         return self.optimizer.gradient_exchange
@@ -75,7 +79,7 @@ def test_every_delta_is_applied_exactly_once_on_every_worker(op, name, world_siz
     training = Training(EXCHANGES[name], op=op)
     # Each worker makes other numbers of steps, at a pace of its own.
     training.steps(20 + 10 * rank(), seconds=0.002 * (world_size - rank()))
-    training.exchange.drain("the end")
+    training.end()
     assert_every_delta_is_applied_once(training, 1 / world_size if op == hvd.Average else 1)
 
 
@@ -84,7 +88,8 @@ def test_training_goes_on_after_a_drain(world_size):
     training = Training(EXCHANGES["found"])
     for number in (5, 0, 12):
         training.steps(number * (1 + rank()))
-        training.exchange.drain("the end")
+        training.exchange.drain("a backup", last=number == 0)
+    training.end()
     assert_every_delta_is_applied_once(training, 1 / world_size)
 
 
@@ -92,7 +97,7 @@ def test_training_goes_on_after_a_drain(world_size):
 def test_workers_may_have_different_learning_rates(world_size):
     training = Training(EXCHANGES["given"], rate=0.1 * (1 + rank()))
     training.steps(20)
-    training.exchange.drain("the end")
+    training.end()
     assert_every_delta_is_applied_once(training, 1 / world_size)
 
 
@@ -101,20 +106,23 @@ def test_messages_in_several_parts(world_size, monkeypatch):
     monkeypatch.setattr(Threshold, "part_size", 1000)
     training = Training(EXCHANGES["coded"])
     training.steps(15)
-    training.exchange.drain("the end")
+    training.end()
     assert_every_delta_is_applied_once(training, 1 / world_size)
 
 
 @pytest.mark.workers(3)
-def test_nobody_waits_for_a_worker_that_stands_still(world_size):
+@pytest.mark.parametrize("after_a_drain", [False, True])
+def test_nobody_waits_for_a_worker_that_stands_still(after_a_drain, world_size):
     training = Training(EXCHANGES["given"])
     training.steps(1)
+    if after_a_drain:
+        training.exchange.drain("a backup")
     if rank() > 0:
         training.steps(50)
-    # The first has made one step all that time, and meets them only here.
+    # The first has made no step all that time, and meets them only here.
     assert training.exchange.measures()["staleness"] >= (50 if rank() > 0 else 0)
     gather(None)
-    training.exchange.drain("the end")
+    training.end()
     assert_every_delta_is_applied_once(training, 1 / world_size)
 
 
@@ -126,7 +134,7 @@ def test_staleness_is_bounded(world_size):
     for _ in range(25):
         training.steps(1, seconds=0.02 if rank() == 0 else 0)
         seen.append(training.exchange.measures()["staleness"])
-    training.exchange.drain("the end")
+    training.end()
     # By the time it is read the others can have gone on, and never be further behind.
     assert max(seen) <= bound
     assert rank() == 0 or max(seen) == bound
@@ -147,7 +155,7 @@ def test_steps_do_not_run_away_from_a_slow_network(world_size, monkeypatch):
     training = Training(EXCHANGES["given"])
     training.steps(60)
     delay = training.exchange.measures()["delay"]
-    training.exchange.drain("the end")
+    training.end()
     assert max(in_a_round) > 1  # steps are faster than rounds, and do not wait for each of them
     assert max(in_a_round) <= pump._MOST_UNDER_WAY + 1
     assert 1 < delay <= pump._MOST_UNDER_WAY
@@ -262,7 +270,7 @@ def test_all_gathers_of_the_program_do_not_meet_those_of_the_pump(world_size):
         mine = tf.constant([100 * step + rank()], tf.int32)
         gathered = hvd.allgather(mine, name="of_the_program")
         assert gathered.numpy().tolist() == [100 * step + k for k in range(world_size)]
-    training.exchange.drain("the end")
+    training.end()
     assert_every_delta_is_applied_once(training, 1 / world_size)
 
 
@@ -272,9 +280,9 @@ def test_one_asynchronous_optimizer_at_a_time(world_size):
     first.steps(2)
     with pytest.raises(tf.errors.InvalidArgumentError, match="one asynchronous optimizer at a"):
         second.steps(1)
-    first.exchange.drain("the end")
+    first.end()
     second.steps(2)
-    second.exchange.drain("the end")
+    second.end()
     assert_every_delta_is_applied_once(first, 1 / world_size)
 
 
@@ -337,7 +345,7 @@ def test_other_variables_than_in_the_first_step_are_an_error(world_size):
     training.steps(1)
     with pytest.raises(ValueError, match="the same variables in every step"):
         training.optimizer.apply([tf.zeros(SHAPES[1])], [training.variables[1]])
-    training.exchange.drain("the end")
+    training.end()
 
 
 @pytest.mark.workers(3)
@@ -356,7 +364,9 @@ from tests.parallel.training import INPUTS, compiled, make_data, make_model
 signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the launcher's, as soon as it misses one
 hvd.init()
 folder = pathlib.Path(sys.argv[1])
-optimizer = hvd.AsynchronousOptimizer(keras.optimizers.SGD(0.5), tf_onebit.Threshold(tau=1e-2))
+optimizer = hvd.AsynchronousOptimizer(
+    keras.optimizers.SGD(0.5), tf_onebit.Threshold(tau=1e-2), timeout_seconds=5
+)
 model = compiled(make_model(), optimizer)
 
 class Die(keras.callbacks.Callback):
@@ -365,7 +375,7 @@ class Die(keras.callbacks.Callback):
         if batch == 10:
             (folder / f"learned-{hvd.rank()}").touch()
         if hvd.rank() == 1 and batch >= 10 and len(list(folder.glob("learned-*"))) == hvd.size():
-            os._exit(7)
+            os._exit(7) if sys.argv[2] == "exit" else os.kill(os.getpid(), signal.SIGSTOP)
 
 x, labels = (array[:, hvd.rank()] for array in make_data(500, hvd.size()))
 backup = tf_onebit.callbacks.BackupAndRestore(folder)
@@ -373,15 +383,22 @@ try:
     model.fit(x.reshape(-1, INPUTS), labels.ravel(), 16, verbose=0, callbacks=[Die(), backup])
 except Exception as error:
     (folder / f"report-{hvd.rank()}").write_text(str(error))
+    raise
 """
 
 
-def test_when_a_worker_dies_the_others_end_with_an_error_and_their_replicas_saved(tmp_path):
-    job = horovodrun(3, ["-c", LOSE_A_WORKER, str(tmp_path)])
+@pytest.mark.parametrize(
+    "fault, reason", [("exit", ""), ("stop", "any more: no sign of life for . seconds")]
+)
+def test_when_a_worker_is_lost_the_others_end_with_an_error_and_their_replicas_saved(
+    fault, reason, tmp_path
+):
+    job = horovodrun(3, ["-c", LOSE_A_WORKER, str(tmp_path), fault])
     assert job.returncode != 0
     for survivor in (0, 2):
         error = (tmp_path / f"report-{survivor}").read_text()
         assert "Another worker of this asynchronous training has ended" in error
+        assert re.search(reason, error)
         assert f"replica-{survivor}.weights.h5" in error
         replica = make_model()
         initial = replica.get_weights()

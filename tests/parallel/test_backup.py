@@ -302,9 +302,11 @@ def test_accumulated_gradients_are_divided_among_other_workers():
 
 
 def test_files_of_others_are_left_alone(tmp_path):
-    others = [tmp_path / name for name in ("backup-2024", "backup-of-mine", "model.keras")]
+    names = ("backup-2024", "backup-of-mine", "replica-1.txt", "model.keras")
+    others = [tmp_path / name for name in names]
     for other in others:
         other.write_text("")
+    (tmp_path / "replica-12.weights.h5").write_text("")  # of a worker that lost another
     fit(tmp_path, epochs=4, delete_checkpoint=True)
     assert sorted(tmp_path.iterdir()) == sorted(others)
 

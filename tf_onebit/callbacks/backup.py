@@ -128,9 +128,13 @@ class BackupAndRestore(keras.callbacks.Callback):
     def on_train_end(self, logs=None):
         self.model._initial_epoch = None  # where there was no epoch left
         self._workers.wait_for_all()
+        for exchange in training_state.gradient_exchanges_of(self.model):
+            exchange.rescue_with(None)
         if self.delete_checkpoint and self._workers.rank == 0:
-            for path in self._own("backup|unfinished"):
+            for path in self._own(r"(backup|unfinished)-\d{8}"):
                 shutil.rmtree(path)
+            for path in self._own(r"replica-\d+\.weights\.h5"):
+                path.unlink()
             with contextlib.suppress(OSError):  # others' files are in it, or it never was
                 self.directory.rmdir()
 
@@ -274,12 +278,11 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def _backups(self):
         """Directories of complete backups, newest first."""
-        return sorted(self._own("backup"), reverse=True)
+        return sorted(self._own(r"backup-\d{8}"), reverse=True)
 
-    def _own(self, kinds):
-        """What a backup has made in the directory, and not somebody else."""
-        name = re.compile(rf"({kinds})-\d{{8}}")
-        return [path for path in self.directory.glob("*") if name.fullmatch(path.name)]
+    def _own(self, name):
+        """What a backup has made in the directory, and not somebody else: by a pattern."""
+        return [path for path in self.directory.glob("*") if re.fullmatch(name, path.name)]
 
     def _latest(self):
         """Manifest and processes' states of the newest backup that all workers can read."""

@@ -5,7 +5,7 @@ import re
 
 import tensorflow as tf
 
-from tf_onebit.configurable import Configurable
+from tf_onebit.configurable import Configurable, serialize
 
 FLOAT_BYTES = 4
 
@@ -170,3 +170,17 @@ def part_of(state, prefix):
     """The state of the exchange whose names have a prefix, without it."""
     prefix += "/"
     return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+
+
+def require_same_kind(exchange, states):
+    """Raises ValueError for states of another exchange: what it has not sent would be lost."""
+    with_as_many = len(states) == exchange.world_size
+    saved = states[exchange.rank if with_as_many else 0]
+    shapes, expected = ({k: v.shape for k, v in s.items()} for s in (saved, exchange.state()))
+    if shapes.keys() != expected.keys() or (with_as_many and shapes != expected):
+        raise ValueError(
+            "Training goes on with the exchange that it began with, which keeps what has not been "
+            f"sent yet. Received: the state of another one, with {shapes}, where "
+            f"{serialize(exchange)} has {expected}. Use the earlier one, with its bucket_bytes and "
+            "exclude, asynchronously if it was, or begin anew from the model's weights."
+        )

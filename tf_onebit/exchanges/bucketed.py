@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_onebit.configurable import deserialize, serialize
-from tf_onebit.exchanges.base import FLOAT_BYTES, Exchange, part_of
+from tf_onebit.exchanges.base import FLOAT_BYTES, Exchange, part_of, require_same_kind
 from tf_onebit.exchanges.finite import require_finite
 from tf_onebit.exchanges.full_precision import FullPrecision
 from tf_onebit.exchanges.handshake import describe, handshake
@@ -100,22 +100,9 @@ class Bucketed(Exchange):
         }
 
     def load_state(self, states, ratio=1.0):
-        self._require_same_kind(states)
+        require_same_kind(self, states)
         for i, (exchange, _) in enumerate(self._buckets):
             exchange.load_state([part_of(state, f"bucket_{i}") for state in states], ratio)
-
-    def _require_same_kind(self, states):
-        """What another exchange has not sent yet would be lost."""
-        with_as_many = len(states) == self.world_size
-        saved = states[self.rank if with_as_many else 0]
-        shapes, expected = ({k: v.shape for k, v in s.items()} for s in (saved, self.state()))
-        if shapes.keys() != expected.keys() or (with_as_many and shapes != expected):
-            raise ValueError(
-                "Training goes on with the exchange that it began with, which keeps what has not "
-                f"been sent yet. Received: the state of another one, with {shapes}, where "
-                f"{serialize(self.template)} has {expected}. Use the earlier one, with its "
-                "bucket_bytes and exclude, or begin anew from the model's weights."
-            )
 
     def bytes_sent(self):
         return sum(exchange.bytes_sent() for exchange, _ in self._buckets)

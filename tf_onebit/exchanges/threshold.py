@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tf_onebit import ops
 from tf_onebit.collectives.requests import AllGather
-from tf_onebit.exchanges.base import Exchange
+from tf_onebit.exchanges.base import Exchange, require_same_kind
 from tf_onebit.exchanges.capacity import Capacity
 from tf_onebit.exchanges.finite import with_narrow_overflow
 from tf_onebit.exchanges.tau import Tau
@@ -32,7 +32,7 @@ class Threshold(Exchange):
         sent_t      = tau * sign(corrected_t) where |corrected_t| > tau, else 0
         r_t         = corrected_t - sent_t
 
-    and all workers add up what all have sent. A value takes 32 bits, or 9 to 13 with
+    and all workers add up what all have sent. A value takes 32 bits, or 9 to 15 with
     `coding="golomb_rice"`, in messages with up to a third of room to spare. In full precision
     travel only the gradients that are excluded, and `tf.IndexedSlices`.
 
@@ -196,6 +196,7 @@ class Threshold(Exchange):
         }
 
     def load_state(self, states, ratio=1.0):
+        require_same_kind(self, states)
         if len(states) == self.world_size:
             unsent = states[self.rank]["residual"]
         else:

@@ -48,8 +48,9 @@ def AsynchronousOptimizer(
     other callbacks see the weights of their own worker, which may lack what is under way. Loops of
     your own end with `optimizer.finalize_variable_values(variables)`, on all workers.
 
-    Statistics that layers keep themselves (BatchNormalization) are not exchanged. A program trains
-    with one such optimizer at a time.
+    Statistics that layers keep themselves (BatchNormalization) are not exchanged; gradients of
+    embeddings are made dense. A program trains with one such optimizer at a time, and does not call
+    `hvd.grouped_allgather` in eager mode meanwhile, which is the pump's.
 
     Args:
         optimizer: `keras.optimizers.SGD` with a learning rate, and nothing else.
@@ -60,8 +61,9 @@ def AsynchronousOptimizer(
         max_staleness: by how many steps a worker may be ahead of the slowest one, before it waits.
             Default: any number.
         timeout_seconds: after so many seconds in which nothing could be gathered, the other
-            workers are given up. A slow step of theirs is no reason: they answer meanwhile. Between
-            the end of `fit` or a backup and their next step they do not.
+            workers are given up. A slow step of theirs is no reason: they answer meanwhile, from
+            their first step to the end of `fit`. So where all must meet (the end, backups,
+            `max_staleness`) a worker that lives is waited for, however long it stands still.
         name: of the optimizer. Default: that of `optimizer`.
 
     Returns:
@@ -74,7 +76,7 @@ def AsynchronousOptimizer(
             `run_eagerly=True` and at the end of `fit`).
         InvalidArgumentError: in a step, on all workers, if a gradient of one is not finite, or if
             they wait for each other at different places, one of them at the end of `fit` and
-            another at a backup (ValueError there).
+            another at a backup (ValueError there). After any of these, go on with a new optimizer.
 
     Example:
         >>> import tf_onebit
@@ -158,5 +160,5 @@ class _Asynchronous:
         self.gradient_exchange.step(grads, trainable_variables, learning_rate)
 
     def finalize_variable_values(self, var_list):
-        self.gradient_exchange.drain("the end of training")
+        self.gradient_exchange.drain("the end of training", last=True)
         super().finalize_variable_values(var_list)

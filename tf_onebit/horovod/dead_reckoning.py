@@ -89,16 +89,16 @@ class DeadReckoning(GradientExchange):
         values = [v.value if isinstance(v, keras.Variable) else v for v in variables]
         ops.threshold_apply(values, exchange.decode(messages), exchange.part_size)
 
-    def drain(self, occasion):
+    def drain(self, occasion, last=False):
         if self._pump is None:
             return
         (((exchange,), variables),) = self._built.values()
-        for messages in self._pump.drain(occasion):
+        for messages in self._pump.drain(occasion, last):
             parts = -(-sum(spec.size for spec in exchange.specs) // exchange.part_size)
             self._apply(exchange, variables, tf.constant(_stacked(messages, parts)))
 
     def rescue_with(self, save):
-        self._rescues = [save]
+        self._rescues = [] if save is None else [save]
 
     def measures(self):
         staleness, delay = 0, 0.0

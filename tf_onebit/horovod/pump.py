@@ -27,8 +27,8 @@ class Pump:
     """Gathers, in rounds and in a thread of its own, whatever messages the workers have.
 
     A round is one all-gather of what has been handed over since the last. Messages are read as
-    often as they were handed over, once, by every other worker, and in the order of each. Rounds go
-    on until all workers drain.
+    often as they were handed over, once, by every other worker, and in the order of each. Rounds
+    begin with the first message, and go on until all workers drain for the last time.
 
     Args:
         max_staleness: by how many messages a worker may be ahead of the slowest, or None.
@@ -49,6 +49,8 @@ class Pump:
         self._changed = threading.Condition()
         self._thread = None
         self._fails, self._failure = False, None
+        self._messages_per_second = 0.0  # of the fastest worker
+        self._mean_under_way = 0.0  # when one more is handed over
 
     def _start(self):
         if Pump._at_work is not None:
@@ -64,8 +66,6 @@ class Pump:
         self._occasions = [""] * hvd.size()  # at which workers drain
         self._finished = False
         self._latest_round = time.monotonic()
-        self._messages_per_second = 0.0  # of the fastest worker
-        self._mean_under_way = 0.0  # when one more is handed over
         self._thread = threading.Thread(target=self._run, name="tf_onebit pump", daemon=True)
         self._thread.start()
 
@@ -93,10 +93,11 @@ class Pump:
                 self._wait_until(self._may_go_on)
             return self._take()
 
-    def drain(self, occasion):
+    def drain(self, occasion, last):
         """Yields lists of messages as they arrive, until all that were handed over have.
 
-        All workers must drain, at the same `occasion`, a few words. No thread is left then.
+        All workers must drain, at the same `occasion`, a few words. After the `last` no thread is
+        left.
 
         Raises:
             RuntimeError: as `swap`.
@@ -116,6 +117,8 @@ class Pump:
             yield arrived
         self._thread.join()
         self._thread = None
+        if not last:  # at once: who goes on waits for nobody's next message
+            self._start()
 
     def staleness(self):
         """By how many messages the slowest worker is behind this one."""
@@ -232,8 +235,9 @@ def _at_different(occasions):
     places = "; ".join(f"rank {rank} at {place}" for rank, place in enumerate(occasions))
     return ValueError(
         "Asynchronous workers wait for each other at different places, and would wait forever: "
-        f"{places}. Give all of them as many epochs and batches, and callbacks that end training "
-        "the same reasons to."
+        f"{places}. Give all of them as many epochs, and callbacks that end training the same "
+        "reasons to. Where they have different numbers of batches, save by epochs: "
+        'BackupAndRestore(directory, save_freq="epoch").'
     )
 
 

@@ -91,18 +91,19 @@ class GradientExchange:
         """Figures of the last exchange, for the Monitor: dictionary of floats."""
         return {k: v for exchange in self.built for k, v in exchange.measures().items()}
 
-    def drain(self, occasion):
+    def drain(self, occasion, last=False):
         """Waits until nothing is under way between workers: between steps nothing is.
 
         Args:
             occasion: at which all workers do so, in a few words.
+            last: whether training ends.
         """
 
     def rescue_with(self, save):
         """Has `save` called before an error that one worker meets and others need not.
 
         Args:
-            save: function that saves what this worker has learned, and returns where.
+            save: function that saves what this worker has learned, and returns where, or None.
         """
 
     def states(self):
