@@ -239,3 +239,12 @@ def test_what_is_unsent_grows_by_the_ratio_and_tau_stays(rng, ratio):
         np.testing.assert_allclose(worker.residual, ratio * before.residual, rtol=1e-6)
         # Gradients are as large as before.
         assert worker.measures()["tau"] == before.measures()["tau"]
+
+
+def test_state_of_buckets_is_refused_by_a_whole_model(rng):
+    """Which asynchronous workers exchange, and others do not."""
+    whole = build_workers(Threshold(1.0), specs_of(SHAPES), 2)
+    split = build_workers(Bucketed(Threshold(1.0)), specs_of(SHAPES), 2)
+    for workers, others in ((whole, split), (split, whole)):
+        with pytest.raises(ValueError, match="another one, with .* asynchronously if it was"):
+            workers[0].load_state([other.state() for other in others])
