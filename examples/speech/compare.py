@@ -132,7 +132,7 @@ def main():
     parser.add_argument("--shares", nargs="+", help="with --asynchronous: see train.py")
     own, arguments = parser.parse_known_args()
     compressed = ["--exchange", own.exchange, *(["--asynchronous"] if own.asynchronous else [])]
-    compressed += ["--shares", *own.shares] if own.shares else []
+    compressed += training_options.flag_of_shares(own.shares)
     name = f"{COMPRESSED[own.exchange]}{', asynchronous' if own.asynchronous else ''}"
     exchanges = {"full precision": ["--exchange", "full"], name: compressed}
     settings = training_options.corpus_settings(

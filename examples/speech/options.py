@@ -85,6 +85,11 @@ def parse_arguments(arguments=None, description=None):
     return options
 
 
+def flag_of_shares(shares):
+    """The arguments that give workers these shares: a list of text, or nothing."""
+    return ["--shares", *shares] if shares else []
+
+
 def corpus_settings(options):
     """Returns the `dataset.Settings` that the command line asks for."""
     return dataset.Settings(

@@ -56,11 +56,6 @@ def phases(epochs, blocks_per_epoch, learning_rate, batch_size, workers):
     ]
 
 
-def shares_of(shares, workers):
-    """The option that gives the first workers their shares, if any are given."""
-    return ["--shares", *shares[:workers]] if shares else []
-
-
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -73,8 +68,12 @@ def main():
     parser.add_argument("--results", type=pathlib.Path, default=pathlib.Path("results/recipe"))
     own, arguments = parser.parse_known_args()
     options = training_options.parse_arguments(
-        ["--preset", PRESET, *arguments, *shares_of(own.shares, own.workers)]
+        ["--preset", PRESET, *arguments, *training_options.flag_of_shares(own.shares)]
     )
+    if own.shares and len(own.shares) != own.workers:
+        parser.error(
+            f"--shares needs one for each of {own.workers} workers. Received: {own.shares}."
+        )
     if options.blocks_per_epoch < 2:
         parser.error(
             "The first epoch has two phases, so that --blocks-per-epoch must be 2 or more. "
@@ -99,7 +98,7 @@ def main():
         }
         flags = [part for name, value in setting.items() for part in (f"--{name}", str(value))]
         output = own.results / f"phase_{len(results)}.json"
-        flags += shares_of(own.shares, phase.workers)
+        flags += training_options.flag_of_shares((own.shares or [])[: phase.workers])
         results.append(compare.train(phase.workers, [*flags, *arguments], output))
     accuracy = results[-1]["held_out_accuracy"][-1]
     (own.results / "recipe.json").write_text(json.dumps(results, indent=1))

@@ -8,6 +8,10 @@ import tensorflow as tf
 from tf_onebit.collectives import lockstep
 from tf_onebit.exchanges import GradientSpec
 
+# Of a model's variables, with empty ones, scalars and odd sizes.
+SHAPES = [(33,), (10, 100), (), (0,), (31, 1), (3, 3, 4, 24), (1, 1)]
+SIZE = sum(map(math.prod, SHAPES))
+
 # Largest relative error of rounding to a type; float32 is given that of a few sums.
 ROUNDING = {"float32": 2e-6, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 

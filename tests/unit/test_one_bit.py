@@ -65,7 +65,7 @@ def test_all_gradients_are_what_was_applied_and_the_last_residuals(rng, world_si
     for _ in range(20):
         gradients = [gradients_of(rng, shapes) for _ in range(world_size)]
         exchanged, _ = exchange(workers, gradients)
-        local = local + sum(map(flat, gradients))
+        local = local + sum(flat(mine, tf.float64) for mine in gradients)
         applied = applied + flat(exchanged[0], tf.float64)
     kept = sum(as_float64(worker.worker_residual) for worker in workers)
     kept = kept + np.concatenate([as_float64(worker.shard_residual) for worker in workers])

@@ -5,12 +5,17 @@ import pytest
 import tensorflow as tf
 
 from tests.reference import threshold as oracle
-from tests.unit.gradients import build_workers, exchange, flat, gradients_of, specs_of
+from tests.unit.gradients import (
+    SHAPES,
+    SIZE,
+    build_workers,
+    exchange,
+    flat,
+    gradients_of,
+    specs_of,
+)
 from tf_onebit import Threshold
 from tf_onebit.exchanges.tau import Tau
-
-SHAPES = [(33,), (10, 100), (3, 3, 4, 24)]
-SIZE = sum(int(np.prod(shape)) for shape in SHAPES)
 
 
 def vectors_of(rng, world_size, size, scale=1.0):

@@ -6,6 +6,8 @@ import tensorflow as tf
 
 from tests.reference import threshold as oracle
 from tests.unit.gradients import (
+    SHAPES,
+    SIZE,
     as_float64,
     assert_close,
     build_workers,
@@ -18,8 +20,6 @@ from tf_onebit import Threshold, WarmStart
 from tf_onebit.exchanges import Bucketed
 from tf_onebit.ops.threshold import HEADER_WORDS
 
-SHAPES = [(33,), (10, 100), (), (0,), (31, 1), (3, 3, 4, 24), (1, 1)]
-SIZE = sum(int(np.prod(shape)) for shape in SHAPES)
 CODINGS = ["packed", "golomb_rice"]
 
 every_world_size = pytest.mark.parametrize("world_size", [1, 2, 3, 5, 8])
