@@ -7,6 +7,7 @@ import tensorflow as tf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import tf_onebit
+from tests.parallel.in_scope import STEPS, arrays_of, in_scope, samples, sgd, workers
 from tests.parallel.ranks import assert_same_bits_on_all_ranks, digest, gather, rank
 from tests.parallel.training import (
     BATCH_SIZE,
@@ -20,39 +21,15 @@ from tests.parallel.training import (
 from tf_onebit import FullPrecision, Local, OneBit
 from tf_onebit.distribute import MultiWorkerMirroredStrategy
 
-STEPS = 6
-
-workers = pytest.mark.workers(2, engines=["tensorflow"])
-
-
-def sgd(**arguments):
-    return lambda: keras.optimizers.SGD(0.1, **arguments)
-
 
 def adam(**arguments):
     return lambda: keras.optimizers.Adam(0.01, **arguments)
-
-
-def samples(world_size, steps=STEPS):
-    x, labels = make_data(steps, world_size)
-    return x.reshape(-1, INPUTS), labels.reshape(-1)
-
-
-def in_scope(exchange=None, make=make_model, optimizer=None, strategy=None, **arguments):
-    """A compiled model, with plain SGD unless told otherwise."""
-    optimizer = optimizer or sgd()
-    with (strategy or MultiWorkerMirroredStrategy(exchange)).scope():
-        return compiled(make(), optimizer(), **arguments)
 
 
 def fit(model, world_size, **arguments):
     """Fits on the samples of all workers; each takes its part of every batch."""
     x, labels = samples(world_size)
     return model.fit(x, labels, BATCH_SIZE * world_size, shuffle=False, verbose=0, **arguments)
-
-
-def arrays_of(model):
-    return [np.array(v) for v in (*model.variables, *model.optimizer.variables)]
 
 
 REFERENCES = {
@@ -314,95 +291,6 @@ def test_template_is_cloned(world_size):
     assert digest(first) == digest(second)  # no residual of one has reached the other
 
 
-UNEVEN = [3, 5, 8]  # batches
-
-
-class OwnMetric(keras.Model):
-    """Keeps a mean of the loss in the way of Keras' guides."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer, self.tracker = keras.layers.Dense(10), keras.metrics.Mean(name="own")
-
-    def call(self, x):
-        return self.layer(x)
-
-    def train_step(self, data):
-        self.tracker.update_state(1.0)
-        return {"own": self.tracker.result(), **super().train_step(data)}
-
-
-def uneven(form, strategy):
-    """Data of which this rank has `UNEVEN[rank()]` batches."""
-    x, labels = make_data(UNEVEN[rank()], 1)
-    x, labels = x.reshape(-1, INPUTS), labels.reshape(-1)
-    dataset = tf.data.Dataset.from_tensor_slices((x, labels)).batch(BATCH_SIZE)
-    unknown = dataset.filter(lambda *_: True)
-    options = tf.data.Options()
-    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    per_worker = strategy.distribute_datasets_from_function
-    return {
-        "from_function": lambda: per_worker(lambda _: dataset),
-        "of_unknown_length": lambda: per_worker(lambda _: unknown),
-        "not_sharded": lambda: dataset.with_options(options),
-    }[form]()
-
-
-def number_of_steps(uneven_data, world_size):
-    return (max if uneven_data == "continue" else min)(UNEVEN[:world_size])
-
-
-@pytest.mark.workers(2, 3, engines=["tensorflow"])
-@pytest.mark.parametrize(
-    "form, steps_per_execution",
-    [
-        ("from_function", 1),
-        ("from_function", 4),
-        ("of_unknown_length", 1),
-        ("of_unknown_length", 4),
-        ("not_sharded", 1),
-    ],
-)
-@pytest.mark.parametrize("uneven_data", ["continue", "stop"])
-def test_data_that_end_at_different_steps(uneven_data, form, steps_per_execution, world_size):
-    strategy = MultiWorkerMirroredStrategy(OneBit(), uneven_data=uneven_data)
-    model = in_scope(
-        strategy=strategy,
-        make=with_layer(keras.layers.BatchNormalization),
-        steps_per_execution=steps_per_execution,
-    )
-    history = model.fit(uneven(form, strategy), epochs=2, verbose=0).history
-    steps = 2 * number_of_steps(uneven_data, world_size)
-    assert model.optimizer.iterations.numpy() == steps
-    assert np.isfinite(history["loss"]).all()
-    assert all(np.isfinite(v).all() for v in arrays_of(model))
-    assert_same_bits_on_all_ranks([np.array(v) for v in model.trainable_variables])
-
-
-@workers
-def test_empty_batches_do_not_count_in_metrics(world_size):
-    strategy = MultiWorkerMirroredStrategy()
-    model = in_scope(strategy=strategy, make=OwnMetric)
-    model.fit(uneven("from_function", strategy), verbose=0)
-    assert model.tracker.count.numpy() == sum(UNEVEN[:world_size])  # read from all
-
-
-@workers
-def test_steps_per_epoch_of_uneven_data(world_size):
-    strategy = MultiWorkerMirroredStrategy()
-    model = in_scope(strategy=strategy)
-    model.fit(uneven("not_sharded", strategy), steps_per_epoch=max(UNEVEN[:2]), verbose=0)
-    assert model.optimizer.iterations.numpy() == max(UNEVEN[:2])
-
-
-@workers
-@pytest.mark.parametrize("uneven_data", ["continue", "stop"])
-def test_custom_loops_over_uneven_data_end_together(uneven_data, world_size):
-    strategy = MultiWorkerMirroredStrategy(OneBit(), uneven_data=uneven_data)
-    steps = sum(1 for _ in uneven("of_unknown_length", strategy))
-    assert steps == number_of_steps(uneven_data, world_size)
-
-
 @workers
 def test_numbers_are_reduced(world_size):
     strategy = MultiWorkerMirroredStrategy()
@@ -417,34 +305,6 @@ def test_values_are_gathered_in_the_order_of_ranks(world_size):
     np.testing.assert_array_equal(strategy.gather(mine, axis=1), expected)
     gathered = tf.function(lambda: strategy.gather(tf.transpose(mine), axis=0))()
     np.testing.assert_array_equal(gathered, expected.T)
-
-
-@workers
-def test_empty_batches_add_nothing(world_size):
-    """The worker with more data goes on as if alone, but for the division by two."""
-    strategy = MultiWorkerMirroredStrategy(FullPrecision())
-    model = in_scope(strategy=strategy)
-    x, labels = make_data(1, 1)
-    part = x.reshape(-1, INPUTS), labels.reshape(-1)
-    dataset = tf.data.Dataset.from_tensor_slices(part).batch(BATCH_SIZE)
-
-    def mine(context):
-        return dataset.take(context.input_pipeline_id)  # none on rank 0
-
-    model.fit(strategy.distribute_datasets_from_function(mine), verbose=0)
-    reference = compiled(make_model(), keras.optimizers.SGD(0.05))
-    reference.fit(dataset, verbose=0)
-    for weight, other in zip(model.get_weights(), reference.get_weights(), strict=True):
-        np.testing.assert_allclose(weight, other, rtol=1e-5, atol=1e-6)
-
-
-@workers
-def test_batches_that_do_not_divide(world_size):
-    model = in_scope(OneBit())
-    x, labels = samples(world_size)
-    model.fit(x[:50], labels[:50], 15, verbose=0)  # 8 and 7, and at the end 3 and 2
-    assert model.optimizer.iterations.numpy() == 4
-    assert_same_bits_on_all_ranks(arrays_of(model))
 
 
 def without_scope_of_optimizer():
