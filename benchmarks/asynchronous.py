@@ -5,8 +5,8 @@
 Four workers on hosts of their own (network namespaces, links of 1 Gbit/s) train the papers' DNN
 with `AsynchronousOptimizer`. The last one sleeps after each step until it is four times as slow.
 The other three make as many steps as the same processes with the pump off, which then train alone:
-stretches of both take turns within one job. As in `step.py`, Horovod's thread is there in both; the
-last row is a job without it. Steps are counted in the span of time in which all workers were at it.
+stretches of both take turns within one job. As in `step.py`, Horovod's thread is there in both.
+Steps are counted in the span of time in which all workers were at it.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from network import hosts_on_a_bridge, rate_argument
 from report import Spread, machine_facts, print_machine_facts, print_table, verdict, write_json
 
 WORKER = pathlib.Path(__file__).with_name("asynchronous_worker.py")
-TOGETHER, WITHOUT, ALONE = "asynchronous", "the same, pump off", "the same, Horovod off"
+TOGETHER, WITHOUT = "asynchronous", "the same, pump off"
 LEAST_SPEED = 0.95
 # Rounding of some thousand additions to weights below 1; a single delta is ten times as large.
 MOST_DIFFERENCE = 2e-6
@@ -42,17 +42,11 @@ def measure(arguments):
     options += ["--seconds", str(arguments.seconds)]
     with hosts_on_a_bridge(arguments.workers, arguments.rate) as network:
         workers = run_workers(network, WORKER, options)
-        alone = run_workers(network, WORKER, [*options, "--alone"])
     check_replicas([worker["weights"] for worker in workers])
     return {
-        TOGETHER: _by_stretch(workers, "together"),
-        WITHOUT: _by_stretch(workers, "without"),
-        ALONE: _by_stretch(alone, "without"),
+        row: list(zip(*(worker[mode] for worker in workers), strict=True))
+        for row, mode in [(TOGETHER, "together"), (WITHOUT, "without")]
     }
-
-
-def _by_stretch(workers, mode):
-    return list(zip(*(worker[mode] for worker in workers), strict=True))
 
 
 def check_replicas(weights):
@@ -67,9 +61,9 @@ def main():
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--slowdown", type=float, default=4.0)
     parser.add_argument("--rate", type=rate_argument, default="1gbit", help="of each link")
-    parser.add_argument("--rounds", type=int, default=6, help="of a stretch in each mode")
+    parser.add_argument("--rounds", type=int, default=8, help="of a stretch in each mode")
     parser.add_argument("--seconds", type=float, default=20.0, help="of a stretch")
-    parser.add_argument("--warm-up-steps", type=int, default=100)
+    parser.add_argument("--warm-up-steps", type=int, default=300, help="until tau has settled")
     parser.add_argument("--output", default="results/asynchronous.json")
     arguments = parser.parse_args()
     facts = machine_facts()

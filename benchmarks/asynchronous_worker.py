@@ -94,12 +94,8 @@ def main():
     parser.add_argument("--warm-up-steps", type=int, required=True)
     parser.add_argument("--seconds", type=float, required=True, help="of a stretch of training")
     parser.add_argument("--rounds", type=int, required=True, help="of a stretch in each mode")
-    parser.add_argument("--alone", action="store_true", help="in one mode only, without Horovod")
     arguments = parser.parse_args()
     rank, num_workers = (int(os.environ[f"HOROVOD_{name}"]) for name in ("RANK", "SIZE"))
-    if arguments.alone:
-        for name in [name for name in os.environ if name.startswith("HOROVOD_")]:
-            del os.environ[name]
 
     import tensorflow as tf
 
@@ -113,8 +109,7 @@ def main():
     worker.warm_up(arguments.warm_up_steps)
     together, without = [], []
     for _ in range(arguments.rounds):
-        if not arguments.alone:
-            together.append(worker.stretch())
+        together.append(worker.stretch())
         without.append(worker.stretch_without_pump())
     weights = worker.weights()[::SAMPLE_EVERY]
     print(json.dumps({"together": together, "without": without, "weights": weights.tolist()}))
