@@ -8,10 +8,10 @@ import numpy as np
 import tensorflow as tf
 
 # How long a worker without a message lets the others wait for it to join a round: a part of a step
-# of the fastest, because deltas that come steps later cost accuracy. A round takes a millisecond of
-# a core's time, and so not less than this, and where steps are long, not more.
-_PART_OF_STEP = 0.25
-_LEAST_SECONDS, _MOST_SECONDS = 0.005, 0.1
+# of the fastest, because deltas that come steps later cost accuracy. Not a smaller part, and not
+# less than this, because a round takes a millisecond of a core's time on every worker.
+_PART_OF_STEP = 0.5
+_LEAST_SECONDS, _MOST_SECONDS = 0.005, 0.25
 # Weight of the last one in means over rounds and messages.
 _LAST_WEIGHT = 0.1
 # A worker with more messages than these under way waits: the network is slower than its steps, and
