@@ -1,5 +1,9 @@
 #include "kernels/simd.h"
 
+#ifdef __x86_64__
+#include <cpuid.h>
+#endif
+
 #include <cstdlib>
 #include <cstring>
 #include <iterator>
@@ -13,6 +17,14 @@ constexpr const char* kNames[] = {
 #endif
     "plain"};
 
+#ifdef __x86_64__
+// As __builtin_cpu_supports("f16c"), which clang 14 does not know.
+bool HasF16c() {
+  unsigned eax, ebx, ecx, edx;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C) != 0;
+}
+#endif
+
 }  // namespace
 
 int WidestSimd() {
@@ -20,8 +32,8 @@ int WidestSimd() {
     int index = 0;
 #ifdef __x86_64__
     // What the files of the tables are compiled for.
-    const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") &&
-                          __builtin_cpu_supports("fma");
+    const bool has_avx2 =
+        HasF16c() && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     const bool has_avx512 =
         has_avx2 && __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("avx512f") &&
         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
