@@ -80,6 +80,12 @@ CodeRun CodesOfRow(const int32_t* row) {
           FloatOf(static_cast<uint32_t>(row[kStepWord]))};
 }
 
+// Where the codes of values from `index` on begin.
+const uint32_t* FirstFrom(const CodeRun& run, int64_t index) {
+  return std::partition_point(run.next, run.end,
+                              [index](uint32_t code) { return IndexOf(code) < index; });
+}
+
 template <typename T>
 class ThresholdEncodeOp : public OpKernel {
  public:
@@ -239,9 +245,7 @@ class ThresholdDecodeSumOp : public OpKernel {
     std::vector<CodeRun> runs;
     for (int64_t r = stripe.part; r < rows.num_rows; r += parts_.num_parts()) {
       CodeRun run = CodesOfRow(rows.row(r));
-      run.next = std::lower_bound(run.next, run.end, first_index, [](uint32_t code, int64_t index) {
-        return IndexOf(code) < index;
-      });
+      run.next = FirstFrom(run, first_index);
       runs.push_back(run);
     }
     const auto decode = GetThresholdBlocks().decode(out);
@@ -279,8 +283,7 @@ class ThresholdApplyOp : public OpKernel {
       for (int t = 0; t < num_variables; ++t) {
         const int64_t end = first + parts_.tensor_size(t);
         const uint32_t* const begin = run.next;
-        run.next = std::partition_point(begin, run.end,
-                                        [end](uint32_t code) { return IndexOf(code) < end; });
+        run.next = FirstFrom(run, end);
         Subtract({begin, run.next, run.step}, first, variables[t]);
         first = end;
       }
