@@ -1,5 +1,6 @@
 """The compiled ops: one thin function per op."""
 
+from tf_onebit.ops.block_momentum import block_difference, block_update, moments_update
 from tf_onebit.ops.one_bit import (
     one_bit_aggregate,
     one_bit_decode,
@@ -16,8 +17,11 @@ from tf_onebit.ops.threshold import (
 )
 
 __all__ = [
+    "block_difference",
+    "block_update",
     "golomb_rice_decode",
     "golomb_rice_encode",
+    "moments_update",
     "one_bit_aggregate",
     "one_bit_decode",
     "one_bit_decode_sum",
