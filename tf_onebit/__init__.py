@@ -12,7 +12,7 @@ _MODULE_OF = {
     "Threshold": "tf_onebit.exchanges",
     "WarmStart": "tf_onebit.exchanges",
 }
-_SUBMODULES = ("callbacks", "distribute", "horovod")
+_SUBMODULES = ("callbacks", "distribute", "horovod", "optimizers")
 
 __all__ = [*_MODULE_OF, *_SUBMODULES, "__version__"]
 

@@ -21,6 +21,7 @@ MAY_IMPORT = {
     "tf_onebit._version": [],
     "tf_onebit.configurable": [],
     "tf_onebit.layout": [],
+    "tf_onebit.optimizers": [],
     "tf_onebit.ops": ["ops", "_version"],
     "tf_onebit.transforms": ["configurable"],
     "tf_onebit.collectives": [f"collectives.{part}" for part in COLLECTIVES],
@@ -36,8 +37,24 @@ MAY_IMPORT = {
         "transforms",
         "_version",
     ],
-    "tf_onebit.callbacks": ["callbacks", "collectives.requests", "exchanges", "_version"],
-    "tf_onebit.training": ["exchanges", "training"],
+    "tf_onebit.block_momentum": [],
+    "tf_onebit.callbacks": [
+        "block_momentum",
+        "callbacks",
+        "collectives.requests",
+        "configurable",
+        "exchanges",
+        "optimizers",
+        "training",
+        "_version",
+    ],
+    "tf_onebit.training": [
+        "block_momentum",
+        "collectives.requests",
+        "exchanges",
+        "ops",
+        "training",
+    ],
     "tf_onebit.distribute": ["collectives", "distribute", "exchanges", "training"],
     "tf_onebit.horovod": [
         "collectives",
@@ -50,7 +67,13 @@ MAY_IMPORT = {
 }
 # Where other packages may be imported; TensorFlow and NumPy everywhere.
 USERS = {
-    "keras": ["tf_onebit.callbacks", "tf_onebit.distribute", "tf_onebit.horovod"],
+    "keras": [
+        "tf_onebit.callbacks",
+        "tf_onebit.distribute",
+        "tf_onebit.horovod",
+        "tf_onebit.optimizers",
+        "tf_onebit.training.optimizer",
+    ],
     "horovod": ["tf_onebit.collectives.horovod", "tf_onebit.horovod"],
 }
 

@@ -8,7 +8,7 @@ import pytest
 import tf_onebit
 import tf_onebit.horovod as hvd
 from tests.unit.test_architecture import MODULES, module_name
-from tf_onebit import callbacks, distribute, ops
+from tf_onebit import callbacks, distribute, ops, optimizers
 
 
 @pytest.mark.parametrize("name", [module_name(path) for path in MODULES])
@@ -25,7 +25,8 @@ PUBLIC = [
     *(tf_onebit.FullPrecision, tf_onebit.Local, tf_onebit.OneBit, tf_onebit.WarmStart),
     tf_onebit.Threshold,
     *(distribute.MirroredStrategy, distribute.MultiWorkerMirroredStrategy, callbacks.Monitor),
-    callbacks.BackupAndRestore,
+    *(callbacks.BackupAndRestore, callbacks.BlockMomentum),
+    *(optimizers.Adam, optimizers.AdamW, optimizers.Nadam, optimizers.RectifiedAdam),
     *(hvd.DistributedOptimizer, hvd.DistributedGradientTape, hvd.Compression),
     hvd.AsynchronousOptimizer,
     *(hvd.BroadcastGlobalVariablesCallback, hvd.MetricAverageCallback),
@@ -33,6 +34,7 @@ PUBLIC = [
     *(ops.one_bit_aggregate, ops.one_bit_decode),
     *(ops.threshold_encode, ops.threshold_decode_sum, ops.threshold_apply),
     *(ops.golomb_rice_encode, ops.golomb_rice_decode),
+    *(ops.block_difference, ops.block_update, ops.moments_update),
 ]
 
 

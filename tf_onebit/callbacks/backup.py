@@ -1,7 +1,6 @@
 """BackupAndRestore: interrupted training goes on as if it had not been interrupted."""
 
 import contextlib
-import inspect
 import json
 import os
 import pathlib
@@ -13,7 +12,7 @@ import keras
 import numpy as np
 
 from tf_onebit._version import __version__
-from tf_onebit.callbacks import training_state
+from tf_onebit.callbacks import fit, training_state
 from tf_onebit.callbacks.repeatable import why_not_repeatable
 from tf_onebit.callbacks.workers import Workers
 
@@ -81,7 +80,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             exchange.rescue_with(self._save_replica)
         self._number = 0
         self._random_states = {}  # at the beginning of each epoch
-        self._end_replay()  # of a run that was interrupted
+        fit.end_replay(self.model)  # of a run that was interrupted
         manifest, states = self._latest()
         if manifest is None:
             return
@@ -120,7 +119,8 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._saved_batch = self._batch
 
     def on_epoch_end(self, epoch, logs=None):
-        self._end_replay()
+        fit.end_replay(self.model)
+        training_state.end_epoch(self.model)
         self._epoch, self._batch = epoch + 1, 0
         if self.save_freq == "epoch":
             self._save()
@@ -140,8 +140,8 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def _replay(self, epoch, batch, state):
         """Draws the data up to a position, which Keras then goes on from."""
-        fit = _frame_of_fit(self.model)
-        epoch_iterator = fit.f_locals["epoch_iterator"]
+        frame = fit.frame_of_fit(self.model)
+        epoch_iterator = frame.f_locals["epoch_iterator"]
         self.model._initial_epoch = epoch
         self._random_states = {
             int(earlier): random_state
@@ -160,7 +160,7 @@ class BackupAndRestore(keras.callbacks.Callback):
                     f"{reason or 'those of another worker may'}."
                 )
             return
-        for earlier in range(fit.f_locals["initial_epoch"], epoch):
+        for earlier in range(frame.f_locals["initial_epoch"], epoch):
             self._set_random_state_at_begin_of(earlier)
             with epoch_iterator.catch_stop_iteration():
                 for _, _, iterator in epoch_iterator:
@@ -183,15 +183,10 @@ class BackupAndRestore(keras.callbacks.Callback):
                 # Once more: other callbacks may have changed something.
                 training_state.assign_variables(self.model, state)
                 training_state.set_random_state(self.model, random_state)
-                self._end_replay()
+                fit.end_replay(self.model)
             return dict(logs)
 
-        draw.stands_in_for = self.model.train_function
-        self.model.train_function = draw
-
-    def _end_replay(self):
-        function = self.model.train_function
-        self.model.train_function = getattr(function, "stands_in_for", function)
+        fit.begin_replay(self.model, draw)
 
     def _set_random_state_at_begin_of(self, epoch):
         """As the order of its data may depend on it."""
@@ -334,17 +329,7 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def _build(self, state):
         """Gives model and optimizers the variables that Keras gives them in the first step."""
-        layers = [layer for layer in self.model._flatten_layers() if layer is not self.model]
-        if not all(layer.built for layer in layers):
-            dataset = _frame_of_fit(self.model).f_locals["epoch_iterator"]._distributed_dataset
-            try:
-                self.model._symbolic_build(data_batch=dataset.element_spec)
-            except Exception as error:
-                raise ValueError(
-                    "A model that is resumed must have its variables. Received: "
-                    f"{self.model!r}, which cannot be built from its data. Build its layers "
-                    "before fit."
-                ) from error
+        fit.build_model(self.model, "is resumed")
         training_state.build_optimizers(self.model, state)
 
     def _mine(self, states):
@@ -354,13 +339,3 @@ class BackupAndRestore(keras.callbacks.Callback):
 def _flush(file):
     file.flush()
     os.fsync(file.fileno())
-
-
-def _frame_of_fit(model):
-    """The frame of the `model.fit` that calls: Keras hands its data to no one else."""
-    frame = inspect.currentframe()
-    while frame is not None:
-        if frame.f_locals.get("self") is model and "epoch_iterator" in frame.f_locals:
-            return frame
-        frame = frame.f_back
-    raise RuntimeError("BackupAndRestore works in model.fit only.")

@@ -1,16 +1,18 @@
 """All that training goes on from: of the model, its optimizers, their exchanges, and chance."""
 
+import contextlib
 import json
 import random
 import warnings
 
 import keras
 import numpy as np
-import tensorflow as tf
 from keras.src.backend.common import global_state
 from keras.src.random import seed_generator
 
 from tf_onebit.exchanges.base import part_of
+from tf_onebit.training.blocks import End
+from tf_onebit.training.copies import copies_of
 
 
 def optimizers_of(model):
@@ -53,10 +55,15 @@ def collect(model, occasion):
     """
     for exchange in gradient_exchanges_of(model):
         exchange.drain(occasion)
+    with _global_models(model):
+        return _collected(model)
+
+
+def _collected(model):
     state = {
         f"{name}#{i}": copy.numpy()
         for name, variable in variables_of(model).items()
-        for i, copy in enumerate(_copies(variable))
+        for i, copy in enumerate(copies_of(variable))
     }
     places = {id(variable): i for i, variable in enumerate(model.trainable_variables)}
     for i, optimizer in enumerate(optimizers_of(model)):
@@ -71,7 +78,28 @@ def collect(model, occasion):
             for rank, one in zip(exchange.engine.ranks, states, strict=True):
                 prefix = f"exchange_{i}/{j}/{rank}"
                 state |= {f"{prefix}/{name}": array for name, array in one.items()}
+        if exchange.blocks is not None:
+            for rank, one in zip(exchange.engine.ranks, exchange.blocks.states(), strict=True):
+                prefix = f"exchange_{i}/blocks/{rank}"
+                state |= {f"{prefix}/{name}": array for name, array in one.items()}
     return state
+
+
+@contextlib.contextmanager
+def _global_models(model):
+    """Context in which workers that train apart have the model that they have in common."""
+    with contextlib.ExitStack() as stack:
+        for exchange in gradient_exchanges_of(model):
+            if exchange.blocks is not None:
+                stack.enter_context(exchange.blocks.view())
+        yield
+
+
+def end_epoch(model):
+    """Has workers that train apart meet, as all have come to the end of an epoch."""
+    for exchange in gradient_exchanges_of(model):
+        if exchange.blocks is not None:
+            exchange.blocks.end(End.EPOCH)
 
 
 def build_optimizers(model, state):
@@ -99,7 +127,7 @@ def require_same_variables(model, state):
 def assign_variables(model, state):
     """Gives the model's variables, and those of metrics that exist, the saved values."""
     for name, variable in variables_of(model).items():
-        for i, copy in enumerate(_copies(variable)):
+        for i, copy in enumerate(copies_of(variable)):
             # Devices that were not there then begin with what the first had.
             array = state.get(f"{name}#{i}", state.get(f"{name}#0"))
             if array is not None:
@@ -130,7 +158,7 @@ def accumulated_anew(model, states, parts):
         for j, variable in enumerate(optimizer.variables):
             if id(variable) not in accumulators:
                 continue
-            copies, name = _copies(variable), f"optimizer_{i}/{j}#"
+            copies, name = copies_of(variable), f"optimizer_{i}/{j}#"
             arrays = [a for state in states for key, a in state.items() if key.startswith(name)]
             total = sum(_typed(array, copies[0]) for array in arrays)
             for k in range(len(copies)):
@@ -154,6 +182,7 @@ def load_exchanges(model, states):
         ranks, count = saved["built"]
         states = [[part_of(saved, f"{j}/{rank}") for rank in range(ranks)] for j in range(count)]
         exchange.load_states(states, float(saved["scale"]))
+        exchange.block_states = [part_of(saved, f"blocks/{rank}") for rank in range(ranks)]
     others = part_of(together, f"exchange_{len(gradient_exchanges_of(model))}")
     if any(name.endswith("residual") for name in others):
         warnings.warn(
@@ -185,10 +214,3 @@ def set_random_state(model, state):
 def _typed(array, variable):
     """A saved array: NumPy does not know all types, like bfloat16."""
     return array.view(variable.dtype.as_numpy_dtype) if array.dtype.kind == "V" else array
-
-
-def _copies(variable):
-    value = variable.value if isinstance(variable, keras.Variable) else variable
-    if isinstance(value, tf.distribute.DistributedValues):
-        return value.values
-    return [value]

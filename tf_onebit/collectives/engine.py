@@ -13,10 +13,15 @@ class Engine:
     Attributes:
         world_size: number of workers of the job.
         ranks: list of the ranks of those in this process: one of them, or all.
+        members: sequence: by rank, what rank a worker has among all of the job.
     """
 
     world_size: int
     ranks: list
+
+    @property
+    def members(self):
+        return range(self.world_size)
 
     def run(self, generators):
         """Runs the exchanges of `ranks`, in that order.
@@ -25,6 +30,14 @@ class Engine:
             List of what each generator returned.
         """
         raise NotImplementedError(f"{type(self).__name__} must define run.")
+
+    def by_node(self):
+        """The engines of the workers on this node, and of the nodes, each as one worker."""
+        raise ValueError(
+            "Only Horovod's workers can be grouped by node. Received: the workers of a "
+            f"{type(self).__name__}. The devices of one process of a MultiWorkerMirroredStrategy "
+            "are a group as they are."
+        )
 
     def place(self, index):
         """Context in which the state of worker `ranks[index]` is created."""

@@ -1,44 +1,127 @@
 """Horovod's collectives: one process per worker."""
 
+import functools
+
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from tf_onebit.collectives.engine import ProcessEngine
 from tf_onebit.collectives.ordered_sum import ordered_sum
+from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, Broadcast
 
 
 class HorovodEngine(ProcessEngine):
     """One process per worker, connected by Horovod.
 
     Horovod matches collectives by name, so a name must be in use once at a time.
+
+    Args:
+        process_set: the workers, of which this process is one. Default: all of the job.
     """
+
+    def __init__(self, process_set=None):
+        self._process_set = process_set
+
+    @property
+    def members(self):
+        return range(hvd.size()) if self._process_set is None else self._process_set.ranks
 
     @property
     def world_size(self):
-        return hvd.size()
+        return len(self.members)
 
     @property
     def ranks(self):
-        return [hvd.rank()]
+        return [self.members.index(hvd.rank())]
+
+    def by_node(self):
+        nodes = _nodes(self)
+        within = [HorovodEngine(_process_set(node)) for node in nodes]
+        leaders = _process_set(tuple(node[0] for node in nodes))
+        mine = next(i for i, node in enumerate(nodes) if hvd.rank() in node)
+        return within[mine], _BetweenNodes(within[mine], leaders, mine, len(nodes))
 
     def _all_to_all(self, tensor, name):
-        return _carry(hvd.alltoall, tensor, name)
+        return self._carry(hvd.alltoall, tensor, name)
 
     def _all_gather(self, request):
-        return _carry(hvd.allgather, request.tensor, request.name)
+        return self._carry(hvd.allgather, request.tensor, request.name)
 
     def _all_reduce(self, request):
-        if hvd.size() > 2 and any(tensor.dtype.is_floating for tensor in request.tensors):
-            # What Horovod sums together, and so in what order, depends on what is ready.
-            return self.run_one(ordered_sum(request, hvd.size()))
+        # What Horovod sums together, and so in what order, depends on what is ready; and it knows
+        # no bfloat16.
+        dtypes = {tensor.dtype for tensor in request.tensors}
+        floating = any(dtype.is_floating for dtype in dtypes)
+        if tf.bfloat16 in dtypes or (self.world_size > 2 and floating):
+            return self.run_one(ordered_sum(request, self.world_size))
         options = {"op": hvd.Sum, "postscale_factor": request.scale}
         return [
-            _carry(hvd.allreduce, tensor, f"{request.name}/{i}", **options)
+            self._carry(hvd.allreduce, tensor, f"{request.name}/{i}", **options)
             for i, tensor in enumerate(request.tensors)
         ]
 
     def _broadcast(self, tensor, root, name):
-        return _carry(hvd.broadcast, tensor, name, root_rank=root)
+        return self._carry(hvd.broadcast, tensor, name, root_rank=self.members[root])
+
+    def _carry(self, collective, tensor, name, **options):
+        # Keras numbers the scopes of optimizers, and workers need not have made equally many.
+        # Horovod ignores a scope by cutting the name after its last slash.
+        options |= {"name": name.replace("/", "."), "ignore_name_scope": True}
+        if self._process_set is not None:
+            options["process_set"] = self._process_set
+        # Horovod moves no bfloat16, but any 16 bits as float16.
+        wire_dtype = tf.float16 if tensor.dtype == tf.bfloat16 else tensor.dtype
+        return tf.bitcast(collective(tf.bitcast(tensor, wire_dtype), **options), tensor.dtype)
+
+
+class _BetweenNodes(ProcessEngine):
+    """The nodes of a job, each a worker: their first processes meet, and tell the others.
+
+    Every process of a node runs the same generator with the same state, so that all keep it.
+    """
+
+    def __init__(self, within, leaders, node, count):
+        self.world_size = count
+        self.ranks = [node]
+        self._within = within
+        self._leaders = HorovodEngine(leaders) if hvd.rank() in leaders.ranks else None
+
+    def _all_to_all(self, tensor, name):
+        return self._told(AllToAll(tensor, name), [tensor])[0]
+
+    def _all_gather(self, request):
+        tensor = request.tensor
+        if request.uneven:
+            raise NotImplementedError(
+                "Nodes exchange tensors of one shape. Received: a request for an uneven "
+                f"AllGather, {request.name!r}."
+            )
+        shape = tf.concat([[self.world_size * tf.shape(tensor)[0]], tf.shape(tensor)[1:]], axis=0)
+        return self._told(request, [tf.zeros(shape, tensor.dtype)])[0]
+
+    def _all_reduce(self, request):
+        return self._told(request, request.tensors)
+
+    def _broadcast(self, tensor, root, name):
+        return self._told(Broadcast([tensor], root, name), [tensor])[0]
+
+    def _told(self, request, like):
+        """The answer that the first process of this node gets; tensors `like` it elsewhere."""
+        if self._leaders is not None:
+            answer = self._leaders.run_one(_asked(request))
+        else:
+            # Not constants: TensorFlow would run their collectives to optimize the graph, and, of
+            # those with the same constant, keep one; other processes have no constants there.
+            answer = [tf.raw_ops.Empty(shape=tf.shape(t), dtype=t.dtype) for t in like]
+        if self._within.world_size == 1:
+            return answer
+        return self._within.run_one(_asked(Broadcast(answer, 0, f"{request.name}/told")))
+
+
+def _asked(request):
+    """Generator: asks, and returns a list of tensors."""
+    answer = yield request
+    return answer if isinstance(request, AllReduce | Broadcast) else [answer]
 
 
 def run(generator):
@@ -46,10 +129,33 @@ def run(generator):
     return HorovodEngine().run_one(generator)
 
 
-def _carry(collective, tensor, name, **options):
-    # Keras numbers the scopes of optimizers, and workers need not have made equally many. Horovod
-    # ignores a scope by cutting the name after its last slash.
-    options |= {"name": name.replace("/", "."), "ignore_name_scope": True}
-    # Horovod knows no bfloat16; float32 holds its values exactly.
-    wire_dtype = tf.float32 if tensor.dtype == tf.bfloat16 else tensor.dtype
-    return tf.cast(collective(tf.cast(tensor, wire_dtype), **options), tensor.dtype)
+def _nodes(engine):
+    """The ranks on each node: tuples, of which Horovod gives consecutive numbers to each."""
+    request = AllGather(tf.constant([hvd.local_rank()]), "tf_onebit/nodes")
+    local_ranks = engine.run_one(_asked(request))[0].numpy().tolist()
+    nodes = []
+    for rank, local_rank in enumerate(local_ranks):
+        if local_rank == 0:
+            nodes.append([])
+        if not nodes or local_rank != len(nodes[-1]):
+            raise ValueError(
+                "The ranks of a node must follow each other, from local rank 0. Received: the "
+                f"local ranks {local_ranks}. Have Horovod place processes node by node."
+            )
+        nodes[-1].append(rank)
+    return [tuple(node) for node in nodes]
+
+
+@functools.cache
+def _process_set(ranks):
+    if len(ranks) == hvd.size():
+        return hvd.global_process_set
+    try:
+        return hvd.add_process_set(list(ranks))
+    except ValueError as error:
+        if "DYNAMIC" not in str(error):
+            raise
+        raise ValueError(
+            "Groups of workers are process sets of Horovod's, added while it runs. Received: a "
+            'Horovod without dynamic process sets. Use hvd.init(process_sets="dynamic").'
+        ) from error

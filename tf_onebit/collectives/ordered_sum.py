@@ -33,11 +33,15 @@ def added_in_order(terms):
 
     `tf.add_n` starts with any of them, whose memory can be reused. And TensorFlow joins sums with
     those that made their terms, in an order of its own, unless there is something in between.
+
+    bfloat16, with its 8 bits of precision, is added up in float32.
     """
-    total, *others = (tf.raw_ops.Snapshot(input=term) for term in terms)
+    dtype = terms[0].dtype
+    wide = tf.float32 if dtype == tf.bfloat16 else dtype
+    total, *others = (tf.raw_ops.Snapshot(input=tf.cast(term, wide)) for term in terms)
     for term in others:
         total = tf.raw_ops.Snapshot(input=total + term)
-    return total
+    return tf.cast(total, dtype)
 
 
 def _sum(vector, scale, world_size, name):

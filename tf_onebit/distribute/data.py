@@ -173,6 +173,11 @@ def _updated_by(model):
     return list(statistics.values()), model.metrics_variables
 
 
+def data_of_step():
+    """Whether this replica has data in the step that is being traced: boolean scalar, or None."""
+    return _step.has_data
+
+
 def zero_without_data(gradients):
     """The gradients of this replica, or zeros where its batch is empty."""
     has_data = _step.has_data

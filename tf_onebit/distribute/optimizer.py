@@ -6,8 +6,9 @@ import keras
 import tensorflow as tf
 from keras.src.backend.common import global_state
 
-from tf_onebit.distribute.data import zero_without_data
+from tf_onebit.distribute.data import data_of_step, zero_without_data
 from tf_onebit.distribute.replicas import all_finite, exchange
+from tf_onebit.exchanges import Local
 from tf_onebit.training.gradients import GradientExchange
 from tf_onebit.training.optimizer import Distributed, GlobalLossScale, settings, subclass
 
@@ -60,7 +61,26 @@ class _UnderStrategy(Distributed):
         )
 
     def apply(self, grads, trainable_variables=None):
-        super().apply(zero_without_data(grads), trainable_variables)
+        has_data = data_of_step()
+        if has_data is None or not self._trains_apart():
+            super().apply(zero_without_data(grads), trainable_variables)
+            return
+        if not self.built:
+            with tf.init_scope():
+                self.build(trainable_variables)
+
+        def update():
+            super(_UnderStrategy, self).apply(grads, trainable_variables)
+            return True
+
+        # A step of nothing would still count, and move the weights by their momentum.
+        tf.cond(has_data, update, lambda: False)
+
+    def _trains_apart(self):
+        """Whether this worker alone, on one device, decides what a step does."""
+        extended = self._distribution_strategy.extended
+        is_local = isinstance(self.gradient_exchange.template, Local)
+        return is_local and len(extended.worker_devices) == 1
 
     @property
     def replica_context(self):

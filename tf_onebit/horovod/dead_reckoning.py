@@ -41,7 +41,7 @@ class DeadReckoning(GradientExchange):
         """
         gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
         specs = tuple(map(spec_of, gradients, variables))
-        (exchange,) = self._exchanges_for(specs, variables)
+        (exchange,) = self.exchanges_for(specs, variables)
         rate = tf.cast(learning_rate, tf.float32) * self.scale
         most = min(sum(spec.size for spec in specs), exchange.part_size)
         mine = exchange.encode(gradients, most, rate, pad=False)

@@ -15,10 +15,10 @@ def DistributedOptimizer(
 ):
     """Wraps a Keras optimizer: gradients are exchanged between workers before they are applied.
 
-    The result is an optimizer of the same Keras class, with the same state. It is saved as that
-    class: a saved model loads without this package. Gradients are exchanged once per update,
-    after gradient accumulation and before clipping, which thus acts on the aggregate. With one
-    worker nothing is exchanged.
+    The result is an optimizer of the same class, with the same state. It is saved as that class:
+    with one of Keras' own, a saved model loads without this package. Gradients are exchanged once
+    per update, after gradient accumulation and before clipping, which thus acts on the aggregate.
+    With one worker nothing is exchanged.
 
     Args:
         optimizer: `keras.optimizers.Optimizer`. Also a `LossScaleOptimizer`: all workers then

@@ -63,13 +63,18 @@ class GradientExchange:
         unit: see `Exchange.build`.
 
     Attributes:
+        engine: of all workers of the job.
+        group: `Engine` of those that exchange gradients with each other: all, by default.
+        blocks: `BlockSynchronization` of workers that train apart within a block, or None.
+        block_states: of an earlier run, until `blocks` takes them over: list, by rank, or None.
         variables, latest: where an optimizer keeps, within one step, whose gradients it was
             given and what their exchange returned.
     """
 
     def __init__(self, template, engine, mean, settings=(), unit=1.0):
         self.template = template
-        self.engine = engine
+        self.engine = self.group = engine
+        self.blocks = self.block_states = None
         self._mean = mean
         self._unit = unit
         self._settings = [("op", "Average" if mean else "Sum"), *settings]
@@ -85,7 +90,7 @@ class GradientExchange:
     @property
     def scale(self):
         """What the sum over the workers is multiplied with."""
-        return 1.0 / self.engine.world_size if self._mean else 1.0
+        return 1.0 / self.group.world_size if self._mean else 1.0
 
     def measures(self):
         """Figures of the last exchange, for the Monitor: dictionary of floats."""
@@ -127,6 +132,13 @@ class GradientExchange:
         states = self._states.pop(index, None)
         if states is None:
             return
+        if self.group is not self.engine:
+            if len(states) != self.engine.world_size:
+                raise ValueError(
+                    "Workers in groups can only be resumed as many as they were. Received: a "
+                    f"state of {len(states)} workers for {self.engine.world_size}."
+                )
+            states = [states[member] for member in self.group.members]
         for exchange in exchanges:
             exchange.load_state(states, self._ratio)
 
@@ -136,19 +148,19 @@ class GradientExchange:
         The first call with a list of variables builds the exchange, and compares the workers.
 
         Args:
-            gradients: list; entry i is the list of gradients of the worker `engine.ranks[i]`.
+            gradients: list; entry i is the list of gradients of the worker `group.ranks[i]`.
             variables: list.
 
         Returns:
             A list like `gradients`.
         """
         # A single worker exchanges nothing, unless several have left it what they had not sent.
-        if self.engine.world_size == 1 and not (self._states or self._built):
+        if self.group.world_size == 1 and not (self._states or self._built):
             return [list(mine) for mine in gradients]
         present = [i for i, gradient in enumerate(gradients[0]) if gradient is not None]
         specs = tuple(spec_of(gradients[0][i], variables[i]) for i in present)
-        exchanges = self._exchanges_for(specs, [variables[i] for i in present])
-        results = self.engine.run(
+        exchanges = self.exchanges_for(specs, [variables[i] for i in present])
+        results = self.group.run(
             exchange.exchange([_tensor(mine[i]) for i in present], self.scale)
             for exchange, mine in zip(exchanges, gradients, strict=True)
         )
@@ -165,28 +177,29 @@ class GradientExchange:
             gradients: as in a call.
 
         Returns:
-            List of boolean scalars, one for each of `engine.ranks`.
+            List of boolean scalars, one for each of `group.ranks`.
         """
         present = [[g for g in mine if g is not None] for mine in gradients]
         if not present[0]:
             return [tf.constant(True) for _ in gradients]
-        if self.engine.world_size == 1:
+        if self.group.world_size == 1:
             return [tf.equal(not_finite_flag(mine), 0) for mine in present]
         name = f"{self._scope}/all_finite"
-        return self.engine.run(all_finite(mine, name) for mine in present)
+        return self.group.run(all_finite(mine, name) for mine in present)
 
     @functools.cached_property
     def _scope(self):
         """Prefix of the names of this object's collectives, of which the first compares workers."""
         scope = f"tf_onebit_{next(_numbers)}"
         with tf.init_scope():
-            self.engine.run([handshake(scope, self._settings) for _ in self.engine.ranks])
+            self.group.run([handshake(scope, self._settings) for _ in self.group.ranks])
         return scope
 
     def _build(self, specs, scope):
-        return build(self.template, specs, scope, self.engine, self._unit)
+        return build(self.template, specs, scope, self.group, self._unit)
 
-    def _exchanges_for(self, specs, variables):
+    def exchanges_for(self, specs, variables):
+        """The exchanges of gradients of a list of variables: one for each of `group.ranks`."""
         # Names alone do not tell variables apart: many are called "Variable:0".
         key = specs, tuple(map(id, variables))
         if key not in self._built:

@@ -1,12 +1,20 @@
 """Keras optimizers that exchange gradients between workers."""
 
+import keras
 import tensorflow as tf
 
 
 def subclass(optimizer_class, mixin):
     """A subclass that carries its class's name, as Keras saves an optimizer by that."""
     namespace = {"__module__": optimizer_class.__module__}
-    return type(optimizer_class.__name__, (mixin, optimizer_class), namespace)
+    made = type(optimizer_class.__name__, (mixin, optimizer_class), namespace)
+    registered = keras.saving.get_registered_name(optimizer_class)
+    package, separator, name = registered.rpartition(">")
+    if separator:
+        # Not one of Keras' own. The name goes on standing for the original.
+        for cls in (made, keras.saving.get_registered_object(registered)):
+            keras.saving.register_keras_serializable(package, name)(cls)
+    return made
 
 
 def settings(optimizer):

@@ -1,0 +1,146 @@
+"""Block momentum: what becomes of the workers' models at the end of a block.
+
+Blockwise model-update filtering and its correction of Adam's moments (Chen, Ding, Huo 2020), as
+plain arithmetic on anything that adds and multiplies: floats, NumPy arrays, tensors. Equations are
+numbered as in the paper; theta_init, m_init are what the workers began a block with, and a bar is
+the mean of what they have made of it.
+"""
+
+import dataclasses
+import math
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """What the workers have done in one block.
+
+    Attributes:
+        steps: tuple of ints: by worker, its minibatches.
+        leader: rank of the worker that alone counts, or None: all count by their steps.
+
+    Example:
+        >>> Block((8, 8, 4, 0)).weights
+        (0.4, 0.4, 0.2, 0.0)
+    """
+
+    steps: tuple
+    leader: int | None = None
+
+    @property
+    def counted(self):
+        """By worker, the minibatches that count."""
+        if self.leader is None:
+            return self.steps
+        return tuple(n if rank == self.leader else 0 for rank, n in enumerate(self.steps))
+
+    @property
+    def weights(self):
+        """Of the workers, in means over them. At least one must have made a step that counts."""
+        total = sum(self.counted)
+        return tuple(n / total for n in self.counted)
+
+    @property
+    def mean_steps(self):
+        """tau: minibatches of a worker."""
+        return self.mean(lambda steps: steps)
+
+    def decay(self, beta):
+        """beta^tau: what is left of what a moving average was at the beginning."""
+        return self.mean(lambda steps: beta**steps)
+
+    def mean(self, of_steps):
+        """The weighted mean of a function of a worker's steps."""
+        pairs = zip(self.weights, self.counted, strict=True)
+        return math.fsum(weight * of_steps(steps) for weight, steps in pairs if weight)
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockFilter:
+    """Adds to each block's update of the model a part of the one before (section 2.1).
+
+        Delta_n = eta Delta_(n-1) + zeta (theta_bar - theta_init)               (1)
+        theta = theta_bar + (zeta - 1) (theta_bar - theta_init)                 (2, 8)
+        theta_init' = theta + eta Delta_n                                       (7, 9)
+
+    where theta is the global model, which is evaluated, saved and returned, and theta_init' the
+    look-ahead, which the workers go on from. For zeta = 1 the global model is theta_bar. With
+    classical momentum both are the same:
+
+        theta = theta_init' = theta_bar + (zeta - 1) (theta_bar - theta_init) + eta Delta_(n-1)  (6)
+
+    Attributes:
+        block_momentum: eta, at least 0 and below 1.
+        block_learning_rate: zeta.
+        nesterov: whether workers go on from where the momentum will lead.
+    """
+
+    block_momentum: float
+    block_learning_rate: float = 1.0
+    nesterov: bool = True
+
+    def model(self, mean, begin, delta):
+        """The model after a block.
+
+        Args:
+            mean: theta_bar.
+            begin: theta_init.
+            delta: Delta_(n-1).
+
+        Returns:
+            theta, theta_init' and Delta_n.
+        """
+        update = mean - begin
+        zeta, eta = self.block_learning_rate, self.block_momentum
+        base = mean if zeta == 1 else mean + (zeta - 1) * update
+        next_delta = eta * delta + zeta * update
+        if self.nesterov:
+            return base, base + eta * next_delta, next_delta
+        look_ahead = base + eta * delta
+        return look_ahead, look_ahead, next_delta
+
+    def steps(self, steps, equivalent_steps):
+        """How many minibatches the momentum stands for (4), and leads ahead.
+
+        Args:
+            steps: tau.
+            equivalent_steps: rho_(n-1).
+
+        Returns:
+            rho_n = eta rho_(n-1) + zeta tau, and by how many minibatches theta_init' is ahead of
+            theta_bar: eta rho_n, or with classical momentum eta rho_(n-1).
+        """
+        eta = self.block_momentum
+        next_steps = eta * equivalent_steps + self.block_learning_rate * steps
+        return next_steps, eta * (next_steps if self.nesterov else equivalent_steps)
+
+
+def moment_factors(block, steps_ahead, beta):
+    """How a moving average is brought to where the look-ahead is.
+
+    Eq. 18, with b = beta^tau and s the steps that the look-ahead is ahead,
+
+        m_init' = b (beta^s - 1) / (1 - b) m_init + (1 - b beta^s) / (1 - b) m_bar
+                = m_bar + kappa (m_bar - m_init),        kappa = b (1 - beta^s) / (1 - b)
+
+    in which a block of gradients with the same mean is taken to have gone on for s more steps.
+    Averages of squares, which such gradients let fall to b beta^s times what they were at most,
+    cannot fall below that.
+
+    Args:
+        block: `Block`.
+        steps_ahead: s.
+        beta: decay of the moving average in a step.
+
+    Returns:
+        kappa, and b beta^s.
+    """
+    decay = block.decay(beta)
+    if decay == 1:  # a moving average that does not move
+        return 0.0, 1.0
+    ahead = beta**steps_ahead
+    return decay * (1 - ahead) / (1 - decay), decay * ahead
+
+
+def corrected_moment(mean, begin, factor):
+    """m_init' of `moment_factors`, from m_bar, m_init and kappa."""
+    return mean + factor * (mean - begin)

@@ -1,0 +1,320 @@
+"""BlockMomentum: workers train on their own, and synchronize once per block."""
+
+import functools
+import json
+import math
+
+import keras
+import tensorflow as tf
+
+from tf_onebit.block_momentum import BlockFilter
+from tf_onebit.callbacks import fit
+from tf_onebit.callbacks.block_variables import CORRECTIONS, block_variables
+from tf_onebit.collectives.requests import AllGather, ask
+from tf_onebit.configurable import serialize
+from tf_onebit.exchanges import Local
+from tf_onebit.exchanges.handshake import enumerated, handshake
+from tf_onebit.training.blocks import BlockSynchronization, End
+from tf_onebit.training.gradients import resolve_exchange
+
+# What shows a model, or what it has learned, to the user.
+_SHOWING = ("evaluate", "export", "get_weights", "predict", "save", "save_weights")
+
+
+class BlockMomentum(keras.callbacks.Callback):
+    """Trains by blockwise model-update filtering (BMUF; Chen, Ding, Huo 2020).
+
+    Every worker trains on its own for `sync_period` steps. Then the workers' models are averaged,
+    and the average is moved on by a part of the updates of the blocks before it, which makes up for
+    what each minibatch loses in the average:
+
+        Delta_n = eta Delta_(n-1) + zeta (theta_bar - theta_init)
+        theta = theta_init + zeta (theta_bar - theta_init)
+        theta_init' = theta + eta Delta_n
+
+    for a block that began with theta_init, which the workers have made theta_bar of, on average.
+    theta is the global model. With classical momentum (`nesterov=False`) global model and next
+    beginning are both theta_init + Delta_n.
+
+    The moments of Adam and its kin (`tf_onebit.optimizers`) are brought to where theta_init' is,
+    and with them the number of steps that they are corrected for, `k <- k + eta rho_n` with
+    `rho_n = eta rho_(n-1) + zeta tau` for blocks of tau steps (BMUF-Adam, Eq. 16 to 18,
+    Algorithm 1). With such optimizers the paper recommends `beta_1=0.5`.
+
+    The global model is what is evaluated, saved and returned: whenever validation, another callback
+    or the program calls `evaluate`, `predict`, `save`, `save_weights`, `export` or `get_weights` of
+    the model that is trained, and from the end of an epoch to the first step of the next. Put this
+    callback first in the list, so that at the end of an epoch the others find its last block in the
+    model. Training goes on from the look-ahead. Whoever assigns other weights between two epochs,
+    on all workers, makes training begin anew from these.
+
+    Workers may have different numbers of batches: averages are weighted by the steps of a block,
+    and a worker whose data have ended waits, and takes part with weight zero. Statistics, as of
+    BatchNormalization, are averaged, and so is other state of the optimizer. Learning rate
+    schedules follow the worker that has made the most steps.
+
+    The workers are those of the model's optimizer, which must leave them their own gradients:
+
+        tf_onebit.horovod.DistributedOptimizer(optimizer, exchange=tf_onebit.Local())
+        tf_onebit.distribute.MultiWorkerMirroredStrategy(exchange=tf_onebit.Local())
+
+    Args:
+        sync_period: number of steps in a block, for each worker.
+        block_momentum: eta, at least 0 and below 1; or "auto": 1 - 1 / N for N workers.
+        block_learning_rate: zeta, positive.
+        nesterov: whether workers go on from where the momentum will lead.
+        warmup_steps: number of steps, at first, in which worker 0 trains alone, as the paper
+            does for a tenth of an epoch: the others' steps do not count.
+        moment_correction: "bmuf_adam"; "average": moments are averaged as they are; "reset": each
+            block begins with moments of zero. Optimizers other than Adam's kin have nothing to
+            correct; with them "bmuf_adam" averages, too.
+        groups: None, or "node" (with Horovod): the processes of a node are one worker. They
+            exchange gradients with each other in every step, through any exchange of their
+            optimizer, and only nodes synchronize by blocks. Needs
+            `hvd.init(process_sets="dynamic")`. Devices of one process of a strategy are a group
+            without this.
+        exchange: `tf_onebit.Exchange`, for what a block changes. Default: `FullPrecision()`. With
+            another, weights and moments of gradients are exchanged through it, with error
+            feedback, and moments of squares, which it could make negative, in 16 bits.
+
+    Raises:
+        ValueError: for arguments of other types or values; in `fit`, for an optimizer whose state
+            it does not know, or that exchanges gradients, and on all workers if they do not train
+            the same model in the same way.
+
+    Example:
+        >>> import tf_onebit, tf_onebit.horovod as hvd
+        >>> hvd.init()
+        >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
+        >>> adam = tf_onebit.optimizers.Adam(0.001, beta_1=0.5)
+        >>> model.compile(hvd.DistributedOptimizer(adam, exchange=tf_onebit.Local()), loss="mse")
+        >>> data = keras.ops.ones([32, 8]), keras.ops.ones([32, 1])
+        >>> history = model.fit(*data, verbose=0, callbacks=[BlockMomentum(sync_period=8)])
+    """
+
+    def __init__(
+        self,
+        sync_period=16,
+        block_momentum="auto",
+        block_learning_rate=1.0,
+        nesterov=True,
+        warmup_steps=0,
+        moment_correction="bmuf_adam",
+        groups=None,
+        exchange=None,
+    ):
+        super().__init__()
+        _require_whole("sync_period", sync_period, 1, "Use sync_period=1 to synchronize every step")
+        _require_whole("warmup_steps", warmup_steps, 0, "Use warmup_steps=0 to leave it out")
+        if block_momentum != "auto" and not _is_number(block_momentum, 0, below=1):
+            raise ValueError(
+                'block_momentum must be "auto" or a number of at least 0 and below 1. '
+                f"Received: block_momentum={block_momentum!r}. Common is 1 - 1 / (number of "
+                "workers)."
+            )
+        if not _is_number(block_learning_rate, 0) or block_learning_rate == 0:
+            raise ValueError(
+                "block_learning_rate must be a positive number. Received: block_learning_rate="
+                f"{block_learning_rate!r}. Common is 1."
+            )
+        if moment_correction not in CORRECTIONS:
+            raise ValueError(
+                f"moment_correction must be one of {', '.join(map(repr, CORRECTIONS))}. Received: "
+                f"moment_correction={moment_correction!r}."
+            )
+        if groups not in (None, "node"):
+            raise ValueError(f'groups must be None or "node". Received: groups={groups!r}.')
+        self.sync_period = sync_period
+        self.block_momentum = block_momentum
+        self.block_learning_rate = block_learning_rate
+        self.nesterov = nesterov
+        self.warmup_steps = warmup_steps
+        self.moment_correction = moment_correction
+        self.groups = groups
+        self.exchange = resolve_exchange(exchange)
+        self._blocks = None
+
+    @classmethod
+    def from_time_constant(cls, time_constant, sync_period=16, **arguments):
+        """A `BlockMomentum` with eta = exp(-sync_period / time_constant).
+
+        A block's update then counts for 1 / e of what it did at first after `time_constant` steps,
+        whatever the period.
+
+        Args:
+            time_constant: number of steps of a worker; positive.
+            sync_period, arguments: as of `BlockMomentum`.
+
+        Raises:
+            ValueError: for another time constant, and as `BlockMomentum`.
+
+        Example:
+            >>> round(BlockMomentum.from_time_constant(100, sync_period=16).block_momentum, 3)
+            0.852
+        """
+        if not _is_number(time_constant, 0) or time_constant == 0:
+            raise ValueError(
+                "time_constant must be a positive number of steps. Received: time_constant="
+                f"{time_constant!r}."
+            )
+        _require_whole("sync_period", sync_period, 1, "Use sync_period=1 to synchronize every step")
+        return cls(sync_period, math.exp(-sync_period / time_constant), **arguments)
+
+    def on_train_begin(self, logs=None):
+        self._gradient_exchange = self._require_workers()
+        fit.build_model(self.model, "is trained in blocks")
+        variables = block_variables(self.model, self.moment_correction)
+        job = self._gradient_exchange.engine
+        job.run([handshake("block momentum", self._description(variables)) for _ in job.ranks])
+        if self._blocks is None or self._gradient_exchange.blocks is not self._blocks:
+            self._blocks = self._gradient_exchange.blocks = self._synchronization(variables)
+        self._batches_per_step = variables.optimizer.gradient_accumulation_steps or 1
+        self._batches = 0  # of this block
+        self._is_training = True
+        for name in _SHOWING:
+            method = getattr(type(self.model), name).__get__(self.model)
+            setattr(self.model, name, self._showing(method))
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self._replays = fit.is_replaying(self.model)
+        if not self._replays:
+            self._resume()
+            self._blocks.train()
+            self._first_batch = batch
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self._replays:
+            return
+        self._batches += batch - self._first_batch + 1
+        self._synchronize_if_due()
+
+    def on_test_begin(self, logs=None):
+        # Keras evaluates before it tells that an epoch has ended.
+        if self._is_training:
+            self._end(End.EPOCH)
+
+    def on_epoch_end(self, epoch, logs=None):
+        self._end(End.EPOCH)
+
+    def on_train_end(self, logs=None):
+        self._end(End.TRAINING)
+        self._is_training = False
+        if self.groups is not None:
+            # One that leaves takes the job along, and others may still be telling their group.
+            job = self._gradient_exchange.engine
+            job.run([ask(AllGather(tf.constant([0]), "tf_onebit_blocks/end"))])
+        for name in _SHOWING:
+            delattr(self.model, name)
+
+    def _synchronize_if_due(self):
+        if self._batches >= self.sync_period * self._batches_per_step:
+            self._blocks.synchronize()
+            self._batches = 0
+
+    def _end(self, end):
+        self._resume()
+        self._blocks.end(end)
+        self._batches = 0
+
+    def _resume(self):
+        """Goes on from a backup, if there is one that nobody has gone on from yet."""
+        states, self._gradient_exchange.block_states = self._gradient_exchange.block_states, None
+        if states is not None:
+            job = self._gradient_exchange.engine
+            self._blocks.load_states(states, job.ranks, as_many=len(states) == job.world_size)
+            self._batches = self._blocks.steps * self._batches_per_step
+            # The backup may have been made after the block's last step, just before its end.
+            self._synchronize_if_due()
+
+    def _showing(self, method):
+        """A method of the model that finds the global model in it."""
+
+        @functools.wraps(method)
+        def showing(*args, **kwargs):
+            with self._blocks.view():
+                return method(*args, **kwargs)
+
+        return showing
+
+    def _require_workers(self):
+        """The `GradientExchange` of the model's optimizer."""
+        gradient_exchange = getattr(self.model.optimizer, "gradient_exchange", None)
+        if gradient_exchange is None:
+            raise ValueError(
+                "BlockMomentum synchronizes the workers that an optimizer knows. Received: "
+                f"optimizer={self.model.optimizer!r}. Compile the model with "
+                "tf_onebit.horovod.DistributedOptimizer(optimizer, exchange=tf_onebit.Local()), or "
+                "in the scope of tf_onebit.distribute.MultiWorkerMirroredStrategy(exchange="
+                "tf_onebit.Local())."
+            )
+        is_local = isinstance(gradient_exchange.template, Local)
+        template = serialize(gradient_exchange.template)["class"].split(":")[-1]
+        if self.groups is None and not is_local:
+            raise ValueError(
+                "Workers that synchronize by blocks do not exchange gradients. Received: an "
+                f"optimizer with the exchange {template}. Use exchange=tf_onebit.Local(), or "
+                'BlockMomentum(groups="node") for workers that exchange gradients within a node.'
+            )
+        if self.groups is not None and is_local:
+            raise ValueError(
+                'The workers of a node exchange gradients with groups="node". Received: an '
+                "optimizer with the exchange Local. Use for example exchange=tf_onebit.OneBit()."
+            )
+        if len(gradient_exchange.engine.ranks) > 1:
+            raise ValueError(
+                "BlockMomentum synchronizes processes. Received: several workers in one process "
+                "of a MirroredStrategy. Use MultiWorkerMirroredStrategy or Horovod."
+            )
+        return gradient_exchange
+
+    def _description(self, variables):
+        """What workers must agree on."""
+        settings = {
+            "sync_period": self.sync_period,
+            "block_momentum": self.block_momentum,
+            "block_learning_rate": self.block_learning_rate,
+            "nesterov": self.nesterov,
+            "warmup_steps": self.warmup_steps,
+            "moment_correction": self.moment_correction,
+            "groups": self.groups,
+            "exchange": serialize(self.exchange),
+        }
+        return [
+            *((f"{name} of BlockMomentum", json.dumps(value)) for name, value in settings.items()),
+            *enumerated(
+                "number of trained weights",
+                "weight {}",
+                [f"{tuple(v.shape)} {v.dtype}" for v in variables.weights],
+            ),
+        ]
+
+    def _synchronization(self, variables):
+        engine, within = self._gradient_exchange.engine, None
+        if self.groups is not None:
+            within, engine = engine.by_node()
+            self._gradient_exchange.group = within
+        eta = self.block_momentum
+        if eta == "auto":
+            eta = 1 - 1 / engine.world_size
+        return BlockSynchronization(
+            engine,
+            BlockFilter(eta, self.block_learning_rate, self.nesterov),
+            self.exchange,
+            [variables],
+            corrects_moments=self.moment_correction == "bmuf_adam",
+            warmup_steps=self.warmup_steps,
+            within=within,
+        )
+
+
+def _is_number(value, least, below=math.inf):
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and least <= value < below
+
+
+def _require_whole(name, value, least, remedy):
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(
+            f"{name} must be a whole number of steps, at least {least}. Received: "
+            f"{name}={value!r}. {remedy}."
+        )

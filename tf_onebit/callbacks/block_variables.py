@@ -1,0 +1,138 @@
+"""What block momentum does with each variable of a Keras model and its optimizer."""
+
+import keras
+
+from tf_onebit import optimizers
+from tf_onebit.training.blocks import BlockVariables
+
+CORRECTIONS = ("bmuf_adam", "average", "reset")
+
+# Of optimizers whose state means the same at another model: by attribute, whether it is of squares.
+_SLOTS = {
+    keras.optimizers.SGD: {"momentums": False},
+    keras.optimizers.Lion: {"_momentums": False},
+    keras.optimizers.Adagrad: {"_accumulators": True},
+    keras.optimizers.Adadelta: {"_accumulated_grads": True, "_accumulated_delta_vars": True},
+    keras.optimizers.RMSprop: {"_velocities": True, "_momentums": False},
+}
+
+
+def block_variables(model, moment_correction):
+    """Sorts the variables of a model and its optimizer, which is built if it is not.
+
+    Args:
+        model: Keras model, compiled and built.
+        moment_correction: one of `CORRECTIONS`.
+
+    Returns:
+        `BlockVariables`.
+
+    Raises:
+        ValueError: if the optimizer has state for which nothing is known to be right.
+    """
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    if not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+    reset = None
+    if moment_correction == "reset":
+        moments, reset = [], _reset_of(optimizer)
+    elif hasattr(optimizer, "moments"):
+        moments = [*optimizer.moments, *_slots(optimizer, {"_velocity_hats": True})]
+    else:
+        slots = next((s for cls, s in _SLOTS.items() if isinstance(optimizer, cls)), None)
+        if slots is None and moment_correction == "bmuf_adam":
+            raise ValueError(_unknown(optimizer))
+        moments = _slots(optimizer, slots or {})
+    statistics = _statistics(model)
+    known = {id(variable) for moment in moments for variable in moment.variables}
+    if reset is not None:
+        known |= {id(variable) for variable in _reset_variables(optimizer)}
+    known |= {id(variable) for variable in _own(optimizer)}
+    others = [variable for variable in optimizer.variables if id(variable) not in known]
+    _require_known(optimizer, others)
+    return BlockVariables(
+        optimizer, optimizer._trainable_variables, moments, statistics + others, statistics, reset
+    )
+
+
+def _slots(optimizer, attributes):
+    moments = []
+    for attribute, of_squares in attributes.items():
+        variables = [v for v in getattr(optimizer, attribute, None) or [] if v is not None]
+        if variables:
+            moments.append(optimizers.Moment(variables, None, of_squares))
+    return moments
+
+
+def _reset_variables(optimizer):
+    """What begins every block anew: nothing, unless that is known to be right."""
+    if hasattr(optimizer, "moments"):
+        return [variable for moment in optimizer.moments for variable in moment.variables]
+    if isinstance(optimizer, keras.optimizers.SGD):
+        return [v for moment in _slots(optimizer, {"momentums": False}) for v in moment.variables]
+    raise ValueError(
+        'moment_correction="reset" begins every block with moments of zero, with '
+        "keras.optimizers.SGD and the optimizers of tf_onebit.optimizers. Received: optimizer="
+        f'{optimizer.name!r} of type {type(optimizer).__name__}. Use moment_correction="average".'
+    )
+
+
+def _reset_of(optimizer):
+    if hasattr(optimizer, "moments"):
+        return optimizer.reset_moments
+    variables = _reset_variables(optimizer)
+
+    def reset():
+        for variable in variables:
+            variable.assign(keras.ops.zeros_like(variable))
+
+    return reset
+
+
+def _statistics(model):
+    # Not `non_trainable_variables`, which are all weights of frozen layers as well.
+    of_layers = (v for layer in model._flatten_layers() for v in layer._non_trainable_variables)
+    return list({id(v): v for v in of_layers if _is_float(v)}.values())
+
+
+def _is_float(variable):
+    return "float" in variable.dtype
+
+
+def _own(optimizer):
+    """What stays a worker's own: counters, and gradients that it has not used yet."""
+    counters = ("_iterations", "_learning_rate", "_moment_steps_ahead")
+    accumulators = getattr(optimizer, "_accumulated_gradients", [])
+    return [getattr(optimizer, name, None) for name in counters] + list(accumulators)
+
+
+def _require_known(optimizer, variables):
+    if hasattr(optimizer, "moments"):
+        return  # ours, with what belongs to each
+    shapes = {tuple(variable.shape) for variable in optimizer._trainable_variables}
+    for variable in variables:
+        if not _is_float(variable) or tuple(variable.shape) not in shapes:
+            raise ValueError(
+                "BlockMomentum averages an optimizer's state that belongs to weights, and has "
+                f"their shapes. Received: the variable {variable.path!r} {tuple(variable.shape)} "
+                f"{variable.dtype} of {type(optimizer).__name__}, of which it is not known what it "
+                "means in the middle of other workers'. Use another optimizer, for example of "
+                "tf_onebit.optimizers."
+            )
+
+
+def _unknown(optimizer):
+    name = type(optimizer).__name__
+    if isinstance(optimizer, keras.optimizers.Adam | keras.optimizers.Nadam):
+        return (
+            "BlockMomentum moves the number of steps that Adam's moments are corrected for, which "
+            f"Keras' own {name} cannot without moving learning rate schedules. Use "
+            f"tf_onebit.optimizers.{name}, with the same arguments, or "
+            'moment_correction="average".'
+        )
+    return (
+        'moment_correction="bmuf_adam" is for optimizers of which it is known how their moments '
+        "go with the model: those of tf_onebit.optimizers, and keras.optimizers."
+        f"{', '.join(cls.__name__ for cls in _SLOTS)}. Received: {name}. Use one of these, or "
+        'moment_correction="average".'
+    )

@@ -1,0 +1,350 @@
+"""Keras optimizers with moments, whose number of steps can be moved.
+
+The moments of Adam and its kin are exponential moving averages that begin at zero. After k steps
+they are divided by `1 - beta^k` to make up for that. In Keras k is `iterations`, which learning
+rate schedules follow too. Block momentum (Chen et al. 2020, Algorithm 1) moves a model, and its
+moments with it, as if more steps had been made, by a number that is no integer:
+`k <- k + eta rho_n`. So optimizers count here
+
+    k = iterations + moment_steps_ahead
+
+where the second is a variable of theirs, saved and restored with the others. Schedules, callbacks,
+moving averages of weights and accumulation of gradients follow `iterations` as ever. As long as
+nobody moves k, weights are those of the Keras optimizer of the same name, to the last bit.
+"""
+
+import contextlib
+import contextvars
+import math
+import typing
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import ops
+
+# Keras' rules for updates ask for `iterations`, and under a strategy in several threads.
+_updating = contextvars.ContextVar("updating", default=False)
+
+
+@contextlib.contextmanager
+def _iterations_are_moment_steps():
+    token = _updating.set(True)
+    try:
+        yield
+    finally:
+        _updating.reset(token)
+
+
+class Moment(typing.NamedTuple):
+    """Exponential moving averages, one per trainable weight that gets gradients.
+
+    Attributes:
+        variables: list of `keras.Variable`.
+        decay: float. The share of the past in the average, per step: a beta.
+        of_squares: bool. Whether the average is of squares, so that it is never negative.
+    """
+
+    variables: list
+    decay: float
+    of_squares: bool
+
+
+class _MomentSteps:
+    """Counts steps of the moments apart from `iterations`.
+
+    A mixin for classes of Keras optimizers with `_momentums` and `_velocities`.
+    """
+
+    def build(self, variables):
+        if self.built:
+            return
+        super().build(variables)
+        self._moment_steps_ahead = self.add_variable(
+            (),
+            # Float32 would count no parts of steps after 2^23 of them.
+            dtype="float64",
+            aggregation="only_first_replica",
+            name="moment_steps_ahead",
+        )
+
+    @property
+    def iterations(self):
+        return self._moment_steps() if _updating.get() else super().iterations
+
+    def update_step(self, gradient, variable, learning_rate):
+        with _iterations_are_moment_steps():
+            super().update_step(gradient, variable, learning_rate)
+
+    def _moment_steps(self):
+        """k as float64 tensor. Where it is an integer, casting it on equals casting the integer."""
+        return ops.cast(super().iterations, "float64") + self._moment_steps_ahead
+
+    @property
+    def moments(self):
+        """List of `Moment`: the averages of gradients, and those of their squares."""
+        self._require_state("has moments")
+        return [
+            Moment(_present(self._momentums), float(self.beta_1), of_squares=False),
+            Moment(_present(self._velocities), float(self.beta_2), of_squares=True),
+        ]
+
+    @property
+    def moment_steps(self):
+        """Float k, the number of steps that the moments count for.
+
+        May be set. This changes nothing but k: for when moments and `iterations` have come from
+        elsewhere, such as the means over workers that have made different numbers of steps. What
+        else depends on k (Nadam's product) is a variable as the moments are, to be averaged with
+        them: the mean of the workers' products belongs to the mean of their moments, where the
+        product at the mean k would not.
+        """
+        self._require_state("counts steps")
+        return float(self._moment_steps().numpy())
+
+    @moment_steps.setter
+    def moment_steps(self, steps):
+        self._require_state("counts steps")
+        steps = _number_of_steps("moment_steps", steps)
+        self._moment_steps_ahead.assign(steps - float(super().iterations.numpy()))
+
+    def advance_moments(self, steps):
+        """Counts steps that the moments have been moved by: `k <- k + steps`.
+
+        The moments are left to the caller. To be called between steps, outside of `tf.function`.
+
+        Args:
+            steps: float, not negative. With BMUF-Adam `eta rho_n` (Chen et al. 2020, Algorithm 1).
+
+        Raises:
+            ValueError: for other steps, and before the optimizer has been built.
+        """
+        self._require_state("counts steps")
+        self._moment_steps_ahead.assign_add(_number_of_steps("steps", steps))
+
+    def reset_moments(self):
+        """Begins anew: k and all moments become zero. `iterations` and weights stay."""
+        maxima = _present(getattr(self, "_velocity_hats", []))  # AMSGrad's, of second moments
+        for variable in sum((moment.variables for moment in self.moments), maxima):
+            variable.assign(ops.zeros_like(variable))
+        self.moment_steps = 0.0
+
+    def _require_state(self, what):
+        if not self.built:
+            raise ValueError(
+                f"The optimizer {self.name!r} {what} only once it has been built. "
+                "Call optimizer.build(model.trainable_variables) first."
+            )
+        if not tf.executing_eagerly():
+            raise ValueError(
+                f"The optimizer {self.name!r} was asked for its moments within a tf.function. "
+                "Do it between steps, as in a callback."
+            )
+
+
+def _present(variables):
+    # Keras has None for weights that their gradients overwrite.
+    return [variable for variable in variables if variable is not None]
+
+
+def _number_of_steps(name, value):
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError(
+            f"{name} must be a number of steps, not negative. Received: {name}={value!r}. "
+            "To begin anew, call reset_moments()."
+        )
+    return float(value)
+
+
+@keras.saving.register_keras_serializable(package="tf_onebit")
+class Adam(_MomentSteps, keras.optimizers.Adam):
+    """`keras.optimizers.Adam` whose bias correction counts steps of its own.
+
+    Equation (Kingma and Ba 2015, as in Keras; k is that of Chen et al. 2020, Algorithm 1):
+        m <- beta_1 m + (1 - beta_1) g          v <- beta_2 v + (1 - beta_2) g^2
+        theta <- theta - learning_rate sqrt(1 - beta_2^(k+1)) / (1 - beta_1^(k+1)) m
+                         / (sqrt(v) + epsilon)
+
+    `k = iterations` until it is moved by `advance_moments`, `moment_steps` or `reset_moments`.
+
+    Args:
+        as of `keras.optimizers.Adam`.
+
+    Attributes:
+        moments: list of `Moment`: m and v of all weights.
+        moment_steps: float k.
+
+    Example:
+        >>> optimizer = Adam(0.1)
+        >>> weight = keras.Variable([1.0])
+        >>> optimizer.apply([tf.constant([2.0])], [weight])
+        >>> optimizer.advance_moments(2.5)
+        >>> optimizer.moment_steps, int(optimizer.iterations)
+        (3.5, 1)
+        >>> [(moment.decay, moment.of_squares) for moment in optimizer.moments]
+        [(0.9, False), (0.999, True)]
+    """
+
+
+@keras.saving.register_keras_serializable(package="tf_onebit")
+class AdamW(_MomentSteps, keras.optimizers.AdamW):
+    """`keras.optimizers.AdamW` whose bias correction counts steps of its own.
+
+    As `Adam`, after `theta <- theta - learning_rate weight_decay theta` in each step (Loshchilov
+    and Hutter 2019), which does not depend on k.
+
+    Args:
+        as of `keras.optimizers.AdamW`.
+
+    Attributes:
+        moments: list of `Moment`: m and v of all weights.
+        moment_steps: float k.
+
+    Example:
+        >>> optimizer = AdamW(0.1, weight_decay=0.01)
+        >>> optimizer.build([keras.Variable([1.0])])
+        >>> optimizer.moment_steps = 12.5
+        >>> optimizer.reset_moments()
+        >>> optimizer.moment_steps
+        0.0
+    """
+
+
+@keras.saving.register_keras_serializable(package="tf_onebit")
+class Nadam(_MomentSteps, keras.optimizers.Nadam):
+    """`keras.optimizers.Nadam` whose bias correction counts steps of its own.
+
+    Equation (Dozat 2015, as in Keras; k is that of Chen et al. 2020, Algorithm 1):
+        u(j) = beta_1 (1 - 0.5 * 0.96^j)        U <- U u(k+1)
+        m <- beta_1 m + (1 - beta_1) g          v <- beta_2 v + (1 - beta_2) g^2
+        m_hat = u(k+2) m / (1 - U u(k+2)) + (1 - u(k+1)) g / (1 - U)
+        theta <- theta - learning_rate m_hat / (sqrt(v / (1 - beta_2^(k+1))) + epsilon)
+
+    The product U over all steps is a variable. `advance_moments(s)` moves it too, as s steps would
+    from k on, the last of them, if s is no integer, by a part of its exponent:
+        U <- U u(k+1) ... u(k+n) u(k+n+1)^(s-n)         n = floor(s)
+
+    `reset_moments` makes it 1 again; setting `moment_steps` leaves it.
+
+    Args:
+        as of `keras.optimizers.Nadam`.
+
+    Attributes:
+        moments: list of `Moment`: m and v of all weights.
+        moment_steps: float k.
+
+    Example:
+        >>> optimizer = Nadam(0.1)
+        >>> optimizer.build([keras.Variable([1.0])])
+        >>> optimizer.advance_moments(0.5)
+        >>> optimizer.moment_steps
+        0.5
+    """
+
+    def build(self, variables):
+        if self.built:
+            return
+        super().build(variables)
+        # Keras overlooks it within a LossScaleOptimizer, and would not save it.
+        if not any(variable is self._u_product for variable in self.variables):
+            self._track_variable(self._u_product)
+
+    def _backend_update_step(self, grads, trainable_variables, learning_rate):
+        # Moves the product of momenta.
+        with _iterations_are_moment_steps():
+            super()._backend_update_step(grads, trainable_variables, learning_rate)
+
+    def advance_moments(self, steps):
+        before = self.moment_steps
+        super().advance_moments(steps)
+        whole = math.floor(steps)
+        momenta = self.beta_1 * (1.0 - 0.5 * 0.96 ** (before + np.arange(1, whole + 2)))
+        exponents = np.append(np.ones(whole), steps - whole)
+        product = float(self._u_product.numpy()) * np.prod(momenta**exponents)
+        self._u_product.assign(product)
+
+    def reset_moments(self):
+        super().reset_moments()
+        self._u_product.assign(1.0)
+
+
+@keras.saving.register_keras_serializable(package="tf_onebit")
+class RectifiedAdam(_MomentSteps, keras.optimizers.Optimizer):
+    """Adam that adapts no faster than its second moments are known (RAdam).
+
+    Equation (Liu et al. 2020, arXiv:1908.03265, Algorithm 2), with t = k + 1:
+        m <- beta_1 m + (1 - beta_1) g          m_hat = m / (1 - beta_1^t)
+        v <- beta_2 v + (1 - beta_2) g^2        v_hat = v / (1 - beta_2^t)
+        rho_inf = 2 / (1 - beta_2) - 1
+        rho = rho_inf - 2 t beta_2^t / (1 - beta_2^t)
+        r = sqrt((rho - 4) (rho - 2) rho_inf / ((rho_inf - 4) (rho_inf - 2) rho))
+        theta <- theta - learning_rate r m_hat / (sqrt(v_hat) + epsilon)    if rho > 4
+        theta <- theta - learning_rate m_hat                                otherwise
+
+    With beta_2 = 0.999 the first four steps are of the second kind, which are as large as those of
+    SGD with momentum. The paper has no epsilon; it stands where Keras' optimizers have it. k is
+    that of `Adam`.
+
+    Args:
+        learning_rate: float, schedule or function without arguments.
+        beta_1: float. Decay of the averages of gradients.
+        beta_2: float. Decay of the averages of their squares.
+        epsilon: float, for gradients that are zero.
+        **kwargs: as of `keras.optimizers.Optimizer`.
+
+    Attributes:
+        moments: list of `Moment`: m and v of all weights.
+        moment_steps: float k.
+
+    Example:
+        >>> optimizer = RectifiedAdam(0.25)
+        >>> weight = keras.Variable([1.0])
+        >>> optimizer.apply([tf.constant([2.0])], [weight])
+        >>> float(weight[0])
+        0.5
+    """
+
+    def __init__(self, learning_rate=0.001, beta_1=0.9, beta_2=0.999, epsilon=1e-7, **kwargs):
+        super().__init__(learning_rate=learning_rate, **kwargs)
+        self.beta_1 = beta_1
+        self.beta_2 = beta_2
+        self.epsilon = epsilon
+
+    def build(self, variables):
+        if self.built:
+            return
+        super().build(variables)
+        self._momentums, self._velocities = self.add_optimizer_variables(
+            variables, ["momentum", "velocity"]
+        )
+
+    def update_step(self, gradient, variable, learning_rate):
+        step_size, second_correction, adapts = self._corrections(learning_rate)
+        index = self._get_variable_index(variable)
+        m, v = self._momentums[index], self._velocities[index]
+        gradient = ops.cast(gradient, variable.dtype)
+        self.assign_add(m, ops.multiply(ops.subtract(gradient, m), 1 - self.beta_1))
+        self.assign_add(v, ops.multiply(ops.subtract(ops.square(gradient), v), 1 - self.beta_2))
+        v_hat = ops.divide(v, ops.cast(second_correction, variable.dtype))
+        denominator = ops.where(adapts, ops.add(ops.sqrt(v_hat), self.epsilon), 1.0)
+        step = ops.multiply(m, ops.cast(step_size, variable.dtype))
+        self.assign_sub(variable, ops.divide(step, denominator))
+
+    def _corrections(self, learning_rate):
+        """Factor of m, divisor of v, and whether v is used at all: scalar tensors."""
+        # In float64, as rho is a difference of large numbers. (`ops.cast` of a float is float32.)
+        t = self._moment_steps() + 1
+        second_power = self.beta_2**t
+        second_correction = 1 - second_power
+        rho_inf = 2 / (1 - self.beta_2) - 1
+        rho = rho_inf - 2 * t * second_power / second_correction
+        adapts = rho > 4
+        squared = (rho - 4) * (rho - 2) * rho_inf / ((rho_inf - 4) * (rho_inf - 2) * rho)
+        rectification = ops.where(adapts, ops.sqrt(squared), 1.0)
+        first_correction = 1 - self.beta_1**t
+        step_size = ops.cast(learning_rate, "float64") * rectification / first_correction
+        return step_size, second_correction, adapts
+
+    def get_config(self):
+        moments = {"beta_1": self.beta_1, "beta_2": self.beta_2, "epsilon": self.epsilon}
+        return {**super().get_config(), **moments}

@@ -1,0 +1,547 @@
+"""Block synchronization: workers train apart, and meet at the end of every block."""
+
+import contextlib
+import dataclasses
+import enum
+import typing
+
+import numpy as np
+import tensorflow as tf
+
+from tf_onebit import ops
+from tf_onebit.block_momentum import Block, BlockFilter, moment_factors
+from tf_onebit.collectives.requests import AllGather, AllReduce, Broadcast, ask
+from tf_onebit.exchanges import BFloat16, FullPrecision
+from tf_onebit.exchanges.base import part_of
+from tf_onebit.training.copies import assign_all, copies_of
+from tf_onebit.training.gradients import GradientExchange, spec_of
+
+# The worker whose steps alone count while the model is warmed up.
+_LEADER = 0
+_NO_FLOOR = -1.0
+
+
+class End(enum.IntEnum):
+    """What has ended on a worker that comes to meet the others."""
+
+    BLOCK = 0
+    EPOCH = 1
+    TRAINING = 2
+
+
+@dataclasses.dataclass
+class BlockVariables:
+    """What a block changes of one worker.
+
+    Attributes:
+        optimizer: Keras optimizer, built. It counts the worker's steps.
+        weights: list of variables that are trained.
+        moments: list of `tf_onebit.optimizers.Moment`: the optimizer's state per weight. A decay
+            of None is not known: such state is averaged as it is.
+        averaged: list of other variables that are averaged, those of `statistics` among them.
+        statistics: list of variables that belong to the model, as of BatchNormalization.
+        reset: function that makes the optimizer begin every block anew, or None.
+    """
+
+    optimizer: object
+    weights: list
+    moments: list
+    averaged: list
+    statistics: list
+    reset: object = None
+
+
+class _Factors(typing.NamedTuple):
+    """What one synchronization multiplies with: float64 tensors.
+
+    Attributes:
+        scales: `[world_size]`, by worker: its weight in the mean, times the number of workers.
+        momentum, rate: eta and zeta.
+        began: the eta of the look-ahead that the block began with.
+        moments: `[moments, 2]`, as from `moment_factors`.
+    """
+
+    scales: typing.Any
+    momentum: typing.Any
+    rate: typing.Any
+    began: typing.Any
+    moments: typing.Any
+
+
+class _Replica:
+    """One worker's part of a block synchronization.
+
+    Args:
+        rank: of this worker.
+        scope: prefix of the names of its requests.
+        variables: `BlockVariables`.
+        nesterov: see `BlockFilter`.
+    """
+
+    def __init__(self, rank, scope, variables, nesterov):
+        self.rank = rank
+        self.variables = variables
+        self._scope = scope
+        self._nesterov = nesterov
+        self._weights = _first_copies(variables.weights)
+        self._moments = [_first_copies(moment.variables) for moment in variables.moments]
+        self._globals = list(map(_state_like, self._weights))
+        self._deltas = list(map(_state_like, self._weights))
+        self._begins = [list(map(_state_like, moment)) for moment in self._moments]
+
+    @property
+    def _shown(self):
+        """What a model shows of itself."""
+        return [*self.variables.weights, *self.variables.statistics]
+
+    @property
+    def steps(self):
+        """Number of steps of this worker since the block began."""
+        return _steps(self.variables.optimizer) - self._steps_at_begin
+
+    def take_over(self, leader):
+        """Generator: begins with what worker `leader` has."""
+        moments = [v for moment in self.variables.moments for v in moment.variables]
+        variables = [*self.variables.weights, *moments, *self.variables.averaged]
+        values = yield Broadcast(_first_copies(variables), leader, f"{self._scope}/begin")
+        for variable, value in zip(variables, values, strict=True):
+            assign_all(variable, value)
+        self.restart()
+
+    def restart(self):
+        """Takes the model as it is for the global model, without any momentum."""
+        _assign(self._globals, self._weights)
+        self.forget_momentum()
+        for begins, moment in zip(self._begins, self._moments, strict=True):
+            _assign(begins, moment)
+        self._local = None
+        self._begin()
+
+    def forget_momentum(self):
+        _assign(self._deltas, [tf.zeros_like(delta) for delta in self._deltas])
+
+    def _begin(self):
+        self._statistics = [tf.identity(v) for v in _first_copies(self.variables.statistics)]
+        optimizer = self.variables.optimizer
+        self._steps_at_begin = _steps(optimizer)
+        self._moment_steps_at_begin = getattr(optimizer, "moment_steps", 0.0)
+
+    def agree(self, row):
+        """Generator: the rows of numbers of all workers: array `[world_size, len(row)]`."""
+        rows = yield AllGather(tf.constant([row], tf.int64), f"{self._scope}/agree")
+        return rows.numpy()
+
+    def synchronize(self, exchanges, factors):
+        """Generator: makes one model of what all workers have learned, and looks ahead of it.
+
+        Args:
+            exchanges: list of `Bucketed`, for the weights and for each of the moments; empty for
+                a worker alone, which keeps what it has.
+            factors: `_Factors`.
+        """
+        scale = factors.scales[self.rank]
+        parts = [
+            (self._weights, self._globals, self._deltas, factors.began),
+            *(
+                (moment, begins, [None] * len(moment), 0.0)
+                for moment, begins in zip(self._moments, self._begins, strict=True)
+            ),
+        ]
+        means = []
+        for i, (variables, begins, deltas, look_ahead) in enumerate(parts):
+            if not exchanges:
+                means.append([tf.identity(variable) for variable in variables])
+                continue
+            differences = [
+                _difference(*of_one, scale, look_ahead)
+                for of_one in zip(variables, begins, deltas, strict=True)
+            ]
+            mean, _ = yield from exchanges[i].exchange(differences, 1 / exchanges[i].world_size)
+            means.append(mean)
+        averages = [_mean_of_copies(variable) for variable in self.variables.averaged]
+        if exchanges and averages:
+            scaled = [tf.cast(scale, value.dtype) * value for value in averages]
+            name = f"{self._scope}/averages"
+            averages = yield AllReduce(scaled, name, 1 / exchanges[0].world_size)
+        # Not a part of it before all has come: an error must leave the model as it was.
+        with tf.control_dependencies([*tf.nest.flatten(means), *averages]):
+            self._update(means, averages, factors, relative=bool(exchanges))
+
+    def _update(self, means, averages, factors, relative):
+        ops.block_update(
+            means[0],
+            self._weights,
+            self._globals,
+            self._deltas,
+            factors.momentum,
+            factors.rate,
+            factors.began,
+            nesterov=self._nesterov,
+            relative=relative,
+        )
+        for i, (moment, begins) in enumerate(zip(self._moments, self._begins, strict=True)):
+            factor, floor = tf.unstack(factors.moments[i])
+            ops.moments_update(means[1 + i], moment, begins, factor, floor, relative=relative)
+        moments = [v for moment in self.variables.moments for v in moment.variables]
+        for variable in [*self.variables.weights, *moments]:
+            first, *others = copies_of(variable)
+            for copy in others:
+                copy.assign(first)
+        for variable, average in zip(self.variables.averaged, averages, strict=True):
+            assign_all(variable, average)
+
+    def move_on(self, block, steps_ahead):
+        """Counts a block's steps, where workers have made unlike numbers of them.
+
+        Args:
+            block: `Block`.
+            steps_ahead: by how many minibatches the moments are ahead of what has been done.
+        """
+        optimizer = self.variables.optimizer
+        # Schedules follow those that have come furthest.
+        steps = self._steps_at_begin + max(block.counted)
+        if steps != _steps(optimizer):
+            optimizer._iterations.assign(steps * (optimizer.gradient_accumulation_steps or 1))
+        if hasattr(optimizer, "moment_steps"):
+            optimizer.moment_steps = self._moment_steps_at_begin + block.mean_steps
+            optimizer.advance_moments(steps_ahead)
+        if self.variables.reset is not None:
+            self.variables.reset()
+        self._begin()
+
+    def show(self):
+        """Puts the global model in the place of this worker's own."""
+        self._local = [tf.identity(variable) for variable in _first_copies(self._shown)]
+        for variable, value in zip(self._shown, self._global(), strict=True):
+            assign_all(variable, tf.cast(value, variable.dtype))
+
+    def hide(self):
+        """Undoes `show`, unless somebody has given the model other weights.
+
+        Returns:
+            Whether that is so. Then training begins anew from these.
+        """
+        weights = zip(self._weights, self._globals, strict=True)
+        if not all(bool(tf.reduce_all(w == tf.cast(kept, w.dtype))) for w, kept in weights):
+            self.restart()
+            return True
+        for variable, value in zip(self._shown, self._local, strict=True):
+            assign_all(variable, value)
+        self._local = None
+        return False
+
+    def _global(self):
+        return [*self._globals, *self._statistics]
+
+    def _kept(self):
+        """The state beside the global model, by name."""
+        kept = {f"delta/{i}": delta for i, delta in enumerate(self._deltas)}
+        for i, begins in enumerate(self._begins):
+            kept |= {f"begin_{i}/{j}": begin for j, begin in enumerate(begins)}
+        return kept
+
+    def state(self):
+        """Of a worker that shows the global model, which is the model's own state then."""
+        return {
+            **{name: variable.numpy() for name, variable in self._kept().items()},
+            **{f"local/{i}": value.numpy() for i, value in enumerate(self._local)},
+            "begin": np.array([self._steps_at_begin, self._moment_steps_at_begin]),
+        }
+
+    def load_state(self, state, locals_of_all):
+        """Takes over a state, for the global model that the model shows.
+
+        Args:
+            state: what `state` returned.
+            locals_of_all: list of such states; this worker goes on from their mean.
+        """
+        self.restart()
+        for name, variable in self._kept().items():
+            variable.assign(state[name])
+        self._local = [
+            tf.constant(_mean([other[f"local/{i}"] for other in locals_of_all]))
+            for i in range(len(self._shown))
+        ]
+        steps, moment_steps = state["begin"].tolist()
+        self._steps_at_begin, self._moment_steps_at_begin = int(steps), moment_steps
+
+
+def _steps(optimizer):
+    """How many steps an optimizer has made."""
+    batches = int(copies_of(optimizer._iterations)[0])
+    return batches // (optimizer.gradient_accumulation_steps or 1)
+
+
+def _difference(variable, begin, delta, scale, look_ahead):
+    deltas = [] if delta is None else [delta]
+    return ops.block_difference([variable], [begin], deltas, scale, look_ahead)[0]
+
+
+def _first_copies(variables):
+    return [copies_of(variable)[0] for variable in variables]
+
+
+def _state_like(variable):
+    """A variable that keeps the state of another: of 32 bits at least."""
+    dtype = tf.float64 if variable.dtype == tf.float64 else tf.float32
+    return tf.Variable(tf.zeros(variable.shape, dtype), trainable=False)
+
+
+def _assign(variables, values):
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(tf.cast(value, variable.dtype))
+
+
+def _mean_of_copies(variable):
+    copies = copies_of(variable)
+    return tf.identity(copies[0]) if len(copies) == 1 else tf.add_n(copies) / len(copies)
+
+
+def _mean(arrays):
+    if len(arrays) == 1:
+        return arrays[0]
+    return np.mean(arrays, axis=0, dtype=np.float64).astype(arrays[0].dtype)
+
+
+class BlockSynchronization:
+    """Synchronizes the models of workers that train apart (Chen, Ding, Huo 2020).
+
+    Between blocks models hold the look-ahead, or what a worker has made of it since. In a `view`,
+    and where an epoch has ended, they hold the global model.
+
+    Args:
+        engine: `Engine` of the workers; with groups, of these.
+        block_filter: `BlockFilter`.
+        template: the user's exchange, for what a block changes.
+        variables: list of `BlockVariables`, one for each of `engine.ranks`.
+        corrects_moments: whether moments are brought to where the look-ahead is. Else they are
+            averaged.
+        warmup_steps: number of steps in which worker 0 alone counts, at first.
+        scope: prefix of the names of collectives.
+        within: `Engine` of this worker's group, or None.
+
+    Attributes:
+        equivalent_steps: rho_n.
+    """
+
+    def __init__(
+        self,
+        engine,
+        block_filter,
+        template,
+        variables,
+        corrects_moments=True,
+        warmup_steps=0,
+        scope="tf_onebit_blocks",
+        within=None,
+    ):
+        self.engine = engine
+        self._filter = block_filter
+        self._corrects_moments = corrects_moments
+        self._warmup_left = warmup_steps
+        self._scope = scope
+        self._within = within
+        self._moments = variables[0].moments
+        self._replicas = []
+        for index, (rank, mine) in enumerate(zip(engine.ranks, variables, strict=True)):
+            with engine.place(index):
+                replica = _Replica(rank, scope, mine, block_filter.nesterov)
+            self._replicas.append(replica)
+        self._weights = variables[0].weights
+        self._exact = isinstance(template, FullPrecision)
+        squares = template if self._exact else BFloat16()
+        templates = [template, *(squares if m.of_squares else template for m in self._moments)]
+        self._exchanges = [GradientExchange(t, engine, mean=True) for t in templates]
+        self._synchronize = tf.function(self._synchronize_all, autograph=False)
+        self.equivalent_steps = self._began = 0.0
+        self._restarts = 0
+        self._started = self._shown = self._ended = False
+
+    @property
+    def steps(self):
+        """Number of steps of this process's first worker since the block began."""
+        return self._replicas[0].steps
+
+    def train(self):
+        """Has models hold what training goes on from: at first all what worker 0 has."""
+        self._ended = False
+        if not self._started:
+            self._started = True
+            self.engine.run(replica.take_over(_LEADER) for replica in self._replicas)
+        if self._shown:
+            self._shown = False
+            if any([replica.hide() for replica in self._replicas]):
+                self.equivalent_steps = self._began = 0.0
+                self._restarts += 1
+
+    def synchronize(self, end=End.BLOCK):
+        """Ends a block, of which every worker has done some steps, or none.
+
+        Returns:
+            `End`: what has ended on all workers.
+
+        Raises:
+            ValueError: on all workers, if some have been given other weights than the rest.
+            InvalidArgumentError: on all workers, if one has weights that are not finite.
+        """
+        self.train()
+        rows, *_ = self.engine.run(
+            replica.agree([replica.steps, end, self._restarts]) for replica in self._replicas
+        )
+        steps, ends, restarts = rows.T.tolist()
+        block = Block(tuple(steps), _LEADER if self._warmup_left > 0 else None)
+        if not sum(block.counted):
+            return End(min(ends))
+        if len(set(restarts)) > 1:
+            raise ValueError(
+                "Weights that are assigned while workers train in blocks must be assigned on all "
+                f"of them. Received: other weights on {restarts} occasions, by worker."
+            )
+        self._end_block(block)
+        return End(min(ends))
+
+    def _end_block(self, block):
+        warms_up = block.leader is not None
+        block_filter = self._filter
+        if warms_up:
+            block_filter = BlockFilter(0.0, 1.0, block_filter.nesterov)
+        equivalent_steps, ahead = block_filter.steps(block.mean_steps, self.equivalent_steps)
+        ahead = ahead if self._corrects_moments else 0.0
+        world_size = len(block.steps)
+        factors = _Factors(
+            scales=[world_size * weight for weight in block.weights],
+            momentum=block_filter.block_momentum,
+            rate=block_filter.block_learning_rate,
+            began=self._began,
+            moments=[self._factors_of(moment, block, ahead) for moment in self._moments],
+        )
+        factors = _Factors(*(tf.constant(factor, tf.float64) for factor in factors))
+        self._average_within_group()
+        self._synchronize(factors)
+        self.equivalent_steps = equivalent_steps
+        self._began = block_filter.block_momentum if block_filter.nesterov else 0.0
+        for replica in self._replicas:
+            replica.move_on(block, ahead)
+        if warms_up:
+            self._warmup_left -= max(block.counted)
+            self.equivalent_steps = 0.0
+            for replica in self._replicas:
+                replica.forget_momentum()
+
+    def _factors_of(self, moment, block, steps_ahead):
+        if moment.decay is None:
+            factor, floor = 0.0, 0.0
+        else:
+            factor, floor = moment_factors(block, steps_ahead, moment.decay)
+        # What is exchanged as it is cannot be too small, but for rounding.
+        bounded = moment.of_squares and not self._exact and self.engine.world_size > 1
+        return [factor, floor if bounded else _NO_FLOOR]
+
+    def _average_within_group(self):
+        """Averages statistics in this group, of which only one worker meets the others."""
+        if self._within is None or self._within.world_size == 1:
+            return
+        (replica,) = self._replicas
+        averaged = replica.variables.averaged
+        if averaged:
+            request = AllReduce(
+                [_mean_of_copies(variable) for variable in averaged],
+                f"{self._scope}/within",
+                1 / self._within.world_size,
+            )
+            (averages,) = self._within.run([ask(request)])
+            for variable, average in zip(averaged, averages, strict=True):
+                assign_all(variable, average)
+
+    def _synchronize_all(self, factors):
+        exchanges = [[] for _ in self._replicas]
+        if self.engine.world_size > 1:
+            built = [
+                exchange.exchanges_for(tuple(spec_of(v, v) for v in variables), variables)
+                for exchange, variables in zip(self._exchanges, self._exchanged(), strict=True)
+            ]
+            exchanges = [list(of_replica) for of_replica in zip(*built, strict=True)]
+        self.engine.run(
+            replica.synchronize(mine, factors)
+            for replica, mine in zip(self._replicas, exchanges, strict=True)
+        )
+
+    def _exchanged(self):
+        return [self._weights, *(moment.variables for moment in self._moments)]
+
+    def end(self, end):
+        """Ends an epoch, or training, when all workers do: those with less data wait and answer.
+
+        Then models hold the global model. An epoch that has ended does not end again.
+
+        Args:
+            end: `End`.
+        """
+        if self._ended and end == End.EPOCH:
+            return
+        while self.synchronize(end) < end:
+            pass
+        self.show()
+        self._ended = True
+
+    def show(self):
+        if not self._shown:
+            for replica in self._replicas:
+                replica.show()
+            self._shown = True
+
+    @contextlib.contextmanager
+    def view(self):
+        """Context in which models hold the global model. Not all workers need to enter it."""
+        shown = self._shown
+        if self._started:
+            self.show()
+        yield
+        if self._started and not shown and not self._ended:
+            self.train()
+
+    def bytes_sent(self):
+        """Bytes that a worker sends in a synchronization."""
+        return sum(built.bytes_sent() for e in self._exchanges for built in e.built)
+
+    def states(self):
+        """The states of this process's workers: list of dictionaries of NumPy arrays.
+
+        To be asked for in a `view`: the global model is the model's own state.
+        """
+        own = np.array([self.equivalent_steps, self._began, self._warmup_left], np.float64)
+        states = [replica.state() | {"filter": own} for replica in self._replicas]
+        for i, exchange in enumerate(self._exchanges):
+            for built in exchange.states():
+                for state, one in zip(states, built, strict=True):
+                    state |= {f"exchange_{i}/{name}": array for name, array in one.items()}
+        return states
+
+    def load_states(self, states, ranks, as_many):
+        """Takes over the states of an earlier run, while models hold its global model.
+
+        Args:
+            states: list of what `states` returned, by worker of that job.
+            ranks: list of the ranks in the job of this process's workers.
+            as_many: whether there are as many workers as then: each goes on from where it was, and
+                the states of others may be empty. Else all go on from the mean.
+        """
+        if self._within is not None and not as_many:
+            raise ValueError(
+                "Workers in groups can only be resumed as many as they were. Received: the states "
+                f"of {len(states)} workers."
+            )
+        mine = [states[rank] for rank in ranks] if as_many else [states[0]] * len(ranks)
+        for replica, state in zip(self._replicas, mine, strict=True):
+            replica.load_state(state, [state] if as_many else states)
+        self.equivalent_steps, self._began, self._warmup_left = mine[0]["filter"].tolist()
+        self._started = self._shown = True
+        by_rank = states
+        if as_many:
+            by_rank = [{} for _ in range(self.engine.world_size)]
+            for rank, state in zip(self.engine.ranks, mine, strict=True):
+                by_rank[rank] = state
+        for i, exchange in enumerate(self._exchanges):
+            parts = [part_of(state, f"exchange_{i}") for state in by_rank]
+            if any(parts):
+                exchange.load_states([parts], 1 / len(by_rank))
