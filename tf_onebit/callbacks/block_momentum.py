@@ -168,6 +168,7 @@ class BlockMomentum(keras.callbacks.Callback):
         job.run([handshake("block momentum", self._description(variables)) for _ in job.ranks])
         if self._blocks is None or self._gradient_exchange.blocks is not self._blocks:
             self._blocks = self._gradient_exchange.blocks = self._synchronization(variables)
+        self._blocks.begin()
         self._batches_per_step = variables.optimizer.gradient_accumulation_steps or 1
         self._batches = 0  # of this block
         self._is_training = True

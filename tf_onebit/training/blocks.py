@@ -11,7 +11,7 @@ import tensorflow as tf
 from tf_onebit import ops
 from tf_onebit.block_momentum import Block, BlockFilter, moment_factors
 from tf_onebit.collectives.requests import AllGather, AllReduce, Broadcast, ask
-from tf_onebit.exchanges import BFloat16, FullPrecision
+from tf_onebit.exchanges import FullPrecision
 from tf_onebit.exchanges.base import part_of
 from tf_onebit.training.copies import assign_all, copies_of
 from tf_onebit.training.gradients import GradientExchange, spec_of
@@ -58,7 +58,7 @@ class _Factors(typing.NamedTuple):
         scales: `[world_size]`, by worker: its weight in the mean, times the number of workers.
         momentum, rate: eta and zeta.
         began: the eta of the look-ahead that the block began with.
-        moments: `[moments, 2]`, as from `moment_factors`.
+        moments: `[world_size, moments, 2]`, by worker: as from `moment_factors`.
     """
 
     scales: typing.Any
@@ -135,10 +135,11 @@ class _Replica:
         """Generator: makes one model of what all workers have learned, and looks ahead of it.
 
         Args:
-            exchanges: list of `Bucketed`, for the weights and for each of the moments; empty for
-                a worker alone, which keeps what it has.
+            exchanges: list of `Bucketed`, for the weights and for each of the moments; or None for
+                what this worker keeps to itself.
             factors: `_Factors`.
         """
+        world_size = factors.scales.shape[0]
         scale = factors.scales[self.rank]
         parts = [
             (self._weights, self._globals, self._deltas, factors.began),
@@ -148,24 +149,23 @@ class _Replica:
             ),
         ]
         means = []
-        for i, (variables, begins, deltas, look_ahead) in enumerate(parts):
-            if not exchanges:
+        for exchange, (variables, begins, deltas, look_ahead) in zip(exchanges, parts, strict=True):
+            if exchange is None:
                 means.append([tf.identity(variable) for variable in variables])
                 continue
             differences = [
                 _difference(*of_one, scale, look_ahead)
                 for of_one in zip(variables, begins, deltas, strict=True)
             ]
-            mean, _ = yield from exchanges[i].exchange(differences, 1 / exchanges[i].world_size)
+            mean, _ = yield from exchange.exchange(differences, 1 / world_size)
             means.append(mean)
         averages = [_mean_of_copies(variable) for variable in self.variables.averaged]
-        if exchanges and averages:
+        if world_size > 1 and averages:
             scaled = [tf.cast(scale, value.dtype) * value for value in averages]
-            name = f"{self._scope}/averages"
-            averages = yield AllReduce(scaled, name, 1 / exchanges[0].world_size)
+            averages = yield AllReduce(scaled, f"{self._scope}/averages", 1 / world_size)
         # Not a part of it before all has come: an error must leave the model as it was.
         with tf.control_dependencies([*tf.nest.flatten(means), *averages]):
-            self._update(means, averages, factors, relative=bool(exchanges))
+            self._update(means, averages, factors, [e is not None for e in exchanges])
 
     def _update(self, means, averages, factors, relative):
         ops.block_update(
@@ -177,11 +177,11 @@ class _Replica:
             factors.rate,
             factors.began,
             nesterov=self._nesterov,
-            relative=relative,
+            relative=relative[0],
         )
         for i, (moment, begins) in enumerate(zip(self._moments, self._begins, strict=True)):
-            factor, floor = tf.unstack(factors.moments[i])
-            ops.moments_update(means[1 + i], moment, begins, factor, floor, relative=relative)
+            factor, floor = tf.unstack(factors.moments[self.rank, i])
+            ops.moments_update(means[1 + i], moment, begins, factor, floor, relative[1 + i])
         moments = [v for moment in self.variables.moments for v in moment.variables]
         for variable in [*self.variables.weights, *moments]:
             first, *others = copies_of(variable)
@@ -215,20 +215,17 @@ class _Replica:
         for variable, value in zip(self._shown, self._global(), strict=True):
             assign_all(variable, tf.cast(value, variable.dtype))
 
-    def hide(self):
-        """Undoes `show`, unless somebody has given the model other weights.
-
-        Returns:
-            Whether that is so. Then training begins anew from these.
-        """
+    @property
+    def is_changed(self):
+        """Whether somebody has given the model other weights than the global model's."""
         weights = zip(self._weights, self._globals, strict=True)
-        if not all(bool(tf.reduce_all(w == tf.cast(kept, w.dtype))) for w, kept in weights):
-            self.restart()
-            return True
+        return not all(bool(tf.reduce_all(w == tf.cast(kept, w.dtype))) for w, kept in weights)
+
+    def hide(self):
+        """Undoes `show`."""
         for variable, value in zip(self._shown, self._local, strict=True):
             assign_all(variable, value)
         self._local = None
-        return False
 
     def _global(self):
         return [*self._globals, *self._statistics]
@@ -303,6 +300,14 @@ def _mean(arrays):
     return np.mean(arrays, axis=0, dtype=np.float64).astype(arrays[0].dtype)
 
 
+def _template_of_moments(template):
+    return lambda moment: template if _is_exact(template) else None
+
+
+def _is_exact(template):
+    return type(template) is FullPrecision
+
+
 class BlockSynchronization:
     """Synchronizes the models of workers that train apart (Chen, Ding, Huo 2020).
 
@@ -319,6 +324,9 @@ class BlockSynchronization:
         warmup_steps: number of steps in which worker 0 alone counts, at first.
         scope: prefix of the names of collectives.
         within: `Engine` of this worker's group, or None.
+        template_of: function from a `Moment` to the exchange that it goes through, or to None for
+            moments that a worker keeps to itself. Default: in full precision as the weights, or
+            not at all.
 
     Attributes:
         equivalent_steps: rho_n.
@@ -334,6 +342,7 @@ class BlockSynchronization:
         warmup_steps=0,
         scope="tf_onebit_blocks",
         within=None,
+        template_of=None,
     ):
         self.engine = engine
         self._filter = block_filter
@@ -348,31 +357,53 @@ class BlockSynchronization:
                 replica = _Replica(rank, scope, mine, block_filter.nesterov)
             self._replicas.append(replica)
         self._weights = variables[0].weights
-        self._exact = isinstance(template, FullPrecision)
-        squares = template if self._exact else BFloat16()
-        templates = [template, *(squares if m.of_squares else template for m in self._moments)]
-        self._exchanges = [GradientExchange(t, engine, mean=True) for t in templates]
+        template_of = template_of or _template_of_moments(template)
+        templates = [template, *map(template_of, self._moments)]
+        if engine.world_size == 1:
+            templates = [None] * len(templates)
+        self._exchanges = [t and GradientExchange(t, engine, mean=True) for t in templates]
         self._synchronize = tf.function(self._synchronize_all, autograph=False)
         self.equivalent_steps = self._began = 0.0
         self._restarts = 0
-        self._started = self._shown = self._ended = False
+        self._has_model = self._begun = self._shown = self._ended = False
 
     @property
     def steps(self):
         """Number of steps of this process's first worker since the block began."""
         return self._replicas[0].steps
 
+    def begin(self):
+        """Is called where training begins on all workers, before anything else."""
+        self._begun = False
+
     def train(self):
-        """Has models hold what training goes on from: at first all what worker 0 has."""
+        """Has models hold what training goes on from.
+
+        When it begins, that is what worker 0 has, unless all have the global model of before.
+        """
         self._ended = False
-        if not self._started:
-            self._started = True
-            self.engine.run(replica.take_over(_LEADER) for replica in self._replicas)
+        if not self._begun:
+            self._begun = True
+            is_new = not self._has_model or any(r.is_changed for r in self._replicas)
+            rows, *_ = self.engine.run(replica.agree([is_new]) for replica in self._replicas)
+            if rows.any():
+                self.engine.run(replica.take_over(_LEADER) for replica in self._replicas)
+                self._restart()
+                self._restarts = 0
         if self._shown:
             self._shown = False
-            if any([replica.hide() for replica in self._replicas]):
-                self.equivalent_steps = self._began = 0.0
+            if any(replica.is_changed for replica in self._replicas):
+                for replica in self._replicas:
+                    replica.restart()
+                self._restart()
                 self._restarts += 1
+            else:
+                for replica in self._replicas:
+                    replica.hide()
+
+    def _restart(self):
+        self.equivalent_steps = self._began = 0.0
+        self._has_model, self._shown = True, False
 
     def synchronize(self, end=End.BLOCK):
         """Ends a block, of which every worker has done some steps, or none.
@@ -413,7 +444,7 @@ class BlockSynchronization:
             momentum=block_filter.block_momentum,
             rate=block_filter.block_learning_rate,
             began=self._began,
-            moments=[self._factors_of(moment, block, ahead) for moment in self._moments],
+            moments=[self._factors_of(worker, block, ahead) for worker in range(world_size)],
         )
         factors = _Factors(*(tf.constant(factor, tf.float64) for factor in factors))
         self._average_within_group()
@@ -428,14 +459,20 @@ class BlockSynchronization:
             for replica in self._replicas:
                 replica.forget_momentum()
 
-    def _factors_of(self, moment, block, steps_ahead):
-        if moment.decay is None:
+    def _factors_of(self, worker, block, steps_ahead):
+        """The factors of all moments of a worker: list of pairs."""
+        factors = []
+        for moment, exchange in zip(self._moments, self._exchanges[1:], strict=True):
+            # What is exchanged as it is cannot be too small, but for rounding.
+            bounded = (
+                moment.of_squares and exchange is not None and not _is_exact(exchange.template)
+            )
+            mine = block if exchange is not None else Block((block.counted[worker],))
             factor, floor = 0.0, 0.0
-        else:
-            factor, floor = moment_factors(block, steps_ahead, moment.decay)
-        # What is exchanged as it is cannot be too small, but for rounding.
-        bounded = moment.of_squares and not self._exact and self.engine.world_size > 1
-        return [factor, floor if bounded else _NO_FLOOR]
+            if moment.decay is not None and sum(mine.counted):
+                factor, floor = moment_factors(mine, steps_ahead, moment.decay)
+            factors.append([factor, floor if bounded else _NO_FLOOR])
+        return factors
 
     def _average_within_group(self):
         """Averages statistics in this group, of which only one worker meets the others."""
@@ -454,13 +491,11 @@ class BlockSynchronization:
                 assign_all(variable, average)
 
     def _synchronize_all(self, factors):
-        exchanges = [[] for _ in self._replicas]
-        if self.engine.world_size > 1:
-            built = [
-                exchange.exchanges_for(tuple(spec_of(v, v) for v in variables), variables)
-                for exchange, variables in zip(self._exchanges, self._exchanged(), strict=True)
-            ]
-            exchanges = [list(of_replica) for of_replica in zip(*built, strict=True)]
+        built = [
+            exchange and exchange.exchanges_for(tuple(spec_of(v, v) for v in variables), variables)
+            for exchange, variables in zip(self._exchanges, self._exchanged(), strict=True)
+        ]
+        exchanges = [[b and b[i] for b in built] for i in range(len(self._replicas))]
         self.engine.run(
             replica.synchronize(mine, factors)
             for replica, mine in zip(self._replicas, exchanges, strict=True)
@@ -494,15 +529,15 @@ class BlockSynchronization:
     def view(self):
         """Context in which models hold the global model. Not all workers need to enter it."""
         shown = self._shown
-        if self._started:
+        if self._has_model:
             self.show()
         yield
-        if self._started and not shown and not self._ended:
+        if self._has_model and not shown and not self._ended:
             self.train()
 
     def bytes_sent(self):
         """Bytes that a worker sends in a synchronization."""
-        return sum(built.bytes_sent() for e in self._exchanges for built in e.built)
+        return sum(built.bytes_sent() for e in self._exchanges if e for built in e.built)
 
     def states(self):
         """The states of this process's workers: list of dictionaries of NumPy arrays.
@@ -512,7 +547,7 @@ class BlockSynchronization:
         own = np.array([self.equivalent_steps, self._began, self._warmup_left], np.float64)
         states = [replica.state() | {"filter": own} for replica in self._replicas]
         for i, exchange in enumerate(self._exchanges):
-            for built in exchange.states():
+            for built in exchange.states() if exchange else ():
                 for state, one in zip(states, built, strict=True):
                     state |= {f"exchange_{i}/{name}": array for name, array in one.items()}
         return states
@@ -535,7 +570,7 @@ class BlockSynchronization:
         for replica, state in zip(self._replicas, mine, strict=True):
             replica.load_state(state, [state] if as_many else states)
         self.equivalent_steps, self._began, self._warmup_left = mine[0]["filter"].tolist()
-        self._started = self._shown = True
+        self._has_model = self._shown = True
         by_rank = states
         if as_many:
             by_rank = [{} for _ in range(self.engine.world_size)]
@@ -543,5 +578,5 @@ class BlockSynchronization:
                 by_rank[rank] = state
         for i, exchange in enumerate(self._exchanges):
             parts = [part_of(state, f"exchange_{i}") for state in by_rank]
-            if any(parts):
+            if exchange and any(parts):
                 exchange.load_states([parts], 1 / len(by_rank))

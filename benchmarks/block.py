@@ -1,0 +1,153 @@
+"""Time of training in blocks (BMUF), against the same steps without any communication.
+
+    sudo .venv/bin/python benchmarks/block.py --rate 1gbit 100mbit
+
+Workers in network namespaces with shaped links, each pinned to its own core, train the DNN
+429 - 7x2048 - 9304 (45M parameters) with 64 samples per worker and step, by `model.fit` with and
+without `BlockMomentum`, by turns in one job.
+"""
+
+import argparse
+import pathlib
+from typing import NamedTuple
+
+import numpy as np
+from launch import run_workers
+from network import hosts_on_a_bridge, rate_argument
+from report import Spread, machine_facts, print_machine_facts, print_table, verdict, write_json
+
+WORKER = pathlib.Path(__file__).with_name("block_worker.py")
+
+
+class Row(NamedTuple):
+    """One way to train in blocks, and what it may take at a rate, over no communication."""
+
+    optimizer: str
+    exchange: str
+    sync_period: int
+    limits: dict
+
+    @property
+    def name(self):
+        return f"{self.optimizer}, {self.exchange}, every {self.sync_period}"
+
+
+ROWS = (
+    Row("SGD", "full precision", 64, {"1gbit": 1.12}),
+    Row("SGD", "1-bit", 16, {"1gbit": 1.06, "100mbit": 1.20}),
+    Row("Adam", "1-bit", 16, {"1gbit": 1.15}),
+    Row("Adam", "full precision", 16, {}),
+)
+MOST_OF_AN_ALL_REDUCE = 1.1
+
+
+def measure(row, network, arguments):
+    results = run_workers(
+        network,
+        WORKER,
+        [
+            *("--optimizer", row.optimizer, "--exchange", row.exchange),
+            *("--sync-period", str(row.sync_period)),
+            *("--blocks", str(max(1, arguments.steps // row.sync_period))),
+            *("--turns", str(arguments.turns)),
+        ],
+    )
+    if len({result["checksum"] for result in results}) > 1:
+        raise RuntimeError(f"{row.name}: the workers' weights differ after the last block.")
+    if not np.all(np.isfinite([result["losses"] for result in results])):
+        raise RuntimeError(f"{row.name}: the loss is not finite.")
+    # By turn: the slowest worker's time in blocks, over what workers take on their own.
+    alone, together = (
+        np.array([result[f"{kind}_seconds"] for result in results])
+        for kind in ("alone", "together")
+    )
+    ratios = together.max(axis=0) / alone.mean(axis=0)
+    steps = row.sync_period * max(1, arguments.steps // row.sync_period)
+    summary = {
+        "row": row.name,
+        "step_seconds": Spread.of(alone.ravel() / steps),
+        "ratios": Spread.of(ratios),
+        "synchronization_seconds": Spread.of(
+            np.array([result["synchronization_seconds"] for result in results]).max(axis=0)
+        ),
+    }
+    if "all_reduce_seconds" in results[0]:
+        summary["all_reduce_seconds"] = Spread.of(
+            np.array([result["all_reduce_seconds"] for result in results]).max(axis=0)
+        )
+    print(f"  {row.name}: {summary['ratios'].text(3)} x no communication", flush=True)
+    return summary
+
+
+def report(title, summaries):
+    table = []
+    for summary in summaries:
+        milliseconds = {
+            key: Spread(*(1e3 * value for value in summary[key])).text(0)
+            for key in ("step_seconds", "synchronization_seconds", "all_reduce_seconds")
+            if key in summary
+        }
+        table.append(
+            [
+                summary["row"],
+                milliseconds["step_seconds"],
+                milliseconds["synchronization_seconds"],
+                milliseconds.get("all_reduce_seconds", ""),
+                summary["ratios"].text(3),
+            ]
+        )
+    header = ["", "ms per step alone", "ms per synchronization", "ms per all-reduce of its bytes"]
+    print_table(title, [*header, "x no communication"], table)
+    print("  Medians [quartiles]. Times of synchronizations begin when all workers are there.")
+
+
+def judge(rate, summaries, rows):
+    verdicts = []
+    for row, summary in zip(rows, summaries, strict=True):
+        if rate in row.limits:
+            claim = f"{row.name}: time over no communication"
+            verdicts.append(verdict(claim, summary["ratios"].median, row.limits[rate]))
+        if rate == "1gbit" and "all_reduce_seconds" in summary:
+            ratio = summary["synchronization_seconds"].median / summary["all_reduce_seconds"].median
+            claim = f"{row.name}: synchronization over an all-reduce of the same bytes"
+            verdicts.append(verdict(claim, ratio, MOST_OF_AN_ALL_REDUCE))
+    return verdicts
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rate", type=rate_argument, nargs="+", default=["1gbit", "100mbit"])
+    parser.add_argument("--steps", type=int, default=64, help="of each turn, in whole blocks")
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--rows", type=int, nargs="+", default=range(len(ROWS)), help="by number")
+    parser.add_argument("--output", default="results/block.json")
+    arguments = parser.parse_args()
+    facts = machine_facts()
+    print_machine_facts(facts)
+    reports = []
+    for rate in arguments.rate:
+        # Where nothing is claimed at a rate, it would only take long.
+        rows = [ROWS[i] for i in arguments.rows if rate in ROWS[i].limits or rate != "100mbit"]
+        with hosts_on_a_bridge(2, rate) as network:
+            goodput = network.goodput_bits_per_second()
+            print(f"\nrate {rate}: TCP goodput between two hosts {goodput / 1e6:.0f} Mbit/s")
+            summaries = [measure(row, network, arguments) for row in rows]
+        report(f"2 workers, links of {rate}", summaries)
+        reports.append(
+            {
+                "rate": rate,
+                "goodput_bits_per_second": goodput,
+                "rows": [
+                    {k: v._asdict() if isinstance(v, Spread) else v for k, v in s.items()}
+                    for s in summaries
+                ],
+                "verdicts": judge(rate, summaries, rows),
+            }
+        )
+        settings = {k: list(v) if isinstance(v, range) else v for k, v in vars(arguments).items()}
+        content = {"machine": facts, "arguments": settings, "rates": reports}
+        write_json(arguments.output, content)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""One worker of `block.py`: trains the papers' DNN, in blocks and alone by turns."""
+
+import argparse
+import json
+import os
+import time
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import horovod.tensorflow as hvd
+import keras
+import tensorflow as tf
+from step_worker import make_batch, make_model
+
+import tf_onebit
+from tf_onebit.horovod import DistributedOptimizer
+
+EXCHANGES = {"full precision": tf_onebit.FullPrecision, "1-bit": tf_onebit.OneBit}
+OPTIMIZERS = {
+    "SGD": lambda: keras.optimizers.SGD(0.01),
+    "Adam": lambda: tf_onebit.optimizers.Adam(1e-5, beta_1=0.5),
+}
+ALL_REDUCES = 5
+
+
+class Stretch(keras.callbacks.Callback):
+    """Takes the time of all steps of a `fit`, with what the callbacks before this one do."""
+
+    def __init__(self):
+        super().__init__()
+        self.start = None
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if self.start is None:
+            wait_for_all()
+            self.start = time.perf_counter()
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.seconds = time.perf_counter() - self.start
+
+
+class BeforeBlockEnds(keras.callbacks.Callback):
+    """Has workers wait for each other before they synchronize: `starts` are when all are there."""
+
+    def __init__(self, sync_period):
+        super().__init__()
+        self._sync_period = sync_period
+        self.starts = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        if (batch + 1) % self._sync_period == 0:
+            wait_for_all()
+            self.starts.append(time.perf_counter())
+
+
+class AfterBlockEnds(keras.callbacks.Callback):
+    """When workers have synchronized: as `BeforeBlockEnds`."""
+
+    def __init__(self, sync_period):
+        super().__init__()
+        self._sync_period = sync_period
+        self.ends = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        if (batch + 1) % self._sync_period == 0:
+            self.ends.append(time.perf_counter())
+
+
+def wait_for_all():
+    hvd.allreduce(tf.zeros([]), name="all_ready")
+
+
+def all_reduce_seconds(variables):
+    """Of as many bytes as a block in full precision exchanges, by Horovod itself."""
+
+    @tf.function
+    def all_reduce():
+        values = [variable.read_value() for variable in variables]
+        return [hvd.allreduce(v, op=hvd.Sum, name=f"sum_{i}") for i, v in enumerate(values)]
+
+    all_reduce()
+    seconds = []
+    for _ in range(ALL_REDUCES):
+        wait_for_all()
+        start = time.perf_counter()
+        all_reduce()
+        seconds.append(time.perf_counter() - start)
+    return seconds
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, required=True)
+    parser.add_argument("--exchange", choices=EXCHANGES, required=True)
+    parser.add_argument("--sync-period", type=int, required=True)
+    parser.add_argument("--blocks", type=int, required=True, help="in each turn")
+    parser.add_argument("--turns", type=int, required=True)
+    parser.add_argument("--inter-op-threads", type=int, default=2)
+    arguments = parser.parse_args()
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(arguments.inter_op_threads)
+    hvd.init()
+
+    model = make_model()
+    optimizer = DistributedOptimizer(OPTIMIZERS[arguments.optimizer](), tf_onebit.Local())
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, jit_compile=False)
+    data = tf.data.Dataset.from_tensors(make_batch(hvd.rank())).repeat()
+    blocks = tf_onebit.callbacks.BlockMomentum(
+        arguments.sync_period, exchange=EXCHANGES[arguments.exchange]()
+    )
+
+    def fit(steps, *callbacks):
+        stretch = Stretch()
+        history = model.fit(data, steps_per_epoch=steps, verbose=0, callbacks=[*callbacks, stretch])
+        return stretch.seconds, history.history["loss"]
+
+    steps = arguments.sync_period * arguments.blocks
+    fit(3)
+    fit(arguments.sync_period, blocks)  # builds the exchange
+    alone, together, synchronizations, losses = [], [], [], []
+    for _ in range(arguments.turns):
+        seconds, _ = fit(steps)
+        alone.append(seconds)
+        before = BeforeBlockEnds(arguments.sync_period)
+        after = AfterBlockEnds(arguments.sync_period)
+        seconds, loss = fit(steps, before, blocks, after)
+        together.append(seconds)
+        losses += loss
+        pairs = zip(before.starts, after.ends, strict=True)
+        synchronizations += [end - start for start, end in pairs]
+    result = {
+        "alone_seconds": alone,
+        "together_seconds": together,
+        "synchronization_seconds": synchronizations,
+        "losses": losses,
+        "checksum": float(sum(tf.reduce_sum(v) for v in model.trainable_variables)),
+    }
+    if arguments.exchange == "full precision":
+        exchanged = [v.value for v in model.trainable_variables]
+        moments = getattr(optimizer, "moments", [])
+        exchanged += [v.value for moment in moments for v in moment.variables]
+        result["all_reduce_seconds"] = all_reduce_seconds(exchanged)
+    print(json.dumps(result))
+    hvd.shutdown()
+
+
+if __name__ == "__main__":
+    main()
