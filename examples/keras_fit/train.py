@@ -30,8 +30,8 @@ class Scope:
         self.scope = strategy.scope
         self.callbacks = []
 
-    def optimizer(self):
-        return keras.optimizers.Adam(LEARNING_RATE)
+    def distributed(self, optimizer):
+        return optimizer  # by its scope
 
 
 class Horovod:
@@ -46,11 +46,9 @@ class Horovod:
         self.scope = contextlib.nullcontext
         self.callbacks = [hvd.BroadcastGlobalVariablesCallback(0)]
 
-    def optimizer(self):
+    def distributed(self, optimizer):
         if self._asynchronous:
-            optimizer = keras.optimizers.SGD(SGD_LEARNING_RATE)
             return self._hvd.AsynchronousOptimizer(optimizer, self._exchange, max_staleness=10)
-        optimizer = keras.optimizers.Adam(LEARNING_RATE)
         return self._hvd.DistributedOptimizer(optimizer, self._exchange)
 
 
@@ -58,7 +56,8 @@ def make_exchange(options):
     if options.exchange == "full_precision":
         return tf_onebit.FullPrecision()
     if options.exchange == "one_bit":
-        return tf_onebit.WarmStart(tf_onebit.OneBit(min_size=256), steps=20)
+        one_bit = tf_onebit.OneBit(min_size=256)
+        return one_bit if options.bmuf else tf_onebit.WarmStart(one_bit, steps=20)
     return tf_onebit.Threshold(options.tau, options.target_density, options.coding)
 
 
@@ -74,6 +73,14 @@ def connect(engine, exchange, asynchronous):
         tf.config.set_logical_device_configuration(cpu, parts)
         devices = ["CPU:0", "CPU:1"]
     return Scope(tf_onebit.distribute.MirroredStrategy(exchange, devices))
+
+
+def make_optimizer(options):
+    if options.asynchronous:
+        return keras.optimizers.SGD(SGD_LEARNING_RATE)
+    if options.bmuf:  # whose moments can be moved with the model
+        return tf_onebit.optimizers.Adam(LEARNING_RATE, beta_1=0.5)
+    return keras.optimizers.Adam(LEARNING_RATE)
 
 
 def make_model():
@@ -111,22 +118,33 @@ def main():
     parser.add_argument("--target-density", type=float, help="threshold: part of values to send")
     parser.add_argument("--coding", choices=["packed", "golomb_rice"], default="packed")
     parser.add_argument("--asynchronous", action="store_true", help="threshold over Horovod, SGD")
+    parser.add_argument("--bmuf", action="store_true", help="train in blocks")
+    parser.add_argument("--sync-period", type=int, default=8, help="bmuf: steps in a block")
+    parser.add_argument("--block-momentum", type=float, help="bmuf: default 1 - 1 / workers")
     options = parser.parse_args()
+    if options.bmuf and (options.asynchronous or options.engine == "mirrored"):
+        parser.error("--bmuf is for processes that train apart: --engine multi_worker or horovod.")
     if options.asynchronous and (options.exchange, options.engine) != ("threshold", "horovod"):
         parser.error("--asynchronous needs --exchange threshold and --engine horovod.")
 
     # First of all: a strategy must be made before TensorFlow is used.
-    job = connect(options.engine, make_exchange(options), options.asynchronous)
+    exchange = make_exchange(options)
+    in_every_step = tf_onebit.Local() if options.bmuf else exchange
+    job = connect(options.engine, in_every_step, options.asynchronous)
     keras.utils.set_random_seed(1)
     (images, digits), held_out = load_data()
     mine = slice(job.rank % job.workers, None, job.workers)
     callbacks = [*job.callbacks, tf_onebit.callbacks.Monitor()]
+    if options.bmuf:
+        momentum = "auto" if options.block_momentum is None else options.block_momentum
+        blocks = tf_onebit.callbacks.BlockMomentum(options.sync_period, momentum, exchange=exchange)
+        callbacks.insert(0, blocks)
     if options.backup:
         callbacks.append(tf_onebit.callbacks.BackupAndRestore(options.backup, save_freq=10))
     with job.scope():
         model = make_model()
         model.compile(
-            job.optimizer(),
+            job.distributed(make_optimizer(options)),
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             metrics=["accuracy"],
         )

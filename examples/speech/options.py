@@ -53,6 +53,9 @@ def parse_arguments(arguments=None, description=None):
         nargs="+",
         help="asynchronous: parts of the data of each worker, as fast as it is",
     )
+    add("--bmuf", action="store_true", help="train in blocks; what they change is exchanged")
+    add("--sync-period", type=int, default=16, help="bmuf: steps in a block")
+    add("--block-momentum", type=float, help="bmuf: 0.5; default: 1 - 1 / (number of workers)")
     corpus = dataset.Settings()
     add("--hours", type=float, default=corpus.hours, help="speech to train on")
     add("--held-out-minutes", type=float, default=corpus.held_out_minutes)
@@ -78,6 +81,8 @@ def parse_arguments(arguments=None, description=None):
     options = parser.parse_args(arguments)
     if options.asynchronous and options.exchange != "threshold":
         parser.error(f"--asynchronous needs --exchange threshold. Received: {options.exchange}.")
+    if options.bmuf and options.asynchronous:
+        parser.error("--bmuf and --asynchronous exclude each other.")
     if options.shares and not options.asynchronous:
         parser.error(f"--shares needs --asynchronous. Received: {options.shares}.")
     if options.shares and min(options.shares) < 1:

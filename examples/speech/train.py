@@ -42,8 +42,8 @@ def make_exchange(options):
 
 
 def warm_start_steps(options):
-    """Number of steps in full precision, which workers that do not wait cannot make."""
-    return 0 if options.asynchronous else options.warm_start
+    """Number of steps in full precision, which workers that train apart cannot make."""
+    return 0 if options.asynchronous or options.bmuf else options.warm_start
 
 
 def learning_rate(options, steps):
@@ -63,10 +63,21 @@ def learning_rate(options, steps):
 def make_optimizer(options, learning_rate):
     """Returns the Keras optimizer of a worker."""
     optimizer = keras.optimizers.SGD(learning_rate, momentum=options.momentum)
+    if options.bmuf:
+        return hvd.DistributedOptimizer(optimizer, tf_onebit.Local())
     exchange = make_exchange(options)
     if options.asynchronous:
         return hvd.AsynchronousOptimizer(optimizer, exchange, max_staleness=options.max_staleness)
     return hvd.DistributedOptimizer(optimizer, exchange)
+
+
+def block_callbacks(options):
+    """Returns the callback that has workers train in blocks, if they are to, in a list."""
+    if not options.bmuf:
+        return []
+    momentum = "auto" if options.block_momentum is None else options.block_momentum
+    exchange = make_exchange(options)
+    return [tf_onebit.callbacks.BlockMomentum(options.sync_period, momentum, exchange=exchange)]
 
 
 class StepTimer(keras.callbacks.Callback):
@@ -132,8 +143,9 @@ def train(options, callbacks=()):
         metrics=["accuracy"],
     )
     if rank == 0:
+        how = f"{options.exchange} in blocks" if options.bmuf else options.exchange
         print(
-            f"{workers} worker(s), {options.exchange}: {model.count_params():,} parameters, "
+            f"{workers} worker(s), {how}: {model.count_params():,} parameters, "
             f"{len(targets):,} targets, {blocks} blocks of {len(training)} steps of "
             f"{workers} x {options.batch_size} frames",
             flush=True,
@@ -146,6 +158,7 @@ def train(options, callbacks=()):
         shuffle=False,  # `FrameBatches` shuffles frames, on all workers alike
         verbose=_progress(rank),
         callbacks=[
+            *block_callbacks(options),
             timer,
             hvd.BroadcastGlobalVariablesCallback(0),
             *([] if options.asynchronous else [hvd.MetricAverageCallback()]),

@@ -13,7 +13,7 @@ class Monitor(keras.callbacks.Callback):
     """Adds to the logs of every batch and epoch:
 
     - `bytes_sent`: bytes that this worker sends per exchange: per step, or, with gradient
-      accumulation, per update.
+      accumulation, per update. With `BlockMomentum` also those of a block, per step of it.
     - `compression_ratio`: bytes of the same exchange in float32, over `bytes_sent`.
     - `residual_norm`: L2 norm of what this worker has not sent yet.
 
@@ -97,9 +97,13 @@ class Monitor(keras.callbacks.Callback):
 
     def _read(self):
         exchanges = self._gradient_exchange().built
+        blocks = self._gradient_exchange().blocks
         bytes_sent = sum(exchange.bytes_sent() for exchange in exchanges)
         full_bytes = sum(exchange.full_precision_bytes() for exchange in exchanges)
         squares = sum(exchange.residual_sum_of_squares() for exchange in exchanges)
+        if blocks is not None:
+            bytes_sent += blocks.bytes_sent()
+            squares += blocks.residual_sum_of_squares()
         self._latest = {
             "bytes_sent": float(bytes_sent),
             "compression_ratio": full_bytes / bytes_sent if bytes_sent else 1.0,

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import enum
+import math
 import typing
 
 import numpy as np
@@ -366,6 +367,7 @@ class BlockSynchronization:
         self.equivalent_steps = self._began = 0.0
         self._restarts = 0
         self._has_model = self._begun = self._shown = self._ended = False
+        self._steps_of_last_block = math.inf
 
     @property
     def steps(self):
@@ -449,6 +451,7 @@ class BlockSynchronization:
         factors = _Factors(*(tf.constant(factor, tf.float64) for factor in factors))
         self._average_within_group()
         self._synchronize(factors)
+        self._steps_of_last_block = block.mean_steps
         self.equivalent_steps = equivalent_steps
         self._began = block_filter.block_momentum if block_filter.nesterov else 0.0
         for replica in self._replicas:
@@ -536,8 +539,17 @@ class BlockSynchronization:
             self.train()
 
     def bytes_sent(self):
-        """Bytes that a worker sends in a synchronization."""
-        return sum(built.bytes_sent() for e in self._exchanges if e for built in e.built)
+        """Bytes that a worker sends per step, in exchanges at the end of a block."""
+        in_a_block = sum(built.bytes_sent() for built in self._built)
+        return in_a_block / self._steps_of_last_block
+
+    def residual_sum_of_squares(self):
+        """Of all that this process's first worker has not sent yet."""
+        return sum(built.residual_sum_of_squares() for built in self._built)
+
+    @property
+    def _built(self):
+        return [built for exchange in self._exchanges if exchange for built in exchange.built]
 
     def states(self):
         """The states of this process's workers: list of dictionaries of NumPy arrays.
