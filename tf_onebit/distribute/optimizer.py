@@ -61,26 +61,28 @@ class _UnderStrategy(Distributed):
         )
 
     def apply(self, grads, trainable_variables=None):
-        has_data = data_of_step()
-        if has_data is None or not self._trains_apart():
-            super().apply(zero_without_data(grads), trainable_variables)
+        has_data, grads = data_of_step(), zero_without_data(grads)
+        if has_data is None or not isinstance(self.gradient_exchange.template, Local):
+            super().apply(grads, trainable_variables)
             return
         if not self.built:
             with tf.init_scope():
                 self.build(trainable_variables)
 
-        def update():
-            super(_UnderStrategy, self).apply(grads, trainable_variables)
-            return True
+        # For a worker that trains apart, a step of nothing would count, and move its weights by
+        # their momentum. Its devices decide together.
+        def update(gradients):
+            super(_UnderStrategy, self).apply(gradients, trainable_variables)
 
-        # A step of nothing would still count, and move the weights by their momentum.
-        tf.cond(has_data, update, lambda: False)
+        def merged(strategy, has_data, gradients):
+            def updated():
+                strategy.extended.call_for_each_replica(update, (gradients,))
+                return True
 
-    def _trains_apart(self):
-        """Whether this worker alone, on one device, decides what a step does."""
-        extended = self._distribution_strategy.extended
-        is_local = isinstance(self.gradient_exchange.template, Local)
-        return is_local and len(extended.worker_devices) == 1
+            parts = strategy.experimental_local_results(has_data)
+            tf.cond(tf.reduce_any(tf.stack(parts)), updated, lambda: False)
+
+        self.replica_context.merge_call(merged, (has_data, list(grads)))
 
     @property
     def replica_context(self):
