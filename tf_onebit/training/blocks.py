@@ -450,7 +450,16 @@ class BlockSynchronization:
         )
         factors = _Factors(*(tf.constant(factor, tf.float64) for factor in factors))
         self._average_within_group()
-        self._synchronize(factors)
+        try:
+            self._synchronize(factors)
+        except tf.errors.InvalidArgumentError as error:
+            raise tf.errors.InvalidArgumentError(
+                error.node_def,
+                error.op,
+                "What workers have made of a model in a block must be finite: here the gradient is "
+                f"what a weight or moment has changed. {error.message} The global model is as it "
+                "was before the block.",
+            ) from error
         self._steps_of_last_block = block.mean_steps
         self.equivalent_steps = equivalent_steps
         self._began = block_filter.block_momentum if block_filter.nesterov else 0.0
