@@ -31,7 +31,7 @@ LAUNCHERS = {
 }
 
 
-def run_job(engine, world_size, command, timeout_seconds=120, **environment):
+def run_job(engine, world_size, command, timeout_seconds=120, hosts=None, **environment):
     """Runs a command in `world_size` processes on this machine.
 
     Args:
@@ -39,6 +39,7 @@ def run_job(engine, world_size, command, timeout_seconds=120, **environment):
         world_size: number of worker processes.
         command: list of arguments for Python.
         timeout_seconds: a job that takes longer is ended, by force if need be.
+        hosts: names of this machine that Horovod takes for several, as "localhost:2,127.0.0.1:2".
         environment: variables for the workers, besides the caller's.
 
     Returns:
@@ -57,6 +58,7 @@ def run_job(engine, world_size, command, timeout_seconds=120, **environment):
         "HOROVOD_CYCLE_TIME": "5",
     }
     launcher = [word.format(world_size) for word in LAUNCHERS[engine]]
+    launcher += ["-H", hosts] if hosts else []
     if launcher:
         launcher[0] = str(pathlib.Path(sys.executable).with_name(launcher[0]))
     start = time.monotonic()
@@ -86,6 +88,6 @@ def run_job(engine, world_size, command, timeout_seconds=120, **environment):
     return Job(process.returncode, time.monotonic() - start, output)
 
 
-def horovodrun(world_size, command, timeout_seconds=120, **environment):
+def horovodrun(world_size, command, timeout_seconds=120, hosts=None, **environment):
     """Runs a job of Horovod's: see `run_job`."""
-    return run_job("horovod", world_size, command, timeout_seconds, **environment)
+    return run_job("horovod", world_size, command, timeout_seconds, hosts, **environment)

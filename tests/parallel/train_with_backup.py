@@ -1,7 +1,7 @@
 """Trains with backups, and may kill itself: python -m tests.parallel.train_with_backup
 
 ... --engine horovod | tensorflow | mirrored | alone --devices 2 --data arrays | dataset | sequence
-    --directory backups --output folder --save-freq 3 --die-at 17 | --die-at-file 5
+    --directory backups --output folder --save-freq 3 --die-at 17 | --die-at-file 5 --bmuf
 """
 
 import argparse
@@ -111,11 +111,14 @@ def main():
     parser.add_argument("--steps-per-execution", type=int, default=1)
     parser.add_argument("--die-at", type=int, default=-1, help="step, counted from 0")
     parser.add_argument("--die-at-file", type=int, default=-1, help="of rank 0, from 1")
+    parser.add_argument("--bmuf", action="store_true", help="block momentum")
     options = parser.parse_args()
 
     exchange = tf_onebit.WarmStart(tf_onebit.OneBit(min_size=0), steps=4)
     arguments = {"metrics": ["accuracy"], "steps_per_execution": options.steps_per_execution}
     adam = keras.optimizers.Adam
+    if options.bmuf:
+        exchange, adam = tf_onebit.Local(), tf_onebit.optimizers.Adam
     if options.engine in ("tensorflow", "mirrored"):
         strategy = make_strategy(options, exchange)
         keras.utils.set_random_seed(1)
@@ -150,6 +153,9 @@ def main():
     callbacks = [
         tf_onebit.callbacks.BackupAndRestore(options.directory, options.save_freq or "epoch")
     ]
+    if options.bmuf:
+        one_bit = tf_onebit.OneBit(min_size=0)
+        callbacks.insert(0, tf_onebit.callbacks.BlockMomentum(4, exchange=one_bit))
     if rank == parts - 1 or options.engine == "tensorflow":
         callbacks.append(Death(options.die_at))
     if rank == 0:

@@ -13,7 +13,11 @@ _SLOTS = {
     keras.optimizers.Lion: {"_momentums": False},
     keras.optimizers.Adagrad: {"_accumulators": True},
     keras.optimizers.Adadelta: {"_accumulated_grads": True, "_accumulated_delta_vars": True},
-    keras.optimizers.RMSprop: {"_velocities": True, "_momentums": False},
+    keras.optimizers.RMSprop: {
+        "_velocities": True,
+        "_average_gradients": False,
+        "_momentums": False,
+    },
 }
 
 
@@ -107,8 +111,8 @@ def _own(optimizer):
 
 
 def _require_known(optimizer, variables):
-    if hasattr(optimizer, "moments"):
-        return  # ours, with what belongs to each
+    if hasattr(optimizer, "moments") or isinstance(optimizer, keras.optimizers.Nadam):
+        return  # it is known what belongs to each: Nadam's product goes with its moments
     shapes = {tuple(variable.shape) for variable in optimizer._trainable_variables}
     for variable in variables:
         if not _is_float(variable) or tuple(variable.shape) not in shapes:

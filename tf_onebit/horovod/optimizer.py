@@ -91,6 +91,13 @@ class _OverHorovod(Distributed):
         super().build(variables)
 
     def apply(self, grads, trainable_variables=None):
+        # In the step that finds that the data have ended nothing may be counted. The last gradient
+        # is the first that a backward pass makes: to wait for it delays no exchange.
+        last = [_values(gradient) for gradient in grads if gradient is not None][-1:]
+        with tf.control_dependencies(last):
+            self._apply(grads, trainable_variables)
+
+    def _apply(self, grads, trainable_variables):
         if self.on_nonfinite == "error":
             super().apply(grads, trainable_variables)
             return
@@ -104,3 +111,7 @@ class _OverHorovod(Distributed):
 
         (finite,) = self.gradient_exchange.all_finite([grads])
         tf.cond(finite, update, lambda: False)
+
+
+def _values(gradient):
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import enum
 import math
+import re
 import typing
 
 import numpy as np
@@ -20,6 +21,8 @@ from tf_onebit.training.gradients import GradientExchange, spec_of
 # The worker whose steps alone count while the model is warmed up.
 _LEADER = 0
 _NO_FLOOR = -1.0
+# What exchanges say of gradients; here it is what a block has changed.
+_NOT_FINITE = r"(All ranks|Rank \d+) met .* gradient of \W*([^'\\]+)"
 
 
 class End(enum.IntEnum):
@@ -453,12 +456,17 @@ class BlockSynchronization:
         try:
             self._synchronize(factors)
         except tf.errors.InvalidArgumentError as error:
+            where = re.search(
+                r"(All ranks|Rank \d+) met .* gradient of \W*([^'\\]+)", error.message
+            )
+            if where is None:
+                raise
             raise tf.errors.InvalidArgumentError(
                 error.node_def,
                 error.op,
-                "What workers have made of a model in a block must be finite: here the gradient is "
-                f"what a weight or moment has changed. {error.message} The global model is as it "
-                "was before the block.",
+                "What workers make of a model in a block must be finite. "
+                f"{where[1]} met an infinity or NaN in what became of '{where[2]}'. Lower the "
+                "learning rate or clip gradients. The global model is as it was before the block.",
             ) from error
         self._steps_of_last_block = block.mean_steps
         self.equivalent_steps = equivalent_steps

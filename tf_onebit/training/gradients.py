@@ -5,7 +5,7 @@ import itertools
 
 import tensorflow as tf
 
-from tf_onebit.exchanges import Bucketed, Exchange, FullPrecision, GradientSpec
+from tf_onebit.exchanges import Bucketed, Exchange, FullPrecision, GradientSpec, Local
 from tf_onebit.exchanges.finite import all_finite, not_finite_flag
 from tf_onebit.exchanges.handshake import handshake
 
@@ -171,7 +171,7 @@ class GradientExchange:
         return exchanged
 
     def all_finite(self, gradients):
-        """Whether the gradients of all workers are finite: the same on all.
+        """Whether the gradients of all workers are finite, or its own, where they train apart.
 
         Args:
             gradients: as in a call.
@@ -182,7 +182,7 @@ class GradientExchange:
         present = [[g for g in mine if g is not None] for mine in gradients]
         if not present[0]:
             return [tf.constant(True) for _ in gradients]
-        if self.group.world_size == 1:
+        if self.group.world_size == 1 or isinstance(self.template, Local):
             return [tf.equal(not_finite_flag(mine), 0) for mine in present]
         name = f"{self._scope}/all_finite"
         return self.group.run(all_finite(mine, name) for mine in present)

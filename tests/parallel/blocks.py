@@ -1,0 +1,52 @@
+"""Workers of one process that train in blocks: what block momentum between processes must equal."""
+
+import numpy as np
+
+from tests.parallel.training import compiled
+from tf_onebit import FullPrecision
+from tf_onebit.block_momentum import BlockFilter
+from tf_onebit.callbacks.block_variables import block_variables
+from tf_onebit.collectives.lockstep import LockstepEngine
+from tf_onebit.training.blocks import BlockSynchronization
+
+
+class Lockstep:
+    """Models that are trained on a worker's batches each.
+
+    Args:
+        make: function that makes a model.
+        optimizer: function that makes an optimizer.
+        workers: number of them.
+        block_momentum: eta.
+        exchange: `tf_onebit.Exchange`, for blocks.
+
+    Attributes:
+        global_models: list of lists of arrays: what every block has ended with.
+    """
+
+    def __init__(self, make, optimizer, workers=2, block_momentum=0.5, exchange=None):
+        self.models = [compiled(make(), optimizer()) for _ in range(workers)]
+        self.blocks = BlockSynchronization(
+            LockstepEngine(["CPU:0"] * workers),
+            BlockFilter(block_momentum),
+            exchange or FullPrecision(),
+            [block_variables(model, "bmuf_adam") for model in self.models],
+            scope="lockstep",
+        )
+        self.blocks.train()
+        self.global_models = []
+
+    def epoch(self, batches, sync_period):
+        """Trains on lists of batches, by worker: those with less have their last block end early.
+
+        Returns:
+            The global model's weights.
+        """
+        for begin in range(0, max(map(len, batches)), sync_period):
+            for model, mine in zip(self.models, batches, strict=True):
+                for x, labels in mine[begin : begin + sync_period]:
+                    model.train_on_batch(x, labels)
+            self.blocks.synchronize()
+            with self.blocks.view():
+                self.global_models.append([np.array(v) for v in self.models[0].variables])
+        return self.global_models[-1]

@@ -1,0 +1,237 @@
+"""Block momentum in `model.fit` of real workers."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_onebit
+from tests.parallel.blocks import Lockstep
+from tests.parallel.in_scope import in_scope, sgd
+from tests.parallel.ranks import assert_same_bits_on_all_ranks, gather, rank
+from tests.parallel.training import compiled, make_data, make_model, with_layer
+from tf_onebit import Local, OneBit
+from tf_onebit.callbacks import BlockMomentum
+
+PERIOD = 3
+ETA = 0.5
+
+both_engines = pytest.mark.workers(2, engines=["horovod", "tensorflow"])
+normalized_model = with_layer(lambda: keras.layers.BatchNormalization(momentum=0.5))
+
+
+def adam():
+    return tf_onebit.optimizers.Adam(0.01, beta_1=0.5)
+
+
+class Worker:
+    """This worker, with a model that is trained apart.
+
+    Args:
+        engine: "horovod" or "tensorflow".
+        make: function that makes a model.
+        optimizer: function that makes an optimizer.
+    """
+
+    def __init__(self, engine, make=make_model, optimizer=adam, exchange=None):
+        self.strategy = None
+        exchange = exchange or Local()
+        if engine == "horovod":
+            import tf_onebit.horovod as hvd
+
+            self.model = compiled(make(), hvd.DistributedOptimizer(optimizer(), exchange=exchange))
+        else:
+            self.strategy = tf_onebit.distribute.MultiWorkerMirroredStrategy(exchange)
+            self.model = in_scope(make=make, optimizer=optimizer, strategy=self.strategy)
+
+    def fit(self, batches, callbacks=(), block_momentum=None, before=(), **arguments):
+        """Trains on this worker's part of lists of batches; some callbacks come `before`."""
+        data = self.distributed(batches)
+        block_momentum = block_momentum or BlockMomentum(PERIOD, ETA)
+        callbacks = [*before, block_momentum, *callbacks]
+        return self.model.fit(data, callbacks=callbacks, verbose=0, **arguments).history
+
+    def distributed(self, batches):
+        """Data of unknown length."""
+        x, labels = (np.stack(part) for part in zip(*batches[rank()], strict=True))
+        dataset = tf.data.Dataset.from_tensor_slices((x, labels)).filter(lambda *_: True)
+        if self.strategy is None:
+            return dataset
+        return self.strategy.distribute_datasets_from_function(lambda _: dataset)
+
+    @property
+    def arrays(self):
+        return [np.array(v) for v in self.model.variables]
+
+
+def batches_of(*counts):
+    """By worker, so many batches."""
+    x, labels = make_data(max(counts), len(counts))
+    return [
+        [(x[step, worker], labels[step, worker]) for step in range(count)]
+        for worker, count in enumerate(counts)
+    ]
+
+
+def assert_close(arrays, others):
+    for array, other in zip(arrays, others, strict=True):
+        np.testing.assert_allclose(array, other, rtol=1e-5, atol=1e-6)
+
+
+@both_engines
+def test_workers_train_as_in_one_process(tmp_path, engine, world_size):
+    """From the weights of worker 0, and though the data of worker 1 end first, unforeseen."""
+    batches = batches_of(7, 4)
+    worker = Worker(engine, lambda: with_weights_of_its_own(normalized_model()))
+    validation = batches[0][0]
+    callbacks = []
+    if rank() == 0:  # after the second batch of a block
+        path = tmp_path / "{batch}.weights.h5"
+        saving = keras.callbacks.ModelCheckpoint(path, save_weights_only=True, save_freq=5)
+        callbacks.append(saving)
+    history = worker.fit(batches, callbacks, epochs=2, validation_data=validation)
+    assert_same_bits_on_all_ranks(worker.arrays)
+    assert worker.model.optimizer.iterations.numpy() == 14
+
+    reference = Lockstep(normalized_model, adam)
+    for _ in range(2):
+        expected = reference.epoch(batches, PERIOD)
+    assert_close(worker.arrays, expected)
+    steps = [model.optimizer.moment_steps for model in reference.models]
+    assert [worker.model.optimizer.moment_steps] * 2 == pytest.approx(steps)
+    model = reference.models[0]
+    model.set_weights(worker.arrays)
+    loss = model.evaluate(*validation, verbose=0)
+    assert gather(round(history["val_loss"][-1], 5)) == [round(loss, 5)] * 2
+    if rank() == 0:
+        model.load_weights(tmp_path / "5.weights.h5", skip_mismatch=True)
+        assert_close(list(map(np.array, model.variables)), reference.global_models[0])
+
+
+def with_weights_of_its_own(model):
+    for weight in model.trainable_variables:
+        weight.assign_add(0.1 * rank() * np.ones(weight.shape))
+    return model
+
+
+@pytest.mark.workers(2)
+def test_a_worker_whose_data_end_after_one_batch_waits(world_size):
+    batches = batches_of(8, 1)
+    worker = Worker("horovod", normalized_model, sgd(momentum=0.9))
+    worker.fit(batches, epochs=2)
+    assert_same_bits_on_all_ranks(worker.arrays)
+    reference = Lockstep(normalized_model, sgd(momentum=0.9))
+    for _ in range(2):
+        expected = reference.epoch(batches, PERIOD)
+    assert_close(worker.arrays, expected)
+
+
+class Stop(keras.callbacks.Callback):
+    """Stops the training of rank 1 in the middle of a block of the first epoch."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        if rank() == 1 and batch == 4:
+            self.model.stop_training = True
+
+
+@pytest.mark.workers(2)
+@pytest.mark.parametrize("leaving", ["stops", "fewer epochs"])
+def test_a_worker_that_leaves_lets_the_others_go_on(leaving, world_size):
+    worker = Worker("horovod", optimizer=sgd())
+    epochs = 1 if leaving == "fewer epochs" and rank() == 1 else 2
+    callbacks = [Stop()] if leaving == "stops" else []
+    history = worker.fit(batches_of(7, 7), callbacks, epochs=epochs)
+    assert gather(len(history["loss"])) == [2, 1]
+    assert_same_bits_on_all_ranks(worker.arrays)
+    reference = Lockstep(make_model, sgd())
+    reference.epoch(batches_of(7, 5 if leaving == "stops" else 7), PERIOD)
+    assert_close(worker.arrays, reference.epoch(batches_of(7, 0), PERIOD))
+
+
+@pytest.mark.workers(2)
+def test_blocks_that_are_exchanged_with_one_bit_leave_equal_replicas(world_size):
+    worker = Worker("horovod", normalized_model)
+    exchange = OneBit(min_size=1)
+    history = worker.fit(
+        batches_of(7, 7), block_momentum=BlockMomentum(PERIOD, ETA, exchange=exchange), epochs=6
+    )
+    assert_same_bits_on_all_ranks(worker.arrays)
+    assert history["loss"][-1] < 0.7 * history["loss"][0]
+    reference = Lockstep(normalized_model, adam, exchange=OneBit(min_size=1))
+    for _ in range(6):
+        expected = reference.epoch(batches_of(7, 7), PERIOD)
+    assert_close(worker.arrays, expected)
+
+
+DIFFERENCES = {
+    "sync_period": lambda: BlockMomentum(3 + rank()),
+    "block_momentum": lambda: BlockMomentum(block_momentum=0.25 * (1 + rank())),
+    "exchange": lambda: BlockMomentum(exchange=OneBit() if rank() == 0 else None),
+}
+MESSAGES = {
+    "sync_period": "rank 0 has sync_period of BlockMomentum = 3, rank 1 has .* = 4",
+    "block_momentum": "rank 0 has block_momentum of BlockMomentum = 0.25, rank 1 has .* = 0.5",
+    "exchange": "rank 0 has exchange of BlockMomentum = .*OneBit.*, rank 1 has .*FullPrecision",
+}
+
+
+@both_engines
+def test_settings_that_differ_are_an_error_on_every_rank(engine, world_size):
+    worker = Worker(engine)
+    for difference, make in DIFFERENCES.items():
+        with pytest.raises(ValueError, match=MESSAGES[difference]):
+            worker.fit(batches_of(1, 1), block_momentum=make())
+
+
+@pytest.mark.workers(2)
+def test_models_that_differ_are_an_error_on_every_rank(world_size):
+    worker = Worker("horovod", lambda: make_model(units=32 + 16 * rank()))
+    message = r"rank 0 has weight 0 = \(64, 32\) float32, rank 1 has weight 0 = \(64, 48\) float32"
+    with pytest.raises(ValueError, match=message):
+        worker.fit(batches_of(1, 1))
+
+
+@pytest.mark.workers(2)
+def test_weights_that_one_rank_alone_assigns_are_an_error_on_every_rank(world_size):
+    worker = Worker("horovod")
+    weights = [np.zeros_like(w) for w in worker.arrays]
+    changing = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: rank() == 1 and worker.model.set_weights(weights)
+    )
+    with pytest.raises(ValueError, match=r"assigned on all.*on \[0, 1\] occasions, by worker"):
+        worker.fit(batches_of(3, 3), [changing], epochs=2)
+
+
+@both_engines
+def test_state_that_is_not_finite_is_an_error_on_every_rank(engine, world_size):
+    worker = Worker(engine)
+
+    def spoil(batch, logs):
+        if rank() == 1 and batch == 5:
+            moments = worker.model.optimizer.moments[1].variables
+            moments[-1].assign(np.full(moments[-1].shape, np.nan))
+
+    # Its weights are finite, and must not be taken over before all is known to be.
+    spoiling = keras.callbacks.LambdaCallback(on_train_batch_end=spoil)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="Rank 1 met .*bias_velocity"):
+        worker.fit(batches_of(7, 7), before=[spoiling])
+    with worker.model.optimizer.gradient_exchange.blocks.view():
+        intact = worker.arrays
+    assert_same_bits_on_all_ranks(intact)
+    reference = Lockstep(make_model, adam)
+    first = [batches[:PERIOD] for batches in batches_of(7, 7)]
+    assert_close(intact, reference.epoch(first, PERIOD))
+
+
+@pytest.mark.workers(2)
+def test_groups_need_process_sets_that_are_added_later(world_size):
+    worker = Worker("horovod", exchange=OneBit())
+    with pytest.raises(ValueError, match=r'Use hvd.init\(process_sets="dynamic"\)'):
+        worker.fit(batches_of(1, 1), block_momentum=BlockMomentum(groups="node"))
+
+
+@pytest.mark.workers(2, engines=["tensorflow"])
+def test_groups_by_node_are_horovods(world_size):
+    worker = Worker("tensorflow", exchange=OneBit())
+    with pytest.raises(ValueError, match="Only Horovod's workers .*of a TensorFlowEngine"):
+        worker.fit(batches_of(1, 1), block_momentum=BlockMomentum(groups="node"))

@@ -1,0 +1,68 @@
+"""Block momentum in jobs of their own: on several nodes, and with a worker that dies."""
+
+import os
+import signal
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_onebit
+import tf_onebit.horovod as hvd
+from tests.parallel.launch import horovodrun
+from tests.parallel.ranks import rank
+from tests.parallel.training import compiled, fit_part, make_model
+
+
+@pytest.fixture(scope="module")
+def on_nodes(tmp_path_factory):
+    """What the runs of `train_on_nodes` ended with: function of a run's name and a rank."""
+    output = tmp_path_factory.mktemp("nodes")
+    command = ["-m", "tests.parallel.train_on_nodes", "--output", str(output)]
+    job = horovodrun(4, command, hosts="localhost:2,127.0.0.1:2")
+    assert job.returncode == 0, job.output
+    return lambda run, rank: list(np.load(output / f"{run}_{rank}.npz").values())
+
+
+def test_nodes_train_as_two_workers_with_the_batches_of_theirs(on_nodes):
+    for array, expected in zip(on_nodes("exact", 0), on_nodes("expected", 0), strict=True):
+        np.testing.assert_allclose(array, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("run", ["exact", "one_bit"])
+def test_all_processes_of_all_nodes_end_with_the_same_bits(run, on_nodes):
+    for other in range(1, 4):
+        for array, expected in zip(on_nodes(run, other), on_nodes(run, 0), strict=True):
+            np.testing.assert_array_equal(array, expected)
+            assert np.isfinite(array).all()
+
+
+def train_until_a_worker_dies():
+    """Rank 1 dies in the middle of a block; the other says how its own `fit` ended."""
+    # horovodrun ends the other workers as soon as one has died: only who stays can tell.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    hvd.init()
+
+    def die(batch, logs=None):
+        if rank() == 1 and batch == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    dying = keras.callbacks.LambdaCallback(on_train_batch_end=die)
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.01), exchange=tf_onebit.Local())
+    callbacks = [tf_onebit.callbacks.BlockMomentum(4), dying]
+    try:
+        fit_part(compiled(make_model(), optimizer), 1000, hvd.size(), callbacks=callbacks)
+        print(f"rank {rank()} finished", flush=True)
+    except tf.errors.OpError as error:
+        steps = int(optimizer.iterations)
+        print(f"rank {rank()} ended with {type(error).__name__} after {steps}", flush=True)
+        raise
+
+
+def test_a_worker_that_dies_in_a_block_ends_the_job():
+    program = f"import {__name__} as jobs; jobs.train_until_a_worker_dies()"
+    job = horovodrun(2, ["-c", program], timeout_seconds=60)
+    assert job.returncode != 0
+    # At the end of the block that the other died in.
+    assert "rank 0 ended with" in job.output and "after 8" in job.output, job.output

@@ -1,0 +1,304 @@
+"""BlockMomentum in `model.fit` of one worker, and what it refuses."""
+
+import keras
+import numpy as np
+import pytest
+
+import tf_onebit.horovod as hvd
+from tf_onebit import FullPrecision, Local, OneBit, optimizers
+from tf_onebit.block_momentum import BlockFilter
+from tf_onebit.callbacks import BlockMomentum
+
+INPUTS, OUTPUTS = 4, 2
+BATCH_SIZE, BATCHES = 4, 7  # of an epoch
+RNG = np.random.default_rng(0)
+X = RNG.standard_normal((BATCHES * BATCH_SIZE, INPUTS)).astype(np.float32)
+Y = np.sin(X[:, :OUTPUTS]) + X[:, -1:]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_worker():
+    hvd.init()
+
+
+def sgd(**arguments):
+    return keras.optimizers.SGD(0.1, **arguments)
+
+
+def make_model(optimizer=None, distribute=True, built=True, exchange=None, **arguments):
+    keras.utils.set_random_seed(0)
+    optimizer = optimizer or sgd()
+    if distribute:
+        optimizer = hvd.DistributedOptimizer(optimizer, exchange=exchange or Local())
+    model = keras.Sequential(
+        [
+            *([keras.Input([INPUTS])] if built else []),
+            keras.layers.Dense(5, activation="relu"),
+            keras.layers.BatchNormalization(momentum=0.5),
+            keras.layers.Dense(OUTPUTS),
+        ]
+    )
+    model.compile(optimizer, "mse", **arguments)
+    return model
+
+
+def fit(model, callbacks=(), epochs=2, **arguments):
+    settings = {"batch_size": BATCH_SIZE, "epochs": epochs, "shuffle": False, "verbose": 0}
+    return model.fit(X, Y, callbacks=list(callbacks), **(settings | arguments)).history
+
+
+def state(model):
+    return [v.numpy() for v in (*model.variables, *model.optimizer.variables)]
+
+
+def assert_same_bits(arrays, others):
+    assert len(arrays) == len(others)
+    for array, other in zip(arrays, others, strict=True):
+        np.testing.assert_array_equal(array, other)
+
+
+# Without block momentum, one worker trains as ever.
+
+OPTIMIZERS = {
+    "sgd_momentum": lambda: sgd(momentum=0.9, nesterov=True),
+    "adam_amsgrad": lambda: optimizers.Adam(0.01, amsgrad=True),
+    "nadam": lambda: optimizers.Nadam(0.01),
+    "rmsprop": lambda: keras.optimizers.RMSprop(0.01, momentum=0.5),
+}
+WAYS = {
+    "plain": ({}, {}),
+    "validation": ({}, {"validation_data": (X, Y)}),
+    "unbuilt": ({"built": False}, {}),
+    "steps_per_execution": ({"steps_per_execution": 3}, {}),
+}
+
+
+@pytest.mark.parametrize(
+    "optimizer, way",
+    [
+        *((name, "plain") for name in OPTIMIZERS),
+        *(("adam_amsgrad", way) for way in WAYS if way != "plain"),
+    ],
+)
+def test_one_worker_without_momentum_trains_as_ever(optimizer, way):
+    compiling, fitting = WAYS[way]
+    plain = make_model(OPTIMIZERS[optimizer](), distribute=False, **compiling)
+    expected = fit(plain, **fitting)
+    model = make_model(OPTIMIZERS[optimizer](), **compiling)
+    assert fit(model, [BlockMomentum(3)], **fitting) == expected
+    assert_same_bits(state(model), state(plain))
+
+
+# With it, by the equations.
+
+
+def trained_in_blocks(blocks, filters, optimizer=None, forget=None):
+    """Global models after each of some blocks, by the equations, one worker.
+
+    Args:
+        blocks: list of numbers of steps.
+        filters: by block, eta, zeta, and whether momentum is Nesterov's.
+        optimizer: of Keras.
+        forget: function that is given the optimizer at the end of each block.
+    """
+    model = make_model(optimizer, distribute=False)
+    batch, models = 0, []
+    weights = model.trainable_variables
+    begin = [v.numpy() for v in weights]
+    deltas = [0.0] * len(begin)
+    for steps, (eta, zeta, nesterov) in zip(blocks, filters, strict=True):
+        for _ in range(steps):
+            rows = slice(batch * BATCH_SIZE, (batch + 1) * BATCH_SIZE)
+            model.train_on_batch(X[rows], Y[rows])
+            batch = (batch + 1) % BATCHES
+        update = BlockFilter(eta, zeta, nesterov).model
+        ends = [v.numpy() for v in weights]
+        filtered = [update(*of_one) for of_one in zip(ends, begin, deltas, strict=True)]
+        shown, begin, deltas = map(list, zip(*filtered, strict=True))
+        if eta == 0:  # while the model is warmed up
+            deltas = [0.0] * len(begin)
+        statistics = [v.numpy() for v in model.non_trainable_variables if "seed" not in v.path]
+        models.append((shown, statistics))
+        for variable, value in zip(weights, begin, strict=True):
+            variable.assign(value)
+        if forget is not None:
+            forget(model.optimizer)
+    return models
+
+
+def assert_close_to(model, expected):
+    shown, statistics = expected
+    for variable, value in zip(model.trainable_variables, shown, strict=True):
+        np.testing.assert_allclose(variable, value, rtol=1e-4, atol=2e-6)
+    for variable, value in zip(model.non_trainable_variables, statistics, strict=True):
+        np.testing.assert_allclose(variable, value, rtol=1e-4, atol=2e-6)
+
+
+# Blocks of three steps, in epochs of seven.
+BLOCKS = [3, 3, 1, 3, 3, 1]
+
+
+@pytest.mark.parametrize("block_filter", [(0.5, 1, True), (0.5, 0.75, True), (0.5, 1, False)])
+def test_epochs_end_with_the_global_model(block_filter):
+    model = make_model()
+    eta, zeta, nesterov = block_filter
+    fit(model, [BlockMomentum(3, eta, zeta, nesterov)])
+    assert_close_to(model, trained_in_blocks(BLOCKS, [block_filter] * 6)[-1])
+
+
+@pytest.mark.parametrize(
+    "optimizer, arguments, blocks",
+    [
+        (sgd, {"steps_per_execution": 2}, [4, 3, 4, 3]),
+        # In batches: three steps of two each, of which one spans two epochs.
+        (lambda: sgd(gradient_accumulation_steps=2), {}, [6, 7, 1]),
+    ],
+    ids=["steps_per_execution", "accumulating"],
+)
+def test_blocks_are_of_steps(optimizer, arguments, blocks):
+    model = make_model(optimizer(), **arguments)
+    fit(model, [BlockMomentum(3, 0.5)])
+    expected = trained_in_blocks(blocks, [(0.5, 1, True)] * len(blocks), optimizer())
+    assert_close_to(model, expected[-1])
+
+
+def forget_momentum(optimizer):
+    for variable in optimizer.momentums:
+        variable.assign(np.zeros(variable.shape))
+
+
+@pytest.mark.parametrize("correction, forget", [("average", None), ("reset", forget_momentum)])
+def test_momentum_of_sgd_is_kept_or_begins_anew(correction, forget):
+    model = make_model(sgd(momentum=0.9))
+    fit(model, [BlockMomentum(3, 0.5, moment_correction=correction)])
+    expected = trained_in_blocks(BLOCKS, [(0.5, 1, True)] * 6, sgd(momentum=0.9), forget)
+    assert_close_to(model, expected[-1])
+
+
+def test_reset_of_adam_begins_to_count_anew():
+    model = make_model(optimizers.Adam(0.01))
+    forget = optimizers.Adam.reset_moments
+    fit(model, [BlockMomentum(3, 0.5, moment_correction="reset")])
+    expected = trained_in_blocks(BLOCKS, [(0.5, 1, True)] * 6, optimizers.Adam(0.01), forget)
+    assert_close_to(model, expected[-1])
+
+
+def test_moments_of_adam_are_as_far_ahead_as_the_model():
+    model = make_model(optimizers.Adam(0.01))
+    fit(model, [BlockMomentum(3, 0.5)], epochs=1)
+    # k of Eq. 4 and Algorithm 1, of blocks of 3, 3 and 1 steps.
+    rho, k = 0.0, 0.0
+    for steps in BLOCKS[:3]:
+        rho = 0.5 * rho + steps
+        k += steps + 0.5 * rho
+    assert model.optimizer.moment_steps == pytest.approx(k)
+    assert int(model.optimizer.iterations) == BATCHES
+    averaged = make_model(optimizers.Adam(0.01))
+    fit(averaged, [BlockMomentum(3, 0.5, moment_correction="average")], epochs=1)
+    assert averaged.optimizer.moment_steps == BATCHES
+
+
+def test_warm_up_has_no_momentum_and_leaves_none():
+    model = make_model()
+    fit(model, [BlockMomentum(3, 0.5, 0.75, warmup_steps=4)])
+    filters = [(0, 1, True)] * 2 + [(0.5, 0.75, True)] * 4
+    # What begins behind it has no momentum of the block before.
+    assert_close_to(model, trained_in_blocks(BLOCKS, filters)[-1])
+
+
+def test_exchange_of_a_worker_alone_changes_nothing():
+    states = []
+    for exchange in (None, FullPrecision(), OneBit(min_size=1)):
+        model = make_model()
+        fit(model, [BlockMomentum(3, 0.5, exchange=exchange)])
+        states.append(state(model))
+    assert_same_bits(states[0], states[1])
+    assert_same_bits(states[0], states[2])
+
+
+# What the others see.
+
+
+class Looking(keras.callbacks.Callback):
+    """Looks at the weights after every batch and epoch, and in all other ways at some places."""
+
+    def __init__(self, folder, places):
+        super().__init__()
+        self.folder, self.places, self.weights, self.seen = folder, places, [], []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self._look(batch)
+
+    def on_epoch_end(self, epoch, logs=None):
+        self._look("epoch")
+
+    def _look(self, place):
+        self.weights.append(self.model.get_weights())
+        if len(self.weights) not in self.places:
+            return
+        paths = [self.folder / f"{len(self.seen)}{end}" for end in (".keras", ".weights.h5")]
+        self.model.save(paths[0])
+        self.model.save_weights(paths[1])
+        losses = self.model.evaluate(X, Y, verbose=0), self.model.predict(X, verbose=0)
+        self.seen.append((self.weights[-1], paths, losses))
+
+
+def test_others_see_the_global_model_and_do_not_disturb_training(tmp_path):
+    # In the middle of a block of the second epoch, and at its end.
+    looking = Looking(tmp_path, places=(8 + 5, 8 + 8))
+    model, undisturbed = make_model(sgd(momentum=0.5)), make_model(sgd(momentum=0.5))
+    fit(model, [BlockMomentum(3, 0.5), looking])
+    fit(undisturbed, [BlockMomentum(3, 0.5)])
+    assert_same_bits(state(model), state(undisturbed))
+    models = trained_in_blocks(BLOCKS, [(0.5, 1, True)] * 6, sgd(momentum=0.5))
+    begin = [v.numpy() for v in make_model().trainable_variables]
+    statistics = [v.numpy() for v in make_model().non_trainable_variables]
+    # The block that was the last to end, after each of seven batches and at the end of the epoch.
+    ended = [-1, -1, 0, 0, 0, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 5]
+    reference = make_model()
+    for block, weights in zip(ended, looking.weights, strict=True):
+        reference.set_weights(weights)
+        assert_close_to(reference, models[block] if block >= 0 else (begin, statistics))
+    for weights, (whole, file), (loss, predictions) in looking.seen:
+        saved = keras.models.load_model(whole, compile=False).get_weights()
+        assert_same_bits(saved, weights)
+        reference.load_weights(file, skip_mismatch=True)
+        assert_same_bits(reference.get_weights(), weights)
+        assert loss == pytest.approx(reference.evaluate(X, Y, verbose=0), rel=1e-5)
+        np.testing.assert_allclose(predictions, reference.predict(X, verbose=0), rtol=1e-5)
+
+
+def test_validation_is_of_the_model_that_is_returned():
+    model = make_model()
+    history = fit(model, [BlockMomentum(3, 0.5)], validation_data=(X, Y))
+    expected = model.evaluate(X, Y, BATCH_SIZE, verbose=0)
+    assert history["val_loss"][-1] == pytest.approx(expected, rel=1e-6)
+
+
+def test_methods_of_the_model_are_its_own_again_after_fit():
+    model = make_model()
+    fit(model, [BlockMomentum(3, 0.5)])
+    own = {"evaluate", "export", "get_weights", "predict", "save", "save_weights"}
+    assert not own & vars(model).keys()
+
+
+def test_weights_that_are_assigned_between_epochs_are_begun_from():
+    others = [np.full_like(w, 0.1) for w in make_model().get_weights()]
+    changing = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: epoch == 0 and model.set_weights(others)
+    )
+    model = make_model()
+    fit(model, [BlockMomentum(3, 0.5), changing])
+    anew = make_model()
+    anew.set_weights(others)
+    fit(anew, [BlockMomentum(3, 0.5)], epochs=1)
+    assert_same_bits(model.get_weights(), anew.get_weights())
+
+
+def test_second_fit_goes_on():
+    once, twice = make_model(optimizers.Adam(0.01)), make_model(optimizers.Adam(0.01))
+    fit(once, [BlockMomentum(3, 0.5)])
+    callback = BlockMomentum(3, 0.5)
+    for _ in range(2):
+        fit(twice, [callback], epochs=1)
+    assert_same_bits(state(twice), state(once))
