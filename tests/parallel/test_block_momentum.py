@@ -11,7 +11,7 @@ from tests.parallel.in_scope import in_scope, sgd
 from tests.parallel.ranks import assert_same_bits_on_all_ranks, gather, rank
 from tests.parallel.training import compiled, make_data, make_model, with_layer
 from tf_onebit import Local, OneBit
-from tf_onebit.callbacks import BlockMomentum
+from tf_onebit.callbacks import BlockMomentum, Monitor
 
 PERIOD = 3
 ETA = 0.5
@@ -153,8 +153,14 @@ def test_blocks_that_are_exchanged_with_one_bit_leave_equal_replicas(world_size)
     worker = Worker("horovod", normalized_model)
     exchange = OneBit(min_size=1)
     history = worker.fit(
-        batches_of(7, 7), block_momentum=BlockMomentum(PERIOD, ETA, exchange=exchange), epochs=6
+        batches_of(7, 7),
+        [Monitor()],
+        block_momentum=BlockMomentum(PERIOD, ETA, exchange=exchange),
+        epochs=6,
     )
+    # A bit per value and some levels, and that three times in seven steps.
+    assert history["compression_ratio"][-1] > 8 * 7 / 3
+    assert history["residual_norm"][-1] > 0
     assert_same_bits_on_all_ranks(worker.arrays)
     assert history["loss"][-1] < 0.7 * history["loss"][0]
     reference = Lockstep(normalized_model, adam, exchange=OneBit(min_size=1))

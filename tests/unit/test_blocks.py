@@ -16,7 +16,7 @@ from tf_onebit.training.blocks import BlockSynchronization
 INPUTS, OUTPUTS = 6, 3
 WORKERS = 4
 # eta, zeta, nesterov
-FILTERS = [(0.75, 1.0, True), (0.75, 0.9, True), (0.6, 1.0, False), (0.6, 0.9, False), (0, 1, True)]
+FILTERS = [(0.75, 1.0, True), (0.75, 0.9, True), (0.6, 1.0, False), (0.6, 0.9, False)]
 # Keras keeps some of its numbers in float32: these are the same there.
 ADAM = {"learning_rate": 2**-8, "beta_1": 0.75, "beta_2": 1 - 2**-6}
 # Keras adds epsilon before the bias of v is corrected, the paper after: here it is nothing.

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import enum
-import math
 import re
 import typing
 
@@ -370,7 +369,7 @@ class BlockSynchronization:
         self.equivalent_steps = self._began = 0.0
         self._restarts = 0
         self._has_model = self._begun = self._shown = self._ended = False
-        self._steps_of_last_block = math.inf
+        self._blocks = self._steps = 0  # that have been synchronized
 
     @property
     def steps(self):
@@ -468,7 +467,7 @@ class BlockSynchronization:
                 f"{where[1]} met an infinity or NaN in what became of '{where[2]}'. Lower the "
                 "learning rate or clip gradients. The global model is as it was before the block.",
             ) from error
-        self._steps_of_last_block = block.mean_steps
+        self._blocks, self._steps = self._blocks + 1, self._steps + block.mean_steps
         self.equivalent_steps = equivalent_steps
         self._began = block_filter.block_momentum if block_filter.nesterov else 0.0
         for replica in self._replicas:
@@ -558,7 +557,7 @@ class BlockSynchronization:
     def bytes_sent(self):
         """Bytes that a worker sends per step, in exchanges at the end of a block."""
         in_a_block = sum(built.bytes_sent() for built in self._built)
-        return in_a_block / self._steps_of_last_block
+        return in_a_block * self._blocks / self._steps if self._steps else 0.0
 
     def residual_sum_of_squares(self):
         """Of all that this process's first worker has not sent yet."""
