@@ -3,6 +3,7 @@
     .venv/bin/python benchmarks/convergence.py                 # 1-bit gradients
     .venv/bin/python benchmarks/convergence.py threshold       # threshold-sparse updates
     .venv/bin/python benchmarks/convergence.py asynchronous    # the same, a slow worker among them
+    .venv/bin/python benchmarks/convergence.py bmuf            # training in blocks, BMUF-Adam
     .venv/bin/python benchmarks/convergence.py threshold --help
 
 The runs of a seed share data, initial weights and order of frames, so that their differences are
@@ -11,18 +12,20 @@ paired; intervals are Student's, at 95 % confidence, over the seeds.
 
 import sys
 
-METHODS = ("onebit", "threshold", "asynchronous")
+METHODS = ("onebit", "threshold", "asynchronous", "bmuf")
 
 
 def main():
     method, arguments = METHODS[0], sys.argv[1:]
     if arguments and arguments[0] in METHODS:
         method, *arguments = arguments
-    # TensorFlow takes seconds to import, and only `threshold` trains in this program itself.
+    # TensorFlow takes seconds to import, and not all of them train in this program itself.
     if method == "threshold":
         from threshold_accuracy import main as compare
     elif method == "asynchronous":
         from asynchronous_accuracy import main as compare
+    elif method == "bmuf":
+        from bmuf_accuracy import main as compare
     else:
         from one_bit_accuracy import main as compare
     compare(arguments)

@@ -6,9 +6,11 @@ what a worker has of its own is its part of every minibatch and its residual.
 
 import concurrent.futures
 import dataclasses
-import multiprocessing
+import multiprocessing.connection
+import os
 import pathlib
 import sys
+import threading
 import time
 
 import keras
@@ -80,13 +82,20 @@ def processes(number):
     """A pool of processes to train in, each with one thread: then a run has the same bits
     whatever else the machine does."""
     return concurrent.futures.ProcessPoolExecutor(
-        number, multiprocessing.get_context("spawn"), _use_one_thread
+        number, multiprocessing.get_context("spawn"), _begin_process
     )
 
 
-def _use_one_thread():
+def _begin_process():
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
+
+
+def _end_with_parent():
+    # Else it would finish its run, and wait for the next.
+    multiprocessing.connection.wait([multiprocessing.parent_process().sentinel])
+    os._exit(1)
 
 
 def train(run):
@@ -100,7 +109,7 @@ def train(run):
     input_shape = training[0][0].shape[1:]
     model = acoustic_model(input_shape, len(targets), run.depth, run.width, "relu")
     model.compile(
-        optimizer=keras.optimizers.SGD(_learning_rates(run.learning_rate, len(training))),
+        optimizer=keras.optimizers.SGD(learning_rates(run.learning_rate, len(training))),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
     )
@@ -125,7 +134,7 @@ def train(run):
     }
 
 
-def _learning_rates(highest, steps):
+def learning_rates(highest, steps):
     warm_up_steps = round(WARM_UP * steps)
     return keras.optimizers.schedules.CosineDecay(
         initial_learning_rate=0.0,

@@ -1,0 +1,91 @@
+"""What a training in blocks is made of, of one node, or of workers that exchange gradients."""
+
+import dataclasses
+
+SENT_MOMENTS = {
+    "none": "not sent",  # what `BlockMomentum` does
+    "bfloat16": "1-bit and 16-bit",  # of gradients, and of their squares
+    "one_bit": "1-bit",
+}
+COMMON_START = 0.1  # of all minibatches
+START_BETA_1 = 0.9
+# Of the default network: a step, and the end of a block for one of its workers.
+SECONDS_OF_A_MINIBATCH, SECONDS_OF_AN_END = 0.45e-3, 4e-3
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One training.
+
+    All runs of a seed begin with the training of one node on a tenth of the minibatches
+    (`COMMON_START`), as the paper's do, and then see the same minibatches.
+
+    Attributes:
+        hours: float. Speech to train on, in one pass.
+        targets: int. The largest number of phone states.
+        depth, width: int. Hidden layers, and units in each.
+        frames: int. In a minibatch of one worker.
+        minibatches: int. Of all workers together, after the common start.
+        learning_rate: float. The highest of one node's schedule.
+        seed: int. Of the weights and the order of frames.
+        workers: int.
+        sync_period: int. Steps in a block. 0: workers exchange gradients, so that there is one
+            model, and a minibatch is as many times as large.
+        beta_1: float, of Adam, after the common start.
+        moments: str, the `moment_correction` of `BlockMomentum`.
+        one_bit: bool. How blocks are exchanged.
+        sent_moments: str, one of `SENT_MOMENTS`. How moments are, if blocks are so with one bit.
+        learning_rate_factor: float. By what the learning rate is multiplied after the start.
+    """
+
+    hours: float
+    targets: int
+    depth: int
+    width: int
+    frames: int
+    minibatches: int
+    learning_rate: float
+    seed: int
+    workers: int = 1
+    sync_period: int = 0
+    beta_1: float = START_BETA_1
+    moments: str = "bmuf_adam"
+    one_bit: bool = False
+    sent_moments: str = "none"
+    learning_rate_factor: float = 1.0
+
+    @property
+    def alone(self):
+        """The training of one node on the same samples."""
+        own = {field.name: field.default for field in dataclasses.fields(self)}
+        defaults = {name: value for name, value in own.items() if value is not dataclasses.MISSING}
+        return dataclasses.replace(self, **defaults)
+
+    @property
+    def start(self):
+        """Number of minibatches of the common start."""
+        return round(COMMON_START / (1 - COMMON_START) * self.minibatches)
+
+    @property
+    def blocks(self):
+        return self.minibatches // (self.workers * self.sync_period) if self.sync_period else 0
+
+    @property
+    def seconds(self):
+        """About how long it takes, on a core of a Xeon of 2023 with nothing else to do."""
+        alone = SECONDS_OF_A_MINIBATCH * (self.start + self.minibatches)
+        return alone + SECONDS_OF_AN_END * self.workers * self.blocks
+
+    @property
+    def name(self):
+        if self == self.alone:
+            how = f"one node, learning rate {self.learning_rate:g}"
+        elif not self.sync_period:
+            how = f"{self.workers} workers, synchronous, factor {self.learning_rate_factor:g}"
+        else:
+            sent = f", 1-bit, moments {SENT_MOMENTS[self.sent_moments]}" if self.one_bit else ""
+            how = (
+                f"{self.workers} workers, tau {self.sync_period}, {self.moments}, "
+                f"beta_1 {self.beta_1:g}{sent}"
+            )
+        return f"{how}, seed {self.seed}"
