@@ -227,7 +227,7 @@ class _Replica:
     def hide(self):
         """Undoes `show`."""
         for variable, value in zip(self._shown, self._local, strict=True):
-            assign_all(variable, value)
+            assign_all(variable, tf.cast(value, variable.dtype))
         self._local = None
 
     def _global(self):
@@ -244,7 +244,11 @@ class _Replica:
         """Of a worker that shows the global model, which is the model's own state then."""
         return {
             **{name: variable.numpy() for name, variable in self._kept().items()},
-            **{f"local/{i}": value.numpy() for i, value in enumerate(self._local)},
+            # NumPy does not save all types that weights may have.
+            **{
+                f"local/{i}": tf.cast(value, _state_type(value)).numpy()
+                for i, value in enumerate(self._local)
+            },
             "begin": np.array([self._steps_at_begin, self._moment_steps_at_begin]),
         }
 
@@ -282,9 +286,13 @@ def _first_copies(variables):
 
 
 def _state_like(variable):
-    """A variable that keeps the state of another: of 32 bits at least."""
-    dtype = tf.float64 if variable.dtype == tf.float64 else tf.float32
-    return tf.Variable(tf.zeros(variable.shape, dtype), trainable=False)
+    """A variable that keeps the state of another."""
+    return tf.Variable(tf.zeros(variable.shape, _state_type(variable)), trainable=False)
+
+
+def _state_type(tensor):
+    """Of 32 bits at least."""
+    return tf.float64 if tensor.dtype == tf.float64 else tf.float32
 
 
 def _assign(variables, values):
