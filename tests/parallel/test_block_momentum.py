@@ -198,6 +198,13 @@ def test_models_that_differ_are_an_error_on_every_rank(world_size):
 
 
 @pytest.mark.workers(2)
+def test_optimizers_that_differ_are_an_error_on_every_rank(world_size):
+    worker = Worker("horovod", optimizer=lambda: adam() if rank() else keras.optimizers.SGD(0.1))
+    with pytest.raises(ValueError, match="rank 0 has optimizer = SGD, rank 1 has optimizer = Adam"):
+        worker.fit(batches_of(1, 1))
+
+
+@pytest.mark.workers(2)
 def test_weights_that_one_rank_alone_assigns_are_an_error_on_every_rank(world_size):
     worker = Worker("horovod")
     weights = [np.zeros_like(w) for w in worker.arrays]

@@ -302,3 +302,24 @@ def test_second_fit_goes_on():
     for _ in range(2):
         fit(twice, [callback], epochs=1)
     assert_same_bits(state(twice), state(once))
+
+
+def test_after_an_interruption_the_model_is_the_global_one_and_the_users_again():
+    model = make_model()
+
+    def interrupt(batch, logs):
+        if batch == 4:  # one step into the third block
+            raise KeyboardInterrupt
+
+    interrupting = keras.callbacks.LambdaCallback(on_train_batch_end=interrupt)
+    seen = []
+    watching = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: seen.append(model.get_weights())
+    )
+    with pytest.raises(KeyboardInterrupt):
+        fit(model, [BlockMomentum(2, 0.5), watching, interrupting])
+    assert_same_bits(model.get_weights(), seen[-1])
+    zeros = [np.zeros_like(w) for w in seen[-1]]
+    model.set_weights(zeros)
+    model.evaluate(X, Y, verbose=0)
+    assert_same_bits(model.get_weights(), zeros)

@@ -235,3 +235,44 @@ def test_weights_that_are_not_finite_are_an_error_and_change_nothing():
     with pytest.raises(tf.errors.InvalidArgumentError, match=message):
         workers.blocks.synchronize()
     assert np.array_equal(workers.global_models, good)
+
+
+def test_another_number_of_workers_goes_on_from_the_mean_of_where_they_were():
+    template = OneBit(min_size=1, min_column_size=1)
+    before = Workers((0.75, 1.0, True), "float32", template=template)
+    for block in range(2):
+        for worker in range(WORKERS):
+            before.step(worker, *map(tf.constant, map(np.float32, batch(block, 0, worker))))
+        if block == 0:
+            before.blocks.synchronize()
+    where = before.weights
+    with before.blocks.view():
+        states, model = before.blocks.states(), before.weights[0]
+    after = Workers((0.5, 1.0, True), "float32", workers=2, template=template)
+    for worker in range(2):
+        assign_flat(after.models[worker].trainable_variables, model)
+    after.blocks.load_states(states, [0, 1], as_many=False)
+    after.blocks.train()
+    np.testing.assert_allclose(after.weights, np.tile(where.mean(axis=0), (2, 1)), rtol=1e-6)
+    assert after.blocks.equivalent_steps == before.blocks.equivalent_steps == 1
+    delta = before.blocks._replicas[0]._deltas[0]
+    assert np.array_equal(after.blocks._replicas[1]._deltas[0], delta)
+
+
+def test_second_moments_of_weights_without_gradients_stay_positive():
+    workers = Workers((0.75, 1.0, True), "float32")
+    rng = np.random.default_rng(0)
+    size = workers.weights.shape[1]
+    for worker in range(WORKERS):
+        v = rng.random(size).astype(np.float32)
+        workers.assign(worker, np.zeros(size), np.zeros(size), v if worker == 0 else 0 * v)
+    for _ in range(3):
+        for worker in range(WORKERS):
+            optimizer = workers.models[worker].optimizer
+            optimizer.iterations.assign_add(2000)
+            # Decayed to nothing but rounding, of either sign.
+            left = workers.moments[1][worker] * np.float32(ADAM["beta_2"] ** 2000)
+            left += 1e-9 * rng.standard_normal(size).astype(np.float32)
+            workers.assign(worker, np.zeros(size), np.zeros(size), left)
+        workers.blocks.synchronize()
+        assert (workers.moments[1] >= 0).all()

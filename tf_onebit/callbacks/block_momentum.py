@@ -18,7 +18,11 @@ from tf_onebit.training.blocks import BlockSynchronization, End
 from tf_onebit.training.gradients import resolve_exchange
 
 # What shows a model, or what it has learned, to the user.
-_SHOWING = ("evaluate", "export", "get_weights", "predict", "save", "save_weights")
+_SHOWING = (
+    *("evaluate", "export", "get_weights", "predict", "save", "save_weights"),
+    # Whoever assigns weights means those of the global model.
+    *("load_weights", "set_weights"),
+)
 
 
 class BlockMomentum(keras.callbacks.Callback):
@@ -74,8 +78,9 @@ class BlockMomentum(keras.callbacks.Callback):
             `hvd.init(process_sets="dynamic")`. Devices of one process of a strategy are a group
             without this.
         exchange: `tf_onebit.Exchange`, for what a block changes. Default: `FullPrecision()`. With
-            another, weights and moments of gradients are exchanged through it, with error
-            feedback, and moments of squares, which it could make negative, in 16 bits.
+            another, that of the weights goes through it, with error feedback, and the moments
+            of Adam and its kin, or SGD's momentum, stay with their workers, each corrected by
+            what its own block was.
 
     Raises:
         ValueError: for arguments of other types or values; in `fit`, for an optimizer whose state
@@ -132,7 +137,13 @@ class BlockMomentum(keras.callbacks.Callback):
         self.moment_correction = moment_correction
         self.groups = groups
         self.exchange = resolve_exchange(exchange)
+        if isinstance(self.exchange, Local):
+            raise ValueError(
+                "What a block changes is exchanged. Received: exchange=tf_onebit.Local(), which "
+                "exchanges nothing. It is for the optimizer or the strategy."
+            )
         self._blocks = None
+        self._is_training = False
 
     @classmethod
     def from_time_constant(cls, time_constant, sync_period=16, **arguments):
@@ -164,17 +175,20 @@ class BlockMomentum(keras.callbacks.Callback):
         self._gradient_exchange = self._require_workers()
         fit.build_model(self.model, "is trained in blocks")
         variables = block_variables(self.model, self.moment_correction)
+        self._batches_per_step = variables.optimizer.gradient_accumulation_steps or 1
         job = self._gradient_exchange.engine
         job.run([handshake("block momentum", self._description(variables)) for _ in job.ranks])
         if self._blocks is None or self._gradient_exchange.blocks is not self._blocks:
             self._blocks = self._gradient_exchange.blocks = self._synchronization(variables)
         self._blocks.begin()
-        self._batches_per_step = variables.optimizer.gradient_accumulation_steps or 1
         self._batches = 0  # of this block
         self._is_training = True
         for name in _SHOWING:
             method = getattr(type(self.model), name).__get__(self.model)
             setattr(self.model, name, self._showing(method))
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._blocks.begin_epoch()
 
     def on_train_batch_begin(self, batch, logs=None):
         self._replays = fit.is_replaying(self.model)
@@ -204,8 +218,11 @@ class BlockMomentum(keras.callbacks.Callback):
             # One that leaves takes the job along, and others may still be telling their group.
             job = self._gradient_exchange.engine
             job.run([ask(AllGather(tf.constant([0]), "tf_onebit_blocks/end"))])
+        self._unwrap()
+
+    def _unwrap(self):
         for name in _SHOWING:
-            delattr(self.model, name)
+            vars(self.model).pop(name, None)
 
     def _synchronize_if_due(self):
         if self._batches >= self.sync_period * self._batches_per_step:
@@ -232,6 +249,10 @@ class BlockMomentum(keras.callbacks.Callback):
 
         @functools.wraps(method)
         def showing(*args, **kwargs):
+            if not fit.is_fitting(self.model):  # any more: it was interrupted
+                self._blocks.show()
+                self._unwrap()
+                return method(*args, **kwargs)
             with self._blocks.view():
                 return method(*args, **kwargs)
 
@@ -287,11 +308,29 @@ class BlockMomentum(keras.callbacks.Callback):
                 "weight {}",
                 [f"{tuple(v.shape)} {v.dtype}" for v in variables.weights],
             ),
+            ("optimizer", type(variables.optimizer).__name__),
+            ("gradient_accumulation_steps", str(self._batches_per_step)),
+            *enumerated(
+                "number of the optimizer's moments",
+                "moment {}",
+                [f"of {len(m.variables)} weights, decay {m.decay}" for m in variables.moments],
+            ),
+            *enumerated(
+                "number of averaged variables",
+                "averaged variable {}",
+                [f"{tuple(v.shape)} {v.dtype}" for v in variables.averaged],
+            ),
         ]
 
     def _synchronization(self, variables):
         engine, within = self._gradient_exchange.engine, None
         if self.groups is not None:
+            if self._gradient_exchange.built and self._gradient_exchange.group is engine:
+                raise ValueError(
+                    'With groups="node" workers exchange gradients within their node from the '
+                    "first step. Received: an optimizer that has exchanged with all. Compile the "
+                    "model with a new one."
+                )
             within, engine = engine.by_node()
             self._gradient_exchange.group = within
         eta = self.block_momentum

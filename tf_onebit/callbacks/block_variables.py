@@ -47,6 +47,11 @@ def block_variables(model, moment_correction):
         if slots is None and moment_correction == "bmuf_adam":
             raise ValueError(_unknown(optimizer))
         moments = _slots(optimizer, slots or {})
+    dtypes = sorted({weight.dtype for weight in optimizer._trainable_variables})
+    if len(dtypes) > 1:
+        raise ValueError(
+            f"BlockMomentum trains weights of one type. Received: a model with {dtypes}."
+        )
     statistics = _statistics(model)
     known = {id(variable) for moment in moments for variable in moment.variables}
     if reset is not None:

@@ -5,12 +5,23 @@ import inspect
 
 def frame_of_fit(model):
     """The frame of the `model.fit` that calls: Keras hands its data to no one else."""
+    frame = _find_frame(model)
+    if frame is None:
+        raise RuntimeError("BackupAndRestore and BlockMomentum work in model.fit only.")
+    return frame
+
+
+def is_fitting(model):
+    return _find_frame(model) is not None
+
+
+def _find_frame(model):
     frame = inspect.currentframe()
     while frame is not None:
-        if frame.f_locals.get("self") is model and "epoch_iterator" in frame.f_locals:
+        if frame.f_locals.get("self") is model and frame.f_code.co_name == "fit":
             return frame
         frame = frame.f_back
-    raise RuntimeError("BackupAndRestore and BlockMomentum work in model.fit only.")
+    return None
 
 
 def build_model(model, purpose):

@@ -182,7 +182,8 @@ def load_exchanges(model, states):
         ranks, count = saved["built"]
         states = [[part_of(saved, f"{j}/{rank}") for rank in range(ranks)] for j in range(count)]
         exchange.load_states(states, float(saved["scale"]))
-        exchange.block_states = [part_of(saved, f"blocks/{rank}") for rank in range(ranks)]
+        in_blocks = [part_of(saved, f"blocks/{rank}") for rank in range(ranks)]
+        exchange.block_states = in_blocks if any(in_blocks) else None
     others = part_of(together, f"exchange_{len(gradient_exchanges_of(model))}")
     if any(name.endswith("residual") for name in others):
         warnings.warn(

@@ -202,9 +202,11 @@ class _Replica:
         """
         optimizer = self.variables.optimizer
         # Schedules follow those that have come furthest.
-        steps = self._steps_at_begin + max(block.counted)
-        if steps != _steps(optimizer):
-            optimizer._iterations.assign(steps * (optimizer.gradient_accumulation_steps or 1))
+        missing = self._steps_at_begin + max(block.counted) - _steps(optimizer)
+        if missing:
+            batches = int(copies_of(optimizer._iterations)[0])
+            batches += missing * (optimizer.gradient_accumulation_steps or 1)
+            optimizer._iterations.assign(batches)
         if hasattr(optimizer, "moment_steps"):
             optimizer.moment_steps = self._moment_steps_at_begin + block.mean_steps
             optimizer.advance_moments(steps_ahead)
@@ -387,6 +389,11 @@ class BlockSynchronization:
     def begin(self):
         """Is called where training begins on all workers, before anything else."""
         self._begun = False
+        if self._has_model:  # of a training that may have been interrupted
+            self.show()
+
+    def begin_epoch(self):
+        self._ended = False
 
     def train(self):
         """Has models hold what training goes on from.
@@ -402,16 +409,18 @@ class BlockSynchronization:
                 self.engine.run(replica.take_over(_LEADER) for replica in self._replicas)
                 self._restart()
                 self._restarts = 0
+        if self._shown and any(replica.is_changed for replica in self._replicas):
+            for replica in self._replicas:
+                replica.restart()
+            self._restart()
+            self._restarts += 1
+        self._hide()
+
+    def _hide(self):
         if self._shown:
             self._shown = False
-            if any(replica.is_changed for replica in self._replicas):
-                for replica in self._replicas:
-                    replica.restart()
-                self._restart()
-                self._restarts += 1
-            else:
-                for replica in self._replicas:
-                    replica.hide()
+            for replica in self._replicas:
+                replica.hide()
 
     def _restart(self):
         self.equivalent_steps = self._began = 0.0
@@ -427,20 +436,25 @@ class BlockSynchronization:
             ValueError: on all workers, if some have been given other weights than the rest.
             InvalidArgumentError: on all workers, if one has weights that are not finite.
         """
-        self.train()
+        waits = self._ended
+        if not waits:
+            self.train()
         rows, *_ = self.engine.run(
             replica.agree([replica.steps, end, self._restarts]) for replica in self._replicas
         )
         steps, ends, restarts = rows.T.tolist()
-        block = Block(tuple(steps), _LEADER if self._warmup_left > 0 else None)
-        if not sum(block.counted):
+        if not sum(steps):
             return End(min(ends))
         if len(set(restarts)) > 1:
             raise ValueError(
                 "Weights that are assigned while workers train in blocks must be assigned on all "
                 f"of them. Received: other weights on {restarts} occasions, by worker."
             )
-        self._end_block(block)
+        if waits:
+            self._hide()
+        # Worker 0 leads, unless it has no data.
+        leader = next(rank for rank, count in enumerate(steps) if count)
+        self._end_block(Block(tuple(steps), leader if self._warmup_left > 0 else None))
         return End(min(ends))
 
     def _end_block(self, block):
@@ -463,9 +477,7 @@ class BlockSynchronization:
         try:
             self._synchronize(factors)
         except tf.errors.InvalidArgumentError as error:
-            where = re.search(
-                r"(All ranks|Rank \d+) met .* gradient of \W*([^'\\]+)", error.message
-            )
+            where = re.search(_NOT_FINITE, error.message)
             if where is None:
                 raise
             raise tf.errors.InvalidArgumentError(
@@ -490,15 +502,18 @@ class BlockSynchronization:
         """The factors of all moments of a worker: list of pairs."""
         factors = []
         for moment, exchange in zip(self._moments, self._exchanges[1:], strict=True):
-            # What is exchanged as it is cannot be too small, but for rounding.
-            bounded = (
-                moment.of_squares and exchange is not None and not _is_exact(exchange.template)
-            )
-            mine = block if exchange is not None else Block((block.counted[worker],))
-            factor, floor = 0.0, 0.0
-            if moment.decay is not None and sum(mine.counted):
-                factor, floor = moment_factors(mine, steps_ahead, moment.decay)
-            factors.append([factor, floor if bounded else _NO_FLOOR])
+            is_own = exchange is None
+            mine = Block((block.counted[worker],)) if is_own else block
+            factor, floor = 0.0, _NO_FLOOR
+            if moment.decay is None:
+                if moment.of_squares and not is_own and not _is_exact(exchange.template):
+                    floor = 0.0
+            elif sum(mine.counted):
+                factor, least = moment_factors(mine, steps_ahead, moment.decay)
+                # Rounding alone could make them negative. Where nothing looks ahead it is the
+                # average to the bit.
+                floor = least if moment.of_squares and steps_ahead else _NO_FLOOR
+            factors.append([factor, floor])
         return factors
 
     def _average_within_group(self):
@@ -558,9 +573,11 @@ class BlockSynchronization:
         shown = self._shown
         if self._has_model:
             self.show()
-        yield
-        if self._has_model and not shown and not self._ended:
-            self.train()
+        try:
+            yield
+        finally:
+            if self._has_model and not shown and not self._ended:
+                self.train()
 
     def bytes_sent(self):
         """Bytes that a worker sends per step, in exchanges at the end of a block."""
