@@ -43,8 +43,7 @@ def assert_same_bits(run, other):
 # Rank 0 writes two files for a backup, its own and, when all workers are done, the manifest.
 CASES = [
     ("alone", "arrays", ["--die-at", "14"], ["--save-freq", "4", "--steps-per-execution", "2"]),
-    # In the middle of a block.
-    ("horovod", "sequence", ["--die-at", "13"], ["--save-freq", "3", "--bmuf"]),
+    ("horovod", "sequence", ["--die-at", "13"], ["--save-freq", "3"]),
     ("horovod", "arrays", ["--die-at-file", "3"], []),
     ("tensorflow", "sequence", ["--die-at", "20"], ["--save-freq", "3"]),
     ("mirrored", "arrays", ["--die-at", "10"], ["--save-freq", "4"]),
@@ -69,6 +68,17 @@ def test_killed_and_resumed_run_has_the_same_bits(engine, data, death, arguments
     killed_while_saving = bool(list(directory.glob("unfinished-*")))
     assert killed_while_saving == ("--die-at-file" in death)
     assert_success(train(engine, directory, output, *arguments))
+    assert_same_bits(results(output), results(tmp_path / "expected"))
+
+
+def test_block_momentum_is_resumed_in_the_middle_of_a_block(tmp_path):
+    # Blocks of four steps, in epochs of nine: the last backup is in the middle of the fourth.
+    arguments = ["--bmuf", "--save-freq", "3"]
+    assert_success(train("horovod", tmp_path / "other", tmp_path / "expected", *arguments))
+    directory, output = tmp_path / "backups", tmp_path / "output"
+    status, _ = train("horovod", directory, output, *arguments, "--die-at", "16")
+    assert status != 0
+    assert_success(train("horovod", directory, output, *arguments))
     assert_same_bits(results(output), results(tmp_path / "expected"))
 
 
