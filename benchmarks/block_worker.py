@@ -39,31 +39,25 @@ class Stretch(keras.callbacks.Callback):
         self.seconds = time.perf_counter() - self.start
 
 
-class BeforeBlockEnds(keras.callbacks.Callback):
-    """Has workers wait for each other before they synchronize: `starts` are when all are there."""
+class BlockEnds(keras.callbacks.Callback):
+    """Notes when steps that end a block have come to this callback, among those of a `fit`.
 
-    def __init__(self, sync_period):
+    Args:
+        sync_period: number of steps in a block.
+        waits: whether workers wait for each other first.
+    """
+
+    def __init__(self, sync_period, waits):
         super().__init__()
         self._sync_period = sync_period
-        self.starts = []
+        self._waits = waits
+        self.times = []
 
     def on_train_batch_end(self, batch, logs=None):
         if (batch + 1) % self._sync_period == 0:
-            wait_for_all()
-            self.starts.append(time.perf_counter())
-
-
-class AfterBlockEnds(keras.callbacks.Callback):
-    """When workers have synchronized: as `BeforeBlockEnds`."""
-
-    def __init__(self, sync_period):
-        super().__init__()
-        self._sync_period = sync_period
-        self.ends = []
-
-    def on_train_batch_end(self, batch, logs=None):
-        if (batch + 1) % self._sync_period == 0:
-            self.ends.append(time.perf_counter())
+            if self._waits:
+                wait_for_all()
+            self.times.append(time.perf_counter())
 
 
 def wait_for_all():
@@ -122,12 +116,12 @@ def main():
     for _ in range(arguments.turns):
         seconds, _ = fit(steps)
         alone.append(seconds)
-        before = BeforeBlockEnds(arguments.sync_period)
-        after = AfterBlockEnds(arguments.sync_period)
+        before = BlockEnds(arguments.sync_period, waits=True)
+        after = BlockEnds(arguments.sync_period, waits=False)
         seconds, loss = fit(steps, before, blocks, after)
         together.append(seconds)
         losses += loss
-        pairs = zip(before.starts, after.ends, strict=True)
+        pairs = zip(before.times, after.times, strict=True)
         synchronizations += [end - start for start, end in pairs]
     result = {
         "alone_seconds": alone,

@@ -21,7 +21,6 @@ from tf_onebit import FullPrecision, OneBit, optimizers
 from tf_onebit.block_momentum import BlockFilter
 from tf_onebit.callbacks.block_variables import block_variables
 from tf_onebit.collectives.lockstep import LockstepEngine
-from tf_onebit.exchanges import BFloat16
 from tf_onebit.training.blocks import BlockSynchronization
 
 STEPS_AT_ONCE = 32  # of one node, in one call
@@ -174,6 +173,16 @@ def _train_in_blocks(run, data, bench, order):
         blocks.synchronize()
     with blocks.view():
         assign(bench.variables, workers[0].variables)
+
+
+class BFloat16(FullPrecision):
+    """Half the bytes, and the relative precision of every value, however small; no feedback."""
+
+    def compress(self, gradient):
+        return tf.cast(gradient, tf.bfloat16), gradient.dtype
+
+    def decompress(self, total, context):
+        return tf.cast(total, context)
 
 
 def _template_of(run):

@@ -89,6 +89,11 @@ def verdict(claim, measured, limit, at_most=True):
     }
 
 
+def plain(summary):
+    """A dictionary as JSON can hold it: spreads become dictionaries."""
+    return {k: v._asdict() if isinstance(v, Spread) else v for k, v in summary.items()}
+
+
 def write_json(path, content):
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -19,7 +19,15 @@ from typing import NamedTuple
 import numpy as np
 from launch import run_workers
 from network import hosts_on_a_bridge, rate_argument
-from report import Spread, machine_facts, print_machine_facts, print_table, verdict, write_json
+from report import (
+    Spread,
+    machine_facts,
+    plain,
+    print_machine_facts,
+    print_table,
+    verdict,
+    write_json,
+)
 
 WORKER = pathlib.Path(__file__).with_name("step_worker.py")
 NO_COMMUNICATION = "no communication"
@@ -275,10 +283,7 @@ def main():
             {
                 "rate": rate,
                 "goodput_bits_per_second": goodput,
-                "rows": [
-                    {k: v._asdict() if isinstance(v, Spread) else v for k, v in summary.items()}
-                    for summary in summaries
-                ],
+                "rows": list(map(plain, summaries)),
                 "verdicts": verdicts,
             }
         )

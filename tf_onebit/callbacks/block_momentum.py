@@ -16,6 +16,7 @@ from tf_onebit.exchanges import Local
 from tf_onebit.exchanges.handshake import enumerated, handshake
 from tf_onebit.training.blocks import BlockSynchronization, End
 from tf_onebit.training.gradients import resolve_exchange
+from tf_onebit.training.optimizer import settings
 
 # What shows a model, or what it has learned, to the user.
 _SHOWING = (
@@ -175,7 +176,7 @@ class BlockMomentum(keras.callbacks.Callback):
         self._gradient_exchange = self._require_workers()
         fit.build_model(self.model, "is trained in blocks")
         variables = block_variables(self.model, self.moment_correction)
-        self._batches_per_step = variables.optimizer.gradient_accumulation_steps or 1
+        self._batches_per_step = variables.batches_per_step
         job = self._gradient_exchange.engine
         job.run([handshake("block momentum", self._description(variables)) for _ in job.ranks])
         if self._blocks is None or self._gradient_exchange.blocks is not self._blocks:
@@ -291,7 +292,7 @@ class BlockMomentum(keras.callbacks.Callback):
 
     def _description(self, variables):
         """What workers must agree on."""
-        settings = {
+        own = {
             "sync_period": self.sync_period,
             "block_momentum": self.block_momentum,
             "block_learning_rate": self.block_learning_rate,
@@ -302,14 +303,13 @@ class BlockMomentum(keras.callbacks.Callback):
             "exchange": serialize(self.exchange),
         }
         return [
-            *((f"{name} of BlockMomentum", json.dumps(value)) for name, value in settings.items()),
+            *((f"{name} of BlockMomentum", json.dumps(value)) for name, value in own.items()),
             *enumerated(
                 "number of trained weights",
                 "weight {}",
                 [f"{tuple(v.shape)} {v.dtype}" for v in variables.weights],
             ),
-            ("optimizer", type(variables.optimizer).__name__),
-            ("gradient_accumulation_steps", str(self._batches_per_step)),
+            *settings(variables.optimizer),
             *enumerated(
                 "number of the optimizer's moments",
                 "moment {}",

@@ -3,7 +3,7 @@
 import keras
 
 from tf_onebit import optimizers
-from tf_onebit.training.blocks import BlockVariables
+from tf_onebit.training.block_replica import BlockVariables
 
 CORRECTIONS = ("bmuf_adam", "average", "reset")
 
@@ -37,11 +37,11 @@ def block_variables(model, moment_correction):
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     if not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
-    reset = None
+    moments, zeroed, reset = [], [], None
     if moment_correction == "reset":
-        moments, reset = [], _reset_of(optimizer)
+        zeroed, reset = _reset_of(optimizer)
     elif hasattr(optimizer, "moments"):
-        moments = [*optimizer.moments, *_slots(optimizer, {"_velocity_hats": True})]
+        moments = _own_moments(optimizer)
     else:
         slots = next((s for cls, s in _SLOTS.items() if isinstance(optimizer, cls)), None)
         if slots is None and moment_correction == "bmuf_adam":
@@ -53,10 +53,7 @@ def block_variables(model, moment_correction):
             f"BlockMomentum trains weights of one type. Received: a model with {dtypes}."
         )
     statistics = _statistics(model)
-    known = {id(variable) for moment in moments for variable in moment.variables}
-    if reset is not None:
-        known |= {id(variable) for variable in _reset_variables(optimizer)}
-    known |= {id(variable) for variable in _own(optimizer)}
+    known = {id(v) for v in (*_variables_of(moments), *zeroed, *_own(optimizer))}
     others = [variable for variable in optimizer.variables if id(variable) not in known]
     _require_known(optimizer, others)
     return BlockVariables(
@@ -73,29 +70,33 @@ def _slots(optimizer, attributes):
     return moments
 
 
-def _reset_variables(optimizer):
-    """What begins every block anew: nothing, unless that is known to be right."""
-    if hasattr(optimizer, "moments"):
-        return [variable for moment in optimizer.moments for variable in moment.variables]
-    if isinstance(optimizer, keras.optimizers.SGD):
-        return [v for moment in _slots(optimizer, {"momentums": False}) for v in moment.variables]
-    raise ValueError(
-        'moment_correction="reset" begins every block with moments of zero, with '
-        "keras.optimizers.SGD and the optimizers of tf_onebit.optimizers. Received: optimizer="
-        f'{optimizer.name!r} of type {type(optimizer).__name__}. Use moment_correction="average".'
-    )
+def _own_moments(optimizer):
+    """Of an optimizer of `tf_onebit.optimizers`."""
+    return [*optimizer.moments, *_slots(optimizer, {"_velocity_hats": True})]
 
 
 def _reset_of(optimizer):
+    """What begins every block anew, if that is known to be right, and what makes it so."""
     if hasattr(optimizer, "moments"):
-        return optimizer.reset_moments
-    variables = _reset_variables(optimizer)
+        return _variables_of(_own_moments(optimizer)), optimizer.reset_moments
+    if not isinstance(optimizer, keras.optimizers.SGD):
+        raise ValueError(
+            'moment_correction="reset" begins every block with moments of zero, with '
+            "keras.optimizers.SGD and the optimizers of tf_onebit.optimizers. Received: optimizer="
+            f"{optimizer.name!r} of type {type(optimizer).__name__}. Use "
+            'moment_correction="average".'
+        )
+    variables = _variables_of(_slots(optimizer, _SLOTS[keras.optimizers.SGD]))
 
     def reset():
         for variable in variables:
             variable.assign(keras.ops.zeros_like(variable))
 
-    return reset
+    return variables, reset
+
+
+def _variables_of(moments):
+    return [variable for moment in moments for variable in moment.variables]
 
 
 def _statistics(model):

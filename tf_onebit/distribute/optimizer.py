@@ -65,9 +65,7 @@ class _UnderStrategy(Distributed):
         if has_data is None or not isinstance(self.gradient_exchange.template, Local):
             super().apply(grads, trainable_variables)
             return
-        if not self.built:
-            with tf.init_scope():
-                self.build(trainable_variables)
+        self._build_first(trainable_variables)
 
         # For a worker that trains apart, a step of nothing would count, and move its weights by
         # their momentum. Its devices decide together.

@@ -1,7 +1,6 @@
 """What is sent: exchanges. They know no Keras, no Horovod, no tf.distribute."""
 
 from tf_onebit.exchanges.base import Exchange, GradientSpec
-from tf_onebit.exchanges.bfloat16 import BFloat16
 from tf_onebit.exchanges.bucketed import Bucketed
 from tf_onebit.exchanges.full_precision import FullPrecision
 from tf_onebit.exchanges.local import Local
@@ -10,7 +9,6 @@ from tf_onebit.exchanges.threshold import Threshold
 from tf_onebit.exchanges.warm_start import WarmStart
 
 __all__ = [
-    "BFloat16",
     "Bucketed",
     "Exchange",
     "FullPrecision",

@@ -5,13 +5,14 @@ import tensorflow as tf
 from tf_onebit.collectives.requests import AllReduce
 
 
-def _values(gradient):
+def values_of(gradient):
+    """The tensor of a gradient's values, of `tf.IndexedSlices` those that it has."""
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
 def not_finite_flag(gradients):
     """0, or 1 + the index of the first gradient with a value that is not finite: int32 `[]`."""
-    finite = tf.stack([tf.reduce_all(tf.math.is_finite(_values(g))) for g in gradients])
+    finite = tf.stack([tf.reduce_all(tf.math.is_finite(values_of(g))) for g in gradients])
     first = tf.argmin(tf.cast(finite, tf.int32), output_type=tf.int32)
     return tf.where(tf.reduce_all(finite), 0, 1 + first)
 

@@ -4,6 +4,7 @@ import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
 
+from tf_onebit.exchanges.finite import values_of
 from tf_onebit.horovod.compression import requested_exchange
 from tf_onebit.horovod.gradients import horovod_exchange
 from tf_onebit.horovod.remake import remake, require_not_distributed, take_over
@@ -93,7 +94,7 @@ class _OverHorovod(Distributed):
     def apply(self, grads, trainable_variables=None):
         # In the step that finds that the data have ended nothing may be counted. The last gradient
         # is the first that a backward pass makes: to wait for it delays no exchange.
-        last = [_values(gradient) for gradient in grads if gradient is not None][-1:]
+        last = [values_of(gradient) for gradient in grads if gradient is not None][-1:]
         with tf.control_dependencies(last):
             self._apply(grads, trainable_variables)
 
@@ -101,9 +102,7 @@ class _OverHorovod(Distributed):
         if self.on_nonfinite == "error":
             super().apply(grads, trainable_variables)
             return
-        if not self.built:
-            with tf.init_scope():
-                self.build(trainable_variables)
+        self._build_first(trainable_variables)
 
         def update():
             super(_OverHorovod, self).apply(grads, trainable_variables)
@@ -111,7 +110,3 @@ class _OverHorovod(Distributed):
 
         (finite,) = self.gradient_exchange.all_finite([grads])
         tf.cond(finite, update, lambda: False)
-
-
-def _values(gradient):
-    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient

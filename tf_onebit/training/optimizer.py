@@ -34,6 +34,12 @@ class Distributed:
         gradient_exchange: `GradientExchange`.
     """
 
+    def _build_first(self, trainable_variables):
+        """Makes the optimizer's variables, before a branch of a graph, where none can be made."""
+        if not self.built:
+            with tf.init_scope():
+                self.build(trainable_variables)
+
     def _exchange(self, gradients, variables):
         """The exchanged gradients of one worker."""
         return self.gradient_exchange([gradients], variables)[0]

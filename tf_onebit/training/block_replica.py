@@ -1,0 +1,298 @@
+"""One worker's part of a block synchronization: its variables, and what becomes of them."""
+
+import dataclasses
+import typing
+
+import numpy as np
+import tensorflow as tf
+
+from tf_onebit import ops
+from tf_onebit.collectives.requests import AllGather, AllReduce, Broadcast
+from tf_onebit.training.copies import assign_all, copies_of
+
+
+@dataclasses.dataclass
+class BlockVariables:
+    """What a block changes of one worker.
+
+    Attributes:
+        optimizer: Keras optimizer, built. It counts the worker's steps.
+        weights: list of variables that are trained.
+        moments: list of `tf_onebit.optimizers.Moment`: the optimizer's state per weight. A decay
+            of None is not known: such state is averaged as it is.
+        averaged: list of other variables that are averaged, those of `statistics` among them.
+        statistics: list of variables that belong to the model, as of BatchNormalization.
+        reset: function that makes the optimizer begin every block anew, or None.
+    """
+
+    optimizer: object
+    weights: list
+    moments: list
+    averaged: list
+    statistics: list
+    reset: object = None
+
+    @property
+    def batches_per_step(self):
+        return self.optimizer.gradient_accumulation_steps or 1
+
+    @property
+    def batches(self):
+        """How many batches the optimizer has been given."""
+        return int(copies_of(self.optimizer._iterations)[0])
+
+    @property
+    def steps(self):
+        """How many steps the optimizer has made."""
+        return self.batches // self.batches_per_step
+
+
+class BlockFactors(typing.NamedTuple):
+    """What one synchronization multiplies with: float64 tensors.
+
+    Attributes:
+        scales: `[world_size]`, by worker: its weight in the mean, times the number of workers.
+        momentum, rate: eta and zeta.
+        began: the eta of the look-ahead that the block began with.
+        moments: `[world_size, moments, 2]`, by worker: as from `moment_factors`.
+    """
+
+    scales: typing.Any
+    momentum: typing.Any
+    rate: typing.Any
+    began: typing.Any
+    moments: typing.Any
+
+
+class BlockReplica:
+    """One worker's part of a block synchronization.
+
+    Args:
+        rank: of this worker.
+        scope: prefix of the names of its requests.
+        variables: `BlockVariables`.
+        nesterov: see `BlockFilter`.
+    """
+
+    def __init__(self, rank, scope, variables, nesterov):
+        self.rank = rank
+        self.variables = variables
+        self._scope = scope
+        self._nesterov = nesterov
+        self._weights = _first_copies(variables.weights)
+        self._moments = [_first_copies(moment.variables) for moment in variables.moments]
+        self._globals = list(map(_state_like, self._weights))
+        self._deltas = list(map(_state_like, self._weights))
+        self._begins = [list(map(_state_like, moment)) for moment in self._moments]
+
+    @property
+    def _shown(self):
+        """What a model shows of itself."""
+        return [*self.variables.weights, *self.variables.statistics]
+
+    @property
+    def steps(self):
+        """Number of steps of this worker since the block began."""
+        return self.variables.steps - self._steps_at_begin
+
+    def take_over(self, leader):
+        """Generator: begins with what worker `leader` has."""
+        moments = [v for moment in self.variables.moments for v in moment.variables]
+        variables = [*self.variables.weights, *moments, *self.variables.averaged]
+        values = yield Broadcast(_first_copies(variables), leader, f"{self._scope}/begin")
+        for variable, value in zip(variables, values, strict=True):
+            assign_all(variable, value)
+        self.restart()
+
+    def restart(self):
+        """Takes the model as it is for the global model, without any momentum."""
+        _assign(self._globals, self._weights)
+        self.forget_momentum()
+        for begins, moment in zip(self._begins, self._moments, strict=True):
+            _assign(begins, moment)
+        self._local = None
+        self._begin()
+
+    def forget_momentum(self):
+        _assign(self._deltas, [tf.zeros_like(delta) for delta in self._deltas])
+
+    def _begin(self):
+        self._statistics = [tf.identity(v) for v in _first_copies(self.variables.statistics)]
+        self._steps_at_begin = self.variables.steps
+        self._moment_steps_at_begin = getattr(self.variables.optimizer, "moment_steps", 0.0)
+
+    def agree(self, row):
+        """Generator: the rows of numbers of all workers: array `[world_size, len(row)]`."""
+        rows = yield AllGather(tf.constant([row], tf.int64), f"{self._scope}/agree")
+        return rows.numpy()
+
+    def synchronize(self, exchanges, factors):
+        """Generator: makes one model of what all workers have learned, and looks ahead of it.
+
+        Args:
+            exchanges: list of `Bucketed`, for the weights and for each of the moments; or None for
+                what this worker keeps to itself.
+            factors: `BlockFactors`.
+        """
+        world_size = factors.scales.shape[0]
+        scale = factors.scales[self.rank]
+        parts = [
+            (self._weights, self._globals, self._deltas, factors.began),
+            *(
+                (moment, begins, [None] * len(moment), 0.0)
+                for moment, begins in zip(self._moments, self._begins, strict=True)
+            ),
+        ]
+        means = []
+        for exchange, (variables, begins, deltas, look_ahead) in zip(exchanges, parts, strict=True):
+            if exchange is None:
+                means.append([tf.identity(variable) for variable in variables])
+                continue
+            differences = [
+                _difference(*of_one, scale, look_ahead)
+                for of_one in zip(variables, begins, deltas, strict=True)
+            ]
+            mean, _ = yield from exchange.exchange(differences, 1 / world_size)
+            means.append(mean)
+        averages = [mean_of_copies(variable) for variable in self.variables.averaged]
+        if world_size > 1 and averages:
+            scaled = [tf.cast(scale, value.dtype) * value for value in averages]
+            averages = yield AllReduce(scaled, f"{self._scope}/averages", 1 / world_size)
+        # Not a part of it before all has come: an error must leave the model as it was.
+        with tf.control_dependencies([*tf.nest.flatten(means), *averages]):
+            self._update(means, averages, factors, [e is not None for e in exchanges])
+
+    def _update(self, means, averages, factors, relative):
+        ops.block_update(
+            means[0],
+            self._weights,
+            self._globals,
+            self._deltas,
+            factors.momentum,
+            factors.rate,
+            factors.began,
+            nesterov=self._nesterov,
+            relative=relative[0],
+        )
+        for i, (moment, begins) in enumerate(zip(self._moments, self._begins, strict=True)):
+            factor, floor = tf.unstack(factors.moments[self.rank, i])
+            ops.moments_update(means[1 + i], moment, begins, factor, floor, relative[1 + i])
+        moments = [v for moment in self.variables.moments for v in moment.variables]
+        for variable in [*self.variables.weights, *moments]:
+            first, *others = copies_of(variable)
+            for copy in others:
+                copy.assign(first)
+        for variable, average in zip(self.variables.averaged, averages, strict=True):
+            assign_all(variable, average)
+
+    def move_on(self, block, steps_ahead):
+        """Counts a block's steps, where workers have made unlike numbers of them.
+
+        Args:
+            block: `Block`.
+            steps_ahead: by how many minibatches the moments are ahead of what has been done.
+        """
+        optimizer = self.variables.optimizer
+        # Schedules follow those that have come furthest.
+        missing = max(block.counted) - self.steps
+        if missing:
+            batches = self.variables.batches + missing * self.variables.batches_per_step
+            optimizer._iterations.assign(batches)
+        if hasattr(optimizer, "moment_steps"):
+            optimizer.moment_steps = self._moment_steps_at_begin + block.mean_steps
+            optimizer.advance_moments(steps_ahead)
+        if self.variables.reset is not None:
+            self.variables.reset()
+        self._begin()
+
+    def show(self):
+        """Puts the global model in the place of this worker's own."""
+        self._local = [tf.identity(variable) for variable in _first_copies(self._shown)]
+        for variable, value in zip(self._shown, self._global(), strict=True):
+            assign_all(variable, tf.cast(value, variable.dtype))
+
+    @property
+    def is_changed(self):
+        """Whether somebody has given the model other weights than the global model's."""
+        weights = zip(self._weights, self._globals, strict=True)
+        return not all(bool(tf.reduce_all(w == tf.cast(kept, w.dtype))) for w, kept in weights)
+
+    def hide(self):
+        """Undoes `show`."""
+        for variable, value in zip(self._shown, self._local, strict=True):
+            assign_all(variable, tf.cast(value, variable.dtype))
+        self._local = None
+
+    def _global(self):
+        return [*self._globals, *self._statistics]
+
+    def _kept(self):
+        """The state beside the global model, by name."""
+        kept = {f"delta/{i}": delta for i, delta in enumerate(self._deltas)}
+        for i, begins in enumerate(self._begins):
+            kept |= {f"begin_{i}/{j}": begin for j, begin in enumerate(begins)}
+        return kept
+
+    def state(self):
+        """Of a worker that shows the global model, which is the model's own state then."""
+        return {
+            **{name: variable.numpy() for name, variable in self._kept().items()},
+            # NumPy does not save all types that weights may have.
+            **{
+                f"local/{i}": tf.cast(value, _state_type(value)).numpy()
+                for i, value in enumerate(self._local)
+            },
+            "begin": np.array([self._steps_at_begin, self._moment_steps_at_begin]),
+        }
+
+    def load_state(self, state, locals_of_all):
+        """Takes over a state, for the global model that the model shows.
+
+        Args:
+            state: what `state` returned.
+            locals_of_all: list of such states; this worker goes on from their mean.
+        """
+        self.restart()
+        for name, variable in self._kept().items():
+            variable.assign(state[name])
+        self._local = [
+            tf.constant(_mean([other[f"local/{i}"] for other in locals_of_all]))
+            for i in range(len(self._shown))
+        ]
+        steps, moment_steps = state["begin"].tolist()
+        self._steps_at_begin, self._moment_steps_at_begin = int(steps), moment_steps
+
+
+def _difference(variable, begin, delta, scale, look_ahead):
+    deltas = [] if delta is None else [delta]
+    return ops.block_difference([variable], [begin], deltas, scale, look_ahead)[0]
+
+
+def _first_copies(variables):
+    return [copies_of(variable)[0] for variable in variables]
+
+
+def _state_like(variable):
+    """A variable that keeps the state of another."""
+    return tf.Variable(tf.zeros(variable.shape, _state_type(variable)), trainable=False)
+
+
+def _state_type(tensor):
+    """Of 32 bits at least."""
+    return tf.float64 if tensor.dtype == tf.float64 else tf.float32
+
+
+def _assign(variables, values):
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(tf.cast(value, variable.dtype))
+
+
+def mean_of_copies(variable):
+    copies = copies_of(variable)
+    return tf.identity(copies[0]) if len(copies) == 1 else tf.add_n(copies) / len(copies)
+
+
+def _mean(arrays):
+    if len(arrays) == 1:
+        return arrays[0]
+    return np.mean(arrays, axis=0, dtype=np.float64).astype(arrays[0].dtype)
