@@ -2,9 +2,10 @@
 
 Horovod's source distribution compiles against TensorFlow 2.21 except for its optional XLA
 operations, whose headers TensorFlow no longer ships. This program fetches that distribution with
-pip, leaves the XLA operations out, builds a wheel (TensorFlow and Gloo; no MPI, no PyTorch, no
-MXNet), installs it and checks that it works. The wheel is kept in a cache outside of the checkout,
-so that only the first run for a combination of versions takes minutes.
+pip, leaves the XLA operations out, lets Gloo send in both directions of a link at once, builds a
+wheel (TensorFlow and Gloo; no MPI, no PyTorch, no MXNet), installs it and checks that it works. The
+wheel is kept in a cache outside of the checkout, so that only the first run for a combination of
+versions takes minutes.
 
     .venv/bin/python tools/build_horovod.py
 """
@@ -13,6 +14,7 @@ import argparse
 import importlib.metadata
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -34,6 +36,23 @@ REQUIRED_DISTRIBUTIONS = (
 )
 SYSTEM_PROGRAMS = ("g++", "make")
 XLA_SOURCE = "horovod/tensorflow/xla_mpi_ops.cc"
+
+# Gloo sends data once it is told that the receiver is ready, over the same connection. A worker
+# that receives only after a large send says so when that is through: the two directions of a link
+# take turns then. So it is made to receive first. By file: the statements that send and receive,
+# what replaces them, and in how many places.
+DUPLEX = "duplex"
+RECEIVE_FIRST = {
+    "alltoallv.cc": (
+        r"(\n *in->send\([^;]*;)(\n *out->recv\([^;]*;)",
+        r"""\2
+  }
+  for (int i = 1; i < worldSize; i++) {
+    int sendRank = (myRank + i) % worldSize;\1""",
+        1,
+    ),
+    "allgatherv.cc": (r"(\n *out->send\([^;]*;)(\n *out->recv\([^;]*;)", r"\2\1", 2),
+}
 
 BUILD_SETTINGS = {
     "HOROVOD_WITH_TENSORFLOW": "1",
@@ -100,7 +119,7 @@ def cache_key():
     """Names everything that the compiled library depends on."""
     return "-".join(
         (
-            f"horovod_{HOROVOD_VERSION}",
+            f"horovod_{HOROVOD_VERSION}_{DUPLEX}",
             f"tensorflow_{tensorflow_version()}",
             sys.implementation.cache_tag,
             sysconfig.get_platform(),
@@ -145,6 +164,7 @@ def build_wheel(build_dir):
     )
     source_dir = download_source(build_dir)
     leave_out_xla_operations(source_dir)
+    receive_first(source_dir / "third_party" / "gloo" / "gloo")
     wheel_dir = build_dir / "wheel"
     pip(
         "wheel",
@@ -184,6 +204,18 @@ def leave_out_xla_operations(source_dir):
             f"Received: {len(lines) - len(kept)} times. Is this Horovod {HOROVOD_VERSION}?"
         )
     cmake_lists.write_text("".join(kept))
+
+
+def receive_first(gloo_dir):
+    for name, (pattern, replacement, expected) in RECEIVE_FIRST.items():
+        source = gloo_dir / name
+        text, count = re.subn(pattern, replacement, source.read_text())
+        if count != expected:
+            raise BuildError(
+                f"Gloo's {name} should send and then receive in {expected} places. "
+                f"Received: {count} places. Is this Horovod {HOROVOD_VERSION}?"
+            )
+        source.write_text(text)
 
 
 def build_environment():

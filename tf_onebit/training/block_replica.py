@@ -51,13 +51,13 @@ class BlockFactors(typing.NamedTuple):
     """What one synchronization multiplies with: float64 tensors.
 
     Attributes:
-        scales: `[world_size]`, by worker: its weight in the mean, times the number of workers.
+        weights: `[world_size]`, by worker: its weight in the mean.
         momentum, rate: eta and zeta.
         began: the eta of the look-ahead that the block began with.
         moments: `[world_size, moments, 2]`, by worker: as from `moment_factors`.
     """
 
-    scales: typing.Any
+    weights: typing.Any
     momentum: typing.Any
     rate: typing.Any
     began: typing.Any
@@ -134,8 +134,7 @@ class BlockReplica:
                 what this worker keeps to itself.
             factors: `BlockFactors`.
         """
-        world_size = factors.scales.shape[0]
-        scale = factors.scales[self.rank]
+        weight = factors.weights[self.rank]
         parts = [
             (self._weights, self._globals, self._deltas, factors.began),
             *(
@@ -143,21 +142,26 @@ class BlockReplica:
                 for moment, begins in zip(self._moments, self._begins, strict=True)
             ),
         ]
-        means = []
+        means, before = [], []
         for exchange, (variables, begins, deltas, look_ahead) in zip(exchanges, parts, strict=True):
             if exchange is None:
                 means.append([tf.identity(variable) for variable in variables])
                 continue
-            differences = [
-                _difference(*of_one, scale, look_ahead)
-                for of_one in zip(variables, begins, deltas, strict=True)
-            ]
-            mean, _ = yield from exchange.exchange(differences, 1 / world_size)
+            differences = [None] * len(variables)
+            # One after the other, and the smallest first, so that sending begins at once: without
+            # an order it would when the differences of all are there.
+            for i in sorted(range(len(variables)), key=lambda i: variables[i].shape.num_elements()):
+                with tf.control_dependencies(before):
+                    differences[i] = _difference(
+                        variables[i], begins[i], deltas[i], weight, look_ahead
+                    )
+                before = [differences[i]]
+            mean, _ = yield from exchange.exchange(differences)
             means.append(mean)
         averages = [mean_of_copies(variable) for variable in self.variables.averaged]
-        if world_size > 1 and averages:
-            scaled = [tf.cast(scale, value.dtype) * value for value in averages]
-            averages = yield AllReduce(scaled, f"{self._scope}/averages", 1 / world_size)
+        if averages:
+            parts = [tf.cast(weight, value.dtype) * value for value in averages]
+            averages = yield AllReduce(parts, f"{self._scope}/averages")
         # Not a part of it before all has come: an error must leave the model as it was.
         with tf.control_dependencies([*tf.nest.flatten(means), *averages]):
             self._update(means, averages, factors, [e is not None for e in exchanges])

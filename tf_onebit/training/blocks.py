@@ -86,7 +86,8 @@ class BlockSynchronization:
             templates = [template, *map(template_of, self._moments)]
         if engine.world_size == 1:
             templates = [None] * len(templates)
-        self._exchanges = [t and GradientExchange(t, engine, mean=True) for t in templates]
+        unit = 1.0 / engine.world_size  # what workers send are their parts of the mean
+        self._exchanges = [t and GradientExchange(t, engine, False, unit=unit) for t in templates]
         self._synchronize = tf.function(self._synchronize_all, autograph=False)
         self.equivalent_steps = self._began = 0.0
         self._restarts = 0
@@ -176,13 +177,12 @@ class BlockSynchronization:
             block_filter = BlockFilter(0.0, 1.0, block_filter.nesterov)
         equivalent_steps, ahead = block_filter.steps(block.mean_steps, self.equivalent_steps)
         ahead = ahead if self._corrects_moments else 0.0
-        world_size = len(block.steps)
         factors = BlockFactors(
-            scales=[world_size * weight for weight in block.weights],
+            weights=block.weights,
             momentum=block_filter.block_momentum,
             rate=block_filter.block_learning_rate,
             began=self._began,
-            moments=[self._factors_of(worker, block, ahead) for worker in range(world_size)],
+            moments=[self._factors_of(worker, block, ahead) for worker in range(len(block.steps))],
         )
         factors = BlockFactors(*(tf.constant(factor, tf.float64) for factor in factors))
         self._average_within_group()
@@ -341,4 +341,4 @@ class BlockSynchronization:
         for i, exchange in enumerate(self._exchanges):
             parts = [part_of(state, f"exchange_{i}") for state in by_rank]
             if exchange and any(parts):
-                exchange.load_states([parts], 1 / len(by_rank))
+                exchange.load_states([parts], 1.0)
