@@ -40,11 +40,10 @@ def assert_same_bits(weights, others):
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("replicas", [2, 4])
-def test_engines_give_the_same_bits(replicas, case, trained):
-    mirrored = trained("mirrored", replicas, devices=replicas)[case][0]
+def test_engines_give_the_same_bits(case, trained):
+    mirrored = trained("mirrored", 4, devices=4)[case][0]
     for engine in ("horovod", "tensorflow"):
-        for weights in trained(engine, replicas)[case]:
+        for weights in trained(engine, 4)[case]:
             assert_same_bits(weights, mirrored)
 
 
@@ -61,10 +60,10 @@ def test_engines_agree_with_three_workers(case, trained):
         np.testing.assert_allclose(array, other, rtol=1e-6, atol=1e-6)
 
 
-def test_twelve_tasks_are_in_the_order_of_their_numbers(trained):
-    # TensorFlow sorts them as text: 0, 1, 10, 11, 2, ...
-    mirrored = trained("mirrored", 12, devices=12, cases=("buckets",))["buckets"][0]
-    for weights in trained("tensorflow", 12, cases=("buckets",))["buckets"]:
+def test_eleven_tasks_are_in_the_order_of_their_numbers(trained):
+    # TensorFlow sorts them as text: 0, 1, 10, 2, ...
+    mirrored = trained("mirrored", 11, devices=11, cases=("buckets",))["buckets"][0]
+    for weights in trained("tensorflow", 11, cases=("buckets",))["buckets"]:
         assert_same_bits(weights, mirrored)
 
 

@@ -61,7 +61,7 @@ EXCHANGES = {
 }
 
 
-@pytest.mark.workers(2, 3)
+@pytest.mark.workers(3)
 @pytest.mark.parametrize("name", EXCHANGES)
 def test_ranks_end_bitwise_equal_and_runs_repeat(name, world_size):
     first, second = (

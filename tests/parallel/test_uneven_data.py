@@ -49,7 +49,7 @@ def number_of_steps(uneven_data, world_size):
     return (max if uneven_data == "continue" else min)(UNEVEN[:world_size])
 
 
-@pytest.mark.workers(2, 3, engines=["tensorflow"])
+@pytest.mark.workers(3, engines=["tensorflow"])
 @pytest.mark.parametrize(
     "form, steps_per_execution",
     [

@@ -50,10 +50,12 @@ def sgd(**arguments):
 # How to make the model and the optimizer, and how to compile.
 CASES = {
     "clipped": (make_model, sgd(clipnorm=0.05, momentum=0.9), {}),
-    "accumulated": (make_model, sgd(gradient_accumulation_steps=2, clipnorm=0.05), {}),
-    "averaged": (make_model, sgd(gradient_accumulation_steps=2, use_ema=True), {}),
+    "accumulated": (
+        make_model,
+        sgd(gradient_accumulation_steps=2, clipnorm=0.05, use_ema=True),
+        {},
+    ),
     "decayed": (make_model, lambda: keras.optimizers.AdamW(0.01), {}),
-    "synchronized": (normalized_model, sgd(), {}),
     "synchronized_in_a_loop": (normalized_model, sgd(), {"steps_per_execution": 3}),
     "embeddings": (embedding_model, sgd(), {}),
     "partly_used": (PartlyUsed, lambda: keras.optimizers.LossScaleOptimizer(sgd()()), {}),

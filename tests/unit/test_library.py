@@ -55,7 +55,7 @@ def test_a_library_of_another_version_is_an_error_with_the_build_command(package
     assert BUILD_COMMAND in error
 
 
-@pytest.mark.parametrize("kept", [0.0, 0.001, 0.5, 0.99])
+@pytest.mark.parametrize("kept", [0.0, 0.5])
 def test_a_truncated_library_is_an_error_with_the_build_command(package, kept):
     library = (package / LIBRARY).read_bytes()
     (package / LIBRARY).write_bytes(library[: int(kept * len(library))])
