@@ -7,7 +7,7 @@ import pytest
 import tf_onebit.horovod as hvd
 from tf_onebit import FullPrecision, Local, OneBit, optimizers
 from tf_onebit.block_momentum import BlockFilter
-from tf_onebit.callbacks import BlockMomentum
+from tf_onebit.callbacks import BackupAndRestore, BlockMomentum
 
 INPUTS, OUTPUTS = 4, 2
 BATCH_SIZE, BATCHES = 4, 7  # of an epoch
@@ -304,8 +304,8 @@ def test_second_fit_goes_on():
     assert_same_bits(state(twice), state(once))
 
 
-def test_after_an_interruption_the_model_is_the_global_one_and_the_users_again():
-    model = make_model()
+def fit_interrupted(model):
+    """Returns the global model's weights."""
 
     def interrupt(batch, logs):
         if batch == 4:  # one step into the third block
@@ -318,7 +318,26 @@ def test_after_an_interruption_the_model_is_the_global_one_and_the_users_again()
     )
     with pytest.raises(KeyboardInterrupt):
         fit(model, [BlockMomentum(2, 0.5), watching, interrupting])
-    assert_same_bits(model.get_weights(), seen[-1])
+    return seen[-1]
+
+
+def test_after_an_interruption_the_model_is_the_global_one_and_the_users_again():
+    model = make_model()
+    expected = fit_interrupted(model)
+    assert_same_bits(model.get_weights(), expected)
     for variable in model.weights:
         variable.assign(np.zeros(variable.shape))
     assert model.evaluate(X, Y, verbose=0) == pytest.approx((Y**2).mean())
+
+
+def test_a_model_that_trains_on_without_blocks_is_what_is_saved(tmp_path):
+    model = make_model()
+    fit_interrupted(model)
+    path = tmp_path / "saved.weights.h5"
+    backup = BackupAndRestore(tmp_path / "backups", delete_checkpoint=False)
+    fit(model, [keras.callbacks.ModelCheckpoint(path, save_weights_only=True), backup], epochs=1)
+    saved, resumed = make_model(), make_model()
+    saved.load_weights(path)
+    assert_same_bits(saved.get_weights(), model.get_weights())
+    fit(resumed, [BackupAndRestore(tmp_path / "backups")], epochs=1)  # nothing is left to do
+    assert_same_bits(resumed.get_weights(), model.get_weights())

@@ -21,8 +21,9 @@ from tf_onebit.training.optimizer import settings
 # What shows a model, or what it has learned, to the user.
 _SHOWING = (
     *("evaluate", "export", "get_weights", "predict", "save", "save_weights"),
-    # Whoever assigns weights means those of the global model.
-    *("load_weights", "set_weights"),
+    # Whoever assigns weights means those of the global model, and so does whoever trains on after
+    # an interruption.
+    *("load_weights", "set_weights", "fit", "train_on_batch"),
 )
 
 
