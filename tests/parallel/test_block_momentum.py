@@ -53,8 +53,10 @@ class Worker:
 
     def distributed(self, batches):
         """Data of unknown length."""
-        x, labels = (np.stack(part) for part in zip(*batches[rank()], strict=True))
+        mine = batches[rank()]
+        x, labels = (np.stack(part) for part in zip(*(mine or batches[0]), strict=True))
         dataset = tf.data.Dataset.from_tensor_slices((x, labels)).filter(lambda *_: True)
+        dataset = dataset.take(len(mine))
         if self.strategy is None:
             return dataset
         return self.strategy.distribute_datasets_from_function(lambda _: dataset)
@@ -115,8 +117,9 @@ def with_weights_of_its_own(model):
 
 
 @pytest.mark.workers(2)
-def test_a_worker_whose_data_end_after_one_batch_waits(world_size):
-    batches = batches_of(8, 1)
+@pytest.mark.parametrize("count", [1, 0])
+def test_a_worker_whose_data_have_ended_waits(count, world_size):
+    batches = batches_of(8, count)
     worker = Worker("horovod", normalized_model, sgd(momentum=0.9))
     worker.fit(batches, epochs=2)
     assert_same_bits_on_all_ranks(worker.arrays)

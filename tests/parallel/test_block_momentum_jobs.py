@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import tf_onebit
 import tf_onebit.horovod as hvd
-from tests.parallel.launch import horovodrun
+from tests.parallel.launch import horovodrun, run_job
 from tests.parallel.ranks import rank
 from tests.parallel.training import compiled, fit_part, make_model
 
@@ -18,15 +18,32 @@ from tests.parallel.training import compiled, fit_part, make_model
 @pytest.fixture(scope="module")
 def on_nodes(tmp_path_factory):
     """What the runs of `train_on_nodes` ended with: function of a run's name and a rank."""
-    output = tmp_path_factory.mktemp("nodes")
-    command = ["-m", "tests.parallel.train_on_nodes", "--output", str(output)]
-    job = horovodrun(4, command, hosts="localhost:2,127.0.0.1:2")
+    return _ended("horovod", 4, tmp_path_factory, hosts="localhost:2,127.0.0.1:2")
+
+
+@pytest.fixture(scope="module")
+def with_two_devices(tmp_path_factory):
+    return _ended("tensorflow", 2, tmp_path_factory)
+
+
+def _ended(engine, processes, tmp_path_factory, hosts=None):
+    output = tmp_path_factory.mktemp(engine)
+    command = ["-m", "tests.parallel.train_on_nodes", "--engine", engine, "--output", str(output)]
+    job = run_job(engine, processes, command, hosts=hosts)
     assert job.returncode == 0, job.output
     return lambda run, rank: list(np.load(output / f"{run}_{rank}.npz").values())
 
 
 def test_nodes_train_as_two_workers_with_the_batches_of_theirs(on_nodes):
     for array, expected in zip(on_nodes("exact", 0), on_nodes("expected", 0), strict=True):
+        np.testing.assert_allclose(array, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("rank", range(2))
+def test_processes_with_two_devices_train_as_two_workers(rank, with_two_devices, on_nodes):
+    for array, expected in zip(
+        with_two_devices("exact", rank), on_nodes("expected", 0), strict=True
+    ):
         np.testing.assert_allclose(array, expected, rtol=1e-5, atol=1e-5)
 
 

@@ -1,6 +1,6 @@
-"""Trains on two nodes of two processes each, which are workers of block momentum as nodes.
+"""Trains in blocks on two nodes: of two processes each, or of one with two devices.
 
-python -m tests.parallel.train_on_nodes --output folder
+python -m tests.parallel.train_on_nodes --engine horovod | tensorflow --output folder
 """
 
 import argparse
@@ -13,10 +13,10 @@ import tensorflow as tf
 import tf_onebit
 import tf_onebit.horovod as hvd
 from tests.parallel.blocks import Lockstep
-from tests.parallel.training import INPUTS, compiled, make_data, with_layer
+from tests.parallel.training import BATCH_SIZE, INPUTS, compiled, make_data, with_layer
 
 STEPS, EPOCHS, PERIOD, ETA = 5, 2, 2, 0.5
-NODES, PROCESSES = 2, 2  # on each
+NODES, REPLICAS = 2, 2  # on each
 
 normalized_model = with_layer(keras.layers.BatchNormalization)
 
@@ -40,20 +40,41 @@ def adam():
 
 
 def train(make, exchange, block_exchange):
-    """The variables that this process ends with."""
+    """The variables that this process ends with, one of two on its node."""
     model = compiled(make(), hvd.DistributedOptimizer(adam(), exchange=exchange))
-    x, labels = (array[:, hvd.rank()] for array in make_data(STEPS, NODES * PROCESSES))
-    block_momentum = tf_onebit.callbacks.BlockMomentum(
-        PERIOD, ETA, groups="node", exchange=block_exchange
+    return fit(model, batches(hvd.rank(), 1), groups="node", exchange=block_exchange)
+
+
+def train_in_scope():
+    """The rank, and the variables that this process ends with, with all devices of its node."""
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    parts = [tf.config.LogicalDeviceConfiguration()] * REPLICAS
+    tf.config.set_logical_device_configuration(cpu, parts)
+    strategy = tf_onebit.distribute.MultiWorkerMirroredStrategy(tf_onebit.Local())
+    with strategy.scope():
+        model = compiled(seeing_model(), adam())
+    data = strategy.distribute_datasets_from_function(
+        lambda context: batches(context.input_pipeline_id * REPLICAS, REPLICAS)
     )
-    data = tf.data.Dataset.from_tensor_slices((x, labels))
+    return strategy.extended.engine.ranks[0], fit(model, data)
+
+
+def batches(first, count):
+    """The batches of some replicas, taking turns."""
+    x, labels = (array[:, first : first + count] for array in make_data(STEPS, NODES * REPLICAS))
+    samples = x.reshape(-1, INPUTS), labels.reshape(-1)
+    return tf.data.Dataset.from_tensor_slices(samples).batch(BATCH_SIZE)
+
+
+def fit(model, data, **arguments):
+    block_momentum = tf_onebit.callbacks.BlockMomentum(PERIOD, ETA, **arguments)
     model.fit(data, epochs=EPOCHS, verbose=0, callbacks=[block_momentum])
     return [np.array(v) for v in model.variables]
 
 
 def in_one_process():
     """Two workers, each with the batches of a node."""
-    x, labels = make_data(STEPS, NODES * PROCESSES)
+    x, labels = make_data(STEPS, NODES * REPLICAS)
     x, labels = x.reshape(STEPS, NODES, -1, INPUTS), labels.reshape(STEPS, NODES, -1)
     batches = [[(x[i, node], labels[i, node]) for i in range(STEPS)] for node in range(NODES)]
     lockstep = Lockstep(seeing_model, adam, NODES, ETA)
@@ -62,19 +83,25 @@ def in_one_process():
 
 def main():
     parser = argparse.ArgumentParser()
+    parser.add_argument("--engine", required=True)
     parser.add_argument("--output", type=pathlib.Path, required=True)
     options = parser.parse_args()
-    hvd.init(process_sets="dynamic")
-    assert (hvd.cross_size(), hvd.local_size()) == (NODES, PROCESSES)
-    one_bit = tf_onebit.OneBit(min_size=0)
-    runs = {
-        "exact": train(seeing_model, tf_onebit.FullPrecision(), None),
-        "one_bit": train(normalized_model, one_bit, one_bit),
-    }
-    if hvd.rank() == 0:
-        runs["expected"] = in_one_process()
+    if options.engine == "tensorflow":
+        rank, arrays = train_in_scope()
+        runs = {"exact": arrays}
+    else:
+        hvd.init(process_sets="dynamic")
+        assert (hvd.cross_size(), hvd.local_size()) == (NODES, REPLICAS)
+        one_bit = tf_onebit.OneBit(min_size=0)
+        runs = {
+            "exact": train(seeing_model, tf_onebit.FullPrecision(), None),
+            "one_bit": train(normalized_model, one_bit, one_bit),
+        }
+        rank = hvd.rank()
+        if rank == 0:
+            runs["expected"] = in_one_process()
     for name, arrays in runs.items():
-        np.savez(options.output / f"{name}_{hvd.rank()}.npz", *arrays)
+        np.savez(options.output / f"{name}_{rank}.npz", *arrays)
 
 
 if __name__ == "__main__":
