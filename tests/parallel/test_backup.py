@@ -43,7 +43,6 @@ def assert_same_bits(run, other):
 # Rank 0 writes two files for a backup, its own and, when all workers are done, the manifest.
 CASES = [
     ("alone", "arrays", ["--die-at", "14"], ["--save-freq", "4", "--steps-per-execution", "2"]),
-    ("horovod", "sequence", ["--die-at", "13"], ["--save-freq", "3"]),
     ("horovod", "arrays", ["--die-at-file", "3"], []),
     ("tensorflow", "sequence", ["--die-at", "20"], ["--save-freq", "3"]),
     ("mirrored", "arrays", ["--die-at", "10"], ["--save-freq", "4"]),
