@@ -137,7 +137,10 @@ def tables_of(name, options, base, factors):
     if name == "1":
         return [chen_tables.moments_of(base, options.seeds)]
     if name == "compressed":
-        return [chen_tables.compressed(base, options.seeds)]
+        return [
+            chen_tables.compressed(base, options.seeds),
+            chen_tables.quantized_moments(base, options.seeds[:1]),
+        ]
     needs = {
         (workers, period): chen_tables.BLOCKS_PER_WORKER * workers**2 * period
         for workers in options.workers

@@ -3,7 +3,9 @@
 import dataclasses
 
 SENT_MOMENTS = {
-    "none": "not sent",  # what `BlockMomentum` does
+    "default": "as by default",  # as weights in full precision, and not with weights of 1 bit
+    "none": "not sent",
+    "full": "in full precision",
     "bfloat16": "1-bit and 16-bit",  # of gradients, and of their squares
     "one_bit": "1-bit",
 }
@@ -34,7 +36,7 @@ class Run:
         beta_1: float, of Adam, after the common start.
         moments: str, the `moment_correction` of `BlockMomentum`.
         one_bit: bool. How blocks are exchanged.
-        sent_moments: str, one of `SENT_MOMENTS`. How moments are, if blocks are so with one bit.
+        sent_moments: str, one of `SENT_MOMENTS`. How moments are.
         learning_rate_factor: float. By what the learning rate is multiplied after the start.
     """
 
@@ -51,7 +53,7 @@ class Run:
     beta_1: float = START_BETA_1
     moments: str = "bmuf_adam"
     one_bit: bool = False
-    sent_moments: str = "none"
+    sent_moments: str = "default"
     learning_rate_factor: float = 1.0
 
     @property
@@ -83,7 +85,9 @@ class Run:
         elif not self.sync_period:
             how = f"{self.workers} workers, synchronous, factor {self.learning_rate_factor:g}"
         else:
-            sent = f", 1-bit, moments {SENT_MOMENTS[self.sent_moments]}" if self.one_bit else ""
+            sent = ", 1-bit" if self.one_bit else ""
+            if self.sent_moments != "default":
+                sent += f", moments {SENT_MOMENTS[self.sent_moments]}"
             how = (
                 f"{self.workers} workers, tau {self.sync_period}, {self.moments}, "
                 f"beta_1 {self.beta_1:g}{sent}"

@@ -187,10 +187,13 @@ class BFloat16(FullPrecision):
 
 def _template_of(run):
     """What moments are exchanged through, where it is not what `BlockSynchronization` chooses."""
-    if run.sent_moments == "none":
-        return None
-    of_squares = {"bfloat16": BFloat16, "one_bit": OneBit}[run.sent_moments]
-    return lambda moment: of_squares() if moment.of_squares else OneBit()
+    return {
+        "default": None,
+        "none": lambda moment: None,
+        "full": lambda moment: FullPrecision(),
+        "bfloat16": lambda moment: BFloat16() if moment.of_squares else OneBit(),
+        "one_bit": lambda moment: OneBit(),
+    }[run.sent_moments]
 
 
 def check(run):

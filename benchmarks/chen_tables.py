@@ -209,16 +209,30 @@ def _judge_scaling(losses, numbers, pairs):
 
 def compressed(base, seeds):
     """Blocks that are exchanged with one bit, against the same in full precision."""
+    ways = [(False, "none"), (True, "full"), (True, "default")]
+    return _compressed("Compressed blocks", base, seeds, COMPRESSED_WORKERS, ways)
+
+
+def quantized_moments(base, seeds):
+    """What becomes of training when moments themselves are sent with few bits."""
+    ways = [(True, "bfloat16"), (True, "one_bit")]
+    return _compressed(
+        "Moments sent with few bits, blocks", base, seeds, COMPRESSED_WORKERS[:1], ways
+    )
+
+
+def _compressed(title, base, seeds, numbers, ways):
     rows = {}
-    for workers in COMPRESSED_WORKERS:
+    for workers in numbers:
         full = dataclasses.replace(
             base, workers=workers, sync_period=COMPRESSED_PERIOD, beta_1=BETA_1
         )
         rows[f"{workers} workers, full precision"] = Row(full, full)
-        for sent, name in SENT_MOMENTS.items():
-            run = dataclasses.replace(full, one_bit=True, sent_moments=sent)
-            rows[f"{workers} workers, 1-bit, moments {name}"] = Row(run, full)
-    title = f"Compressed blocks of {COMPRESSED_PERIOD} steps, BMUF-Adam"
+        for one_bit, sent in ways:
+            run = dataclasses.replace(full, one_bit=one_bit, sent_moments=sent)
+            name = f"{workers} workers, {'1-bit' if one_bit else 'full precision'}"
+            rows[f"{name}, moments {SENT_MOMENTS[sent]}"] = Row(run, full)
+    title = f"{title} of {COMPRESSED_PERIOD} steps, BMUF-Adam"
     return Table(title, rows, seeds, _judge_compressed)
 
 
@@ -226,6 +240,6 @@ def _judge_compressed(losses):
     names = [
         name
         for name, row in losses.rows.items()
-        if row.run != row.reference and row.run.sent_moments == "none"
+        if row.run.one_bit and row.run.sent_moments == "default"
     ]
     return [verdict for name in names for verdict in losses.none(name)]
