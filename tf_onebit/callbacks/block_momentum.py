@@ -81,8 +81,7 @@ class BlockMomentum(keras.callbacks.Callback):
             without this.
         exchange: `tf_onebit.Exchange`, for what a block changes. Default: `FullPrecision()`. With
             another, that of the weights goes through it, with error feedback, and the moments
-            of Adam and its kin, or SGD's momentum, stay with their workers, each corrected by
-            what its own block was.
+            of Adam and its kin, or SGD's momentum, stay with their workers as they are.
 
     Raises:
         ValueError: for arguments of other types or values; in `fit`, for an optimizer whose state

@@ -54,7 +54,7 @@ class BlockFactors(typing.NamedTuple):
         weights: `[world_size]`, by worker: its weight in the mean.
         momentum, rate: eta and zeta.
         began: the eta of the look-ahead that the block began with.
-        moments: `[world_size, moments, 2]`, by worker: as from `moment_factors`.
+        moments: `[moments, 2]`: factor and floor of each, as from `moment_factors`.
     """
 
     weights: typing.Any
@@ -179,7 +179,7 @@ class BlockReplica:
             relative=relative[0],
         )
         for i, (moment, begins) in enumerate(zip(self._moments, self._begins, strict=True)):
-            factor, floor = tf.unstack(factors.moments[self.rank, i])
+            factor, floor = tf.unstack(factors.moments[i])
             ops.moments_update(means[1 + i], moment, begins, factor, floor, relative[1 + i])
         moments = [v for moment in self.variables.moments for v in moment.variables]
         for variable in [*self.variables.weights, *moments]:

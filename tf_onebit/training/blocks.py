@@ -41,8 +41,8 @@ class BlockSynchronization:
         block_filter: `BlockFilter`.
         template: the user's exchange, for what a block changes.
         variables: list of `BlockVariables`, one for each of `engine.ranks`.
-        corrects_moments: whether moments are brought to where the look-ahead is. Else they are
-            averaged.
+        corrects_moments: whether moments are brought to where the look-ahead is, if workers
+            average them. Else they are averaged, or kept.
         warmup_steps: number of steps in which worker 0 alone counts, at first.
         scope: prefix of the names of collectives.
         within: `Engine` of this worker's group, or None.
@@ -68,7 +68,6 @@ class BlockSynchronization:
     ):
         self.engine = engine
         self._filter = block_filter
-        self._corrects_moments = corrects_moments
         self._warmup_left = warmup_steps
         self._scope = scope
         self._within = within
@@ -84,6 +83,8 @@ class BlockSynchronization:
             templates = [template, *(of_moments for _ in self._moments)]
         else:
             templates = [template, *map(template_of, self._moments)]
+        # Those of a worker alone are too noisy for it: the correction multiplies their noise.
+        self._corrects_moments = corrects_moments and None not in templates
         if engine.world_size == 1:
             templates = [None] * len(templates)
         unit = 1.0 / engine.world_size  # what workers send are their parts of the mean
@@ -182,7 +183,7 @@ class BlockSynchronization:
             momentum=block_filter.block_momentum,
             rate=block_filter.block_learning_rate,
             began=self._began,
-            moments=[self._factors_of(worker, block, ahead) for worker in range(len(block.steps))],
+            moments=[self._factors_of(moment, block, ahead) for moment in self._moments],
         )
         factors = BlockFactors(*(tf.constant(factor, tf.float64) for factor in factors))
         self._average_within_group()
@@ -210,20 +211,14 @@ class BlockSynchronization:
             for replica in self._replicas:
                 replica.forget_momentum()
 
-    def _factors_of(self, worker, block, steps_ahead):
-        """The factors of all moments of a worker: list of pairs."""
-        factors = []
-        for moment, exchange in zip(self._moments, self._exchanges[1:], strict=True):
-            # Who keeps moments to itself corrects them by what it has done itself.
-            mine = Block((block.counted[worker],)) if exchange is None else block
-            factor, floor = 0.0, _NO_FLOOR
-            if moment.decay is not None and sum(mine.counted):
-                factor, least = moment_factors(mine, steps_ahead, moment.decay)
-                # Rounding alone could make them negative. Where nothing looks ahead it is the
-                # average to the bit.
-                floor = least if moment.of_squares and steps_ahead else _NO_FLOOR
-            factors.append([factor, floor])
-        return factors
+    def _factors_of(self, moment, block, steps_ahead):
+        """The factor of a `Moment`, and its floor: see `moment_factors`."""
+        if moment.decay is None:
+            return 0.0, _NO_FLOOR
+        factor, floor = moment_factors(block, steps_ahead, moment.decay)
+        # Rounding alone could make them negative. Where nothing looks ahead it is the average to
+        # the bit.
+        return factor, floor if moment.of_squares and steps_ahead else _NO_FLOOR
 
     def _average_within_group(self):
         """Averages statistics in this group, of which only one worker meets the others."""
