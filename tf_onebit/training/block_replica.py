@@ -33,6 +33,12 @@ class BlockVariables:
     reset: object = None
 
     @property
+    def trained(self):
+        """Weights, and the optimizer's state of them."""
+        moments = [variable for moment in self.moments for variable in moment.variables]
+        return [*self.weights, *moments]
+
+    @property
     def batches_per_step(self):
         return self.optimizer.gradient_accumulation_steps or 1
 
@@ -97,8 +103,7 @@ class BlockReplica:
 
     def take_over(self, leader):
         """Generator: begins with what worker `leader` has."""
-        moments = [v for moment in self.variables.moments for v in moment.variables]
-        variables = [*self.variables.weights, *moments, *self.variables.averaged]
+        variables = [*self.variables.trained, *self.variables.averaged]
         values = yield Broadcast(_first_copies(variables), leader, f"{self._scope}/begin")
         for variable, value in zip(variables, values, strict=True):
             assign_all(variable, value)
@@ -160,8 +165,8 @@ class BlockReplica:
             means.append(mean)
         averages = [mean_of_copies(variable) for variable in self.variables.averaged]
         if averages:
-            parts = [tf.cast(weight, value.dtype) * value for value in averages]
-            averages = yield AllReduce(parts, f"{self._scope}/averages")
+            weighted = [tf.cast(weight, value.dtype) * value for value in averages]
+            averages = yield AllReduce(weighted, f"{self._scope}/averages")
         # Not a part of it before all has come: an error must leave the model as it was.
         with tf.control_dependencies([*tf.nest.flatten(means), *averages]):
             self._update(means, averages, factors, [e is not None for e in exchanges])
@@ -181,8 +186,7 @@ class BlockReplica:
         for i, (moment, begins) in enumerate(zip(self._moments, self._begins, strict=True)):
             factor, floor = tf.unstack(factors.moments[i])
             ops.moments_update(means[1 + i], moment, begins, factor, floor, relative[1 + i])
-        moments = [v for moment in self.variables.moments for v in moment.variables]
-        for variable in [*self.variables.weights, *moments]:
+        for variable in self.variables.trained:
             first, *others = copies_of(variable)
             for copy in others:
                 copy.assign(first)
@@ -267,9 +271,9 @@ class BlockReplica:
         self._steps_at_begin, self._moment_steps_at_begin = int(steps), moment_steps
 
 
-def _difference(variable, begin, delta, scale, look_ahead):
+def _difference(variable, begin, delta, weight, look_ahead):
     deltas = [] if delta is None else [delta]
-    return ops.block_difference([variable], [begin], deltas, scale, look_ahead)[0]
+    return ops.block_difference([variable], [begin], deltas, weight, look_ahead)[0]
 
 
 def _first_copies(variables):
