@@ -11,6 +11,7 @@ SENT_MOMENTS = {
 }
 COMMON_START = 0.1  # of all minibatches
 START_BETA_1 = 0.9
+COLUMN_SIZE = 512  # the default of `OneBit`
 # Of the default network: a step, and the end of a block for one of its workers.
 SECONDS_OF_A_MINIBATCH, SECONDS_OF_AN_END = 0.45e-3, 4e-3
 
@@ -36,6 +37,7 @@ class Run:
         beta_1: float, of Adam, after the common start.
         moments: str, the `moment_correction` of `BlockMomentum`.
         one_bit: bool. How blocks are exchanged.
+        column_size: int. The most values that share two levels, with one bit.
         sent_moments: str, one of `SENT_MOMENTS`. How moments are.
         learning_rate_factor: float. By what the learning rate is multiplied after the start.
     """
@@ -53,6 +55,7 @@ class Run:
     beta_1: float = START_BETA_1
     moments: str = "bmuf_adam"
     one_bit: bool = False
+    column_size: int = COLUMN_SIZE
     sent_moments: str = "default"
     learning_rate_factor: float = 1.0
 
@@ -86,6 +89,8 @@ class Run:
             how = f"{self.workers} workers, synchronous, factor {self.learning_rate_factor:g}"
         else:
             sent = ", 1-bit" if self.one_bit else ""
+            if self.column_size != COLUMN_SIZE:
+                sent += f" in columns of {self.column_size}"
             if self.sent_moments != "default":
                 sent += f", moments {SENT_MOMENTS[self.sent_moments]}"
             how = (

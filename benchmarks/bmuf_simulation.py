@@ -160,7 +160,7 @@ def _train_in_blocks(run, data, bench, order):
     blocks = BlockSynchronization(
         LockstepEngine(["CPU:0"] * run.workers),
         BlockFilter(1 - 1 / run.workers),
-        OneBit() if run.one_bit else FullPrecision(),
+        _exchange_of(run),
         [block_variables(worker.model, run.moments) for worker in workers],
         corrects_moments=run.moments == "bmuf_adam",
         template_of=_template_of(run),
@@ -173,6 +173,13 @@ def _train_in_blocks(run, data, bench, order):
         blocks.synchronize()
     with blocks.view():
         assign(bench.variables, workers[0].variables)
+
+
+def _exchange_of(run):
+    if not run.one_bit:
+        return FullPrecision()
+    least = min(run.column_size, OneBit().min_column_size)
+    return OneBit(min_column_size=least, max_column_size=run.column_size)
 
 
 class BFloat16(FullPrecision):

@@ -12,7 +12,7 @@ from strom_tables import Outcomes
 BLOCKS_PER_WORKER = 10  # at least, for the block momentum to show what it does: 10 / (1 - eta)
 BETA_1 = 0.5  # what the paper recommends with block momentum
 COLLAPSE_POINTS = 5
-TABLE_1_WORKERS, TABLE_1_PERIOD = (16, 32), 8
+TABLE_1_WORKERS, TABLE_1_PERIOD = (32,), 8
 COMPRESSED_WORKERS, COMPRESSED_PERIOD = (2, 8), 16
 HEADER = ["", "frame accuracy [%]", "points lost", "blocks / N"]
 MOMENTS = {"average": "averaged", "bmuf_adam": "corrected"}

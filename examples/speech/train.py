@@ -108,6 +108,8 @@ def train(options, callbacks=()):
     """
     hvd.init()
     rank, workers = hvd.rank(), hvd.size()
+    if workers == 1 and "TF_CONFIG" in os.environ:
+        raise SystemExit("Workers that Horovod connects are started with horovodrun.")
     threads = max(1, len(os.sched_getaffinity(0)) // hvd.local_size())
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     training_split, held_out_split, targets = dataset.load(corpus_settings(options))

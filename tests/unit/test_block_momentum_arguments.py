@@ -1,6 +1,7 @@
 """What BlockMomentum refuses, before `model.fit` and in it."""
 
 import math
+import re
 
 import keras
 import numpy as np
@@ -28,6 +29,8 @@ ARGUMENTS = [
       for eta in (-0.1, 1, 1.5, "x", math.nan, None, True)),
     *(({"block_learning_rate": z}, f"positive number. Received: block_learning_rate={z!r}")
       for z in (0, -1, math.inf, math.nan, "x")),
+    *(({"nesterov": n}, f"nesterov must be True or False. Received: nesterov={n!r}")
+      for n in ("yes", None, 1)),
     ({"moment_correction": "adam"}, "'bmuf_adam', 'average', 'reset'.*moment_correction='adam'"),
     ({"groups": "rack"}, "groups must be None or \"node\". Received: groups='rack'"),
     ({"exchange": "one_bit"}, "exchange must be a tf_onebit.Exchange.*'one_bit' of type str"),
@@ -40,11 +43,16 @@ def test_arguments_are_checked(arguments, message):
         BlockMomentum(**arguments)
 
 
-@pytest.mark.parametrize("time_constant", [0, -1, math.nan, math.inf, "x", True])
+def test_numbers_of_numpy_are_numbers():
+    callback = BlockMomentum(np.int64(8), np.float32(0.5), np.float64(1), warmup_steps=np.int32(3))
+    expected = BlockMomentum(8, 0.5, 1.0, warmup_steps=3)
+    for name in ("sync_period", "block_momentum", "block_learning_rate", "warmup_steps"):
+        assert repr(getattr(callback, name)) == repr(getattr(expected, name))
+
+
+@pytest.mark.parametrize("time_constant", [0, -1, math.nan, math.inf, 1e20, "x", True])
 def test_time_constant_must_be_positive(time_constant):
-    with pytest.raises(
-        ValueError, match=f"positive number of steps.*time_constant={time_constant!r}"
-    ):
+    with pytest.raises(ValueError, match=re.escape(f"Received: time_constant={time_constant!r}")):
         BlockMomentum.from_time_constant(time_constant)
 
 
@@ -120,6 +128,20 @@ def test_what_cannot_be_trained_in_blocks_is_refused(case):
     make, arguments, message = REFUSED[case]
     with pytest.raises(ValueError, match=message):
         fit(make(), [BlockMomentum(**arguments)])
+
+
+def test_one_callback_synchronizes():
+    with pytest.raises(ValueError, match="Received: several BlockMomentum callbacks"):
+        fit(make_model(), [BlockMomentum(4), BlockMomentum(8)])
+
+
+def test_scaled_losses_are_scaled_for_all_workers():
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        with pytest.raises(ValueError, match="in this order: DistributedOptimizer.*LossScale"):
+            hvd.DistributedOptimizer(sgd(), Local())
+    finally:
+        keras.config.set_dtype_policy("float32")
 
 
 @pytest.mark.parametrize("optimizer", ["Adam", "AdamW", "Nadam", "Adamax", "Lion", "Adagrad"])

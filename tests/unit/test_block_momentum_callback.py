@@ -167,11 +167,21 @@ def forget_momentum(optimizer):
         variable.assign(np.zeros(variable.shape))
 
 
-@pytest.mark.parametrize("correction, forget", [("average", None), ("reset", forget_momentum)])
-def test_momentum_of_sgd_is_kept_or_begins_anew(correction, forget):
+@pytest.mark.parametrize(
+    "correction, block_momentum, forget",
+    [
+        ("average", 0.5, None),
+        ("reset", 0.5, forget_momentum),
+        ("reset", 0.0, forget_momentum),
+        ("bmuf_adam", 0.5, forget_momentum),
+        ("bmuf_adam", 0.0, None),
+    ],
+)
+def test_momentum_of_sgd_is_kept_or_begins_anew(correction, block_momentum, forget):
     model = make_model(sgd(momentum=0.9))
-    fit(model, [BlockMomentum(3, 0.5, moment_correction=correction)])
-    expected = trained_in_blocks(BLOCKS, [(0.5, 1, True)] * 6, sgd(momentum=0.9), forget)
+    fit(model, [BlockMomentum(3, block_momentum, moment_correction=correction)])
+    filters = [(block_momentum, 1, True)] * 6
+    expected = trained_in_blocks(BLOCKS, filters, sgd(momentum=0.9), forget)
     assert_close_to(model, expected[-1])
 
 
@@ -250,7 +260,8 @@ def test_others_see_the_global_model_and_do_not_disturb_training(tmp_path):
     fit(model, [BlockMomentum(3, 0.5), looking])
     fit(undisturbed, [BlockMomentum(3, 0.5)])
     assert_same_bits(state(model), state(undisturbed))
-    models = trained_in_blocks(BLOCKS, [(0.5, 1, True)] * 6, sgd(momentum=0.5))
+    filters = [(0.5, 1, True)] * 6
+    models = trained_in_blocks(BLOCKS, filters, sgd(momentum=0.5), forget_momentum)
     begin = [v.numpy() for v in make_model().trainable_variables]
     statistics = [v.numpy() for v in make_model().non_trainable_variables]
     # The block that was the last to end, after each of seven batches and at the end of the epoch.

@@ -3,6 +3,7 @@
 import functools
 import json
 import math
+import numbers
 
 import keras
 import tensorflow as tf
@@ -73,7 +74,8 @@ class BlockMomentum(keras.callbacks.Callback):
             does for a tenth of an epoch: the others' steps do not count.
         moment_correction: "bmuf_adam"; "average": moments are averaged as they are; "reset": each
             block begins with moments of zero. Optimizers other than Adam's kin have nothing to
-            correct; with them "bmuf_adam" averages, too.
+            correct: with "bmuf_adam" SGD's momentum begins anew where block momentum moves the
+            model on, as it would do the same twice, and other state is averaged.
         groups: None, or "node" (with Horovod): the processes of a node are one worker. They
             exchange gradients with each other in every step, through any exchange of their
             optimizer, and only nodes synchronize by blocks. Needs
@@ -81,7 +83,7 @@ class BlockMomentum(keras.callbacks.Callback):
             without this.
         exchange: `tf_onebit.Exchange`, for what a block changes. Default: `FullPrecision()`. With
             another, that of the weights goes through it, with error feedback, and the moments
-            of Adam and its kin, or SGD's momentum, stay with their workers as they are.
+            of Adam and its kin stay with their workers as they are.
 
     Raises:
         ValueError: for arguments of other types or values; in `fit`, for an optimizer whose state
@@ -112,6 +114,8 @@ class BlockMomentum(keras.callbacks.Callback):
         super().__init__()
         _require_whole("sync_period", sync_period, 1, "Use sync_period=1 to synchronize every step")
         _require_whole("warmup_steps", warmup_steps, 0, "Use warmup_steps=0 to leave it out")
+        if not isinstance(nesterov, bool):
+            raise ValueError(f"nesterov must be True or False. Received: nesterov={nesterov!r}.")
         if block_momentum != "auto" and not _is_number(block_momentum, 0, below=1):
             raise ValueError(
                 'block_momentum must be "auto" or a number of at least 0 and below 1. '
@@ -130,11 +134,11 @@ class BlockMomentum(keras.callbacks.Callback):
             )
         if groups not in (None, "node"):
             raise ValueError(f'groups must be None or "node". Received: groups={groups!r}.')
-        self.sync_period = sync_period
-        self.block_momentum = block_momentum
-        self.block_learning_rate = block_learning_rate
+        self.sync_period = int(sync_period)
+        self.block_momentum = block_momentum if block_momentum == "auto" else float(block_momentum)
+        self.block_learning_rate = float(block_learning_rate)
         self.nesterov = nesterov
-        self.warmup_steps = warmup_steps
+        self.warmup_steps = int(warmup_steps)
         self.moment_correction = moment_correction
         self.groups = groups
         self.exchange = resolve_exchange(exchange)
@@ -164,18 +168,22 @@ class BlockMomentum(keras.callbacks.Callback):
             >>> round(BlockMomentum.from_time_constant(100, sync_period=16).block_momentum, 3)
             0.852
         """
-        if not _is_number(time_constant, 0) or time_constant == 0:
-            raise ValueError(
-                "time_constant must be a positive number of steps. Received: time_constant="
-                f"{time_constant!r}."
-            )
         _require_whole("sync_period", sync_period, 1, "Use sync_period=1 to synchronize every step")
-        return cls(sync_period, math.exp(-sync_period / time_constant), **arguments)
+        is_positive = _is_number(time_constant, 0) and time_constant > 0
+        block_momentum = math.exp(-sync_period / time_constant) if is_positive else 1.0
+        if block_momentum == 1:
+            raise ValueError(
+                "time_constant must be a positive number of steps, and short enough for a block "
+                f"to count. Received: time_constant={time_constant!r}."
+            )
+        return cls(sync_period, block_momentum, **arguments)
 
     def on_train_begin(self, logs=None):
+        self._fit = fit.frame_of_fit(self.model)
+        self._require_alone(self._fit.f_locals["callbacks"].callbacks)
         self._gradient_exchange = self._require_workers()
         fit.build_model(self.model, "is trained in blocks")
-        variables = block_variables(self.model, self.moment_correction)
+        variables = block_variables(self.model, self.moment_correction, self._looks_ahead)
         self._batches_per_step = variables.batches_per_step
         job = self._gradient_exchange.engine
         job.run([handshake("block momentum", self._description(variables)) for _ in job.ranks])
@@ -222,6 +230,7 @@ class BlockMomentum(keras.callbacks.Callback):
         self._unwrap()
 
     def _unwrap(self):
+        self._fit = None
         for name in _SHOWING:
             vars(self.model).pop(name, None)
 
@@ -250,7 +259,7 @@ class BlockMomentum(keras.callbacks.Callback):
 
         @functools.wraps(method)
         def showing(*args, **kwargs):
-            if not fit.is_fitting(self.model):  # any more: it was interrupted
+            if not fit.is_running(self._fit):  # any more: it was interrupted
                 self._blocks.show()
                 self._unwrap()
                 return method(*args, **kwargs)
@@ -259,16 +268,37 @@ class BlockMomentum(keras.callbacks.Callback):
 
         return showing
 
+    def _require_alone(self, callbacks):
+        if sum(isinstance(callback, BlockMomentum) for callback in callbacks) > 1:
+            raise ValueError(
+                "Workers synchronize by the blocks of one callback. Received: several "
+                "BlockMomentum callbacks. Leave one of them in the list."
+            )
+
+    @property
+    def _looks_ahead(self):
+        """Whether there is a block momentum."""
+        if self.block_momentum == "auto":
+            return self._gradient_exchange.engine.world_size > 1
+        return self.block_momentum > 0
+
     def _require_workers(self):
         """The `GradientExchange` of the model's optimizer."""
-        gradient_exchange = getattr(self.model.optimizer, "gradient_exchange", None)
+        optimizer = self.model.optimizer
+        gradient_exchange = getattr(optimizer, "gradient_exchange", None)
         if gradient_exchange is None:
             raise ValueError(
                 "BlockMomentum synchronizes the workers that an optimizer knows. Received: "
-                f"optimizer={self.model.optimizer!r}. Compile the model with "
+                f"optimizer={optimizer!r}. Compile the model with "
                 "tf_onebit.horovod.DistributedOptimizer(optimizer, exchange=tf_onebit.Local()), or "
                 "in the scope of tf_onebit.distribute.MultiWorkerMirroredStrategy(exchange="
                 "tf_onebit.Local())."
+            )
+        if self.groups is not None and self.model._distribute_strategy is not None:
+            raise ValueError(
+                'Only Horovod\'s workers can be grouped by node. Received: groups="node" for a '
+                "model in the scope of a strategy, where the devices of a process are a group as "
+                "they are. Leave groups out."
             )
         is_local = isinstance(gradient_exchange.template, Local)
         template = serialize(gradient_exchange.template)["class"].split(":")[-1]
@@ -348,12 +378,12 @@ class BlockMomentum(keras.callbacks.Callback):
 
 
 def _is_number(value, least, below=math.inf):
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     return is_number and least <= value < below
 
 
 def _require_whole(name, value, least, remedy):
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < least:
         raise ValueError(
             f"{name} must be a whole number of steps, at least {least}. Received: "
             f"{name}={value!r}. {remedy}."

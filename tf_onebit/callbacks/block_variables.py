@@ -21,12 +21,13 @@ _SLOTS = {
 }
 
 
-def block_variables(model, moment_correction):
+def block_variables(model, moment_correction, looks_ahead=True):
     """Sorts the variables of a model and its optimizer, which is built if it is not.
 
     Args:
         model: Keras model, compiled and built.
         moment_correction: one of `CORRECTIONS`.
+        looks_ahead: whether there is a block momentum.
 
     Returns:
         `BlockVariables`.
@@ -38,8 +39,16 @@ def block_variables(model, moment_correction):
     if not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
     moments, zeroed, reset = [], [], None
-    if moment_correction == "reset":
-        zeroed, reset = _reset_of(optimizer)
+    resets = moment_correction == "reset"
+    is_sgd = isinstance(optimizer, keras.optimizers.SGD)
+    if resets or (moment_correction == "bmuf_adam" and looks_ahead and is_sgd):
+        zeroed, begin_anew = _reset_of(optimizer)
+
+        def reset(steps_ahead):
+            # Momentum of SGD's own would do once more what block momentum does.
+            if resets or steps_ahead:
+                begin_anew()
+
     elif hasattr(optimizer, "moments"):
         moments = _own_moments(optimizer)
     else:

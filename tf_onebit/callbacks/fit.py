@@ -5,23 +5,26 @@ import inspect
 
 def frame_of_fit(model):
     """The frame of the `model.fit` that calls: Keras hands its data to no one else."""
-    frame = _find_frame(model)
-    if frame is None:
-        raise RuntimeError("BackupAndRestore and BlockMomentum work in model.fit only.")
-    return frame
-
-
-def is_fitting(model):
-    return _find_frame(model) is not None
-
-
-def _find_frame(model):
-    frame = inspect.currentframe()
-    while frame is not None:
-        if frame.f_locals.get("self") is model and frame.f_code.co_name == "fit":
+    for frame in _calling_frames():
+        if frame.f_code.co_name == "fit" and frame.f_locals.get("self") is model:
             return frame
+    raise RuntimeError("BackupAndRestore and BlockMomentum work in model.fit only.")
+
+
+def is_running(frame):
+    """Whether a frame that has called has not returned yet.
+
+    Cheaper than to look for it again, and nothing that has become another value in it since is
+    kept alive by a look at its locals: iterators of data end only when they are freed.
+    """
+    return any(frame is calling for calling in _calling_frames())
+
+
+def _calling_frames():
+    frame = inspect.currentframe().f_back
+    while frame is not None:
+        yield frame
         frame = frame.f_back
-    return None
 
 
 def build_model(model, purpose):

@@ -79,11 +79,13 @@ class Monitor(keras.callbacks.Callback):
         # With `steps_per_execution` not every batch comes by.
         if batch >= self._next_reading:
             self._read()
+            self._write()
             self._next_reading = batch + self.update_freq
         if logs is not None:
             logs.update(self._latest)
 
     def on_epoch_end(self, epoch, logs=None):
+        self._read()
         if logs is not None:
             logs.update(self._latest)
 
@@ -110,6 +112,8 @@ class Monitor(keras.callbacks.Callback):
             "residual_norm": math.sqrt(squares),
             **self._gradient_exchange().measures(),
         }
+
+    def _write(self):
         if self._writer is not None:
             step = int(self.model.optimizer.iterations)
             with self._writer.as_default():

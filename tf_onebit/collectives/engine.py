@@ -31,14 +31,6 @@ class Engine:
         """
         raise NotImplementedError(f"{type(self).__name__} must define run.")
 
-    def by_node(self):
-        """The engines of the workers on this node, and of the nodes, each as one worker."""
-        raise ValueError(
-            "Only Horovod's workers can be grouped by node. Received: the workers of a "
-            f"{type(self).__name__}. The devices of one process of a MultiWorkerMirroredStrategy "
-            "are a group as they are."
-        )
-
     def place(self, index):
         """Context in which the state of worker `ranks[index]` is created."""
         return contextlib.nullcontext()

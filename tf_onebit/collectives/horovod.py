@@ -35,6 +35,7 @@ class HorovodEngine(ProcessEngine):
         return [self.members.index(hvd.rank())]
 
     def by_node(self):
+        """The engines of the workers on this node, and of the nodes, each as one worker."""
         nodes = _nodes(self)
         within = [HorovodEngine(_process_set(node)) for node in nodes]
         leaders = _process_set(tuple(node[0] for node in nodes))

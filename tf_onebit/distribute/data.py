@@ -52,9 +52,11 @@ def _calling_epoch_iterator():
     """The Keras `EpochIterator` that has its data distributed, or None."""
     frame = inspect.currentframe()
     while frame is not None:
-        caller = frame.f_locals.get("self")
-        if isinstance(caller, EpochIterator):
-            return caller
+        # Of no other frame's locals is there a copy made: it would keep them alive.
+        if frame.f_code.co_name == "__init__":
+            caller = frame.f_locals.get("self")
+            if isinstance(caller, EpochIterator):
+                return caller
         frame = frame.f_back
     return None
 

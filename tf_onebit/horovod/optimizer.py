@@ -70,11 +70,21 @@ def DistributedOptimizer(
         distributed.inner_optimizer = inner
         distributed.gradient_exchange = gradient_exchange
     else:
+        _require_unscaled_loss()
         distributed = inner = remake(optimizer, _OverHorovod, name)
     inner.gradient_exchange = gradient_exchange
     inner.on_nonfinite = on_nonfinite
     take_over(distributed, optimizer)
     return distributed
+
+
+def _require_unscaled_loss():
+    if keras.config.dtype_policy().name == "mixed_float16":
+        raise ValueError(
+            "Under the mixed_float16 policy Keras scales the loss, and would decide on each "
+            "worker alone whether to skip a step. Wrap the optimizer in this order: "
+            "DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer), ...)."
+        )
 
 
 class _OverHorovod(Distributed):
@@ -83,12 +93,8 @@ class _OverHorovod(Distributed):
     loss_scaled = False
 
     def build(self, variables):
-        if not self.loss_scaled and keras.config.dtype_policy().name == "mixed_float16":
-            raise ValueError(
-                "Under the mixed_float16 policy Keras scales the loss, and would decide on each "
-                "worker alone whether to skip a step. Wrap the optimizer in this order: "
-                "DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer), ...)."
-            )
+        if not self.loss_scaled:
+            _require_unscaled_loss()
         super().build(variables)
 
     def apply(self, grads, trainable_variables=None):

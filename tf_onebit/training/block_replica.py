@@ -22,7 +22,8 @@ class BlockVariables:
             of None is not known: such state is averaged as it is.
         averaged: list of other variables that are averaged, those of `statistics` among them.
         statistics: list of variables that belong to the model, as of BatchNormalization.
-        reset: function that makes the optimizer begin every block anew, or None.
+        reset: function of the number of steps by which the model has moved on, at the end of a
+            block, that may make other moments begin anew; or None.
     """
 
     optimizer: object
@@ -210,7 +211,7 @@ class BlockReplica:
             optimizer.moment_steps = self._moment_steps_at_begin + block.mean_steps
             optimizer.advance_moments(steps_ahead)
         if self.variables.reset is not None:
-            self.variables.reset()
+            self.variables.reset(steps_ahead)
         self._begin()
 
     def show(self):

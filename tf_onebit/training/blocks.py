@@ -1,6 +1,7 @@
 """Block synchronization: workers train apart, and meet at the end of every block."""
 
 import contextlib
+import dataclasses
 import enum
 import re
 
@@ -237,18 +238,19 @@ class BlockSynchronization:
                 assign_all(variable, average)
 
     def _synchronize_all(self, factors):
+        # Not the moments' paths: they have a number that depends on what else a program has made.
+        names = [[v.path for v in self._weights]]
+        names += [[v.name for v in moment.variables] for moment in self._moments]
+        lists = [self._weights, *(moment.variables for moment in self._moments)]
         built = [
-            exchange and exchange.exchanges_for(tuple(spec_of(v, v) for v in variables), variables)
-            for exchange, variables in zip(self._exchanges, self._exchanged(), strict=True)
+            exchange and exchange.exchanges_for(tuple(map(_spec, variables, names)), variables)
+            for exchange, variables, names in zip(self._exchanges, lists, names, strict=True)
         ]
         exchanges = [[b and b[i] for b in built] for i in range(len(self._replicas))]
         self.engine.run(
             replica.synchronize(mine, factors)
             for replica, mine in zip(self._replicas, exchanges, strict=True)
         )
-
-    def _exchanged(self):
-        return [self._weights, *(moment.variables for moment in self._moments)]
 
     def end(self, end):
         """Ends an epoch, or training, when all workers do: those with less data wait and answer.
@@ -337,3 +339,7 @@ class BlockSynchronization:
             parts = [part_of(state, f"exchange_{i}") for state in by_rank]
             if exchange and any(parts):
                 exchange.load_states([parts], 1.0)
+
+
+def _spec(variable, name):
+    return dataclasses.replace(spec_of(variable, variable), name=name)
