@@ -135,15 +135,6 @@ def test_one_callback_synchronizes():
         fit(make_model(), [BlockMomentum(4), BlockMomentum(8)])
 
 
-def test_scaled_losses_are_scaled_for_all_workers():
-    keras.config.set_dtype_policy("mixed_float16")
-    try:
-        with pytest.raises(ValueError, match="in this order: DistributedOptimizer.*LossScale"):
-            hvd.DistributedOptimizer(sgd(), Local())
-    finally:
-        keras.config.set_dtype_policy("float32")
-
-
 @pytest.mark.parametrize("optimizer", ["Adam", "AdamW", "Nadam", "Adamax", "Lion", "Adagrad"])
 def test_what_is_refused_or_known_is_averaged_on_request(optimizer):
     model = make_model(getattr(keras.optimizers, optimizer)(0.01))
