@@ -157,11 +157,13 @@ def _train_in_blocks(run, data, bench, order):
     workers = [Worker(run, data) for _ in range(run.workers)]
     for worker in workers:
         assign(worker.variables, bench.variables)
+    # As `BlockMomentum` does with a compressing exchange.
+    keeps = run.sent_moments == "none" or (run.one_bit and run.sent_moments == "default")
     blocks = BlockSynchronization(
         LockstepEngine(["CPU:0"] * run.workers),
         BlockFilter(1 - 1 / run.workers),
         _exchange_of(run),
-        [block_variables(worker.model, run.moments) for worker in workers],
+        [block_variables(worker.model, run.moments, compresses=keeps) for worker in workers],
         corrects_moments=run.moments == "bmuf_adam",
         template_of=_template_of(run),
     )
@@ -193,11 +195,11 @@ class BFloat16(FullPrecision):
 
 
 def _template_of(run):
-    """What moments are exchanged through, where it is not what `BlockSynchronization` chooses."""
+    """What moments are exchanged through, if they are."""
     return {
         "default": None,
-        "none": lambda moment: None,
-        "full": lambda moment: FullPrecision(),
+        "none": None,
+        "full": None,
         "bfloat16": lambda moment: BFloat16() if moment.of_squares else OneBit(),
         "one_bit": lambda moment: OneBit(),
     }[run.sent_moments]
@@ -221,7 +223,9 @@ def train(run):
     try:
         model = trained(run, data)
         cross_entropy, accuracy = model.evaluate(data.held_out, verbose=0)
-    except tf.errors.InvalidArgumentError:
+    except tf.errors.InvalidArgumentError as error:
+        if "must be finite" not in error.message:
+            raise
         cross_entropy = math.nan
     finite = math.isfinite(cross_entropy)
     return {

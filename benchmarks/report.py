@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import math
 import os
 import pathlib
 import platform
@@ -72,20 +73,23 @@ def verdict(claim, measured, limit, at_most=True):
 
     Args:
         claim: what is claimed, in words.
-        measured: the figure as it came out.
+        measured: the figure as it came out. The end of an interval of one seed is infinite: then
+            nothing is known.
         limit: the figure claimed.
         at_most: whether `measured` must be at most `limit` (otherwise at least).
     """
     holds = measured <= limit if at_most else measured >= limit
     relation = "<=" if at_most else ">="
     outcome = "holds " if holds else "FAILS "
+    if math.isinf(measured):
+        holds, outcome = None, "unknown"
     print(f"  {outcome} {claim}: {measured:.4g} (claimed {relation} {limit:g})")
     return {
         "claim": claim,
         "measured": measured,
         "relation": relation,
         "limit": limit,
-        "holds": bool(holds),
+        "holds": holds if holds is None else bool(holds),
     }
 
 

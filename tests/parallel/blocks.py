@@ -30,7 +30,10 @@ class Lockstep:
             LockstepEngine(["CPU:0"] * workers),
             BlockFilter(block_momentum),
             exchange or FullPrecision(),
-            [block_variables(model, "bmuf_adam") for model in self.models],
+            [
+                block_variables(model, "bmuf_adam", compresses=exchange is not None)
+                for model in self.models
+            ],
             scope="lockstep",
         )
         self.blocks.train()

@@ -70,14 +70,15 @@ def test_killed_and_resumed_run_has_the_same_bits(engine, data, death, arguments
     assert_same_bits(results(output), results(tmp_path / "expected"))
 
 
-def test_block_momentum_is_resumed_in_the_middle_of_a_block(tmp_path):
+@pytest.mark.parametrize("engine", ["horovod", "tensorflow"])
+def test_block_momentum_is_resumed_in_the_middle_of_a_block(engine, tmp_path):
     # Blocks of four steps, in epochs of nine: the last backup is in the middle of the fourth.
     arguments = ["--bmuf", "--save-freq", "3"]
-    assert_success(train("horovod", tmp_path / "other", tmp_path / "expected", *arguments))
+    assert_success(train(engine, tmp_path / "other", tmp_path / "expected", *arguments))
     directory, output = tmp_path / "backups", tmp_path / "output"
-    status, _ = train("horovod", directory, output, *arguments, "--die-at", "16")
+    status, _ = train(engine, directory, output, *arguments, "--die-at", "16")
     assert status != 0
-    assert_success(train("horovod", directory, output, *arguments))
+    assert_success(train(engine, directory, output, *arguments))
     assert_same_bits(results(output), results(tmp_path / "expected"))
 
 

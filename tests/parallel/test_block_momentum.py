@@ -82,9 +82,10 @@ def assert_close(arrays, others):
 
 @both_engines
 def test_workers_train_as_in_one_process(tmp_path, engine, world_size):
-    """From the weights of worker 0, and though the data of worker 1 end first, unforeseen."""
+    """From what worker 0 has, and though the data of worker 1 end first, unforeseen."""
     batches = batches_of(7, 4)
     worker = Worker(engine, lambda: with_weights_of_its_own(normalized_model()))
+    worker.model.optimizer.iterations.assign(5 * rank())
     validation = batches[0][0]
     callbacks = []
     if rank() == 0:  # after the second batch of a block
@@ -199,6 +200,19 @@ def test_what_else_a_rank_has_made_does_not_matter(world_size):
     worker = Worker("horovod")
     worker.fit(batches_of(4, 4))
     assert_same_bits_on_all_ranks(worker.arrays)
+
+
+@pytest.mark.workers(2)
+def test_workers_that_train_apart_may_use_xla(world_size):
+    trained = []
+    for jit_compile in (False, True):
+        worker = Worker("horovod")
+        worker.model.jit_compile = jit_compile
+        worker.fit(batches_of(7, 7))
+        assert_same_bits_on_all_ranks(worker.arrays)
+        trained.append(worker.arrays)
+    for array, compiled_array in zip(*trained, strict=True):
+        np.testing.assert_allclose(array, compiled_array, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.workers(2)

@@ -19,10 +19,11 @@ TRAINING = f"""
 import json, os, sys
 import keras, numpy as np, tensorflow as tf, tf_onebit
 
+in_blocks = sys.argv[2:] == ["blocks"]
 rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
 options = tf.distribute.experimental.CommunicationOptions(timeout_seconds={TIMEOUT_SECONDS})
 strategy = tf_onebit.distribute.MultiWorkerMirroredStrategy(
-    tf_onebit.OneBit(), communication_options=options
+    tf_onebit.Local() if in_blocks else tf_onebit.OneBit(), communication_options=options
 )
 with strategy.scope():
     model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(64)])
@@ -36,7 +37,8 @@ class Fault(keras.callbacks.Callback):
             os.kill(os.getpid(), int(sys.argv[1]))
 
 data = np.zeros([300000, 64], np.float32)
-model.fit(data, data, 3, verbose=0, callbacks=[Fault()])
+blocks = [tf_onebit.callbacks.BlockMomentum(4)] if in_blocks else []
+model.fit(data, data, 3, verbose=0, callbacks=[*blocks, Fault()])
 """
 
 
@@ -63,9 +65,12 @@ def cluster(ranks, world_size, *arguments):
             worker.wait()
 
 
-@pytest.mark.parametrize("fault", ["raise", str(int(signal.SIGKILL)), str(int(signal.SIGSTOP))])
-def test_the_others_end_and_name_the_one_that_died(fault):
-    with cluster(range(3), 3, fault) as (workers, _):
+@pytest.mark.parametrize(
+    "arguments",
+    [["raise"], [str(int(signal.SIGKILL))], [str(int(signal.SIGSTOP))], ["raise", "blocks"]],
+)
+def test_the_others_end_and_name_the_one_that_died(arguments):
+    with cluster(range(3), 3, *arguments) as (workers, _):
         for rank in (0, 2):
             _, errors = workers[rank].communicate(timeout=60 + 2 * TIMEOUT_SECONDS)
             assert workers[rank].returncode != 0

@@ -81,6 +81,12 @@ def of_mirrored_strategy():
     return model
 
 
+def asynchronous_model():
+    model = make_model(distribute=False)
+    model.compile(hvd.AsynchronousOptimizer(sgd()), "mse")
+    return model
+
+
 OURS = "cannot without moving learning rate schedules. Use tf_onebit.optimizers."
 UNKNOWN = '"bmuf_adam" is for optimizers of which.*'
 REFUSED = {
@@ -119,6 +125,11 @@ REFUSED = {
         {"groups": "node"},
         "an optimizer with the exchange Local. Use for example exchange=tf_onebit.OneBit",
     ),
+    "groups_of_asynchronous_workers": (
+        lambda: asynchronous_model(),
+        {"groups": "node"},
+        "Received: .* an AsynchronousOptimizer. Use DistributedOptimizer",
+    ),
     "mirrored_strategy": (of_mirrored_strategy, {}, "Received: several workers in one process"),
 }
 
@@ -151,6 +162,23 @@ class Eager(keras.Model):
 
     def call(self, x):
         return self.layer(x.numpy())
+
+
+class Scaling(keras.Model):
+    """Has a weight, and no layer."""
+
+    def build(self, shape):
+        self.factor = self.add_weight(shape=[OUTPUTS])
+
+    def call(self, x):
+        return self.factor * x[:, :OUTPUTS]
+
+
+def test_a_model_without_layers_is_built_from_its_data():
+    model = Scaling()
+    model.compile(hvd.DistributedOptimizer(sgd(), exchange=Local()), "mse")
+    fit(model, [BlockMomentum()])
+    assert model.optimizer.iterations.numpy() > 0
 
 
 def test_model_that_cannot_be_built_is_refused():

@@ -249,7 +249,7 @@ class Looking(keras.callbacks.Callback):
         paths = [self.folder / f"{len(self.seen)}{end}" for end in (".keras", ".weights.h5")]
         self.model.save(paths[0])
         self.model.save_weights(paths[1])
-        losses = self.model.evaluate(X, Y, verbose=0), self.model.predict(X, verbose=0)
+        losses = self.model.evaluate(X, Y, verbose=0), self.model.predict_on_batch(X)
         self.seen.append((self.weights[-1], paths, losses))
 
 
@@ -330,6 +330,27 @@ def fit_interrupted(model):
     with pytest.raises(KeyboardInterrupt):
         fit(model, [BlockMomentum(2, 0.5), watching, interrupting])
     return seen[-1]
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_backup_in_a_block_remembers_how_many_batches_it_has(steps, tmp_path):
+    """Also those that have made no step of the optimizer yet."""
+
+    def interrupt(batch, logs):
+        if batch == 5:
+            raise KeyboardInterrupt
+
+    def trained(*callbacks):
+        model = make_model(sgd(gradient_accumulation_steps=2), steps_per_execution=steps)
+        # Blocks of six batches.
+        fit(model, [BlockMomentum(3, 0.5), *callbacks], epochs=3)
+        return model
+
+    backups = BackupAndRestore(tmp_path / "backups", save_freq=3)
+    interrupting = keras.callbacks.LambdaCallback(on_train_batch_end=interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        trained(backups, interrupting)
+    assert_same_bits(state(trained(backups)), state(trained()))
 
 
 def test_after_an_interruption_the_model_is_the_global_one_and_the_users_again():

@@ -27,13 +27,25 @@ EVEN, UNEVEN, NO_DATA = [3, 3, 3, 3], [1, 2, 3, 2], [3, 1, 2, 0]
 class Workers:
     """Linear models with an optimizer each, that train in blocks."""
 
-    def __init__(self, block_filter, dtype, workers=WORKERS, template=None, **options):
-        self.models = [_linear_model(dtype) for _ in range(workers)]
+    def __init__(
+        self,
+        block_filter,
+        dtype="float32",
+        workers=WORKERS,
+        template=None,
+        make=None,
+        correction="bmuf_adam",
+        **options,
+    ):
+        self.models = [make() if make else _linear_model(dtype) for _ in range(workers)]
         self.blocks = BlockSynchronization(
             LockstepEngine(["CPU:0"] * workers),
             BlockFilter(*block_filter),
             template or FullPrecision(),
-            [block_variables(model, "bmuf_adam") for model in self.models],
+            [
+                block_variables(model, correction, compresses=template is not None)
+                for model in self.models
+            ],
             **options,
         )
         self.blocks.train()
@@ -45,6 +57,12 @@ class Workers:
             loss = tf.reduce_mean((model(x) - y) ** 2)
         gradients = tape.gradient(loss, model.trainable_variables)
         model.optimizer.apply(gradients, model.trainable_variables)
+
+    def train(self, block, steps, dtype=np.float32):
+        """So many steps of each worker, with batches of their own."""
+        for worker, count in enumerate(steps):
+            for step in range(count):
+                self.step(worker, *(tf.constant(a, dtype) for a in batch(block, step, worker)))
 
     @property
     def weights(self):
@@ -70,12 +88,12 @@ class Workers:
             assign_flat(moment.variables, value)
 
 
-def _linear_model(dtype):
+def _linear_model(dtype="float32", layers=(), optimizer=None):
     keras.utils.set_random_seed(0)
     model = keras.Sequential(
-        [keras.Input((INPUTS,), dtype=dtype), keras.layers.Dense(OUTPUTS, dtype=dtype)]
+        [keras.Input((INPUTS,), dtype=dtype), *layers, keras.layers.Dense(OUTPUTS, dtype=dtype)]
     )
-    model.compile(optimizers.Adam(**ADAM, epsilon=EPSILON), "mse")
+    model.compile(optimizer or optimizers.Adam(**ADAM, epsilon=EPSILON), "mse")
     return model
 
 
@@ -222,19 +240,245 @@ def test_nothing_is_lost_of_blocks_that_are_exchanged_with_one_bit():
     assert 0 < unsent < 0.3 * np.linalg.norm(made)
 
 
-def test_weights_that_are_not_finite_are_an_error_and_change_nothing():
-    workers = Workers((0.75, 1.0, True), "float32")
-    for worker in range(WORKERS):
-        workers.step(worker, *map(tf.constant, map(np.float32, batch(0, 0, worker))))
+def spoil_weights(model):
+    model.layers[-1].bias.assign([1.0, np.nan, 1.0])
+
+
+def spoil_moments(model):
+    variance = model.optimizer.moments[1].variables[0]
+    variance.assign(np.full(variance.shape, np.inf))
+
+
+def spoil_statistics(model):
+    model.layers[0].moving_mean.assign(np.full(INPUTS, np.nan))
+
+
+SPOILT = {spoil_weights: "bias", spoil_moments: "gamma_velocity", spoil_statistics: "moving_mean"}
+
+
+@pytest.mark.parametrize("spoil", SPOILT)
+def test_what_is_not_finite_is_an_error_and_training_goes_on_from_before(spoil):
+    workers = Workers((0.75, 1.0, True), make=normalized_model)
+    workers.train(0, EVEN)
     workers.blocks.synchronize()
     good = workers.global_models
-    for worker in range(WORKERS):
-        workers.step(worker, *map(tf.constant, map(np.float32, batch(1, 0, worker))))
-    workers.models[2].layers[-1].bias.assign([1.0, np.nan, 1.0])
-    message = "Rank 2 met an infinity or NaN in what became of '.*bias'"
+    moment_steps = workers.models[0].optimizer.moment_steps
+    moments = workers.moments
+    workers.train(1, EVEN)
+    spoil(workers.models[2])
+    message = f"Rank 2 met an infinity or NaN in what became of '.*{SPOILT[spoil]}'.*new optimizer"
     with pytest.raises(tf.errors.InvalidArgumentError, match=message):
         workers.blocks.synchronize()
     assert np.array_equal(workers.global_models, good)
+    assert np.array_equal(workers.weights, good)
+    assert np.array_equal(workers.moments, moments)
+    assert workers.models[2].optimizer.moment_steps == moment_steps
+    # And as if training began there.
+    workers.blocks.begin()
+    workers.blocks.train()
+    workers.train(2, EVEN)
+    mean = workers.weights.mean(axis=0)
+    workers.blocks.synchronize()
+    expected = mean + 0.75 * (mean - good[0])
+    np.testing.assert_allclose(workers.weights[0], expected, rtol=1e-4, atol=1e-5)
+
+
+def normalized_model():
+    return _linear_model(layers=[keras.layers.BatchNormalization(momentum=0.5)])
+
+
+def test_what_a_worker_without_data_has_does_not_count():
+    workers = Workers((0.75, 1.0, True), make=normalized_model)
+    workers.train(0, NO_DATA)
+    spoil_statistics(workers.models[NO_DATA.index(0)])
+    workers.blocks.synchronize()
+    for model in workers.models:
+        assert np.isfinite(model.layers[0].moving_mean).all()
+
+
+def test_workers_begin_with_all_that_worker_0_has():
+    """Also with what is neither trained nor averaged."""
+
+    def make():
+        model = normalized_model()
+        model.layers[0].trainable = False
+        # What has been loaded, or learned, by it alone.
+        if not made:
+            for i, variable in enumerate((*model.variables, *built(model.optimizer, model))):
+                variable.assign(np.full(variable.shape, 1 + i % 3))
+        made.append(model)
+        return model
+
+    made = []
+    Workers((0.75, 1.0, True), make=make)
+    states = [[np.array(v) for v in (*m.variables, *m.optimizer.variables)] for m in made]
+    for state in states[1:]:
+        for array, expected in zip(state, states[0], strict=True):
+            np.testing.assert_array_equal(array, expected)
+    assert int(made[-1].optimizer.iterations) > 0
+
+
+def built(optimizer, model):
+    optimizer.build(model.trainable_variables)
+    return optimizer.variables
+
+
+ONE_BIT = OneBit(min_size=1, min_column_size=1)
+
+
+@pytest.mark.parametrize("steps", [EVEN, UNEVEN, NO_DATA], ids=["even", "uneven", "no_data"])
+@pytest.mark.parametrize("name", ["Adam", "Nadam"])
+def test_moments_that_workers_keep_are_corrected_for_their_own_steps(name, steps):
+    def make():
+        return _linear_model(optimizer=getattr(optimizers, name)(0.01))
+
+    workers = Workers((0.75, 1.0, True), template=ONE_BIT, make=make)
+    own = np.zeros(WORKERS)
+    for block in range(3):
+        workers.train(block, steps)
+        kept = [own_state(model.optimizer) for model in workers.models]
+        workers.blocks.synchronize()
+        own += steps
+        assert [m.optimizer.moment_steps for m in workers.models] == pytest.approx(own)
+        for model, state in zip(workers.models, kept, strict=True):
+            assert own_state(model.optimizer) == state
+        # Schedules follow those that have come furthest.
+        assert {int(m.optimizer.iterations) for m in workers.models} == {(block + 1) * max(steps)}
+
+
+def own_state(optimizer):
+    """What belongs to the moments, without counters."""
+    return [np.array(v).tolist() for v in optimizer.variables[2:] if "ahead" not in v.path]
+
+
+AVERAGING = {
+    "ours": lambda: optimizers.Adam(0.01, amsgrad=True),
+    "nadam": lambda: optimizers.Nadam(0.01),
+    "stock_adam": lambda: keras.optimizers.Adam(0.01),
+    "stock_nadam": lambda: keras.optimizers.Nadam(0.01),
+    "lamb": lambda: keras.optimizers.Lamb(0.01),
+    "lion": lambda: keras.optimizers.Lion(0.01),
+    "adagrad": lambda: keras.optimizers.Adagrad(0.01),
+    "momentum": lambda: keras.optimizers.SGD(0.01, momentum=0.9),
+}
+
+
+@pytest.mark.parametrize("exchange", [None, ONE_BIT], ids=["full_precision", "one_bit"])
+@pytest.mark.parametrize("name", AVERAGING)
+def test_state_of_optimizers_is_averaged_on_request(name, exchange):
+    workers = Workers(
+        (0.75, 1.0, True),
+        make=lambda: _linear_model(optimizer=AVERAGING[name]()),
+        correction="average",
+        template=exchange,
+        corrects_moments=False,
+    )
+    workers.train(0, UNEVEN)
+    weights = np.array(UNEVEN) / sum(UNEVEN)
+    before = [optimizer_state(model) for model in workers.models]
+    workers.blocks.synchronize()
+    for model in workers.models:
+        for array, *parts in zip(optimizer_state(model), *before, strict=True):
+            expected = np.tensordot(weights, np.stack(parts).astype(np.float64), axes=1)
+            np.testing.assert_allclose(array, expected, rtol=1e-5, atol=1e-9)
+
+
+def optimizer_state(model):
+    return [np.array(v) for v in own_variables(model.optimizer)]
+
+
+def own_variables(optimizer):
+    return [v for v in optimizer.variables if len(v.shape) or "product" in v.path]
+
+
+OURS = {
+    "adamw": lambda: optimizers.AdamW(0.01, weight_decay=0.1),
+    "nadam": lambda: optimizers.Nadam(0.01),
+    "rectified_adam": lambda: optimizers.RectifiedAdam(0.01),
+    "rmsprop": lambda: keras.optimizers.RMSprop(0.01, momentum=0.5),
+}
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_workers_with_the_same_batches_train_as_one(name):
+    """Without block momentum; its correction is that of moments of the same form in each."""
+    workers = Workers((0.0, 1.0, True), make=lambda: _linear_model(optimizer=OURS[name]()))
+    alone = _linear_model(optimizer=OURS[name]())
+    for block in range(4):
+        for step in range(3):
+            x, y = (tf.constant(a, tf.float32) for a in batch(block, step, 0))
+            alone.train_on_batch(x, y)
+            for worker in range(WORKERS):
+                workers.step(worker, x, y)
+        workers.blocks.synchronize()
+    expected = [np.array(v) for v in (*alone.variables, *alone.optimizer.variables)]
+    for model in workers.models:
+        for variable, value in zip(
+            (*model.variables, *model.optimizer.variables), expected, strict=True
+        ):
+            np.testing.assert_allclose(variable, value, rtol=1e-4, atol=1e-6)
+
+
+def test_all_go_on_with_what_the_leader_has_learned_while_the_model_was_warmed_up():
+    workers = Workers(
+        (0.75, 1.0, True),
+        make=lambda: _linear_model(optimizer=keras.optimizers.SGD(0.01, momentum=0.9)),
+        warmup_steps=6,
+    )
+    alone = _linear_model(optimizer=keras.optimizers.SGD(0.01, momentum=0.9))
+    for block in range(2):
+        workers.train(block, EVEN)
+        for step in range(3):
+            alone.train_on_batch(*(np.float32(a) for a in batch(block, step, 0)))
+        workers.blocks.synchronize()
+    assert np.any(alone.optimizer.momentums[0])
+    for model in workers.models:
+        for variable, value in zip(
+            (*model.variables, *model.optimizer.variables),
+            (*alone.variables, *alone.optimizer.variables),
+            strict=True,
+        ):
+            np.testing.assert_allclose(variable, value, rtol=1e-5, atol=1e-7)
+
+
+def test_weights_of_16_bits_go_on_from_the_bits_of_before():
+    def make():
+        return _linear_model("bfloat16")
+
+    before, after = (Workers((0.75, 1.0, True), make=make) for _ in range(2))
+    for block in range(2):
+        before.train(block, EVEN, tf.bfloat16)
+        if block == 0:
+            before.blocks.synchronize()
+    with before.blocks.view():
+        states = before.blocks.states()
+        shown = [[v.numpy() for v in all_variables(model)] for model in before.models]
+    for model, arrays in zip(after.models, shown, strict=True):
+        for variable, array in zip(all_variables(model), arrays, strict=True):
+            variable.assign(array)
+    after.blocks.load_states(states, list(range(WORKERS)), as_many=True)
+    for workers in (before, after):
+        workers.blocks.train()
+        workers.blocks.synchronize()
+        workers.train(2, EVEN, tf.bfloat16)
+        workers.blocks.synchronize()
+    for model, other in zip(before.models, after.models, strict=True):
+        for variable, expected in zip(all_variables(model), all_variables(other), strict=True):
+            np.testing.assert_array_equal(variable.numpy(), expected.numpy())
+
+
+def all_variables(model):
+    return [v.value for v in (*model.variables, *model.optimizer.variables)]
+
+
+def test_state_of_other_settings_is_refused():
+    before = Workers((0.75, 1.0, True))
+    before.train(0, EVEN)
+    with before.blocks.view():
+        states = before.blocks.states()
+    after = Workers((0.75, 1.0, True), template=ONE_BIT)
+    with pytest.raises(ValueError, match="Received: a state with 6 variables, where there are 2"):
+        after.blocks.load_states(states, list(range(WORKERS)), as_many=True)
 
 
 def test_another_number_of_workers_goes_on_from_the_mean_of_where_they_were():

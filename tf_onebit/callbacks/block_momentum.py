@@ -13,7 +13,7 @@ from tf_onebit.callbacks import fit
 from tf_onebit.callbacks.block_variables import CORRECTIONS, block_variables
 from tf_onebit.collectives.requests import AllGather, ask
 from tf_onebit.configurable import serialize
-from tf_onebit.exchanges import Local
+from tf_onebit.exchanges import FullPrecision, Local
 from tf_onebit.exchanges.handshake import enumerated, handshake
 from tf_onebit.training.blocks import BlockSynchronization, End
 from tf_onebit.training.gradients import resolve_exchange
@@ -25,6 +25,7 @@ _SHOWING = (
     # Whoever assigns weights means those of the global model, and so does whoever trains on after
     # an interruption.
     *("load_weights", "set_weights", "fit", "train_on_batch"),
+    *("predict_on_batch", "test_on_batch"),
 )
 
 
@@ -82,8 +83,9 @@ class BlockMomentum(keras.callbacks.Callback):
             `hvd.init(process_sets="dynamic")`. Devices of one process of a strategy are a group
             without this.
         exchange: `tf_onebit.Exchange`, for what a block changes. Default: `FullPrecision()`. With
-            another, that of the weights goes through it, with error feedback, and the moments
-            of Adam and its kin stay with their workers as they are.
+            another, the weights go through it, with error feedback. Moments that
+            `moment_correction="bmuf_adam"` would have to correct then stay with their workers as
+            they are; what else is averaged travels in full precision.
 
     Raises:
         ValueError: for arguments of other types or values; in `fit`, for an optimizer whose state
@@ -183,14 +185,19 @@ class BlockMomentum(keras.callbacks.Callback):
         self._require_alone(self._fit.f_locals["callbacks"].callbacks)
         self._gradient_exchange = self._require_workers()
         fit.build_model(self.model, "is trained in blocks")
-        variables = block_variables(self.model, self.moment_correction, self._looks_ahead)
+        variables = block_variables(
+            self.model,
+            self.moment_correction,
+            self._looks_ahead,
+            compresses=type(self.exchange) is not FullPrecision,
+        )
         self._batches_per_step = variables.batches_per_step
         job = self._gradient_exchange.engine
         job.run([handshake("block momentum", self._description(variables)) for _ in job.ranks])
         if self._blocks is None or self._gradient_exchange.blocks is not self._blocks:
             self._blocks = self._gradient_exchange.blocks = self._synchronization(variables)
         self._blocks.begin()
-        self._batches = 0  # of this block
+        self._blocks.batches = 0
         self._is_training = True
         for name in _SHOWING:
             method = getattr(type(self.model), name).__get__(self.model)
@@ -209,7 +216,7 @@ class BlockMomentum(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         if self._replays:
             return
-        self._batches += batch - self._first_batch + 1
+        self._blocks.batches += batch - self._first_batch + 1
         self._synchronize_if_due()
 
     def on_test_begin(self, logs=None):
@@ -235,14 +242,14 @@ class BlockMomentum(keras.callbacks.Callback):
             vars(self.model).pop(name, None)
 
     def _synchronize_if_due(self):
-        if self._batches >= self.sync_period * self._batches_per_step:
+        if self._blocks.batches >= self.sync_period * self._batches_per_step:
             self._blocks.synchronize()
-            self._batches = 0
+            self._blocks.batches = 0
 
     def _end(self, end):
         self._resume()
         self._blocks.end(end)
-        self._batches = 0
+        self._blocks.batches = 0
 
     def _resume(self):
         """Goes on from a backup, if there is one that nobody has gone on from yet."""
@@ -250,7 +257,6 @@ class BlockMomentum(keras.callbacks.Callback):
         if states is not None:
             job = self._gradient_exchange.engine
             self._blocks.load_states(states, job.ranks, as_many=len(states) == job.world_size)
-            self._batches = self._blocks.steps * self._batches_per_step
             # The backup may have been made after the block's last step, just before its end.
             self._synchronize_if_due()
 
@@ -312,6 +318,11 @@ class BlockMomentum(keras.callbacks.Callback):
             raise ValueError(
                 'The workers of a node exchange gradients with groups="node". Received: an '
                 "optimizer with the exchange Local. Use for example exchange=tf_onebit.OneBit()."
+            )
+        if gradient_exchange.is_asynchronous:
+            raise ValueError(
+                "The workers of a node train together, and only nodes apart. Received: "
+                'groups="node" and an AsynchronousOptimizer. Use DistributedOptimizer.'
             )
         if len(gradient_exchange.engine.ranks) > 1:
             raise ValueError(

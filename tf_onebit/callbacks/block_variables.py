@@ -21,13 +21,15 @@ _SLOTS = {
 }
 
 
-def block_variables(model, moment_correction, looks_ahead=True):
+def block_variables(model, moment_correction, looks_ahead=True, compresses=False):
     """Sorts the variables of a model and its optimizer, which is built if it is not.
 
     Args:
         model: Keras model, compiled and built.
         moment_correction: one of `CORRECTIONS`.
-        looks_ahead: whether there is a block momentum.
+        looks_ahead: whether there may be a block momentum.
+        compresses: whether what blocks change is not exchanged in full precision. Moments that
+            would have to be corrected then stay with their workers.
 
     Returns:
         `BlockVariables`.
@@ -38,17 +40,22 @@ def block_variables(model, moment_correction, looks_ahead=True):
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     if not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
-    moments, zeroed, reset = [], [], None
+    moments, reset, keeps_moments = [], None, False
+    kept = _counters(optimizer)
     resets = moment_correction == "reset"
     is_sgd = isinstance(optimizer, keras.optimizers.SGD)
     if resets or (moment_correction == "bmuf_adam" and looks_ahead and is_sgd):
         zeroed, begin_anew = _reset_of(optimizer)
+        kept += zeroed
 
-        def reset(steps_ahead):
+        def reset(block_momentum):
             # Momentum of SGD's own would do once more what block momentum does.
-            if resets or steps_ahead:
+            if resets or block_momentum:
                 begin_anew()
 
+    elif hasattr(optimizer, "moments") and moment_correction == "bmuf_adam" and compresses:
+        keeps_moments = True
+        kept = _without(optimizer.variables, _accumulators(optimizer))
     elif hasattr(optimizer, "moments"):
         moments = _own_moments(optimizer)
     else:
@@ -62,11 +69,16 @@ def block_variables(model, moment_correction, looks_ahead=True):
             f"BlockMomentum trains weights of one type. Received: a model with {dtypes}."
         )
     statistics = _statistics(model)
-    known = {id(v) for v in (*_variables_of(moments), *zeroed, *_own(optimizer))}
-    others = [variable for variable in optimizer.variables if id(variable) not in known]
+    known = [*_variables_of(moments), *kept, *_accumulators(optimizer)]
+    others = _without(optimizer.variables, known)
     _require_known(optimizer, others)
+    weights = optimizer._trainable_variables
+    # Of layers that are not trained, and what scales the loss.
+    rest = [v for v in model.variables if _is_float(v)] + model.optimizer.variables
+    rest = _without(rest, [*weights, *statistics, *optimizer.variables])
+    averaged = statistics + others
     return BlockVariables(
-        optimizer, optimizer._trainable_variables, moments, statistics + others, statistics, reset
+        optimizer, weights, moments, averaged, statistics, kept + rest, keeps_moments, reset
     )
 
 
@@ -118,11 +130,20 @@ def _is_float(variable):
     return "float" in variable.dtype
 
 
-def _own(optimizer):
-    """What stays a worker's own: counters, and gradients that it has not used yet."""
-    counters = ("_iterations", "_learning_rate", "_moment_steps_ahead")
-    accumulators = getattr(optimizer, "_accumulated_gradients", [])
-    return [getattr(optimizer, name, None) for name in counters] + list(accumulators)
+def _counters(optimizer):
+    """What follows the steps that a worker has made."""
+    names = ("_iterations", "_learning_rate", "_moment_steps_ahead")
+    return [v for v in (getattr(optimizer, name, None) for name in names) if v is not None]
+
+
+def _accumulators(optimizer):
+    """Gradients that a worker has not used yet."""
+    return list(getattr(optimizer, "_accumulated_gradients", []))
+
+
+def _without(variables, excluded):
+    excluded = set(map(id, excluded))
+    return [variable for variable in variables if id(variable) not in excluded]
 
 
 def _require_known(optimizer, variables):

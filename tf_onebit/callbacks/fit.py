@@ -38,7 +38,7 @@ def build_model(model, purpose):
         ValueError: if it cannot be built from the data.
     """
     layers = [layer for layer in model._flatten_layers() if layer is not model]
-    if all(layer.built for layer in layers):
+    if all(layer.built for layer in layers or [model]):
         return
     dataset = frame_of_fit(model).f_locals["epoch_iterator"]._distributed_dataset
     try:

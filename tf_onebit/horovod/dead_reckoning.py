@@ -24,6 +24,8 @@ class DeadReckoning(GradientExchange):
         max_staleness, timeout_seconds: see `AsynchronousOptimizer`.
     """
 
+    is_asynchronous = True
+
     def __init__(self, template, engine, mean, settings, max_staleness, timeout_seconds):
         super().__init__(template, engine, mean, settings)
         self._max_staleness = max_staleness

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tf_onebit import ops
 from tf_onebit.collectives.requests import AllGather, AllReduce, Broadcast
+from tf_onebit.exchanges.finite import not_finite_flag, require_finite, with_overflow
 from tf_onebit.training.copies import assign_all, copies_of
 
 
@@ -22,8 +23,10 @@ class BlockVariables:
             of None is not known: such state is averaged as it is.
         averaged: list of other variables that are averaged, those of `statistics` among them.
         statistics: list of variables that belong to the model, as of BatchNormalization.
-        reset: function of the number of steps by which the model has moved on, at the end of a
-            block, that may make other moments begin anew; or None.
+        own: list of variables that workers begin with alike, and then keep to themselves.
+        keeps_moments: whether the optimizer's moments are among these.
+        reset: function of a block's momentum, at its end, that may make other moments begin anew;
+            or None.
     """
 
     optimizer: object
@@ -31,6 +34,8 @@ class BlockVariables:
     moments: list
     averaged: list
     statistics: list
+    own: list
+    keeps_moments: bool = False
     reset: object = None
 
     @property
@@ -104,10 +109,22 @@ class BlockReplica:
 
     def take_over(self, leader):
         """Generator: begins with what worker `leader` has."""
-        variables = [*self.variables.trained, *self.variables.averaged]
+        variables = [*self.variables.trained, *self.variables.averaged, *self.variables.own]
         values = yield Broadcast(_first_copies(variables), leader, f"{self._scope}/begin")
         for variable, value in zip(variables, values, strict=True):
             assign_all(variable, value)
+        self.restart()
+
+    def discard(self):
+        """Goes back to the global model, and to the moments that the block began with."""
+        self.show()
+        for begins, moment in zip(self._begins, self._moments, strict=True):
+            _assign(moment, begins)
+        for variable in self.variables.trained:
+            assign_all(variable, copies_of(variable)[0])
+        optimizer = self.variables.optimizer
+        if hasattr(optimizer, "moment_steps"):
+            optimizer.moment_steps = self._moment_steps_at_begin
         self.restart()
 
     def restart(self):
@@ -136,8 +153,8 @@ class BlockReplica:
         """Generator: makes one model of what all workers have learned, and looks ahead of it.
 
         Args:
-            exchanges: list of `Bucketed`, for the weights and for each of the moments; or None for
-                what this worker keeps to itself.
+            exchanges: list of `Bucketed`, for the weights and for each of the moments; or of None
+                for a worker that is alone.
             factors: `BlockFactors`.
         """
         weight = factors.weights[self.rank]
@@ -165,12 +182,24 @@ class BlockReplica:
             mean, _ = yield from exchange.exchange(differences)
             means.append(mean)
         averages = [mean_of_copies(variable) for variable in self.variables.averaged]
-        if averages:
-            weighted = [tf.cast(weight, value.dtype) * value for value in averages]
-            averages = yield AllReduce(weighted, f"{self._scope}/averages")
+        if averages and exchanges[0] is not None:
+            averages = yield from self._average(averages, weight)
         # Not a part of it before all has come: an error must leave the model as it was.
         with tf.control_dependencies([*tf.nest.flatten(means), *averages]):
             self._update(means, averages, factors, [e is not None for e in exchanges])
+
+    def _average(self, values, weight):
+        """Generator: the averages over the workers of what is averaged as it is."""
+        # What a worker has that does not count may be anything.
+        weighted = [
+            tf.where(weight > 0, tf.cast(weight, value.dtype) * value, tf.zeros_like(value))
+            for value in values
+        ]
+        flag = not_finite_flag(weighted)
+        flags = yield AllGather(flag[tf.newaxis], f"{self._scope}/flags")
+        averages = yield AllReduce(weighted, f"{self._scope}/averages")
+        names = [variable.path for variable in self.variables.averaged]
+        return require_finite(averages, with_overflow(flags, averages), names)
 
     def _update(self, means, averages, factors, relative):
         ops.block_update(
@@ -194,24 +223,26 @@ class BlockReplica:
         for variable, average in zip(self.variables.averaged, averages, strict=True):
             assign_all(variable, average)
 
-    def move_on(self, block, steps_ahead):
+    def move_on(self, block, steps_ahead, block_momentum):
         """Counts a block's steps, where workers have made unlike numbers of them.
 
         Args:
             block: `Block`.
             steps_ahead: by how many minibatches the moments are ahead of what has been done.
+            block_momentum: eta of this block.
         """
         optimizer = self.variables.optimizer
+        in_moments = self.steps if self.variables.keeps_moments else block.mean_steps
         # Schedules follow those that have come furthest.
         missing = max(block.counted) - self.steps
         if missing:
             batches = self.variables.batches + missing * self.variables.batches_per_step
             optimizer._iterations.assign(batches)
         if hasattr(optimizer, "moment_steps"):
-            optimizer.moment_steps = self._moment_steps_at_begin + block.mean_steps
+            optimizer.moment_steps = self._moment_steps_at_begin + in_moments
             optimizer.advance_moments(steps_ahead)
         if self.variables.reset is not None:
-            self.variables.reset(steps_ahead)
+            self.variables.reset(block_momentum)
         self._begin()
 
     def show(self):
@@ -238,6 +269,9 @@ class BlockReplica:
     def _kept(self):
         """The state beside the global model, by name."""
         kept = {f"delta/{i}": delta for i, delta in enumerate(self._deltas)}
+        for i, (kept_global, weight) in enumerate(zip(self._globals, self._weights, strict=True)):
+            if kept_global.dtype != weight.dtype:  # the model has it in 16 bits
+                kept[f"global/{i}"] = kept_global
         for i, begins in enumerate(self._begins):
             kept |= {f"begin_{i}/{j}": begin for j, begin in enumerate(begins)}
         return kept
@@ -260,9 +294,20 @@ class BlockReplica:
         Args:
             state: what `state` returned.
             locals_of_all: list of such states; this worker goes on from their mean.
+
+        Raises:
+            ValueError: for a state of other settings.
         """
+        kept = self._kept()
+        saved = {name for name in state if name.startswith(("delta/", "global/", "begin_"))}
+        if saved != kept.keys():
+            raise ValueError(
+                "Training goes on with the BlockMomentum that it began with. Received: a state "
+                f"with {len(saved)} variables, where there are {len(kept)} now. Use the earlier "
+                "moment_correction, exchange and optimizer, or begin anew from the model's weights."
+            )
         self.restart()
-        for name, variable in self._kept().items():
+        for name, variable in kept.items():
             variable.assign(state[name])
         self._local = [
             tf.constant(_mean([other[f"local/{i}"] for other in locals_of_all]))

@@ -42,17 +42,17 @@ class BlockSynchronization:
         block_filter: `BlockFilter`.
         template: the user's exchange, for what a block changes.
         variables: list of `BlockVariables`, one for each of `engine.ranks`.
-        corrects_moments: whether moments are brought to where the look-ahead is, if workers
-            average them. Else they are averaged, or kept.
+        corrects_moments: whether moments are brought to where the look-ahead is, unless workers
+            keep them. Else they are averaged.
         warmup_steps: number of steps in which worker 0 alone counts, at first.
         scope: prefix of the names of collectives.
         within: `Engine` of this worker's group, or None.
-        template_of: function from a `Moment` to the exchange that it goes through, or to None for
-            moments that a worker keeps to itself. Default: in full precision as the weights, or
-            not at all.
+        template_of: function from a `Moment` to the exchange that it goes through. Default: all
+            in full precision.
 
     Attributes:
         equivalent_steps: rho_n.
+        batches: number of this process's batches in the block, for whoever ends it to count.
     """
 
     def __init__(
@@ -79,13 +79,10 @@ class BlockSynchronization:
                 replica = BlockReplica(rank, scope, mine, block_filter.nesterov)
             self._replicas.append(replica)
         self._weights = variables[0].weights
-        if template_of is None:
-            of_moments = template if type(template) is FullPrecision else None
-            templates = [template, *(of_moments for _ in self._moments)]
-        else:
-            templates = [template, *map(template_of, self._moments)]
+        template_of = template_of or (lambda moment: FullPrecision())
+        templates = [template, *map(template_of, self._moments)]
         # Those of a worker alone are too noisy for it: the correction multiplies their noise.
-        self._corrects_moments = corrects_moments and None not in templates
+        self._corrects_moments = corrects_moments and not variables[0].keeps_moments
         if engine.world_size == 1:
             templates = [None] * len(templates)
         unit = 1.0 / engine.world_size  # what workers send are their parts of the mean
@@ -95,6 +92,7 @@ class BlockSynchronization:
         self._restarts = 0
         self._has_model = self._begun = self._shown = self._ended = False
         self._blocks = self._steps = 0  # that have been synchronized
+        self.batches = 0
 
     @property
     def steps(self):
@@ -194,23 +192,30 @@ class BlockSynchronization:
             where = re.search(_NOT_FINITE, error.message)
             if where is None:
                 raise
+            for replica in self._replicas:
+                replica.discard()
+            self._restart()
             raise tf.errors.InvalidArgumentError(
                 error.node_def,
                 error.op,
                 "What workers make of a model in a block must be finite. "
-                f"{where[1]} met an infinity or NaN in what became of '{where[2]}'. Lower the "
-                "learning rate or clip gradients. The global model is as it was before the block.",
+                f"{where[1]} met an infinity or NaN in what became of '{where[2]}'. The model is "
+                "the global one of before the block. Lower the learning rate or clip gradients, "
+                "and train on with a new optimizer, or from a backup.",
             ) from error
         self._blocks, self._steps = self._blocks + 1, self._steps + block.mean_steps
         self.equivalent_steps = equivalent_steps
         self._began = block_filter.block_momentum if block_filter.nesterov else 0.0
         for replica in self._replicas:
-            replica.move_on(block, ahead)
+            replica.move_on(block, ahead, block_filter.block_momentum)
         if warms_up:
             self._warmup_left -= max(block.counted)
             self.equivalent_steps = 0.0
             for replica in self._replicas:
                 replica.forget_momentum()
+            if self._warmup_left <= 0:
+                # All that the leader has learned, and nothing of what others have made meanwhile.
+                self.engine.run(replica.take_over(block.leader) for replica in self._replicas)
 
     def _factors_of(self, moment, block, steps_ahead):
         """The factor of a `Moment`, and its floor: see `moment_factors`."""
@@ -303,8 +308,9 @@ class BlockSynchronization:
 
         To be asked for in a `view`: the global model is the model's own state.
         """
-        own = np.array([self.equivalent_steps, self._began, self._warmup_left], np.float64)
-        states = [replica.state() | {"filter": own} for replica in self._replicas]
+        own = [self.equivalent_steps, self._began, self._warmup_left, self.batches]
+        own = {"filter": np.array(own, np.float64)}
+        states = [replica.state() | own for replica in self._replicas]
         for i, exchange in enumerate(self._exchanges):
             for built in exchange.states() if exchange else ():
                 for state, one in zip(states, built, strict=True):
@@ -328,7 +334,8 @@ class BlockSynchronization:
         mine = [states[rank] for rank in ranks] if as_many else [states[0]] * len(ranks)
         for replica, state in zip(self._replicas, mine, strict=True):
             replica.load_state(state, [state] if as_many else states)
-        self.equivalent_steps, self._began, self._warmup_left = mine[0]["filter"].tolist()
+        self.equivalent_steps, self._began, self._warmup_left, batches = mine[0]["filter"].tolist()
+        self.batches = int(batches)
         self._has_model = self._shown = True
         by_rank = states
         if as_many:

@@ -71,6 +71,9 @@ class GradientExchange:
             given and what their exchange returned.
     """
 
+    # Whether workers apply what has come by now.
+    is_asynchronous = False
+
     def __init__(self, template, engine, mean, settings=(), unit=1.0):
         self.template = template
         self.engine = self.group = engine
