@@ -355,7 +355,10 @@ AVERAGING = {
     "ours": lambda: optimizers.Adam(0.01, amsgrad=True),
     "nadam": lambda: optimizers.Nadam(0.01),
     "stock_adam": lambda: keras.optimizers.Adam(0.01),
+    "stock_nadam": lambda: keras.optimizers.Nadam(0.01),
+    "lamb": lambda: keras.optimizers.Lamb(0.01),
     "lion": lambda: keras.optimizers.Lion(0.01),
+    "adagrad": lambda: keras.optimizers.Adagrad(0.01),
     "momentum": lambda: keras.optimizers.SGD(0.01, momentum=0.9),
 }
 
@@ -363,16 +366,17 @@ AVERAGING = {
 @pytest.mark.parametrize("exchange", [None, ONE_BIT], ids=["full_precision", "one_bit"])
 @pytest.mark.parametrize("name", AVERAGING)
 def test_state_of_optimizers_is_averaged_on_request(name, exchange):
+    steps = UNEVEN[:2]
     workers = Workers(
         (0.75, 1.0, True),
         make=lambda: _linear_model(optimizer=AVERAGING[name]()),
         correction="average",
         template=exchange,
         corrects_moments=False,
-        workers=2,
+        workers=len(steps),
     )
-    workers.train(0, UNEVEN[:2])
-    weights = np.array(UNEVEN[:2]) / sum(UNEVEN[:2])
+    workers.train(0, steps)
+    weights = np.array(steps) / sum(steps)
     before = [optimizer_state(model) for model in workers.models]
     workers.blocks.synchronize()
     for model in workers.models:
@@ -407,7 +411,7 @@ def test_workers_with_the_same_batches_train_as_one(name):
         for step in range(3):
             x, y = (tf.constant(a, tf.float32) for a in batch(block, step, 0))
             alone.train_on_batch(x, y)
-            for worker in range(2):
+            for worker in range(len(workers.models)):
                 workers.step(worker, x, y)
         workers.blocks.synchronize()
     expected = [np.array(v) for v in (*alone.variables, *alone.optimizer.variables)]
