@@ -104,6 +104,37 @@ class Layout:
             counts += [np.tile(row, size // row_size), np.minimum(column_size, rest - starts)]
         return np.concatenate(counts).astype(np.int64)
 
+    def shard_runs(self, rank):
+        """The runs of values of one tensor each that a shard is made of, in order.
+
+        Returns:
+            List of `(tensor, size)`: the index of the tensor in the list of gradients, and how
+            many of its values are in the shard.
+
+        >>> layout = Layout([(4096, 64, 64), (64, 0, 0), (4096, 64, 64)], world_size=3)
+        >>> layout.shard_runs(1)
+        [(0, 1344), (2, 1344)]
+        """
+        begin = sum(self.shard_sizes[:rank])
+        end = begin + self.shard_sizes[rank]
+        runs, tensor_end = [], 0
+        for tensor, (size, column_size) in enumerate(
+            zip(self.sizes, self.column_sizes, strict=True)
+        ):
+            if column_size == 0:
+                continue
+            tensor_begin, tensor_end = tensor_end, tensor_end + size
+            count = min(end, tensor_end) - max(begin, tensor_begin)
+            if count > 0:
+                runs.append((tensor, count))
+        return runs
+
+    @property
+    def plain_runs(self):
+        """As `shard_runs`, of the values that travel in full precision."""
+        pairs = zip(self.sizes, self.column_sizes, strict=True)
+        return [(i, size) for i, (size, column) in enumerate(pairs) if size and not column]
+
     @property
     def shard_message_bytes(self):
         return WORD_BYTES * (FLAG_WORDS + self._shard_levels + self._shard_words)

@@ -42,6 +42,7 @@ struct Floats {
   static Mask GreaterEqual(Vector a, Vector b) { return _mm256_cmp_ps(a, b, _CMP_GE_OQ); }
   static Mask Greater(Vector a, Vector b) { return _mm256_cmp_ps(a, b, _CMP_GT_OQ); }
   static Vector Abs(Vector vector) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), vector); }
+  static Vector Sqrt(Vector vector) { return _mm256_sqrt_ps(vector); }
   static Vector Select(Mask mask, Vector one, Vector zero) {
     return _mm256_blendv_ps(zero, one, mask);
   }

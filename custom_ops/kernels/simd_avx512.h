@@ -47,6 +47,7 @@ struct Floats {
   static Mask GreaterEqual(Vector a, Vector b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
   static Mask Greater(Vector a, Vector b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
   static Vector Abs(Vector vector) { return _mm512_abs_ps(vector); }
+  static Vector Sqrt(Vector vector) { return _mm512_sqrt_ps(vector); }
   static Vector Select(Mask mask, Vector one, Vector zero) {
     return _mm512_mask_blend_ps(mask, zero, one);
   }

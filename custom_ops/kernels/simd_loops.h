@@ -9,10 +9,10 @@
 //   Expand(word, part)             mask of bits [part * kWidth, (part + 1) * kWidth) of a word
 //   Select(mask, one, zero)
 //   Store<kStream>(p, v)           kStream: past the caches; p is a multiple of the vector's size
-// and Floats, whose vectors have the operators + - *, also
+// and Floats, whose vectors have the operators + - * /, also
 //   Load(p)                        of float, float16, bfloat16
 //   Pack(masks)                    the inverse of Expand
-//   GreaterEqual(a, b), Greater(a, b), Abs(v)
+//   GreaterEqual(a, b), Greater(a, b), Abs(v), Sqrt(v)
 //   AddWhere(mask, sum, v), AddWhereNot(mask, sum, v)      sum + v in the chosen lanes
 //   FinishStreaming()              makes what was stored past the caches visible to other threads
 

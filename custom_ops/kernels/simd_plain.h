@@ -37,6 +37,10 @@ struct Floats {
   static Mask GreaterEqual(Vector a, Vector b) { return a >= b; }
   static Mask Greater(Vector a, Vector b) { return a > b; }
   static Vector Abs(Vector vector) { return (Vector)((Mask)vector & INT32_MAX); }
+  static Vector Sqrt(Vector vector) {
+    for (int lane = 0; lane < kWidth; ++lane) vector[lane] = __builtin_sqrtf(vector[lane]);
+    return vector;
+  }
   static Vector Select(Mask mask, Vector one, Vector zero) { return mask ? one : zero; }
   static Vector AddWhere(Mask mask, Vector sum, Vector vector) {
     return sum + (Vector)(mask & (Mask)vector);

@@ -28,3 +28,21 @@ class DivideByTotal(Transform):
 
     def bytes_sent(self):
         return 2 * (self.world_size - 1) * tf.float32.size // self.world_size
+
+
+class DividesByBatchSize(Transform):
+    """Divides by the number of samples, which it is told."""
+
+    def get_config(self):
+        return {}
+
+    def build(self, layout, rank, scope):
+        self.samples = tf.Variable(1, dtype=tf.int64, trainable=False)
+
+    def transform(self, aggregate, plain):
+        yield from ()
+        samples = tf.cast(self.samples, tf.float32)
+        return aggregate / samples, plain / samples
+
+    def set_global_batch_size(self, samples):
+        self.samples.assign(samples)

@@ -15,13 +15,17 @@ from tf_onebit.ops.threshold import (
     threshold_decode_sum,
     threshold_encode,
 )
+from tf_onebit.ops.transforms import adagrad_accumulate, adagrad_normalize, momentum
 
 __all__ = [
+    "adagrad_accumulate",
+    "adagrad_normalize",
     "block_difference",
     "block_update",
     "golomb_rice_decode",
     "golomb_rice_encode",
     "moments_update",
+    "momentum",
     "one_bit_aggregate",
     "one_bit_decode",
     "one_bit_decode_sum",

@@ -26,6 +26,12 @@ class Transform(Configurable, tf.Module):
         ...         yield  # a generator, though it asks for no collective
     """
 
+    # Lists of variables: those of which each value belongs to one of the shard's, while all others
+    # are the same on all workers (None: nothing is known); and those of gradients that are yet to
+    # have an effect, which grow as what has not been sent where gradients do.
+    sharded = None
+    pending = ()
+
     def build(self, layout, rank, scope):
         """Creates the variables of shard `rank` of `layout`; `scope` prefixes request names."""
 
@@ -40,6 +46,9 @@ class Transform(Configurable, tf.Module):
             Both, transformed.
         """
         raise NotImplementedError(f"{type(self).__name__} must define transform.")
+
+    def set_global_batch_size(self, samples):
+        """See `Exchange.set_global_batch_size`."""
 
     def bytes_sent(self):
         """Bytes that this worker sends for the transform in each step."""

@@ -1,0 +1,107 @@
+"""The ops of transforms: normalized AdaGrad (Seide et al. 2014, ICASSP, section 4) and momentum."""
+
+import tensorflow as tf
+
+from tf_onebit.ops.library import library
+
+
+def adagrad_accumulate(gradient, average, share, run_sizes):
+    """Takes a gradient into the average of its squares, and sums up standard deviations.
+
+        average <- average + share * (gradient^2 - average)
+        sums[k]  = sum over run k of sqrt(average)
+
+    One pass over memory, in place. Averages that would not be finite stay as they were.
+
+    Args:
+        gradient: float32 `[sum(run_sizes)]`: runs of values, one after another.
+        average: float32 variable of the same size, zeros before the first gradient.
+        share: float64 scalar from 0 to 1: of the new square in the average.
+        run_sizes: list of ints: number of values of each run.
+
+    Returns:
+        `sums`, float64 `[len(run_sizes)]`: the same bits from any number of threads.
+
+    Raises:
+        InvalidArgumentError: if sizes do not agree, or `share` is not from 0 to 1.
+
+    Example:
+        >>> average = tf.Variable(tf.zeros([3]))
+        >>> adagrad_accumulate(tf.constant([3.0, 4.0, 5.0]), average, 1.0, [2, 1]).numpy().tolist()
+        [7.0, 5.0]
+        >>> average.numpy().tolist()
+        [9.0, 16.0, 25.0]
+    """
+    return library.tf_onebit_adagrad_accumulate(
+        gradient=gradient,
+        average=average.handle,
+        share=tf.convert_to_tensor(share, tf.float64),
+        run_sizes=run_sizes,
+    )
+
+
+def adagrad_normalize(gradient, average, means, run_sizes, epsilon):
+    """Divides a gradient by its standard deviation, in units of a mean of standard deviations.
+
+        normalized = gradient / max(sqrt(average) / means[k], epsilon)      in run k
+
+    One pass over memory; in a graph, where nothing else needs the gradient, in its place. Where
+    `means[k]` is 0, gradients stay what they are.
+
+    Args:
+        gradient, average, run_sizes: as in `adagrad_accumulate`.
+        means: float64 `[len(run_sizes)]`.
+        epsilon: float, positive.
+
+    Returns:
+        float32, like `gradient`.
+
+    Raises:
+        InvalidArgumentError: if sizes do not agree, or a number is not one of these.
+
+    Example:
+        >>> average = tf.Variable([1.0, 9.0])
+        >>> gradient = tf.constant([5.0, 6.0])
+        >>> adagrad_normalize(gradient, average, [2.0], [2], epsilon=1e-3).numpy().tolist()
+        [10.0, 4.0]
+    """
+    return library.tf_onebit_adagrad_normalize(
+        gradient=gradient,
+        average=average.handle,
+        means=tf.convert_to_tensor(means, tf.float64),
+        run_sizes=run_sizes,
+        epsilon=epsilon,
+    )
+
+
+def momentum(gradient, velocity, momentum, nesterov=False):
+    """Adds a gradient to a decaying sum of all before it.
+
+        velocity <- momentum * velocity + gradient
+        moved     = velocity, or gradient + momentum * velocity with Nesterov's
+
+    One pass over memory; in a graph, where nothing else needs the gradient, in its place. A
+    velocity that would not be finite stays as it was.
+
+    Args:
+        gradient: float32 tensor.
+        velocity: float32 variable of the same size.
+        momentum: float, at least 0 and less than 1.
+        nesterov: bool.
+
+    Returns:
+        float32, like `gradient`.
+
+    Raises:
+        InvalidArgumentError: if sizes do not agree, or `momentum` is not one.
+
+    Example:
+        >>> velocity = tf.Variable([2.0])
+        >>> momentum(tf.constant([1.0]), velocity, 0.5).numpy().tolist()
+        [2.0]
+        >>> momentum(tf.constant([1.0]), velocity, 0.5, nesterov=True).numpy().tolist()
+        [2.0]
+    """
+    return library.tf_onebit_momentum(
+        gradient=gradient, velocity=velocity.handle, momentum=momentum, nesterov=nesterov
+    )

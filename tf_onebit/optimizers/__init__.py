@@ -1,0 +1,6 @@
+"""Keras optimizers that the methods need."""
+
+from tf_onebit.optimizers.adagrad import NormalizedAdaGrad
+from tf_onebit.optimizers.moments import Adam, AdamW, Moment, Nadam, RectifiedAdam
+
+__all__ = ["Adam", "AdamW", "Moment", "Nadam", "NormalizedAdaGrad", "RectifiedAdam"]

@@ -1,0 +1,182 @@
+"""Normalized AdaGrad as a Keras optimizer."""
+
+import math
+
+import keras
+import tensorflow as tf
+from keras import ops
+
+from tf_onebit.samples import number_of_samples, time_constant_in_samples
+
+
+@keras.saving.register_keras_serializable(package="tf_onebit")
+class NormalizedAdaGrad(keras.optimizers.Optimizer):
+    """SGD, with or without momentum, on gradients in units of their own standard deviation.
+
+    Equation (Seide et al. 2014, "On parallelizability of stochastic gradient descent for speech
+    DNNs", section 4), with n samples in a step and s samples up to its end:
+
+        sigma^2 <- sigma^2 + a (g^2 - sigma^2)
+        a = (1 - exp(-n / time_constant)) / (1 - exp(-s / time_constant))
+        g' = g / max(sigma / mean(sigma), epsilon)
+
+    sigma^2 is a low-pass filter's of unit gain from the first step on: the average of the squares
+    that there have been, by weights that decay. The mean is over the whole of a weight's tensor, so
+    that gradients keep their size, and learning rates their meaning. With momentum
+
+        adagrad_on="gradient":   velocity <- momentum * velocity + g'
+                                 theta <- theta - learning_rate velocity
+        adagrad_on="momentum":   velocity <- momentum * velocity + g
+                                 theta <- theta - learning_rate velocity'
+
+    where velocity' is made of velocity as g' of g. In place of a velocity, Nesterov's momentum uses
+    (g or g') + momentum * velocity.
+
+    Between workers gradients are exchanged first: all have the same state. To normalize each
+    worker's own gradients, or to do it on 1 / world_size of the model per worker, see
+    `tf_onebit.transforms.NormalizedAdaGrad`. `tf.IndexedSlices` are made dense, as rows without
+    gradients in a step have averages that go on decaying.
+
+    Args:
+        learning_rate: float, schedule or function without arguments.
+        time_constant: in samples. In the paper two hours of speech, 720000 frames.
+        global_batch_size: number of samples that all workers together take per update.
+        momentum: float, at least 0 and less than 1.
+        nesterov: bool.
+        adagrad_on: "gradient" or "momentum".
+        epsilon: float, positive: the least that gradients are divided by.
+        **kwargs: as of `keras.optimizers.Optimizer`.
+
+    Raises:
+        ValueError: for other values.
+
+    Example:
+        >>> optimizer = NormalizedAdaGrad(0.5, time_constant=720_000, global_batch_size=1024)
+        >>> weight = keras.Variable([1.0, 1.0])
+        >>> optimizer.apply([tf.constant([3.0, -1.0])], [weight])
+        >>> weight.numpy().tolist()  # both divided by their size, times the mean size
+        [0.0, 2.0]
+        >>> optimizer.set_global_batch_size(4096)
+    """
+
+    def __init__(
+        self,
+        learning_rate,
+        time_constant,
+        global_batch_size,
+        momentum=0.0,
+        nesterov=False,
+        adagrad_on="gradient",
+        epsilon=1e-3,
+        **kwargs,
+    ):
+        super().__init__(learning_rate=learning_rate, **kwargs)
+        if adagrad_on not in ("gradient", "momentum"):
+            raise ValueError(
+                f'adagrad_on must be "gradient" or "momentum". Received: adagrad_on={adagrad_on!r}.'
+            )
+        if not 0 <= momentum < 1:
+            raise ValueError(
+                f"momentum must be at least 0 and less than 1. Received: momentum={momentum!r}."
+            )
+        if not 0 < epsilon < math.inf:
+            raise ValueError(
+                "epsilon must be positive: it is the least that gradients are divided by, in units "
+                f"of the mean standard deviation. Received: epsilon={epsilon!r}."
+            )
+        self.time_constant = time_constant_in_samples(time_constant)
+        self.global_batch_size = number_of_samples("global_batch_size", global_batch_size)
+        self.momentum = float(momentum)
+        self.nesterov = bool(nesterov)
+        self.adagrad_on = adagrad_on
+        self.epsilon = float(epsilon)
+
+    def build(self, variables):
+        if self.built:
+            return
+        super().build(variables)
+        self._averages = self.add_optimizer_variables(variables, "average")
+        self._velocities = []
+        if self.momentum:
+            self._velocities = self.add_optimizer_variables(variables, "velocity")
+        # Of a step, and of all steps.
+        self._samples_per_step, self._samples = (
+            self.add_variable(
+                (),
+                initializer=keras.initializers.Constant(value),
+                dtype="int64",
+                aggregation="only_first_replica",
+                name=name,
+            )
+            for name, value in (("samples_per_step", self.global_batch_size), ("samples", 0))
+        )
+
+    def set_global_batch_size(self, samples):
+        """Tells how many samples the gradients of an update are of, from the next one on.
+
+        May be called between steps, or before the first; nothing is traced anew.
+
+        Args:
+            samples: number of samples that all workers together take per update.
+
+        Raises:
+            ValueError: if it is not a positive whole number.
+        """
+        self.global_batch_size = number_of_samples("global_batch_size", samples)
+        if self.built:
+            self._samples_per_step.assign(self.global_batch_size)
+
+    def _backend_update_step(self, grads, trainable_variables, learning_rate):
+        self._samples.assign_add(ops.convert_to_tensor(self._samples_per_step))
+        super()._backend_update_step(grads, trainable_variables, learning_rate)
+
+    def update_step(self, gradient, variable, learning_rate):
+        index = self._get_variable_index(variable)
+        gradient = ops.cast(tf.convert_to_tensor(gradient), variable.dtype)
+        if self.adagrad_on == "gradient":
+            gradient = self._normalized(gradient, self._averages[index])
+        if self.momentum:
+            gradient = self._moved(gradient, self._velocities[index])
+        if self.adagrad_on == "momentum":
+            gradient = self._normalized(gradient, self._averages[index])
+        self.assign_sub(variable, gradient * ops.cast(learning_rate, variable.dtype))
+
+    def _moved(self, gradient, velocity):
+        momentum = ops.cast(self.momentum, gradient.dtype)
+        moved = momentum * velocity + gradient
+        self.assign(velocity, moved)
+        return momentum * moved + gradient if self.nesterov else moved
+
+    def _normalized(self, gradient, average):
+        followed = average + ops.cast(self._share(), gradient.dtype) * (
+            ops.square(gradient) - average
+        )
+        # A gradient that is not finite, or whose square is not, ends with its step.
+        followed = ops.where(ops.isfinite(followed), followed, average)
+        self.assign(average, followed)
+        deviation = ops.sqrt(followed)
+        # Row by row, and then in float64, because workers may have other numbers of threads, which
+        # a sum of everything at once would depend on.
+        rows = ops.mean(deviation, axis=-1) if deviation.shape.rank else deviation
+        mean = ops.cast(ops.mean(ops.cast(rows, "float64")), gradient.dtype)
+        relative = ops.maximum(deviation / ops.where(mean > 0, mean, 1), self.epsilon)
+        return ops.where(mean > 0, gradient / relative, gradient)
+
+    def _share(self):
+        """Of this step's squares in the average: float64 tensor."""
+        per_step, up_to_now = (
+            ops.expm1(-ops.cast(samples, "float64") / self.time_constant)
+            for samples in (self._samples_per_step, self._samples)
+        )
+        return per_step / up_to_now
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "time_constant": self.time_constant,
+            "global_batch_size": self.global_batch_size,
+            "momentum": self.momentum,
+            "nesterov": self.nesterov,
+            "adagrad_on": self.adagrad_on,
+            "epsilon": self.epsilon,
+        }

@@ -1,0 +1,63 @@
+"""Momentum: a decaying sum of gradients."""
+
+import tensorflow as tf
+
+from tf_onebit import ops
+from tf_onebit.transforms.base import Transform
+
+
+class Momentum(Transform):
+    """Momentum on 1 / world_size of the model, in place of the optimizer's.
+
+        velocity <- momentum * velocity + g         g' = velocity
+                                                    g' = g + momentum * velocity    with Nesterov's
+
+    With a constant learning rate, steps of `keras.optimizers.SGD` on g' are those of one with the
+    same momentum on g. Here the velocity is one of gradients, and not of steps, so that a new
+    learning rate counts for all of it at once.
+
+    Args:
+        momentum: float, at least 0 and less than 1. Per step, whatever the batch size.
+        nesterov: bool.
+
+    Raises:
+        ValueError: for another momentum.
+
+    Example:
+        >>> from tf_onebit import OneBit
+        >>> OneBit(transforms=[Momentum(0.9)]).transforms[0].get_config()
+        {'momentum': 0.9, 'nesterov': False}
+    """
+
+    def __init__(self, momentum, nesterov=False):
+        super().__init__()
+        if not 0 <= momentum < 1:
+            raise ValueError(
+                f"momentum must be at least 0 and less than 1. Received: momentum={momentum!r}."
+            )
+        self.momentum = float(momentum)
+        self.nesterov = bool(nesterov)
+
+    def get_config(self):
+        return {"momentum": self.momentum, "nesterov": self.nesterov}
+
+    def build(self, layout, rank, scope):
+        self._velocities = [
+            tf.Variable(tf.zeros([size]), trainable=False)
+            for size in (layout.shard_sizes[rank], layout.plain_size)
+        ]
+
+    @property
+    def sharded(self):
+        return self._velocities[:1]
+
+    @property
+    def pending(self):
+        return self._velocities
+
+    def transform(self, aggregate, plain):
+        yield from ()  # a generator that asks for nothing
+        return tuple(
+            ops.momentum(gradient, velocity, self.momentum, self.nesterov)
+            for gradient, velocity in zip((aggregate, plain), self._velocities, strict=True)
+        )
