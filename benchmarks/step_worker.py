@@ -16,7 +16,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_onebit import OneBit, Threshold, WarmStart
+from tf_onebit import Delayed, OneBit, Threshold, WarmStart
+from tf_onebit.collectives.engine import ProcessEngine
 from tf_onebit.distribute import MultiWorkerMirroredStrategy
 from tf_onebit.horovod import DistributedOptimizer
 
@@ -80,9 +81,27 @@ def make_exchange(arguments):
         return None
     make, names = SETTINGS[arguments.exchange]
     exchange = make(**{k: v for k, v in vars(arguments).items() if k in names and v is not None})
+    if arguments.delay:
+        exchange = Delayed(exchange, arguments.delay)
     if arguments.warm_start:
         exchange = WarmStart(exchange, arguments.warm_start)
     return exchange
+
+
+class NobodyElse(ProcessEngine):
+    """Answers each request with what this worker has, as often as there are workers: at once."""
+
+    def __init__(self, engine):
+        self.world_size, self.ranks, self.place = engine.world_size, engine.ranks, engine.place
+
+    def _all_to_all(self, tensor, name):
+        return tf.stack([tensor[self.ranks[0]]] * self.world_size)
+
+    def _all_gather(self, request):
+        return tf.concat([request.tensor] * self.world_size, axis=0)
+
+    def _all_reduce(self, request):
+        return [self.world_size * request.scale * tensor for tensor in request.tensors]
 
 
 class HorovodJob:
@@ -162,6 +181,10 @@ def main():
     parser.add_argument("--max-column-size", type=int)
     parser.add_argument("--bucket-bytes", type=int)
     parser.add_argument("--warm-start", type=int, default=0)
+    parser.add_argument("--delay", type=int, default=0, help="steps by which gradients are late")
+    parser.add_argument(
+        "--send-nothing", action="store_true", help="encode and decode all the same"
+    )
     parser.add_argument("--target-density", type=float)
     parser.add_argument("--coding", default="packed")
     parser.add_argument("--warm-up-steps", type=int, default=3)
@@ -180,6 +203,9 @@ def main():
         model = make_model()
         optimizer = job.distributed(keras.optimizers.SGD(arguments.learning_rate))
         optimizer.build(model.trainable_variables)
+        if arguments.send_nothing:
+            gradient_exchange = optimizer.gradient_exchange
+            gradient_exchange.group = NobodyElse(gradient_exchange.engine)
     train_step = make_train_step(arguments, job, model, optimizer, make_batch(job.rank))
     for _ in range(arguments.warm_up_steps):
         train_step().numpy()

@@ -5,14 +5,16 @@ import importlib
 from tf_onebit._version import __version__
 
 _MODULE_OF = {
+    "Delayed": "tf_onebit.exchanges",
     "Exchange": "tf_onebit.exchanges",
     "FullPrecision": "tf_onebit.exchanges",
     "Local": "tf_onebit.exchanges",
     "OneBit": "tf_onebit.exchanges",
+    "ResizableBatches": "tf_onebit.data",
     "Threshold": "tf_onebit.exchanges",
     "WarmStart": "tf_onebit.exchanges",
 }
-_SUBMODULES = ("callbacks", "distribute", "horovod", "optimizers")
+_SUBMODULES = ("callbacks", "distribute", "horovod", "optimizers", "transforms")
 
 __all__ = [*_MODULE_OF, *_SUBMODULES, "__version__"]
 

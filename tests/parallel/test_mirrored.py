@@ -8,6 +8,7 @@ import pytest
 
 from tests.parallel.launch import ROOT
 from tests.parallel.train_mirrored import CASES
+from tests.unit.recording import times_each
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +30,31 @@ def test_batches_that_do_not_divide_are_learned(result):
     assert last < 0.7 * first
     assert validation < first
     assert result["predictions"] < 1e-5
+
+
+@pytest.mark.parametrize("data", ["arrays-1", "tf.data-2"])
+@pytest.mark.parametrize("package", ["tf_onebit", "tensorflow"])
+def test_devices_share_minibatches_whose_size_changes(package, data, result):
+    trained, tried, steps, position = result["resized"][f"{package}-{data}"]
+    assert position == 210
+    assert times_each(sum(trained, []), 105) == 2
+    assert len(trained) == 3 * steps  # every device has a part in every step
+    assert sorted(map(len, tried)) == [1, 1, 2] + 6 * [6]
+    if data == "arrays-1":
+        sizes = [sum(map(len, trained[i : i + 3])) for i in range(0, len(trained), 3)]
+        assert sizes[:4] == [6, 30, 3, 3] and sizes[4:6] == [48, 12]
+
+
+def test_delayed_devices_train_as_one_with_late_gradients(result):
+    assert result["late"] < 1e-5
+
+
+def test_devices_are_tuned(result):
+    moved, searches, sizes, losses, criteria = result["tuned"]
+    assert (moved, searches) == (0.0, 3)
+    assert sizes == [48, 96]
+    assert losses[1] < losses[0]
+    assert criteria[-1] < criteria[0]
 
 
 def test_what_cannot_work_is_refused(result):

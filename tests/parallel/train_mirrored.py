@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 import tf_onebit
+from tests.parallel.late import Late, whole_batches
 from tests.parallel.training import (
     INPUTS,
     compiled,
@@ -18,8 +19,11 @@ from tests.parallel.training import (
     make_model,
     with_layer,
 )
+from tests.unit.recording import DATA, Recording, fit, resizing
+from tf_onebit.optimizers import NormalizedAdaGrad
 
 REPLICAS = 3
+DEVICES = [f"CPU:{index}" for index in range(REPLICAS)]
 BATCH_SIZE = 48
 STEPS = 6
 
@@ -57,6 +61,11 @@ CASES = {
     ),
     "decayed": (make_model, lambda: keras.optimizers.AdamW(0.01), {}),
     "synchronized_in_a_loop": (normalized_model, sgd(), {"steps_per_execution": 3}),
+    "adagrad": (
+        make_model,
+        lambda: NormalizedAdaGrad(0.1, 500, BATCH_SIZE, 0.9, epsilon=0.1, weight_decay=0.01),
+        {},
+    ),
     "embeddings": (embedding_model, sgd(), {}),
     "partly_used": (PartlyUsed, lambda: keras.optimizers.LossScaleOptimizer(sgd()()), {}),
     "eager": (normalized_model, sgd(), {"run_eagerly": True}),
@@ -79,9 +88,27 @@ def distance(make, optimizer, arguments):
     return max(float(np.abs(a - b).max()) for a, b in zip(first, second, strict=True))
 
 
+def distance_from_late():
+    """Delayed, scaled and accumulated, from the same in one process."""
+
+    def optimizer():
+        accumulating = keras.optimizers.SGD(0.1, momentum=0.9, gradient_accumulation_steps=2)
+        return keras.optimizers.LossScaleOptimizer(accumulating, initial_scale=64.0)
+
+    with strategy(tf_onebit.Delayed(tf_onebit.FullPrecision())).scope():
+        model = compiled(make_model(), optimizer())
+    model.fit(*data(STEPS), BATCH_SIZE, shuffle=False, verbose=0)
+    late = Late(sgd(momentum=0.9))
+    whole = whole_batches(STEPS, REPLICAS)
+    for update in range(STEPS // 2):
+        late.step(*whole[2 * update : 2 * update + 2])
+    late.flush()
+    pairs = zip(model.get_weights(), late.model.get_weights(), strict=True)
+    return max(float(np.abs(a - b).max()) for a, b in pairs)
+
+
 def strategy(exchange=None):
-    devices = [f"CPU:{index}" for index in range(REPLICAS)]
-    return tf_onebit.distribute.MirroredStrategy(exchange, devices)
+    return tf_onebit.distribute.MirroredStrategy(exchange, DEVICES)
 
 
 def error_of(make_optimizer, optimizer=None):
@@ -91,6 +118,42 @@ def error_of(make_optimizer, optimizer=None):
         model.fit(*data(1), BATCH_SIZE, verbose=0)
     except ValueError as error:
         return str(error)
+
+
+def resized(strategy, name, steps_per_execution):
+    """What replicas were trained on whose data have a size that changes."""
+    with strategy.scope():
+        model = Recording()
+        model.compile("sgd", "mse", steps_per_execution=steps_per_execution)
+    batches = tf_onebit.ResizableBatches(DATA[name](), 6)
+    fit(model, batches, resizing(batches, {1: 30, 2: 3, 4: 48, 5: 12}), epochs=2)
+    tried = len(model.batches)
+    peek = batches.peek(40, 18)
+    for minibatch in peek:
+        model.train_function(minibatch)
+    batches_of_replicas = [model.batches[:tried], model.batches[tried:]]
+    return [*batches_of_replicas, model.steps - len(peek), batches.position]
+
+
+def tuned():
+    """How far a search moves a training, and then the sizes and losses of one that is tuned."""
+    ends = []
+    for callbacks in ([], [tf_onebit.callbacks.AutoMinibatchSize]):
+        with strategy(tf_onebit.OneBit(min_size=0)).scope():
+            model = compiled(make_model(), sgd(momentum=0.5)())
+        batches = tf_onebit.ResizableBatches(data(8), BATCH_SIZE, seed=1)
+        tuning = [c(batches, 192, 144, None, BATCH_SIZE, 1e9, multiple=4) for c in callbacks]
+        model.fit(batches, epochs=2, callbacks=tuning, verbose=0)
+        ends.append([v.numpy() for v in (*model.variables, *model.optimizer.variables)])
+        states = model.optimizer.gradient_exchange.states()
+        ends[-1] += [one[name] for e in states for one in e for name in sorted(one)]
+    moved = max(float(np.abs(a - b).max()) for a, b in zip(*ends, strict=True))
+    searches = len(tuning[0].history["trials"][1:])
+    size = tf_onebit.callbacks.AutoMinibatchSize(batches, 288, 288, multiple=4, error_margin=1e9)
+    held_out = tuple(array[:96] for array in data(8))
+    rate = tf_onebit.callbacks.AutoLearningRate(held_out, 150, min_improvement=0.01)
+    losses = model.fit(batches, epochs=2, callbacks=[size, rate], verbose=0).history["loss"]
+    return [moved, searches, size.history["global_batch_size"], losses, rate.history["criterion"]]
 
 
 def main():
@@ -108,7 +171,14 @@ def main():
     reference.set_weights(model.get_weights())
     expected = reference.predict(x, 16, verbose=0)
     result["predictions"] = float(np.abs(model.predict(x, 16, verbose=0) - expected).max())
+    result["resized"] = {
+        f"{type(s).__module__.split('.')[0]}-{name}-{steps}": resized(s, name, steps)
+        for s in (strategy(tf_onebit.OneBit()), tf.distribute.MirroredStrategy(DEVICES))
+        for name, steps in (("arrays", 1), ("tf.data", 2))
+    }
+    result["tuned"] = tuned()
     result["overwritten"] = error_of(sgd(use_ema=True, ema_overwrite_frequency=2))
+    result["late"] = distance_from_late()
     result["outside"] = error_of(None, optimizer=sgd()())
     print(json.dumps(result))
 

@@ -13,6 +13,8 @@ import tensorflow as tf
 
 import tf_onebit
 from tests.parallel.training import BATCH_SIZE, INPUTS, compiled, make_data, make_model
+from tf_onebit import transforms
+from tf_onebit.optimizers import NormalizedAdaGrad
 
 STEPS = 5
 CASES = {
@@ -21,6 +23,22 @@ CASES = {
     "warm_start": (
         lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=2),
         tf_onebit.WarmStart(tf_onebit.OneBit(), steps=1),
+    ),
+    "adagrad": (
+        lambda: NormalizedAdaGrad(0.1, 500, 64, momentum=0.5),
+        tf_onebit.WarmStart(
+            tf_onebit.OneBit(
+                transforms=[transforms.NormalizedAdaGrad(500, 64), transforms.Momentum(0.5)],
+                local_transforms=[transforms.Momentum(0.5, nesterov=True)],
+                bucket_bytes=4096,
+            ),
+            samples=128,
+            global_batch_size=64,
+        ),
+    ),
+    "delayed": (
+        lambda: keras.optimizers.Adam(0.01, gradient_accumulation_steps=2, clipnorm=0.1),
+        tf_onebit.WarmStart(tf_onebit.Delayed(tf_onebit.OneBit(bucket_bytes=4096)), steps=1),
     ),
     "full_precision": (lambda: keras.optimizers.Adam(0.01), tf_onebit.FullPrecision()),
     "threshold": (

@@ -9,7 +9,7 @@ import pytest
 
 import tf_onebit.horovod as hvd
 from tests.unit.test_block_momentum_callback import OUTPUTS, fit, make_model, sgd, state
-from tf_onebit import Local, OneBit
+from tf_onebit import Delayed, Local, OneBit
 from tf_onebit.callbacks import BlockMomentum
 from tf_onebit.collectives.lockstep import LockstepEngine
 
@@ -34,6 +34,7 @@ ARGUMENTS = [
     ({"moment_correction": "adam"}, "'bmuf_adam', 'average', 'reset'.*moment_correction='adam'"),
     ({"groups": "rack"}, "groups must be None or \"node\". Received: groups='rack'"),
     ({"exchange": "one_bit"}, "exchange must be a tf_onebit.Exchange.*'one_bit' of type str"),
+    ({"exchange": Delayed(OneBit())}, "applied at its end. Received: exchange=Delayed"),
 ]  # fmt: skip
 
 
@@ -119,6 +120,11 @@ REFUSED = {
         lambda: make_model(exchange=OneBit()),
         {},
         'the exchange OneBit. Use exchange=tf_onebit.Local.*groups="node"',
+    ),
+    "delayed": (
+        lambda: make_model(exchange=Delayed(OneBit())),
+        {"groups": "node"},
+        "optimizer with the exchange Delayed. Leave Delayed out with BlockMomentum",
     ),
     "groups_that_do_not_exchange": (
         lambda: make_model(),

@@ -360,6 +360,7 @@ AVERAGING = {
     "lion": lambda: keras.optimizers.Lion(0.01),
     "adagrad": lambda: keras.optimizers.Adagrad(0.01),
     "momentum": lambda: keras.optimizers.SGD(0.01, momentum=0.9),
+    "normalized_adagrad": lambda: optimizers.NormalizedAdaGrad(0.01, 500, 8, momentum=0.5),
 }
 
 
@@ -398,6 +399,7 @@ OURS = {
     "nadam": lambda: optimizers.Nadam(0.01),
     "rectified_adam": lambda: optimizers.RectifiedAdam(0.01),
     "rmsprop": lambda: keras.optimizers.RMSprop(0.01, momentum=0.5),
+    "normalized_adagrad": lambda: optimizers.NormalizedAdaGrad(0.01, 500, 8, momentum=0.5),
 }
 
 

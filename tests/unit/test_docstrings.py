@@ -8,7 +8,7 @@ import pytest
 import tf_onebit
 import tf_onebit.horovod as hvd
 from tests.unit.test_architecture import MODULES, module_name
-from tf_onebit import callbacks, distribute, ops, optimizers
+from tf_onebit import callbacks, distribute, ops, optimizers, transforms
 
 
 @pytest.mark.parametrize("name", [module_name(path) for path in MODULES])
@@ -23,9 +23,10 @@ def test_examples_run(name):
 
 PUBLIC = [
     *(tf_onebit.FullPrecision, tf_onebit.Local, tf_onebit.OneBit, tf_onebit.WarmStart),
-    tf_onebit.Threshold,
+    *(tf_onebit.Threshold, tf_onebit.ResizableBatches),
     *(distribute.MirroredStrategy, distribute.MultiWorkerMirroredStrategy, callbacks.Monitor),
     *(callbacks.BackupAndRestore, callbacks.BlockMomentum),
+    *(callbacks.AutoMinibatchSize, callbacks.AutoLearningRate),
     *(optimizers.Adam, optimizers.AdamW, optimizers.Nadam, optimizers.RectifiedAdam),
     *(hvd.DistributedOptimizer, hvd.DistributedGradientTape, hvd.Compression),
     hvd.AsynchronousOptimizer,
@@ -35,6 +36,8 @@ PUBLIC = [
     *(ops.threshold_encode, ops.threshold_decode_sum, ops.threshold_apply),
     *(ops.golomb_rice_encode, ops.golomb_rice_decode),
     *(ops.block_difference, ops.block_update, ops.moments_update),
+    *(ops.adagrad_accumulate, ops.adagrad_normalize, ops.momentum),
+    *(transforms.NormalizedAdaGrad, transforms.Momentum, optimizers.NormalizedAdaGrad),
 ]
 
 

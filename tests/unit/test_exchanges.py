@@ -22,6 +22,7 @@ from tests.unit.transforms import DivideByTotal
 from tf_onebit import FullPrecision, OneBit, Threshold, WarmStart
 from tf_onebit.exchanges import Bucketed
 from tf_onebit.exchanges.sparse import SparseGather
+from tf_onebit.transforms import Momentum, NormalizedAdaGrad
 
 SHAPES = [(1, 1), (), (33,), (31, 1), (10, 100), (0,), (3, 3, 4, 24), (1, 33), (4, 200)]
 SMALL = {"min_column_size": 32, "max_column_size": 64, "min_size": 30}
@@ -33,6 +34,14 @@ EXCHANGES = {
     "no_feedback": OneBit(error_feedback=False, **SMALL),
     "warm_start": WarmStart(OneBit(**SMALL), steps=2),
     "transformed": OneBit(transforms=[DivideByTotal(), DivideByTotal()], **SMALL),
+    "adagrad": OneBit(
+        transforms=[NormalizedAdaGrad(99, 9), Momentum(0.5)],
+        local_transforms=[Momentum(0.5, nesterov=True), NormalizedAdaGrad(99, 9)],
+        **SMALL,
+    ),
+    "adagrad_after_warm_start": WarmStart(
+        OneBit(transforms=[NormalizedAdaGrad(99, 9)], bucket_bytes=1000, **SMALL), steps=2
+    ),
     "excluded": OneBit(exclude=["layer_4", "layer_6/"], **SMALL),
     "many_buckets": OneBit(bucket_bytes=1000, **SMALL),
     "full_precision_in_many_buckets": FullPrecision(bucket_bytes=1000),
@@ -129,8 +138,8 @@ def is_exact(name, dtype, shape):
 
 @for_every_exchange
 def test_what_is_not_quantized_is_the_scaled_sum(name, dtype, world_size):
-    if name == "transformed" and dtype != "float64":
-        return  # test_one_bit.py says what transforms do.
+    if name.startswith(("transformed", "adagrad")):
+        return  # test_one_bit.py and test_transforms.py say what transforms do.
     # Each worker's value may be rounded on the way, and in sums that are larger than itself.
     rounding = 2 * world_size * ROUNDING.get(dtype, 1e-15)
     for step in run(name, dtype, world_size):

@@ -13,7 +13,7 @@ from tf_onebit.configurable import deserialize, serialize
 from tf_onebit.exchanges import Bucketed, Exchange
 from tf_onebit.horovod import Compression
 from tf_onebit.horovod.compression import CompressedAllReduce
-from tf_onebit.transforms import Transform
+from tf_onebit.transforms import Momentum, NormalizedAdaGrad, Transform
 
 EXCHANGES = {
     "full_precision": FullPrecision(bucket_bytes=5),
@@ -26,12 +26,15 @@ EXCHANGES = {
         bucket_bytes=11,
         exclude=["a", "b$"],
         transforms=[DivideByTotal(0.5), DivideByTotal(2.0)],
+        local_transforms=[NormalizedAdaGrad(1000, 8, epsilon=0.1), Momentum(0.5, nesterov=True)],
     ),
     "one_bit_by_default": OneBit(),
     "threshold": Threshold(tau=0.5, coding="golomb_rice", bucket_bytes=11, exclude=["a", "b$"]),
     "threshold_by_default": Threshold(),
     "density": Threshold(target_density=np.float32(0.25)),
     "warm_start": WarmStart(OneBit(min_size=3, exclude=("x",)), steps=9),
+    "warm_start_by_samples": WarmStart(OneBit(), samples=100, global_batch_size=8),
+    "in_full_precision": OneBit(transforms=[Momentum(0.5)]).in_full_precision(),
     "nested": WarmStart(WarmStart(FullPrecision(), steps=1), steps=2),
     "float16": CompressedAllReduce(Compression.fp16),
     "bucketed": Bucketed(OneBit(min_size=3)),
@@ -72,7 +75,9 @@ def test_clones_have_state_of_their_own(exchange):
 
 def test_clones_share_no_transforms():
     template = EXCHANGES["one_bit"]
-    assert not {*map(id, template.transforms)} & {*map(id, template.clone().transforms)}
+    own = {id(transform) for transform in template.transforms + template.local_transforms}
+    clone = template.clone()
+    assert not own & {id(transform) for transform in clone.transforms + clone.local_transforms}
 
 
 @pytest.mark.parametrize(
@@ -91,7 +96,20 @@ def test_clones_share_no_transforms():
         (lambda: OneBit(exclude="bias"), r"list of regular expressions.*Use exclude=\['bias'\]"),
         (lambda: OneBit(exclude=["a", "(b"]), r"Received: '\(b' in exclude=\['a', '\(b'\]"),
         (lambda: OneBit(exclude=[5]), r"list of regular expressions. Received: 5 in exclude=\[5\]"),
-        (lambda: OneBit(transforms=[5]), "list of .*Transform. Received: 5 of type int"),
+        (
+            lambda: OneBit(transforms=[5]),
+            "^transforms must be a list.*Received: 5 of type int",
+        ),
+        (lambda: OneBit(local_transforms=[5]), "^local_transforms must be a list of .*: 5 of type"),
+        (lambda: NormalizedAdaGrad(0, 8), "time_constant must be a positive.*time_constant=0. Two"),
+        (lambda: NormalizedAdaGrad("9", 8), "time_constant must be a positive.*time_constant='9'"),
+        (lambda: NormalizedAdaGrad(float("inf"), 8), "time_constant must be a pos.*constant=inf"),
+        (lambda: NormalizedAdaGrad(9, 0), "global_batch_size must be a positive whole number.*=0"),
+        (lambda: NormalizedAdaGrad(9, 0.5), "global_batch_size must be a positive whole.*=0.5"),
+        (lambda: NormalizedAdaGrad(9, 8, 0.0), "epsilon must be positive.*epsilon=0.0"),
+        (lambda: NormalizedAdaGrad(9, 8, float("nan")), "epsilon must be positive.*epsilon=nan"),
+        (lambda: Momentum(1.0), "momentum must be at least 0 and less than 1.*momentum=1.0"),
+        (lambda: Momentum(-0.1), "momentum must be at least 0 and less than 1.*momentum=-0.1"),
         (lambda: Threshold(0), "tau must be a positive, finite float32. Received: tau=0"),
         (lambda: Threshold(-0.1), "tau must be a positive, finite.*tau=-0.1.*target_density=0.001"),
         (lambda: Threshold(1e-50), "tau must be a positive, finite float32. Received: tau=1e-50"),
@@ -109,6 +127,15 @@ def test_clones_share_no_transforms():
         (lambda: Threshold(bucket_bytes=0), "bucket_bytes must be a positive.*bucket_bytes=0"),
         (lambda: WarmStart(OneBit(), steps=-1), "steps must be a whole number.*steps=-1"),
         (lambda: WarmStart(OneBit(), steps=1.5), "steps must be a whole number.*steps=1.5"),
+        (lambda: WarmStart(OneBit()), "number of steps, or one of samples.*steps=None, samples=No"),
+        (lambda: WarmStart(OneBit(), 1, 8, 8), "number of steps, or .*steps=1, samples=8, global"),
+        (lambda: WarmStart(OneBit(), samples=8), "and a global_batch_size.*global_batch_size=None"),
+        (lambda: WarmStart(OneBit(), 1, global_batch_size=8), "a number of steps, or one of sam"),
+        (lambda: WarmStart(OneBit(), samples=0, global_batch_size=8), "samples must be a pos.*=0"),
+        (
+            lambda: WarmStart(OneBit(), samples=8, global_batch_size=-1),
+            "global_batch_size must .*1",
+        ),
         (lambda: WarmStart(OneBit, steps=1), "WarmStart needs an exchange.*OneBit"),
         (lambda: WarmStart(None, steps=1), "WarmStart needs an exchange.*exchange=None"),
     ],
@@ -141,7 +168,7 @@ def test_a_subclass_is_told_what_it_must_define(base):
 
     unfinished = Unfinished(bucket_bytes=1) if base is Exchange else Unfinished()
     methods = {
-        Exchange: [lambda: unfinished.exchange([]), lambda: unfinished.bytes_sent()],
+        Exchange: [lambda: list(unfinished.exchange([])), lambda: unfinished.bytes_sent()],
         Transform: [lambda: unfinished.transform(None, None)],
     }
     for method in (unfinished.get_config, *methods[base]):

@@ -10,6 +10,7 @@ from tf_onebit.collectives import lockstep
 from tf_onebit.collectives.lockstep import LockstepEngine
 from tf_onebit.exchanges import Bucketed, GradientSpec
 from tf_onebit.training.gradients import GradientExchange
+from tf_onebit.transforms import Momentum, NormalizedAdaGrad
 
 SPECS = [
     GradientSpec("first", (64, 48), "float32"),
@@ -24,6 +25,10 @@ EXCHANGES = {
     "without_error_feedback": OneBit(error_feedback=False),
     "warming": WarmStart(OneBit(), steps=10),
     "warmed": WarmStart(OneBit(), steps=1),
+    "transformed": OneBit(transforms=[NormalizedAdaGrad(50, 8), Momentum(0.5)]),
+    "warming_transformed": WarmStart(
+        OneBit(local_transforms=[NormalizedAdaGrad(50, 8)], transforms=[Momentum(0.5)]), steps=4
+    ),
     "threshold": Threshold(1.0),
     "density": Threshold(target_density=0.05),
     "density_in_buckets": Threshold(target_density=0.05, coding="golomb_rice", bucket_bytes=4096),
@@ -149,7 +154,7 @@ def test_warm_start_goes_on_counting():
     for exchange in resumed:
         exchange.load_state([e.state() for e in exchanges])
     (again, _), *_ = resumed[2]._buckets
-    assert int(again._exchanges) == int(bucket._exchanges) == 3
+    assert int(again._progress) == int(bucket._progress) == 3
 
 
 @pytest.mark.parametrize(

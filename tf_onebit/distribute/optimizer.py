@@ -7,7 +7,7 @@ import tensorflow as tf
 from keras.src.backend.common import global_state
 
 from tf_onebit.distribute.data import data_of_step, zero_without_data
-from tf_onebit.distribute.replicas import all_finite, exchange
+from tf_onebit.distribute.replicas import all_finite, branch, exchange
 from tf_onebit.exchanges import Local
 from tf_onebit.training.gradients import GradientExchange
 from tf_onebit.training.optimizer import Distributed, GlobalLossScale, settings, subclass
@@ -95,8 +95,15 @@ class _UnderStrategy(Distributed):
             )
         return context
 
-    def _exchange(self, gradients, variables):
-        return exchange(self.replica_context, self.gradient_exchange, gradients, variables)
+    def _exchange(self, gradients, variables, exchanging=None):
+        context = self.replica_context
+        return exchange(context, self.gradient_exchange, gradients, variables, exchanging)
+
+    def _branch(self, predicate, then, otherwise, gradients):
+        branch(self.replica_context, predicate, then, otherwise, gradients)
+
+    def _on_replicas(self, function):
+        self._distribution_strategy.run(function)
 
     def _all_reduce_sum_gradients(self, grads_and_vars):
         return list(grads_and_vars)  # `_clip_gradients` has done it

@@ -6,7 +6,7 @@ from tensorflow.python.distribute import distribute_utils
 from tf_onebit.collectives.ordered_sum import added_in_order
 
 
-def exchange(context, gradient_exchange, gradients, variables):
+def exchange(context, gradient_exchange, gradients, variables, exchanging=None):
     """Exchanges gradients in a replica context.
 
     Where several devices are one worker, their gradients are added first, in full precision.
@@ -16,21 +16,47 @@ def exchange(context, gradient_exchange, gradients, variables):
         gradient_exchange: `GradientExchange`.
         gradients: list, of this replica.
         variables: list.
+        exchanging: method of `gradient_exchange`. Default: to call it.
 
     Returns:
         List, for this replica.
     """
+    exchanging = exchanging or gradient_exchange
 
     def merged(strategy, gradients):
         by_device = _by_device(strategy, gradients)
         if len(by_device) == len(gradient_exchange.engine.ranks):
-            exchanged = gradient_exchange(by_device, variables)
+            exchanged = exchanging(by_device, variables)
         else:
             total = [sum_of_replicas(column) for column in zip(*by_device, strict=True)]
-            exchanged = gradient_exchange([total], variables) * len(by_device)
+            exchanged = exchanging([total], variables) * len(by_device)
         return distribute_utils.regroup(tuple(exchanged))
 
     return context.merge_call(merged, (list(gradients),))
+
+
+def branch(context, predicate, then, otherwise, gradients):
+    """Calls one of two functions on all replicas of this process, which decide together.
+
+    Args:
+        context: `tf.distribute.ReplicaContext`.
+        predicate: function from the gradients of a replica to a boolean scalar.
+        then, otherwise: functions of a list of gradients.
+        gradients: list, of this replica.
+    """
+
+    def merged(strategy, gradients):
+        def on_replicas(function):
+            def call():
+                strategy.extended.call_for_each_replica(function, (gradients,))
+                return True
+
+            return call
+
+        first = _by_device(strategy, gradients)[0]
+        tf.cond(predicate(first), on_replicas(then), on_replicas(otherwise))
+
+    context.merge_call(merged, (list(gradients),))
 
 
 def all_finite(context, gradient_exchange, gradients):

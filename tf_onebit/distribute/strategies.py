@@ -19,6 +19,7 @@ from tf_onebit.distribute.optimizer import adopt, calling_optimizer, require_ado
 from tf_onebit.distribute.replicas import sum_of_replicas
 from tf_onebit.training.calls import CallNumbers
 from tf_onebit.training.gradients import resolve_exchange
+from tf_onebit.training.model_optimizers import flush_where_shown
 
 # TensorFlow counts the groups of each strategy from 1, and would take those of a second strategy
 # for the first one's, whose collectives had other shapes.
@@ -44,6 +45,8 @@ def _check_model(model, strategy):
             "jit_compile=True. Compile it with jit_compile=False."
         )
     require_adopted(model.optimizer, strategy)
+    if strategy.exchange.is_delayed:
+        flush_where_shown(model)
 
 
 class _ExchangingExtended:

@@ -2,6 +2,7 @@
 
 from tf_onebit.exchanges.base import Exchange, GradientSpec
 from tf_onebit.exchanges.bucketed import Bucketed
+from tf_onebit.exchanges.delayed import Delayed
 from tf_onebit.exchanges.full_precision import FullPrecision
 from tf_onebit.exchanges.local import Local
 from tf_onebit.exchanges.one_bit import OneBit
@@ -10,6 +11,7 @@ from tf_onebit.exchanges.warm_start import WarmStart
 
 __all__ = [
     "Bucketed",
+    "Delayed",
     "Exchange",
     "FullPrecision",
     "GradientSpec",

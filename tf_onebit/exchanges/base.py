@@ -37,8 +37,10 @@ class Exchange(Configurable, tf.Module):
     A user's exchange is a template: it holds hyper-parameters. What runs is a clone, built once
     for a list of gradients, with state of its own (residuals, counters) as variables.
 
-    Subclasses define `exchange`, `bytes_sent` and `get_config`, and create their variables in
-    `create_state`.
+    An exchange has three stages, of which all but the first may communicate: `encode`, `aggregate`
+    and `deliver`. Subclasses define these, or `exchange` as a whole, `bytes_sent` and `get_config`,
+    and create their variables in `create_state`. Those that define the stages and
+    `message_variables` can be `Delayed`.
 
     Args:
         bucket_bytes: gradients are exchanged in buckets of about this size, in the order in which
@@ -52,6 +54,8 @@ class Exchange(Configurable, tf.Module):
     dtypes = ("float32", "float16", "bfloat16")
     # Others' `tf.IndexedSlices` are gathered exactly.
     takes_sparse = False
+    # Whether gradients come back in a later step than that in which they were taken.
+    is_delayed = False
 
     def __init__(self, bucket_bytes, exclude=()):
         super().__init__()
@@ -124,7 +128,107 @@ class Exchange(Configurable, tf.Module):
             and `flags`, int32 `[world_size]`: entry k is 0, or 1 + the index of the first
             gradient in which rank k met a value that is not finite.
         """
-        raise NotImplementedError(f"{type(self).__name__} must define exchange.")
+        message = yield from self.aggregate(self.encode(gradients))
+        return (yield from self.deliver(message, gradients, scale))
+
+    def encode(self, gradients):
+        """The first stage: what this worker sends of its gradients. Does not communicate.
+
+        Args:
+            gradients: list of tensors, as in `specs`.
+
+        Returns:
+            List of tensors.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define encode, or exchange.")
+
+    def aggregate(self, message):
+        """Generator, the second stage: from what `encode` returned to what is delivered.
+
+        Args:
+            message: list of tensors.
+
+        Returns:
+            List of tensors: what this worker sends to all, and what else `deliver` needs.
+        """
+        yield from ()  # a generator that asks for nothing
+        return message
+
+    def deliver(self, message, like, scale):
+        """Generator, the last stage: from what `aggregate` returned to the exchanged gradients.
+
+        Args:
+            message: list of tensors.
+            like: list of tensors of the gradients' shapes and dtypes, whose memory may be taken.
+            scale: factor on the sum.
+
+        Returns:
+            As `exchange`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define deliver, or exchange.")
+
+    def message_variables(self):
+        """Makes variables that can hold what `aggregate` returns: list, once it is built."""
+        raise NotImplementedError(f"{type(self).__name__} must define message_variables.")
+
+    def alongside(self, exchange):
+        """The exchange of those gradients of a model that this one does not take.
+
+        Args:
+            exchange: exchange that takes them.
+
+        Returns:
+            One that gives them back in the same step as this one does its own.
+        """
+        return exchange
+
+    def delivers(self):
+        """Whether the next step gives gradients back: boolean or boolean tensor.
+
+        Where it does not, `hold` takes the place of `exchange`. The same on all workers.
+        """
+        return True
+
+    def hold(self, gradients):
+        """Generator: takes the gradients of a step that gives none back."""
+        raise NotImplementedError(f"{type(self).__name__} gives gradients back in every step.")
+
+    def number_held(self):
+        """Number of steps whose gradients have been taken and not given back: integer."""
+        return 0
+
+    def release(self, number, like, scale):
+        """Generator: gives back the oldest gradients that are held, and takes none.
+
+        Args:
+            number: `number_held()`, positive.
+            like, scale: see `deliver`.
+
+        Returns:
+            As `exchange`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} gives gradients back in every step.")
+
+    def set_delay(self, on):
+        """Turns delay on or off, where there is any. While it changes nothing may be held."""
+
+    def in_full_precision(self):
+        """An `Exchange` that does the same to gradients without compressing them.
+
+        Once this one has been built, both share what they have learned of the gradients. None, as
+        by default, for the mere sum.
+        """
+        return None
+
+    def set_global_batch_size(self, samples):
+        """Tells how many samples the workers' gradients of a step are of, from the next step on.
+
+        For those whose rules count samples, and not steps. May be called between steps, once the
+        exchange has been built; nothing is traced anew.
+
+        Args:
+            samples: number of samples that all workers together take per step.
+        """
 
     def bytes_sent(self):
         """Bytes that this worker sent in the last exchange."""
@@ -170,6 +274,11 @@ def part_of(state, prefix):
     """The state of the exchange whose names have a prefix, without it."""
     prefix += "/"
     return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+
+
+def has_unsent(state):
+    """Whether there is room for what has not been sent in the state of an exchange."""
+    return any(array.size for name, array in state.items() if name.endswith("residual"))
 
 
 def require_same_kind(exchange, states):

@@ -21,6 +21,8 @@ class Bucketed(Exchange):
     user's exchange excludes, or has no type for, goes through `FullPrecision`;
     `tf.IndexedSlices` go through `SparseGather`.
 
+    If the user's exchange transforms gradients, so does what they are exchanged by instead.
+
     Buckets depend on nothing but their own gradients. In the graph of a training step they are
     therefore exchanged as soon as these are there, while others are still computed.
 
@@ -47,7 +49,9 @@ class Bucketed(Exchange):
 
     def _partition(self):
         """List of (template of the exchange, indices of its gradients)."""
-        full_precision, sparse = FullPrecision(self.bucket_bytes), SparseGather()
+        in_full_precision = self.template.in_full_precision() or FullPrecision(self.bucket_bytes)
+        full_precision = self.template.alongside(in_full_precision)
+        sparse = self.template.alongside(SparseGather())
         partition, open_buckets = [], {}
         for index, spec in reversed(list(enumerate(self.specs))):
             template = self.template
@@ -75,11 +79,22 @@ class Bucketed(Exchange):
         yield from handshake(scope, describe(self.template, specs, world_size))
 
     def exchange(self, gradients, scale=1.0):
+        return (
+            yield from self._of_all_buckets(
+                lambda exchange, bucket: exchange.exchange(bucket, scale), gradients
+            )
+        )
+
+    def _of_all_buckets(self, exchanging, tensors):
+        """Generator: what an exchange returns, put together from those of the buckets.
+
+        Args:
+            exchanging: function of a bucket's exchange and its part of `tensors`.
+            tensors: list, as the gradients.
+        """
         exchanged, flags = [None] * len(self.specs), []
         for exchange, indices in self._buckets:
-            bucket, bucket_flags = yield from exchange.exchange(
-                [gradients[index] for index in indices], scale
-            )
+            bucket, bucket_flags = yield from exchanging(exchange, [tensors[i] for i in indices])
             for index, gradient in zip(indices, bucket, strict=True):
                 exchanged[index] = gradient
             # From 1 + the index in the bucket to 1 + the index in the list.
@@ -91,6 +106,28 @@ class Bucketed(Exchange):
         with tf.control_dependencies(tf.nest.flatten(exchanged, expand_composites=True)):
             flags = tf.identity(flags)
         return require_finite(exchanged, flags, names), flags
+
+    def delivers(self):
+        # All buckets began in the same step.
+        return self._buckets[0][0].delivers()
+
+    def hold(self, gradients):
+        for exchange, indices in self._buckets:
+            yield from exchange.hold([gradients[index] for index in indices])
+
+    def number_held(self):
+        return self._buckets[0][0].number_held()
+
+    def release(self, number, like, scale):
+        return (
+            yield from self._of_all_buckets(
+                lambda exchange, bucket: exchange.release(number, bucket, scale), like
+            )
+        )
+
+    def set_delay(self, on):
+        for exchange, _ in self._buckets:
+            exchange.set_delay(on)
 
     def state(self):
         return {
@@ -104,16 +141,18 @@ class Bucketed(Exchange):
         for i, (exchange, _) in enumerate(self._buckets):
             exchange.load_state([part_of(state, f"bucket_{i}") for state in states], ratio)
 
+    def set_global_batch_size(self, samples):
+        for exchange, _ in self._buckets:
+            exchange.set_global_batch_size(samples)
+
     def bytes_sent(self):
         return sum(exchange.bytes_sent() for exchange, _ in self._buckets)
 
     def full_precision_bytes(self):
         """What the same exchange would send in float32: `IndexedSlices` as they are."""
         dense_bytes = sum(spec.size * FLOAT_BYTES for spec in self.specs if not spec.sparse)
-        sparse = (e for e, _ in self._buckets if isinstance(e, SparseGather))
-        return 2 * (self.world_size - 1) * dense_bytes // self.world_size + sum(
-            exchange.bytes_sent() for exchange in sparse
-        )
+        sparse_bytes = sum(e.bytes_sent() for e, (i, *_) in self._buckets if self.specs[i].sparse)
+        return 2 * (self.world_size - 1) * dense_bytes // self.world_size + sparse_bytes
 
     def residual_sum_of_squares(self):
         return sum(exchange.residual_sum_of_squares() for exchange, _ in self._buckets)

@@ -4,6 +4,9 @@ import tensorflow as tf
 
 from tf_onebit.collectives.requests import AllReduce
 
+# How the error begins that a step ends in on all workers.
+NOT_FINITE = "Gradients must be finite."
+
 
 def values_of(gradient):
     """The tensor of a gradient's values, of `tf.IndexedSlices` those that it has."""
@@ -69,7 +72,7 @@ def require_finite(gradients, flags, names):
     )
     message = tf.strings.join(
         [
-            "Gradients must be finite. ",
+            f"{NOT_FINITE} ",
             who,
             " met an infinity or NaN in the gradient of '",
             name,

@@ -26,15 +26,19 @@ class FullPrecision(Exchange):
     def __init__(self, bucket_bytes=32 * 2**20):
         super().__init__(bucket_bytes)
         self._wire_bytes = 0
+        self._contexts = None
 
     def get_config(self):
         return {"bucket_bytes": self.bucket_bytes}
 
-    def exchange(self, gradients, scale=1.0):
-        flag = not_finite_flag(gradients)
-        flags = yield AllGather(flag[tf.newaxis], self.request_name("flags"))
+    def encode(self, gradients):
         pairs = [self.compress(gradient) for gradient in gradients]
-        wire = [tensor for tensor, _ in pairs]
+        self._contexts = [context for _, context in pairs]
+        return [not_finite_flag(gradients), *(tensor for tensor, _ in pairs)]
+
+    def deliver(self, message, like, scale):
+        flag, *wire = message
+        flags = yield AllGather(flag[tf.newaxis], self.request_name("flags"))
         # A shape may be unknown in the graph; its variable's is not.
         self._wire_bytes = sum(
             (spec.size if (size := tensor.shape.num_elements()) is None else size)
@@ -43,9 +47,17 @@ class FullPrecision(Exchange):
         )
         sums = yield AllReduce(wire, self.request_name("all_reduce"), scale)
         exchanged = [
-            self.decompress(total, context) for total, (_, context) in zip(sums, pairs, strict=True)
+            self.decompress(total, context)
+            for total, context in zip(sums, self._contexts or [None] * len(sums), strict=True)
         ]
         return exchanged, with_overflow(flags, exchanged)
+
+    def message_variables(self):
+        held = [(spec.shape, spec.dtype) for spec in self.specs]
+        return [
+            tf.Variable(tf.zeros(shape, dtype), trainable=False)
+            for shape, dtype in (((), tf.int32), *held)
+        ]
 
     def compress(self, gradient):
         """What is sent in the place of a gradient, and what `decompress` needs beside its sum."""

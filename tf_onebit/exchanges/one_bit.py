@@ -4,12 +4,18 @@ import numpy as np
 import tensorflow as tf
 
 from tf_onebit import ops
-from tf_onebit.collectives.requests import AllGather, AllToAll
+from tf_onebit.collectives.requests import AllGather, AllToAll, Cond
 from tf_onebit.configurable import deserialize, serialize
-from tf_onebit.exchanges.base import Exchange
+from tf_onebit.exchanges.base import Exchange, has_unsent
 from tf_onebit.exchanges.finite import with_narrow_overflow
-from tf_onebit.layout import CODES_PER_WORD, Layout, column_cut, plain_cut
-from tf_onebit.transforms import Transform
+from tf_onebit.exchanges.in_full_precision import InFullPrecision
+from tf_onebit.exchanges.transforming import (
+    require_transforms,
+    transformed,
+    transformed_alone,
+    unchanged,
+)
+from tf_onebit.layout import CODES_PER_WORD, WORD_BYTES, Layout, column_cut, plain_cut
 
 
 class OneBit(Exchange):
@@ -38,6 +44,9 @@ class OneBit(Exchange):
         min_size: tensors with fewer values are plain.
         bucket_bytes, exclude: see `Exchange`.
         transforms: list of `tf_onebit.transforms.Transform`, applied to the aggregate in order.
+        local_transforms: the same, applied by each worker to its own gradients before they are
+            quantized. With transforms of either kind, `tf.IndexedSlices` are made dense, and
+            gradients that are exchanged in full precision are transformed as well.
 
     Raises:
         ValueError: for sizes that are not positive or do not fit each other, and for transforms and
@@ -59,6 +68,7 @@ class OneBit(Exchange):
         bucket_bytes=16 * 2**20,
         exclude=(),
         transforms=(),
+        local_transforms=(),
     ):
         super().__init__(bucket_bytes, exclude)
         if levels not in ("mean", "symmetric"):
@@ -82,12 +92,15 @@ class OneBit(Exchange):
         self.max_column_size = max_column_size
         self.min_size = min_size
         self.transforms = [deserialize(transform) for transform in transforms]
-        for transform in self.transforms:
-            if not isinstance(transform, Transform):
-                raise ValueError(
-                    "transforms must be a list of tf_onebit.transforms.Transform. "
-                    f"Received: {transform!r} of type {type(transform).__name__}."
-                )
+        self.local_transforms = [deserialize(transform) for transform in local_transforms]
+        require_transforms("transforms", self.transforms)
+        require_transforms("local_transforms", self.local_transforms)
+        # A row without gradients in a step has a past, too.
+        self.takes_sparse = bool(self._all_transforms)
+
+    @property
+    def _all_transforms(self):
+        return self.local_transforms + self.transforms
 
     def get_config(self):
         return {
@@ -98,10 +111,12 @@ class OneBit(Exchange):
             "bucket_bytes": self.bucket_bytes,
             "exclude": list(self.exclude),
             "transforms": [serialize(transform) for transform in self.transforms],
+            "local_transforms": [serialize(transform) for transform in self.local_transforms],
         }
 
     def create_state(self):
-        self.layout = Layout([self._cut(spec) for spec in self.specs], self.world_size)
+        cuts = [self._cut(spec) for spec in self.specs]
+        self.layout, self._local_layout = Layout(cuts, self.world_size), Layout(cuts, 1)
         sizes = self.layout.size, self.layout.shard_sizes[self.rank]
         worker_size, shard_size = sizes if self._quantizer["error_feedback"] else (0, 0)
         self.worker_residual = tf.Variable(tf.zeros([worker_size]), trainable=False)
@@ -109,24 +124,54 @@ class OneBit(Exchange):
         self._sum_of_squares = tf.Variable(0.0, trainable=False)
         for i, transform in enumerate(self.transforms):
             transform.build(self.layout, self.rank, self.request_name(f"transform_{i}"))
+        for i, transform in enumerate(self.local_transforms):
+            transform.build(self._local_layout, 0, self.request_name(f"local_transform_{i}"))
 
     def _cut(self, spec):
         if len(spec.shape) < 2 or spec.size < self.min_size:
             return plain_cut(spec.shape)
         return spec.size, *column_cut(spec.shape, self.min_column_size, self.max_column_size)
 
-    def exchange(self, gradients, scale=1.0):
-        messages, worker_squares = ops.one_bit_encode(
-            gradients, self.worker_residual, self.layout, **self._quantizer
+    def encode(self, gradients):
+        gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
+        return ops.one_bit_encode(
+            self.transformed_locally(gradients),
+            self.worker_residual,
+            self.layout,
+            **self._quantizer,
         )
+
+    def aggregate(self, message):
+        messages, worker_squares = message
         received = yield AllToAll(messages, self.request_name("all_to_all"))
-        message, shard_squares, plain = yield from self._aggregate(received)
-        gathered = yield AllGather(message[tf.newaxis], self.request_name("all_gather"))
+        shard, shard_squares, plain = yield from self._aggregate(received)
         self._sum_of_squares.assign(worker_squares + shard_squares)
-        exchanged = ops.one_bit_decode(gathered, plain, gradients, self.layout, scale)
-        worker_flags, owner_flags = received[:, 0], gathered[:, 0]
-        flags = tf.where(worker_flags > 0, worker_flags, owner_flags)
+        return [shard, plain, received[:, 0]]
+
+    def deliver(self, message, like, scale):
+        shard, plain, worker_flags = message
+        gathered = yield AllGather(shard[tf.newaxis], self.request_name("all_gather"))
+        like = [tf.convert_to_tensor(gradient) for gradient in like]
+        exchanged = ops.one_bit_decode(gathered, plain, like, self.layout, scale)
+        flags = tf.where(worker_flags > 0, worker_flags, gathered[:, 0])
         return exchanged, with_narrow_overflow(flags, exchanged)
+
+    def transformed_locally(self, gradients):
+        """The gradients of this worker after `local_transforms`: list of tensors."""
+        if not self.local_transforms:
+            return gradients
+        return transformed_alone(self.local_transforms, gradients, self._local_layout)
+
+    def message_variables(self):
+        words = self.layout.shard_message_bytes // WORD_BYTES
+        return [
+            tf.Variable(tf.zeros(shape, dtype), trainable=False)
+            for shape, dtype in (
+                ([words], tf.int32),
+                ([self.layout.plain_size], tf.float32),
+                ([self.world_size], tf.int32),
+            )
+        ]
 
     def _aggregate(self, received):
         """Generator: from what all workers sent about this shard to what all are sent of it."""
@@ -135,19 +180,34 @@ class OneBit(Exchange):
                 received, self.shard_residual, self.layout, self.rank, **self._quantizer
             )
         aggregate, plain = ops.one_bit_decode_sum(received, self.layout, self.rank)
-        for transform in self.transforms:
-            aggregate, plain = yield from transform.transform(aggregate, plain)
+        # A step that ends in an error leaves the transforms' state as it was.
+        aggregate, plain = yield Cond(
+            tf.reduce_all(tf.equal(received[:, 0], 0)),
+            lambda: transformed(self.transforms, aggregate, plain),
+            lambda: unchanged(aggregate, plain),
+        )
         message, squares = ops.one_bit_encode_shard(
             aggregate, self.shard_residual, self.layout, self.rank, **self._quantizer
         )
         return message, squares, plain
+
+    def in_full_precision(self):
+        if not self._all_transforms:
+            return None
+        if hasattr(self, "layout"):
+            return InFullPrecision(self)
+        return InFullPrecision(self.from_config(self.get_config() | {"error_feedback": False}))
+
+    def set_global_batch_size(self, samples):
+        for transform in self._all_transforms:
+            transform.set_global_batch_size(samples)
 
     def state(self):
         state = {
             "worker_residual": self.worker_residual.numpy(),
             "shard_residual": self.shard_residual.numpy(),
         }
-        for i, transform in enumerate(self.transforms):
+        for i, transform in enumerate(self._all_transforms):
             for j, variable in enumerate(transform.variables):
                 state[f"transform_{i}/{j}"] = variable.numpy()
         return state
@@ -157,27 +217,51 @@ class OneBit(Exchange):
             mine = states[self.rank]
             self.worker_residual.assign(ratio * mine["worker_residual"])
             self.shard_residual.assign(ratio * mine["shard_residual"])
-            for i, transform in enumerate(self.transforms):
-                for j, variable in enumerate(transform.variables):
-                    variable.assign(mine[f"transform_{i}/{j}"])
+            self._load_transforms(lambda name, of_shard: mine[name], ratio)
             return
-        if any(transform.variables for transform in self.transforms):
-            raise ValueError(
-                "Transforms with variables can only be resumed with as many workers as before. "
-                f"Received: a state of {len(states)} workers for {self.world_size}."
-            )
-        if not self._quantizer["error_feedback"]:
+        self._require_dividable(states)
+        self._load_transforms(
+            lambda name, of_shard: self._shard_of(states, name) if of_shard else states[0][name],
+            ratio,
+        )
+        if not self._quantizer["error_feedback"] or not has_unsent(states[0]):
             return
         unsent = np.sum([state["worker_residual"] for state in states], axis=0, dtype=np.float64)
         self.worker_residual.assign(ratio * unsent / self.world_size)
-        unsent = np.concatenate([state["shard_residual"] for state in states])
+        self.shard_residual.assign(ratio * self._shard_of(states, "shard_residual"))
+
+    def _load_transforms(self, array_of, ratio):
+        for i, transform in enumerate(self._all_transforms):
+            sharded = set(map(id, transform.sharded or ()))
+            pending = set(map(id, transform.pending))
+            for j, variable in enumerate(transform.variables):
+                array = array_of(f"transform_{i}/{j}", id(variable) in sharded)
+                variable.assign(ratio * array if id(variable) in pending else array)
+
+    def _require_dividable(self, states):
+        local = [transform for transform in self.local_transforms if transform.variables]
+        unknown = [t for t in self.transforms if t.variables and t.sharded is None]
+        if local or unknown:
+            raise ValueError(
+                "Transforms of each worker's own gradients, and those of which it is not known "
+                "what they remember, can only be resumed with as many workers as before. "
+                f"Received: a state of {len(states)} workers for {self.world_size}, of "
+                f"{', '.join(type(transform).__name__ for transform in local + unknown)}."
+            )
+
+    def _shard_of(self, states, name):
+        """This worker's shard of what all workers together have had."""
+        whole = np.concatenate([state[name] for state in states])
         end = sum(self.layout.shard_sizes[: self.rank + 1])
-        self.shard_residual.assign(ratio * unsent[end - self.layout.shard_sizes[self.rank] : end])
+        return whole[end - self.layout.shard_sizes[self.rank] : end]
 
     def bytes_sent(self):
         messages_bytes = self.layout.worker_message_bytes + self.layout.shard_message_bytes
-        transforms_bytes = sum(transform.bytes_sent() for transform in self.transforms)
-        return (self.world_size - 1) * messages_bytes + transforms_bytes
+        return (self.world_size - 1) * messages_bytes + self.transforms_bytes()
+
+    def transforms_bytes(self):
+        """Bytes that this worker sends for the transforms in each step."""
+        return sum(transform.bytes_sent() for transform in self.transforms)
 
     def residual_sum_of_squares(self):
         return float(self._sum_of_squares)

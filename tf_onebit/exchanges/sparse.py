@@ -14,6 +14,8 @@ class SparseGather(Exchange):
     gradient (Adam, AdaGrad) see the whole gradient of a row at once.
     """
 
+    takes_sparse = True
+
     def __init__(self):
         super().__init__(bucket_bytes=1)
 
@@ -23,19 +25,38 @@ class SparseGather(Exchange):
     def create_state(self):
         self._bytes_sent = tf.Variable(0, dtype=tf.int64, trainable=False)
 
-    def exchange(self, gradients, scale=1.0):
-        flags = yield AllGather(not_finite_flag(gradients)[tf.newaxis], self.request_name("flags"))
+    def encode(self, gradients):
+        parts = [part for gradient in gradients for part in (gradient.values, gradient.indices)]
+        return [not_finite_flag(gradients), *parts]
+
+    def deliver(self, message, like, scale):
+        flag, *parts = message
+        flags = yield AllGather(flag[tf.newaxis], self.request_name("flags"))
         exchanged, sizes_bytes = [], [tf.constant(flags.dtype.size, tf.int64)]
-        for i, gradient in enumerate(gradients):
-            values = yield self._gather(gradient.values, f"values_{i}")
-            indices = yield self._gather(gradient.indices, f"indices_{i}")
-            for tensor in (gradient.values, gradient.indices):
+        for i, gradient in enumerate(like):
+            mine = parts[2 * i : 2 * i + 2]
+            values = yield self._gather(mine[0], f"values_{i}")
+            indices = yield self._gather(mine[1], f"indices_{i}")
+            for tensor in mine:
                 sizes_bytes.append(tf.size(tensor, tf.int64) * tensor.dtype.size)
             rows, positions = tf.unique(indices)
             sums = tf.math.unsorted_segment_sum(values, positions, tf.size(rows))
             exchanged.append(tf.IndexedSlices(sums * scale, rows, gradient.dense_shape))
         self._bytes_sent.assign((self.world_size - 1) * tf.add_n(sizes_bytes))
         return exchanged, with_overflow(flags, exchanged)
+
+    def message_variables(self):
+        def variable(shape, dtype):
+            empty = tf.zeros([0, *shape[1:]], dtype)
+            return tf.Variable(empty, shape=[None, *shape[1:]], trainable=False)
+
+        parts = [
+            v for s in self.specs for v in (variable(s.shape, s.dtype), variable([0], "int64"))
+        ]
+        return [tf.Variable(0, trainable=False), *parts]
+
+    def in_full_precision(self):
+        return self.clone()
 
     def _gather(self, tensor, stage):
         return AllGather(tensor, self.request_name(stage), uneven=True)

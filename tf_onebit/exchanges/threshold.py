@@ -12,7 +12,7 @@ from tf_onebit.exchanges.base import Exchange, require_same_kind
 from tf_onebit.exchanges.capacity import Capacity
 from tf_onebit.exchanges.finite import with_narrow_overflow
 from tf_onebit.exchanges.tau import Tau
-from tf_onebit.ops import threshold as message
+from tf_onebit.ops import threshold as words
 
 WORD_BYTES = 4
 CODINGS = ("packed", "golomb_rice")
@@ -65,7 +65,7 @@ class Threshold(Exchange):
     """
 
     # Number of values that one message is about.
-    part_size = message.MAX_PART_SIZE
+    part_size = words.MAX_PART_SIZE
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class Threshold(Exchange):
     def _parts(self):
         return {"sizes": self._sizes, "part_size": self.part_size}
 
-    def encode(self, gradients, capacity, rate=1.0, pad=True):
+    def message(self, gradients, capacity, rate=1.0, pad=True):
         """Encodes gradients with error feedback.
 
         Args:
@@ -148,7 +148,6 @@ class Threshold(Exchange):
         )[tf.newaxis]
         if self.coding == "golomb_rice":
             encoded = ops.golomb_rice_encode(encoded, pad=pad, **self._parts)
-        self._message_words.assign(tf.size(encoded, tf.int64))
         return encoded
 
     def decode(self, messages):
@@ -167,9 +166,10 @@ class Threshold(Exchange):
         Returns:
             int64 scalar, the most values that a message was to have room for.
         """
-        headers = messages[:, :, : message.HEADER_WORDS]
-        exceeding = tf.cast(tf.bitcast(headers[:, :, message.EXCEEDING], tf.uint32), tf.int64)
-        squares = tf.bitcast(headers[:, :, message.SQUARES], tf.float32)
+        self._message_words.assign(tf.size(messages[mine], tf.int64))
+        headers = messages[:, :, : words.HEADER_WORDS]
+        exceeding = tf.cast(tf.bitcast(headers[:, :, words.EXCEEDING], tf.uint32), tf.int64)
+        squares = tf.bitcast(headers[:, :, words.SQUARES], tf.float32)
         values = tf.cast(tf.shape(headers)[0], tf.float64) * max(1, self._size)
         density = tf.cast(tf.cast(tf.reduce_sum(exceeding), tf.float64) / values, tf.float32)
         mean_square = tf.reduce_sum(squares) / tf.cast(values, tf.float32)
@@ -178,15 +178,25 @@ class Threshold(Exchange):
         self._sum_of_squares.assign(tf.reduce_sum(squares[mine]))
         return tf.reduce_max(exceeding)
 
-    def exchange(self, gradients, scale=1.0):
+    def encode(self, gradients):
         step = tf.convert_to_tensor(self._capacity.step)
-        encoded = self.encode(gradients, self._capacity.at(step))
+        return [self.message(gradients, self._capacity.at(step)), step]
+
+    def deliver(self, message, like, scale):
+        encoded, step = message
         gathered = yield AllGather(encoded, self.request_name("all_gather"), variant=step)
         self._capacity.follow(self.follow(gathered, self.rank))
         exchanged = ops.threshold_decode_sum(
-            self.decode(gathered), gradients, scale=scale, **self._parts
+            self.decode(gathered), like, scale=scale, **self._parts
         )
-        return exchanged, with_narrow_overflow(gathered[:, 0, message.FLAG], exchanged)
+        return exchanged, with_narrow_overflow(gathered[:, 0, words.FLAG], exchanged)
+
+    def message_variables(self):
+        parts = max(1, math.ceil(self._size / self.part_size))
+        return [
+            tf.Variable(tf.zeros([1, parts, 0], tf.int32), shape=[1, parts, None], trainable=False),
+            tf.Variable(0, trainable=False),
+        ]
 
     def state(self):
         return {

@@ -130,6 +130,9 @@ class CompressedAllReduce(FullPrecision):
             `decompress(tensor, context)`, as in Horovod; or its path, "module:class".
     """
 
+    # What a compressor remembers of a gradient may not outlive the step: it cannot be `Delayed`.
+    message_variables = Exchange.message_variables
+
     def __init__(self, compressor, bucket_bytes=32 * 2**20):
         super().__init__(bucket_bytes)
         if isinstance(compressor, str):

@@ -46,7 +46,7 @@ class DeadReckoning(GradientExchange):
         (exchange,) = self.exchanges_for(specs, variables)
         rate = tf.cast(learning_rate, tf.float32) * self.scale
         most = min(sum(spec.size for spec in specs), exchange.part_size)
-        mine = exchange.encode(gradients, most, rate, pad=False)
+        mine = exchange.message(gradients, most, rate, pad=False)
         exchange.follow(mine, 0)
         arrived = tf.numpy_function(self._swap, [mine], tf.int32)
         arrived = tf.ensure_shape(arrived, [None, mine.shape[1], None])

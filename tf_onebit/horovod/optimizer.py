@@ -8,6 +8,8 @@ from tf_onebit.exchanges.finite import values_of
 from tf_onebit.horovod.compression import requested_exchange
 from tf_onebit.horovod.gradients import horovod_exchange
 from tf_onebit.horovod.remake import remake, require_not_distributed, take_over
+from tf_onebit.training.calls import drawn_tensors
+from tf_onebit.training.model_optimizers import flush_where_shown, model_in_training
 from tf_onebit.training.optimizer import Distributed, GlobalLossScale, settings
 
 
@@ -98,10 +100,15 @@ class _OverHorovod(Distributed):
         super().build(variables)
 
     def apply(self, grads, trainable_variables=None):
+        grads = list(grads)
         # In the step that finds that the data have ended nothing may be counted. The last gradient
         # is the first that a backward pass makes: to wait for it delays no exchange.
-        last = [values_of(gradient) for gradient in grads if gradient is not None][-1:]
-        with tf.control_dependencies(last):
+        awaited = [values_of(gradient) for gradient in grads if gradient is not None][-1:]
+        if self.gradient_exchange.is_delayed:
+            awaited = drawn_tensors()  # what has been under way does not wait for gradients
+            if (model := model_in_training(self)) is not None:
+                flush_where_shown(model)
+        with tf.control_dependencies(awaited):
             self._apply(grads, trainable_variables)
 
     def _apply(self, grads, trainable_variables):

@@ -46,6 +46,13 @@ class DistributedGradientTape:
             template = _resolve_compression(compression)
         else:
             template = requested_exchange(exchange, compression)
+        if template.is_delayed:
+            raise ValueError(
+                "A tape gives the gradients of its own step, which may not be there yet, or be "
+                f"others. Received: exchange={template!r}. Leave Delayed out, or use "
+                "tf_onebit.horovod.DistributedOptimizer, which knows when there is nothing to "
+                "apply."
+            )
         by_op = _exchanges.setdefault(template, {})
         if op not in by_op:
             # Of a clone, because values that hold their key would never be freed.

@@ -1,13 +1,16 @@
 """The exchange of a training program's gradients: built on first use, kept for good."""
 
+import contextlib
 import functools
 import itertools
 
 import tensorflow as tf
 
 from tf_onebit.exchanges import Bucketed, Exchange, FullPrecision, GradientSpec, Local
+from tf_onebit.exchanges.base import has_unsent
 from tf_onebit.exchanges.finite import all_finite, not_finite_flag
 from tf_onebit.exchanges.handshake import handshake
+from tf_onebit.samples import number_of_samples
 
 # Counts what is exchanged, in the order of first use: all workers must take part in each, so they
 # count alike. (They need not make the same objects: one may log, test or save more than another.)
@@ -69,6 +72,7 @@ class GradientExchange:
         block_states: of an earlier run, until `blocks` takes them over: list, by rank, or None.
         variables, latest: where an optimizer keeps, within one step, whose gradients it was
             given and what their exchange returned.
+        flushing: where an optimizer keeps functions that it has traced.
     """
 
     # Whether workers apply what has come by now.
@@ -83,6 +87,10 @@ class GradientExchange:
         self._settings = [("op", "Average" if mean else "Sum"), *settings]
         self._built = {}
         self._states, self._ratio = {}, 1.0
+        self._global_batch_size = None
+        self._delays = True
+        self._released = None
+        self.flushing = {}
         self.variables = self.latest = None
 
     @property
@@ -91,9 +99,37 @@ class GradientExchange:
         return [exchanges[0] for exchanges, _ in self._built.values()]
 
     @property
+    def built_for(self):
+        """What each of `built` is for: list of (tuple of `GradientSpec`, list of variables)."""
+        return [(exchanges[0].specs, variables) for exchanges, variables in self._built.values()]
+
+    @property
     def scale(self):
         """What the sum over the workers is multiplied with."""
         return 1.0 / self.group.world_size if self._mean else 1.0
+
+    @property
+    def global_batch_size(self):
+        """What `set_global_batch_size` has set, or None."""
+        return self._global_batch_size
+
+    def set_global_batch_size(self, samples):
+        """Tells all exchanges how many samples a step has, also those that are not built yet.
+
+        Args:
+            samples: number of samples that all workers together take per step, the same on all.
+
+        Raises:
+            ValueError: if `samples` is not a positive whole number.
+        """
+        self._global_batch_size = number_of_samples("global_batch_size", samples)
+        for exchanges, _ in self._built.values():
+            self._tell_batch_size(exchanges)
+
+    def _tell_batch_size(self, exchanges):
+        if self._global_batch_size is not None:
+            for exchange in exchanges:
+                exchange.set_global_batch_size(self._global_batch_size)
 
     def measures(self):
         """Figures of the last exchange, for the Monitor: dictionary of floats."""
@@ -115,8 +151,19 @@ class GradientExchange:
         """
 
     def states(self):
-        """The states of what is built: list of lists, by exchange and by `engine.ranks`."""
-        return [[exchange.state() for exchange in e] for e, _ in self._built.values()]
+        """The states of what is built: list of lists, by exchange and by `engine.ranks`.
+
+        And those, of an earlier run, of what is not built yet.
+        """
+        built = [[exchange.state() for exchange in e] for e, _ in self._built.values()]
+        waiting = [self._states[index] for index in sorted(self._states)]
+        return built + [[states[rank] for rank in self.engine.ranks] for states in waiting]
+
+    @property
+    def states_are_whole(self):
+        """Whether `states` has all: not before the first step of other workers than earlier."""
+        alike = all(len(states) == self.engine.world_size for states in self._states.values())
+        return alike and (not self._states or self._ratio == 1.0)
 
     def load_states(self, states, scale):
         """Takes over the states of an earlier run, also for what is not built yet.
@@ -125,11 +172,27 @@ class GradientExchange:
             states: list of lists of what `Exchange.state` returned, by exchange and by rank. With
                 as many workers as then, those of other processes may be missing (empty).
             scale: what `scale` was then.
+
+        What is built now and was not then begins anew.
         """
         self._states = dict(enumerate(states))
         self._ratio = scale / self.scale
+        # What was in force then is part of the states.
+        self._global_batch_size = None
         for index, (exchanges, _) in enumerate(self._built.values()):
-            self._load(index, exchanges)
+            if index < len(states):
+                self._load(index, exchanges)
+            else:
+                self._begin_anew(exchanges)
+
+    def _begin_anew(self, exchanges):
+        for index, old in enumerate(exchanges):
+            new = Bucketed(old.template)
+            with self.group.place(index):
+                new.build(old.specs, old.rank, old.world_size, old.scope, old.unit)
+            states = [{} for _ in range(old.world_size)]
+            states[old.rank] = new.state()
+            old.load_state(states)
 
     def _load(self, index, exchanges):
         states = self._states.pop(index, None)
@@ -157,12 +220,12 @@ class GradientExchange:
         Returns:
             A list like `gradients`.
         """
-        # A single worker exchanges nothing, unless several have left it what they had not sent.
-        if self.group.world_size == 1 and not (self._states or self._built):
+        if self._released is not None:
+            return self._release(gradients)
+        if self._is_alone:
             return [list(mine) for mine in gradients]
-        present = [i for i, gradient in enumerate(gradients[0]) if gradient is not None]
-        specs = tuple(spec_of(gradients[0][i], variables[i]) for i in present)
-        exchanges = self.exchanges_for(specs, [variables[i] for i in present])
+        present = _present(gradients[0])
+        exchanges = self._exchanges_of(gradients[0], variables)
         results = self.group.run(
             exchange.exchange([_tensor(mine[i]) for i in present], self.scale)
             for exchange, mine in zip(exchanges, gradients, strict=True)
@@ -172,6 +235,75 @@ class GradientExchange:
             for i, tensor in zip(present, tensors, strict=True):
                 mine[i] = tensor
         return exchanged
+
+    @property
+    def _is_alone(self):
+        """A single worker exchanges nothing, unless it transforms, or several have left it some."""
+        is_single = self.group.world_size == 1 and self._in_full_precision() is None
+        return is_single and not (self._states or self._built)
+
+    @property
+    def is_delayed(self):
+        """Whether the gradients of a step come back in a later one."""
+        if not self.template.is_delayed:
+            return False
+        if self._built:
+            return any(exchange.template.is_delayed for exchange in self.built)
+        return not self._is_alone and self._in_full_precision() is None
+
+    def delivers(self, gradients, variables):
+        """Whether a call would give gradients back: boolean scalar. Else `hold` takes its place.
+
+        Args:
+            gradients: list, of one worker.
+            variables: list.
+        """
+        return self._exchanges_of(gradients, variables)[0].delivers()
+
+    def hold(self, gradients, variables):
+        """Takes gradients as a call does, and gives none back. Returns those that it got."""
+        present = _present(gradients[0])
+        exchanges = self._exchanges_of(gradients[0], variables)
+        self.group.run(
+            exchange.hold([_tensor(mine[i]) for i in present])
+            for exchange, mine in zip(exchanges, gradients, strict=True)
+        )
+        return [list(mine) for mine in gradients]
+
+    def held(self):
+        """What is under way: list of (index among `built`, number of steps, variables)."""
+        numbers = [exchanges[0].number_held() for exchanges, _ in self._built.values()]
+        lists = [variables for _, variables in self._built.values()]
+        return [(i, *one) for i, one in enumerate(zip(numbers, lists, strict=True)) if one[0]]
+
+    @contextlib.contextmanager
+    def releasing(self, index, number):
+        """Context in which a call takes no gradients, and gives back the oldest that are held.
+
+        Args:
+            index, number: one of `held`.
+        """
+        self._released = index, number
+        try:
+            yield
+        finally:
+            self._released = None
+
+    def _release(self, like):
+        index, number = self._released
+        exchanges, _ = list(self._built.values())[index]
+        results = self.group.run(
+            exchange.release(number, _like(exchange.specs, mine), self.scale)
+            for exchange, mine in zip(exchanges, like, strict=True)
+        )
+        return [list(tensors) for tensors, _ in results]
+
+    def set_delay(self, on):
+        """Turns delay on or off, while nothing is held."""
+        self._delays = on
+        for exchanges, _ in self._built.values():
+            for exchange in exchanges:
+                exchange.set_delay(on)
 
     def all_finite(self, gradients):
         """Whether the gradients of all workers are finite, or its own, where they train apart.
@@ -198,8 +330,21 @@ class GradientExchange:
             self.group.run([handshake(scope, self._settings) for _ in self.group.ranks])
         return scope
 
+    def _in_full_precision(self):
+        """What a single worker does to gradients of which there is nothing unsent, if anything."""
+        states = self._states.get(len(self._built), [{}])
+        if self.group.world_size > 1 or len(states) > 1 or has_unsent(states[0]):
+            return None
+        return self.template.in_full_precision()
+
     def _build(self, specs, scope):
-        return build(self.template, specs, scope, self.group, self._unit)
+        template = self._in_full_precision() or self.template
+        return build(template, specs, scope, self.group, self._unit)
+
+    def _exchanges_of(self, gradients, variables):
+        present = _present(gradients)
+        specs = tuple(spec_of(gradients[i], variables[i]) for i in present)
+        return self.exchanges_for(specs, [variables[i] for i in present])
 
     def exchanges_for(self, specs, variables):
         """The exchanges of gradients of a list of variables: one for each of `group.ranks`."""
@@ -210,6 +355,10 @@ class GradientExchange:
             exchanges = self._build(specs, scope)
             with tf.init_scope():
                 self._load(len(self._built), exchanges)
+                self._tell_batch_size(exchanges)
+                if not self._delays:
+                    for exchange in exchanges:
+                        exchange.set_delay(False)
             # With the variables, because the ids of objects that are gone come again.
             self._built[key] = exchanges, variables
         exchanges, _ = self._built[key]
@@ -223,6 +372,20 @@ def spec_of(gradient, variable):
         dtype=tf.as_dtype(gradient.dtype).name,
         sparse=isinstance(gradient, tf.IndexedSlices),
     )
+
+
+def _present(gradients):
+    return [i for i, gradient in enumerate(gradients) if gradient is not None]
+
+
+def _like(specs, tensors):
+    """Tensors, or `tf.IndexedSlices` without rows where gradients are sparse."""
+    return [
+        tf.IndexedSlices(tensor[:0], tf.zeros([0], tf.int64), tf.shape(tensor, tf.int64))
+        if spec.sparse
+        else tf.convert_to_tensor(tensor)
+        for spec, tensor in zip(specs, tensors, strict=True)
+    ]
 
 
 def _tensor(gradient):

@@ -1,7 +1,11 @@
 """Keras optimizers that exchange gradients between workers."""
 
+import functools
+
 import keras
 import tensorflow as tf
+
+from tf_onebit.training.copies import assign_all, copies_of
 
 
 def subclass(optimizer_class, mixin):
@@ -40,9 +44,108 @@ class Distributed:
             with tf.init_scope():
                 self.build(trainable_variables)
 
-    def _exchange(self, gradients, variables):
-        """The exchanged gradients of one worker."""
-        return self.gradient_exchange([gradients], variables)[0]
+    def apply(self, grads, trainable_variables=None):
+        if not self.gradient_exchange.is_delayed:
+            super().apply(grads, trainable_variables)
+            return
+        if trainable_variables is None:
+            trainable_variables = self._trainable_variables
+        variables = list(trainable_variables)
+        self._build_first(variables)
+
+        def update(gradients):
+            super(Distributed, self).apply(gradients, variables)
+
+        def hold(gradients):
+            self._hold(gradients, variables)
+
+        # Decided by what has been before, so that what is under way is there at the beginning.
+        self._branch(lambda gradients: self._applies(gradients, variables), update, hold, grads)
+
+    def _branch(self, predicate, then, otherwise, gradients):
+        """Calls one of two functions with the gradients, by a predicate of those of one worker."""
+
+        def calling(function):
+            def call():
+                function(gradients)
+                return True
+
+            return call
+
+        tf.cond(predicate(gradients), calling(then), calling(otherwise))
+
+    def _applies(self, gradients, variables):
+        """Whether this step has something to apply, or to accumulate: boolean scalar."""
+        steps = self.gradient_accumulation_steps
+        if not steps:
+            return self.gradient_exchange.delivers(gradients, variables)
+        dense = [None if g is None else tf.convert_to_tensor(g) for g in gradients]
+        accumulates = tf.not_equal((self._iterations + 1) % steps, 0)
+        return accumulates | self.gradient_exchange.delivers(dense, variables)
+
+    def _hold(self, gradients, variables):
+        """What takes the place of `apply` in a step that has nothing to apply: counts nothing."""
+        gradients, variables = self._filter_empty_gradients(gradients, variables)
+        if self.loss_scale_factor is not None:
+            gradients = [gradient / self.loss_scale_factor for gradient in gradients]
+        steps = self.gradient_accumulation_steps
+        if not steps:
+            self._exchange(gradients, variables, self.gradient_exchange.hold)
+            return
+        sums = [self._accumulated_gradients[self._get_variable_index(v)] for v in variables]
+        means = [(g + a) / steps for g, a in zip(gradients, sums, strict=True)]
+        self._exchange(means, variables, self.gradient_exchange.hold)
+        self._backend_reset_gradient_accumulators()
+        self._iterations.assign_sub(steps - 1)
+
+    def flush(self):
+        """Applies what is under way: see `tf_onebit.training.model_optimizers.flush`."""
+        for index, number, variables in self.gradient_exchange.held():
+            for left in range(number, 0, -1):
+                self._apply_oldest(index, left, variables)
+
+    def _apply_oldest(self, index, number, variables):
+        functions = self.gradient_exchange.flushing
+        if (index, number) not in functions:
+            update = functools.partial(self._release, index, number, variables)
+            functions[index, number] = tf.function(
+                lambda: self._on_replicas(update), autograph=False
+            )
+        steps = self.gradient_accumulation_steps
+        if not steps:
+            functions[index, number]()
+            return
+        # A whole update, in the midst of what is being accumulated for the next.
+        iterations = int(self._iterations.numpy())
+        copies = [c for v in self._accumulated_gradients for c in copies_of(v)]
+        accumulated = [copy.numpy() for copy in copies]
+        assign_all(self._iterations, iterations // steps * steps + steps - 1)
+        functions[index, number]()
+        assign_all(self._iterations, iterations + steps)
+        for copy, value in zip(copies, accumulated, strict=True):
+            copy.assign(value)
+
+    def _release(self, index, number, variables):
+        nothing = [tf.zeros(variable.shape, variable.dtype) for variable in variables]
+        with self.gradient_exchange.releasing(index, number):
+            super().apply(nothing, variables)
+
+    def _on_replicas(self, function):
+        """Calls a function where `apply` would be called."""
+        function()
+
+    def finalize_variable_values(self, var_list):
+        self.flush()  # at the end of `fit`
+        super().finalize_variable_values(var_list)
+
+    def _exchange(self, gradients, variables, exchanging=None):
+        """The exchanged gradients of one worker.
+
+        Args:
+            gradients, variables: lists.
+            exchanging: method of `gradient_exchange`. Default: to call it.
+        """
+        return (exchanging or self.gradient_exchange)([gradients], variables)[0]
 
     def _backend_apply_gradients(self, grads, trainable_variables):
         # The accumulated gradients are met in `_clip_gradients`, which is not told of what.

@@ -1,0 +1,77 @@
+"""The reference for delayed gradients: one process, with a queue."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tests.parallel.training import INPUTS, make_data, make_model
+
+
+class Late:
+    """Applies the gradients of all workers' batches some steps after they were computed.
+
+    Args:
+        optimizer: function that makes it.
+        make: function that makes the model.
+        delay: number of steps.
+    """
+
+    def __init__(self, optimizer, make=make_model, delay=1):
+        self.model, self.optimizer, self.delay = make(), optimizer(), delay
+        self.optimizer.build(self.model.trainable_variables)
+        self._loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        self._queue = []
+
+    def step(self, *batches):
+        """Takes the mean of the gradients of batches."""
+        gradients = [self._gradients(*batch) for batch in batches]
+        self._queue.append([sum(g) / len(batches) for g in zip(*gradients, strict=True)])
+        if len(self._queue) > self.delay:
+            self._apply_oldest()
+
+    def _gradients(self, x, labels):
+        with tf.GradientTape() as tape:
+            loss = self._loss(labels, self.model(x, training=True))
+        gradients = tape.gradient(loss, [v.value for v in self.model.trainable_variables])
+        return list(map(tf.convert_to_tensor, gradients))
+
+    def _apply_oldest(self):
+        self.optimizer.apply(self._queue.pop(0), self.model.trainable_variables)
+
+    def flush(self):
+        while self._queue:
+            self._apply_oldest()
+
+    def fit(self, batches, epochs=1):
+        for _ in range(epochs):
+            for batch in batches:
+                self.step(batch)
+            self.flush()
+        self.optimizer.finalize_variable_values(self.model.trainable_variables)
+        return self
+
+
+def whole_batches(steps, world_size):
+    """The batches of all workers together."""
+    x, labels = make_data(steps, world_size)
+    return list(zip(x.reshape(steps, -1, INPUTS), labels.reshape(steps, -1), strict=True))
+
+
+def arrays_of(model, optimizer):
+    return [np.array(v) for v in (*model.variables, *optimizer.variables)]
+
+
+def assert_like(model, late, counts=True):
+    """The same weights and state of the optimizer, to rounding.
+
+    Args:
+        model: Keras model.
+        late: `Late`.
+        counts: whether their optimizers count in the same way.
+    """
+    mine = arrays_of(model, getattr(model.optimizer, "inner_optimizer", model.optimizer))
+    others = arrays_of(late.model, late.optimizer)
+    if not counts:
+        mine, others = model.get_weights(), late.model.get_weights()
+    for array, other in zip(mine, others, strict=True):
+        np.testing.assert_allclose(array, other, rtol=1e-5, atol=1e-5)

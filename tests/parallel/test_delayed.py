@@ -1,0 +1,259 @@
+"""`Delayed` in `model.fit`, over both engines."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_onebit.horovod as hvd
+from tests.parallel.in_scope import in_scope
+from tests.parallel.late import Late, arrays_of, assert_like, whole_batches
+from tests.parallel.ranks import assert_same_bits_on_all_ranks, engine, gather, rank
+from tests.parallel.training import (
+    BATCH_SIZE,
+    INPUTS,
+    compiled,
+    embedding_model,
+    make_data,
+    make_model,
+)
+from tf_onebit import Delayed, FullPrecision, OneBit
+from tf_onebit.callbacks import BackupAndRestore, Monitor
+from tf_onebit.collectives.horovod import HorovodEngine
+from tf_onebit.training.model_optimizers import flush, without_delay
+
+STEPS = 5
+
+both_engines = pytest.mark.workers(2, engines=["horovod", "tensorflow"])
+over_horovod = pytest.mark.workers(2)
+
+
+def is_horovod():
+    return isinstance(engine(), HorovodEngine)
+
+
+def sgd(**arguments):
+    return lambda: keras.optimizers.SGD(0.1, **arguments)
+
+
+def decaying():
+    return keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5))
+
+
+def delayed_model(optimizer, exchange=None, make=make_model, **arguments):
+    """A compiled model whose exchange, by default full precision, is delayed."""
+    exchange = exchange or Delayed(FullPrecision())
+    if is_horovod():
+        return compiled(make(), hvd.DistributedOptimizer(optimizer(), exchange), **arguments)
+    return in_scope(exchange, make, optimizer, **arguments)
+
+
+def batches(world_size, steps=STEPS, spoil=None):
+    """This rank's batches; a strategy gets those of all, and divides them.
+
+    Args:
+        world_size: number of workers.
+        steps: number of batches.
+        spoil: index of a batch in which rank 1 has infinities.
+    """
+    x, labels = make_data(steps, world_size)
+    if spoil is not None:
+        x[spoil, 1] = np.inf
+    if is_horovod():
+        x, labels = x[:, rank()], labels[:, rank()]
+    batch_size = BATCH_SIZE * (1 if is_horovod() else world_size)
+    samples = x.reshape(-1, INPUTS), labels.reshape(-1)
+    return tf.data.Dataset.from_tensor_slices(samples).batch(batch_size)
+
+
+def assert_same_bits(model, other):
+    pairs = zip(arrays_of(model, model.optimizer), arrays_of(other, other.optimizer), strict=True)
+    for array, expected in pairs:
+        np.testing.assert_array_equal(array, expected)
+
+
+CASES = {
+    "momentum": (sgd(momentum=0.9, clipnorm=0.05, weight_decay=0.1), {}, {}),
+    "averages_of_embeddings": (
+        sgd(use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=3),
+        {"make": embedding_model},
+        {},
+    ),
+    "three_steps_in_a_loop": (decaying, {"delay": 3}, {"steps_per_execution": 4}),
+}
+
+
+@both_engines
+@pytest.mark.parametrize("name", CASES)
+def test_fit_applies_gradients_late(name, world_size):
+    """Of data of unknown length, which end in a step that must do nothing."""
+    optimizer, settings, arguments = CASES[name]
+    exchange = Delayed(FullPrecision(), settings.get("delay", 1))
+    model = delayed_model(optimizer, exchange, settings.get("make", make_model), **arguments)
+    model.fit(batches(world_size).filter(lambda *_: True), epochs=2, verbose=0)
+    assert_same_bits_on_all_ranks(arrays_of(model, model.optimizer))
+    assert_like(model, Late(optimizer, **settings).fit(whole_batches(STEPS, world_size), epochs=2))
+
+
+class Evaluation(keras.callbacks.Callback):
+    """Looks at the model after some steps, as `view` does, and keeps what that returns."""
+
+    def __init__(self, view, *steps):
+        super().__init__()
+        self.view, self.steps, self.seen = view, steps, []
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch in self.steps:
+            self.seen.append(self.view(self.model))
+
+
+@both_engines
+def test_accumulated_gradients_are_late_by_an_update(world_size):
+    """Also where the model is looked at in the midst of an accumulation."""
+    model = delayed_model(sgd(gradient_accumulation_steps=2, momentum=0.9))
+    evaluation = Evaluation(lambda model: model.get_weights(), 4)
+    model.fit(batches(world_size, steps=10), verbose=0, callbacks=[evaluation])
+    late, whole = Late(sgd(momentum=0.9)), whole_batches(10, world_size)
+    for update in range(5):
+        if update == 2:
+            # Its first batch has been seen by the model before the flush, its second after.
+            first = late._gradients(*whole[4])
+            late.flush()
+            for array, other in zip(evaluation.seen[0], late.model.get_weights(), strict=True):
+                np.testing.assert_allclose(array, other, rtol=1e-5, atol=1e-5)
+            second = late._gradients(*whole[5])
+            late._queue.append([(a + b) / 2 for a, b in zip(first, second, strict=True)])
+        else:
+            late.step(*whole[2 * update : 2 * update + 2])
+    late.flush()
+    assert_like(model, late, counts=False)
+    assert model.optimizer._iterations.numpy() == 10
+
+
+@both_engines
+def test_step_that_is_skipped_delays_what_is_under_way(world_size):
+    def scaled():
+        return keras.optimizers.LossScaleOptimizer(sgd(momentum=0.9)(), initial_scale=64.0)
+
+    model = delayed_model(scaled)
+    model.fit(batches(world_size, spoil=2), verbose=0)
+    whole = whole_batches(STEPS, world_size)
+    assert_like(model, Late(sgd(momentum=0.9)).fit(whole[:2] + whole[3:]))
+
+
+@both_engines
+def test_model_is_complete_wherever_it_is_looked_at(world_size, tmp_path):
+    model = delayed_model(sgd(momentum=0.9), run_eagerly=True)
+    looks = {
+        0: lambda model: model.evaluate(batches(world_size), verbose=0),
+        1: lambda model: model.predict(np.ones([2, INPUTS], np.float32), verbose=0),
+        2: lambda model: model.save_weights(tmp_path / f"{rank()}.weights.h5"),
+    }
+    callbacks = [Evaluation(look, step) for step, look in looks.items()]
+    model.fit(batches(world_size), verbose=0, callbacks=callbacks)
+    late, whole = Late(sgd(momentum=0.9)), whole_batches(STEPS, world_size)
+    for step, batch in enumerate(whole):
+        late.step(batch)
+        if step in looks:
+            late.flush()
+        if step == 2:
+            saved = make_model()
+            saved.load_weights(tmp_path / f"{rank()}.weights.h5")
+            for array, other in zip(saved.get_weights(), late.model.get_weights(), strict=True):
+                np.testing.assert_allclose(array, other, rtol=1e-5, atol=1e-5)
+    late.flush()
+    assert_like(model, late)
+
+
+@over_horovod
+def test_one_worker_may_look_at_the_model_alone(world_size):
+    """It waits until the others come to the end of their next step."""
+    model = delayed_model(sgd(momentum=0.9), Delayed(OneBit(min_size=0)))
+    alone = Evaluation(lambda model: model.get_weights(), *([1] if rank() == 0 else []))
+    model.fit(batches(world_size), epochs=2, verbose=0, callbacks=[alone])
+    assert_same_bits_on_all_ranks(arrays_of(model, model.optimizer))
+    assert model.optimizer.iterations.numpy() == 2 * STEPS
+
+
+@both_engines
+def test_without_delay_steps_apply_their_own_gradients(world_size):
+    model = delayed_model(sgd(momentum=0.9), Delayed(OneBit(min_size=0)))
+    reference = delayed_model(sgd(momentum=0.9), OneBit(min_size=0))
+    with without_delay(model):
+        model.fit(batches(world_size), verbose=0)
+    reference.fit(batches(world_size), verbose=0)
+    assert_same_bits(model, reference)
+    iterations = model.optimizer.iterations.numpy()
+    model.fit(batches(world_size, steps=1), verbose=0)
+    assert model.optimizer.iterations.numpy() == iterations + 1
+
+
+class Stop(keras.callbacks.Callback):
+    def __init__(self, step):
+        super().__init__()
+        self.step = step
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.step -= 1
+        if self.step == 0:
+            raise InterruptedError
+
+
+@both_engines
+@pytest.mark.parametrize("step, steps_between", [(8, 3), (7, 5)])
+def test_resumed_run_has_the_same_bits(step, steps_between, world_size, tmp_path):
+    """From the midst of an epoch, and from its end, before the flush."""
+    directory = gather(str(tmp_path))[0]
+
+    def train(*callbacks):
+        model = delayed_model(sgd(momentum=0.9), Delayed(OneBit(min_size=0), steps=2))
+        model.fit(batches(world_size), epochs=2, verbose=0, callbacks=list(callbacks))
+        return model
+
+    expected = train()
+    with pytest.raises(InterruptedError):
+        train(BackupAndRestore(directory, steps_between), Stop(step))
+    assert_same_bits(train(BackupAndRestore(directory, steps_between)), expected)
+
+
+@over_horovod
+def test_error_comes_on_all_workers_and_names_the_gradient(world_size):
+    model = delayed_model(sgd(), Delayed(OneBit(min_size=0)))
+    message = "Rank 1 met an infinity or NaN in the gradient of .*first/kernel"
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+        model.fit(batches(world_size, spoil=2), verbose=0)
+    assert all(np.isfinite(w).all() for w in model.get_weights())
+
+
+@over_horovod
+def test_step_is_left_out_where_a_gradient_is_not_finite(world_size):
+    optimizer = hvd.DistributedOptimizer(
+        sgd(momentum=0.9)(), Delayed(FullPrecision()), on_nonfinite="skip"
+    )
+    model = compiled(make_model(), optimizer)
+    model.fit(batches(world_size, spoil=2), verbose=0)
+    whole = whole_batches(STEPS, world_size)
+    assert_like(model, Late(sgd(momentum=0.9)).fit(whole[:2] + whole[3:]))
+
+
+@over_horovod
+def test_loops_of_ones_own_flush(world_size):
+    model = delayed_model(sgd(momentum=0.9), Delayed(OneBit(min_size=0)))
+    fitted = delayed_model(sgd(momentum=0.9), Delayed(OneBit(min_size=0)))
+    monitor = Monitor(update_freq=1)
+    history = fitted.fit(batches(world_size), verbose=0, callbacks=[monitor]).history
+    for x, labels in batches(world_size):
+        model.train_on_batch(x, labels)
+    assert model.optimizer.iterations.numpy() == STEPS - 1
+    flush(model)
+    flush(model)  # of nothing
+    assert_same_bits(model, fitted)
+    plain = delayed_model(sgd(), OneBit(min_size=0))
+    expected = plain.fit(batches(world_size), verbose=0, callbacks=[Monitor()]).history
+    assert history["bytes_sent"] == expected["bytes_sent"]
+
+
+@over_horovod
+def test_tape_refuses_delay(world_size):
+    with pytest.raises(ValueError, match="Leave Delayed out, or use .*DistributedOptimizer"):
+        hvd.DistributedGradientTape(tf.GradientTape(), Delayed(OneBit()))

@@ -1,0 +1,79 @@
+"""How exchanges apply transforms."""
+
+import tensorflow as tf
+
+from tf_onebit.transforms import Transform
+
+
+def require_transforms(name, transforms):
+    """Raises ValueError unless all of a list, the argument `name`, are transforms."""
+    for transform in transforms:
+        if not isinstance(transform, Transform):
+            raise ValueError(
+                f"{name} must be a list of tf_onebit.transforms.Transform. "
+                f"Received: {transform!r} of type {type(transform).__name__}."
+            )
+
+
+def transformed(transforms, aggregate, plain):
+    """Generator: applies transforms in order; returns `aggregate` and `plain` after the last."""
+    for transform in transforms:
+        aggregate, plain = yield from transform.transform(aggregate, plain)
+    return aggregate, plain
+
+
+def unchanged(aggregate, plain):
+    """Generator: applies none."""
+    yield from ()
+    return aggregate, plain
+
+
+def transformed_alone(transforms, gradients, layout):
+    """Applies transforms to the gradients of one worker.
+
+    Args:
+        transforms: list of transforms, built for `layout`.
+        gradients: list of tensors.
+        layout: `Layout` of one worker.
+
+    Returns:
+        List of float32 tensors.
+
+    Raises:
+        ValueError: if one of them asks for a collective.
+    """
+    generator = transformed(transforms, *joined(gradients, layout))
+    try:
+        request = next(generator)
+    except StopIteration as stop:
+        like = [tf.cast(gradient, tf.float32) for gradient in gradients]
+        return parted(*stop.value, like, layout)
+    raise ValueError(
+        "local_transforms are applied by each worker to its own gradients, and cannot communicate. "
+        f"Received: one that asks for {request!r}. Use transforms, which work on the sum."
+    )
+
+
+def joined(gradients, layout):
+    """A list of gradients as two float32 vectors: values in columns, and plain values."""
+    vectors = [[], []]
+    for gradient, column_size in zip(gradients, layout.column_sizes, strict=True):
+        vector = tf.reshape(tf.cast(gradient, tf.float32), [-1])
+        vectors[column_size == 0].append(vector)
+    return [tf.concat(parts, axis=0) if parts else tf.zeros([0]) for parts in vectors]
+
+
+def parted(aggregate, plain, like, layout):
+    """The inverse of `joined`: a list of tensors with the shapes and dtypes of those of `like`."""
+    sizes = [[], []]
+    for size, column_size in zip(layout.sizes, layout.column_sizes, strict=True):
+        sizes[column_size == 0].append(size)
+    parts = [
+        iter(tf.split(vector, of_vector)) if of_vector else iter(())
+        for vector, of_vector in zip((aggregate, plain), sizes, strict=True)
+    ]
+    tensors = [
+        tf.reshape(next(parts[column_size == 0]), tf.shape(tensor))
+        for tensor, column_size in zip(like, layout.column_sizes, strict=True)
+    ]
+    return [tf.cast(t, tensor.dtype) for t, tensor in zip(tensors, like, strict=True)]
