@@ -1,0 +1,142 @@
+"""A model that remembers what it was trained on."""
+
+import collections
+import types
+import warnings
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+
+class Recording(keras.Model):
+    """Its samples are their own numbers, in the first column of `x`.
+
+    Attributes:
+        batches: list: of each step, or each replica's part of one, the numbers of its samples.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.layer = keras.layers.Dense(1)
+        self.layer.build([None, 1])
+        self._record = types.SimpleNamespace(batches=[])  # a list would become one of Keras
+
+    @property
+    def batches(self):
+        return self._record.batches
+
+    def call(self, x):
+        return self.layer(x)
+
+    def train_step(self, data):
+        x = keras.utils.unpack_x_y_sample_weight(data)[0]
+
+        def record(numbers):
+            self.batches.append(numbers.astype(int).tolist())
+            return np.float32(0)
+
+        recorded = tf.numpy_function(record, [x[:, 0]], tf.float32)
+        with tf.control_dependencies([recorded]):
+            return super().train_step(data)
+
+    @property
+    def sizes(self):
+        return [len(batch) for batch in self.batches]
+
+    @property
+    def samples(self):
+        return [number for batch in self.batches for number in batch]
+
+    @property
+    def steps(self):
+        return int(self.optimizer.iterations.numpy())
+
+
+def recording(**arguments):
+    """A `Recording` that is compiled."""
+    model = Recording()
+    model.compile(keras.optimizers.SGD(1e-6, weight_decay=0.1), "mse", **arguments)
+    return model
+
+
+def numbered(count):
+    """So many samples, each its own number."""
+    x = np.arange(count, dtype=np.float32)[:, np.newaxis]
+    return x, np.zeros_like(x)
+
+
+class Between(keras.callbacks.Callback):
+    """Calls a function after each step, or execution of steps, with the number of these so far.
+
+    Args:
+        after_step: function.
+    """
+
+    def __init__(self, after_step):
+        super().__init__()
+        self._after_step = after_step
+        self._steps = 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        self._steps += 1
+        self._after_step(self._steps)
+
+
+def resizing(batches, sizes):
+    """A callback that sets sizes: a dictionary from how many steps were done to the next size."""
+    return Between(lambda steps: batches.resize(sizes[steps]) if steps in sizes else None)
+
+
+def fresh(model):
+    """A traced model as if it had never been trained."""
+    model.batches.clear()
+    model.optimizer.iterations.assign(0)
+    return model
+
+
+def fit(model, batches, callback=None, **arguments):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        callbacks = [callback] if callback else []
+        return model.fit(batches, callbacks=callbacks, verbose=0, **arguments)
+
+
+def times_each(samples, count):
+    """How often each of so many samples occurs, if all do equally often."""
+    occurrences = collections.Counter(samples)
+    (times,) = {occurrences[number] for number in range(count)}
+    return times
+
+
+class NumberedBatches(keras.utils.PyDataset):
+    """Batches of uneven sizes: 1, 2, 3, ... samples."""
+
+    def __init__(self, num_batches, **arguments):
+        super().__init__(**arguments)
+        self._num_batches = num_batches
+        self.epochs_ended = 0
+
+    @property
+    def num_batches(self):
+        return self._num_batches
+
+    def __getitem__(self, index):
+        first = index * (index + 1) // 2
+        x = np.arange(first, first + index + 1, dtype=np.float32)[:, np.newaxis]
+        return x, np.zeros_like(x)
+
+    def on_epoch_end(self):
+        self.epochs_ended += 1
+
+
+def of_unknown_length(count):
+    dataset = tf.data.Dataset.from_tensor_slices(numbered(count)).batch(7)
+    return dataset.filter(lambda x, y: True)
+
+
+DATA = {
+    "arrays": lambda: numbered(105),
+    "tf.data": lambda: of_unknown_length(105),
+    "PyDataset": lambda: NumberedBatches(14),
+}

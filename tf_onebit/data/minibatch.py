@@ -1,0 +1,132 @@
+"""A minibatch of this process, in the form of an iterator that Keras' train function takes."""
+
+import tensorflow as tf
+
+
+class MinibatchSpec(tf.TypeSpec):
+    """The type of a `Minibatch`: one graph of a step serves minibatches of every size."""
+
+    def __init__(self, element_spec, replicas, strategy):
+        self._element_spec = element_spec
+        self._replicas = replicas
+        self._strategy = strategy
+        # Flat: to pack a structure takes as long as to draw what is in it, and one in the graph
+        # of a step is packed once.
+        self._components = tf.nest.flatten(element_spec) * replicas
+        structure = tf.nest.map_structure(lambda leaf: None, element_spec)
+        self._key = replicas, repr(structure), tuple(self._components)
+        self._hash = hash(self._key)
+
+    value_type = property(lambda self: Minibatch)
+    _component_specs = property(lambda self: self._components)
+
+    # TensorFlow's own compares all that is serialized, and that in every step.
+    def __eq__(self, other):
+        return self is other or (isinstance(other, MinibatchSpec) and self._key == other._key)
+
+    def __hash__(self):
+        return self._hash
+
+    def is_subtype_of(self, other):
+        return self == other
+
+    def most_specific_common_supertype(self, others):
+        return self if all(self == other for other in others) else None
+
+    def parts_of(self, components):
+        """Yields the batch of each replica."""
+        length = len(components) // self._replicas
+        for i in range(self._replicas):
+            leaves = components[i * length : (i + 1) * length]
+            yield tf.nest.pack_sequence_as(self._element_spec, leaves)
+
+    def _serialize(self):
+        return (self._element_spec, self._replicas, self._strategy)
+
+    def _to_components(self, value):
+        return value.drawn()
+
+    def _from_components(self, components):
+        return Minibatch(self, lambda: components)
+
+
+class Minibatch(tf.data.Iterator):
+    """One minibatch, already at hand when the step that is to train on it begins.
+
+    So there is no step that only finds the end of the data: it would still count as one, decay
+    the weights, and do whatever else does not depend on data.
+
+    Args:
+        spec: `MinibatchSpec`.
+        draw: function. Returns the tensors of one batch for every replica of this process, in one
+            list. It may be called more than once in a step.
+    """
+
+    def __init__(self, spec, draw):
+        self._spec = spec
+        self.drawn = draw
+
+    @property
+    def _type_spec(self):
+        return self._spec
+
+    @property
+    def element_spec(self):
+        return self._spec._element_spec
+
+    def get_next(self):
+        parts = self._spec.parts_of(self.drawn())
+        if self._spec._strategy is None:
+            return next(parts)
+        return self._spec._strategy.experimental_distribute_values_from_function(
+            lambda context: next(parts)
+        )
+
+    def get_next_as_optional(self):
+        raise NotImplementedError("Several steps of one execution draw one minibatch each.")
+
+    def __next__(self):
+        return self.get_next()
+
+
+class Minibatches:
+    """Minibatches for a model with `steps_per_execution`, which runs so many of them in a call.
+
+    Args:
+        spec: `MinibatchSpec`.
+        draw: function. Returns the tensors of the next minibatch, or None where there is none.
+    """
+
+    def __init__(self, spec, draw):
+        self._spec = spec
+        self._draw = draw
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        tensors = self._draw()
+        if tensors is None:
+            raise StopIteration
+        return Minibatch(self._spec, lambda: tensors).get_next()
+
+
+class Peek:
+    """Minibatches to try something on.
+
+    Attributes:
+        samples: how many samples they have, over all workers.
+    """
+
+    def __init__(self, minibatch_of, place, cuts):
+        self._minibatch_of = minibatch_of
+        self._place = place
+        self._cuts = cuts
+        self.samples = cuts[-1] - cuts[0]
+
+    def __len__(self):
+        return len(self._cuts) - 1
+
+    def __iter__(self):
+        for start, stop in zip(self._cuts[:-1], self._cuts[1:], strict=True):
+            yield self._minibatch_of(self._place, start, stop)

@@ -1,0 +1,383 @@
+"""Minibatches whose size may change between any two steps of `model.fit`."""
+
+import concurrent.futures
+import numbers
+
+import numpy as np
+import tensorflow as tf
+from keras.src.random import seed_generator
+from keras.src.trainers.data_adapters.data_adapter import DataAdapter
+
+from tf_onebit.collectives.requests import AllGather, ask
+from tf_onebit.data.fitting import InFit, join_fit
+from tf_onebit.data.minibatch import Minibatch, Minibatches, MinibatchSpec, Peek
+from tf_onebit.data.placement import Placement
+from tf_onebit.data.samples import source_of
+
+
+class ResizableBatches(DataAdapter):
+    """Data for `model.fit` in minibatches whose size may change between any two steps.
+
+    An epoch is a sequence of samples, the same on all workers. The next minibatch is the next
+    `global_batch_size` of them, wherever the last one ended and whatever its size was; so every
+    sample is trained on exactly once in an epoch. Part k of P of a minibatch of n samples, for
+    worker k of P, are its samples floor(k n / P) to floor((k + 1) n / P). The last minibatch of an
+    epoch is what is left; if fewer than P samples would be left after a minibatch, it takes them
+    too, so that no worker ever has none.
+
+    Args:
+        data: what all workers have alike: an array, `(x, y)` or `(x, y, sample_weight)` of arrays
+            or structures of arrays; or a `keras.utils.PyDataset` or `tf.data.Dataset` of batches
+            of any sizes, whose samples are taken in their order.
+        global_batch_size: number of samples of a minibatch, over all workers.
+        shuffle: whether the samples of arrays come in a random order, another one in each epoch,
+            which is a function of seed and epoch. Others come in an order of their own, which must
+            be the same on all workers. Arrays of NumPy are copied.
+        seed: int. Default: a random number, the same in each run after
+            `keras.utils.set_random_seed`. It must be the same on all workers.
+        rank, world_size: which worker this is, of how many. Default: what the strategy or the
+            optimizer of the model that is trained knows.
+
+    Raises:
+        ValueError: for data of another kind or without an end; for a size that is not a positive
+            number, that the workers cannot share equally, or that is larger than the data; in
+            `fit`, for arguments that say anything else about the data, and if the workers'
+            data or positions differ as far as can be seen.
+
+    Attributes:
+        samples: number of samples of an epoch, or None if it is not known.
+        epoch: number of epochs finished. An epoch that `fit` did not finish, because it was
+            interrupted, goes on in the next `fit`. `initial_epoch` changes nothing.
+        position: number of samples of all steps so far.
+        remaining: number of samples that this epoch has left, or None if it is not known.
+
+    Example:
+        >>> import keras, numpy, tf_onebit
+        >>> x, y = numpy.ones([256, 8]), numpy.ones([256, 1])
+        >>> batches = tf_onebit.ResizableBatches((x, y), global_batch_size=32)
+        >>> def grow(batch, logs):
+        ...     if batches.position == 64:
+        ...         batches.resize(64)
+        >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
+        >>> model.compile("sgd", loss="mse")
+        >>> callback = keras.callbacks.LambdaCallback(on_train_batch_end=grow)
+        >>> history = model.fit(batches, callbacks=[callback], verbose=0)
+        >>> int(model.optimizer.iterations)  # two of 32 and three of 64 samples
+        5
+    """
+
+    def __init__(
+        self, data, global_batch_size, *, shuffle=True, seed=None, rank=None, world_size=None
+    ):
+        if seed is None:
+            seed = seed_generator.make_default_seed()
+        self._seed = _whole("seed", seed, 0)
+        if (rank is None) != (world_size is None):
+            raise ValueError(
+                "rank and world_size must be given together. Received: "
+                f"rank={rank}, world_size={world_size}."
+            )
+        if rank is not None:
+            world_size = _whole("world_size", world_size, 1)
+            if _whole("rank", rank, 0) >= world_size:
+                raise ValueError(
+                    "rank must be less than world_size. Received: "
+                    f"rank={rank}, world_size={world_size}."
+                )
+        self._given_place = rank, world_size
+        self._source = source_of(data, shuffle)
+        self._engine = None
+        self._position = self._epoch = self._offset = 0
+        self._goes_on = False  # from a state, and not from where a fit was stopped
+        self._size = global_batch_size
+        self._place(Placement() if rank is None else Placement(rank, world_size))
+        # The minibatch of the step that comes next, once that is about to begin; whether the step
+        # has taken it; and the one after, while it is being made.
+        self._loaded = None
+        self._is_taken = False
+        self._ahead = None
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, "ResizableBatches")
+
+    def _place(self, placement):
+        self._placement = placement
+        self._size = self._checked(self._size)
+        self._spec = MinibatchSpec(
+            self._source.element_spec, placement.replicas, placement.strategy
+        )
+
+    @property
+    def samples(self):
+        return self._source.samples
+
+    @property
+    def global_batch_size(self):
+        return self._size
+
+    @property
+    def position(self):
+        return self._position
+
+    @property
+    def epoch(self):
+        return self._epoch
+
+    @property
+    def remaining(self):
+        return None if self.samples is None else self.samples - self._offset
+
+    def resize(self, global_batch_size):
+        """Sets the size of the minibatches from the next step on.
+
+        To be called on all workers, between the same two steps.
+
+        Args:
+            global_batch_size: number of samples of a minibatch, over all workers.
+
+        Raises:
+            ValueError: if it is not a positive number, cannot be shared equally by the workers, or
+                is larger than the data.
+        """
+        self._size = self._checked(global_batch_size)
+        self._reload()
+
+    def peek(self, samples, global_batch_size):
+        """The next minibatches, to try something on, which leaves the position where it is.
+
+        To be called between steps of `fit`. There are no more of them than the epoch has left.
+
+        Args:
+            samples: how many samples, over all workers.
+            global_batch_size: number of samples of a minibatch, over all workers.
+
+        Returns:
+            `Peek`: an iterable of minibatches, each of which `model.train_function` takes, for use
+            until the next step.
+
+        Raises:
+            ValueError: as `resize` does, or if `samples` is not a positive number.
+        """
+        samples = _whole("samples", samples, 1)
+        size = self._checked(global_batch_size)
+        self._wait()
+        self._source.seek(self._seed, self._epoch, self._offset)
+        end = self._source.available(self._offset + samples)
+        cuts = [self._offset]
+        # Too few for all workers are no minibatch.
+        while end - cuts[-1] >= self._placement.parts:
+            cuts.append(self._cut(cuts[-1], size, end))
+        return Peek(self._minibatch_of, self._place_in_data(), cuts)
+
+    def state(self):
+        """Where training is: dictionary of NumPy arrays, the same on all workers."""
+        return {
+            "position": np.int64(self._position),
+            "epoch": np.int64(self._epoch),
+            "offset": np.int64(self._offset),
+            "global_batch_size": np.int64(self._size),
+            "seed": np.int64(self._seed),
+            "samples": np.int64(-1 if self.samples is None else self.samples),
+        }
+
+    def load_state(self, state):
+        """Goes on from where training was, also in the middle of an epoch.
+
+        If all samples of the epoch have been trained on, the next `fit` begins with an epoch that
+        ends without a step, as it did not end before. Arrays take no time for it; others are read
+        up to there.
+
+        Args:
+            state: from `state()`, of any worker, with as many of them or not.
+
+        Raises:
+            ValueError: if it is of other data.
+        """
+        state = {name: int(value) for name, value in state.items()}
+        samples = -1 if self.samples is None else self.samples
+        if state["samples"] != samples:
+            raise ValueError(
+                "A state must be of the same data. Received: one of "
+                f"{_count(state['samples'])}, for {_count(samples)}."
+            )
+        self._wait()
+        self._size = self._checked(state["global_batch_size"])
+        self._seed = state["seed"]
+        self._position, self._epoch = state["position"], state["epoch"]
+        self._offset = state["offset"]
+        self._goes_on = True
+        self._reload()
+
+    # What follows is for Keras.
+
+    num_batches = batch_size = has_partial_batch = partial_batch_size = None
+
+    def get_tf_dataset(self):
+        placement, self._engine = join_fit(*self._given_place)
+        self._wait()
+        self._ahead = None
+        self._place(placement)
+        return InFit(self._source.element_spec)
+
+    def begin_fit(self):
+        self._loaded = None
+        self._require_same_on_all_workers()
+
+    def example(self):
+        """A batch, for its shapes."""
+        self._wait()
+        self._source.seek(self._seed, self._epoch, self._offset)
+        tensors = self._source.read(self._offset, self._source.available(self._offset + 1))
+        return tf.nest.pack_sequence_as(self._source.element_spec, tensors)
+
+    def steps(self):
+        """Yields an iterator for each execution of steps of what is left of the epoch."""
+        if not self._load() and self._offset > 0 and not self._goes_on:
+            self._begin_next_epoch()  # a fit was stopped after an epoch's last step
+            self._load()
+        self._goes_on = False
+        if self._loaded is None and self._offset == 0:
+            raise ValueError("data must not be empty. Received: an epoch without samples.")
+        if self._placement.steps_per_execution == 1:
+            iterator = Minibatch(self._spec, self._take)
+        else:
+            iterator = Minibatches(self._spec, self._take_next)
+        while self._load():
+            yield iterator
+        self._begin_next_epoch()
+
+    def _begin_next_epoch(self):
+        self._wait()
+        self._ahead = self._loaded = None
+        self._epoch += 1
+        self._offset = 0
+
+    def _take(self):
+        """The tensors of the minibatch of a step, which begins thereby."""
+        if self._loaded is None:
+            raise StopIteration
+        _, stop, tensors = self._loaded
+        if not self._is_taken:
+            self._is_taken = True
+            self._position += stop - self._offset
+            self._offset = stop
+            key = self._key()
+            self._ahead = key, self._thread.submit(self._made, *key)
+        return tensors
+
+    def _take_next(self):
+        return self._take() if self._load() else None
+
+    def _load(self):
+        """Makes ready the minibatch of the next step, and returns whether there is one."""
+        if self._loaded is not None and self._is_taken:
+            self._loaded = None
+        if self._loaded is None:
+            self._loaded = self._next()
+            self._is_taken = False
+        return self._loaded is not None
+
+    def _reload(self):
+        """Makes ready another one instead, if one is and its step has not begun."""
+        if self._loaded is not None and not self._is_taken:
+            self._loaded = self._next()
+
+    def _next(self):
+        key = self._key()
+        if self._ahead is not None:
+            made_for, future = self._ahead
+            self._ahead = None
+            made = future.result()
+            if made_for == key:
+                return made
+        return self._made(*key)
+
+    def _wait(self):
+        """Until nobody else reads the source."""
+        if self._ahead is not None:
+            concurrent.futures.wait([self._ahead[1]])
+
+    def _place_in_data(self):
+        return self._seed, self._epoch, self._offset
+
+    def _key(self):
+        return *self._place_in_data(), self._size
+
+    def _made(self, seed, epoch, start, size):
+        """The minibatch that begins at a sample: `(start, stop, tensors)`, or None at the end."""
+        self._source.seek(seed, epoch, start)
+        stop = self._cut(start, size)
+        if stop == start:
+            return None
+        if stop - start < self._placement.parts:
+            raise ValueError(
+                "Every worker must have a sample in each step. Received: an epoch with "
+                f"{stop - start} samples left, for {self._placement.parts} workers."
+            )
+        return start, stop, self._tensors(start, stop)
+
+    def _cut(self, start, size, end=None):
+        """Where the minibatch ends that begins at a sample of the epoch."""
+        least_rest = self._placement.parts
+        limit = start + size + least_rest
+        available = self._source.available(limit)
+        if end is not None:
+            available = min(available, end)
+        return start + size if available == limit else available
+
+    def _tensors(self, start, stop):
+        bounds = self._placement.bounds(start, stop)
+        return [tensor for part in bounds for tensor in self._source.read(*part)]
+
+    def _minibatch_of(self, place, start, stop):
+        if place != self._place_in_data():
+            raise ValueError(
+                "What peek returns is for use until the next step. Received: a use after "
+                f"{self._position} samples. Call peek again."
+            )
+        self._wait()
+        tensors = self._tensors(start, stop)
+        if self._placement.steps_per_execution == 1:
+            return Minibatch(self._spec, lambda: tensors)
+        remaining = [tensors]
+        return Minibatches(self._spec, lambda: remaining.pop() if remaining else None)
+
+    def _checked(self, global_batch_size):
+        size = _whole("global_batch_size", global_batch_size, 1)
+        parts = self._placement.parts
+        if size % parts != 0:
+            raise ValueError(
+                f"global_batch_size must be a multiple of the number of workers, which is {parts}. "
+                f"Received: global_batch_size={size}. Use {size // parts * parts or parts} or "
+                f"{(size // parts + 1) * parts}."
+            )
+        if self.samples is not None and size > self.samples:
+            raise ValueError(
+                "global_batch_size must not be larger than the data. Received: "
+                f"global_batch_size={size}, for {self.samples} samples."
+            )
+        return size
+
+    def _require_same_on_all_workers(self):
+        if self._engine is None:
+            return
+        state = self.state()
+        mine = [int(value) for value in state.values()]
+        request = AllGather(tf.constant([mine], tf.int64), "tf_onebit/resizable_batches")
+        (gathered,) = self._engine.run([ask(request)])
+        for name, values in zip(state, gathered.numpy().T, strict=True):
+            if len(set(values)) > 1:
+                raise ValueError(
+                    f"{name} of ResizableBatches must be the same on all workers. Received: "
+                    f"{values.tolist()}, by rank."
+                )
+
+
+def _whole(name, value, least):
+    is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not is_whole or value < least:
+        kind = "a positive whole number" if least == 1 else "a whole number, 0 or more"
+        raise ValueError(f"{name} must be {kind}. Received: {name}={value!r}.")
+    return int(value)
+
+
+def _count(samples):
+    return "an unknown number of samples" if samples < 0 else f"{samples} samples"
