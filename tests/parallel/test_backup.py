@@ -44,7 +44,7 @@ def assert_same_bits(run, other):
 CASES = [
     ("alone", "arrays", ["--die-at", "14"], ["--save-freq", "4", "--steps-per-execution", "2"]),
     ("horovod", "arrays", ["--die-at-file", "3"], []),
-    ("tensorflow", "sequence", ["--die-at", "20"], ["--save-freq", "3"]),
+    ("tensorflow", "sequence", ["--die-at", "20"], ["--save-freq", "3", "--delayed"]),
     ("mirrored", "arrays", ["--die-at", "10"], ["--save-freq", "4"]),
     (
         "tensorflow",
@@ -78,6 +78,18 @@ def test_block_momentum_is_resumed_in_the_middle_of_a_block(engine, tmp_path):
     directory, output = tmp_path / "backups", tmp_path / "output"
     status, _ = train(engine, directory, output, *arguments, "--die-at", "16")
     assert status != 0
+    assert_success(train(engine, directory, output, *arguments))
+    assert_same_bits(results(output), results(tmp_path / "expected"))
+
+
+@pytest.mark.parametrize("engine", ["horovod", "tensorflow"])
+def test_run_that_is_killed_in_a_trial_goes_on_as_if_it_had_not_begun(engine, tmp_path):
+    arguments = ["--tune", "--save-freq", "3"]
+    assert_success(train(engine, tmp_path / "other", tmp_path / "expected", *arguments))
+    directory, output = tmp_path / "backups", tmp_path / "output"
+    status, _ = train(engine, directory, output, *arguments, "--die-in-trial", "3")
+    assert status != 0
+    assert list(directory.glob("backup-*"))
     assert_success(train(engine, directory, output, *arguments))
     assert_same_bits(results(output), results(tmp_path / "expected"))
 

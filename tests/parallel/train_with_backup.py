@@ -1,7 +1,8 @@
 """Trains with backups, and may kill itself: python -m tests.parallel.train_with_backup
 
 ... --engine horovod | tensorflow | mirrored | alone --devices 2 --data arrays | dataset | sequence
-    --directory backups --output folder --save-freq 3 --die-at 17 | --die-at-file 5 --bmuf
+    --directory backups --output folder --save-freq 3 --die-at 17 | --die-at-file 5
+    --bmuf | --delayed | --tune --die-in-trial 3
 """
 
 import argparse
@@ -72,6 +73,34 @@ class Death(keras.callbacks.Callback):
         self.steps += 1
 
 
+class DeathInTrial(tf_onebit.callbacks.AutoMinibatchSize):
+    """Dies in the second step of a trial, counted from 1."""
+
+    trials_left = -1
+
+    def _criterion(self, size):
+        self.trials_left -= 1
+        if self.trials_left == 0:
+            step, steps = self.model.train_function, []
+
+            def dying(minibatch):
+                steps.append(None)
+                if len(steps) == 2:
+                    die()
+                return step(minibatch)
+
+            self.model.train_function = dying
+        return super()._criterion(size)
+
+
+def tuning(data, validation_data, die_in_trial):
+    """Callbacks that tune training, of which the first may die."""
+    size = DeathInTrial(data, 80, trial_samples=72, multiple=4, error_margin=0.1)
+    size.trials_left = die_in_trial
+    rate = tf_onebit.callbacks.AutoLearningRate(validation_data, 60, min_improvement=0.1)
+    return [size, rate]
+
+
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -111,12 +140,23 @@ def main():
     parser.add_argument("--steps-per-execution", type=int, default=1)
     parser.add_argument("--die-at", type=int, default=-1, help="step, counted from 0")
     parser.add_argument("--die-at-file", type=int, default=-1, help="of rank 0, from 1")
+    parser.add_argument("--delayed", action="store_true", help="double buffering")
     parser.add_argument("--bmuf", action="store_true", help="block momentum")
+    parser.add_argument("--tune", action="store_true", help="minibatch size and learning rate")
+    parser.add_argument("--die-in-trial", type=int, default=-1, help="from 1")
     options = parser.parse_args()
 
-    exchange = tf_onebit.WarmStart(tf_onebit.OneBit(min_size=0), steps=4)
+    exchange = tf_onebit.OneBit(min_size=0)
+    if options.delayed:
+        exchange = tf_onebit.Delayed(exchange)
+    exchange = tf_onebit.WarmStart(exchange, steps=4)
     arguments = {"metrics": ["accuracy"], "steps_per_execution": options.steps_per_execution}
     adam = keras.optimizers.Adam
+    if options.tune:
+        # Of which each has a state that the size of minibatches is part of.
+        adagrad = tf_onebit.transforms.NormalizedAdaGrad(100, GLOBAL_BATCH_SIZE)
+        delayed = tf_onebit.Delayed(tf_onebit.OneBit(min_size=0, transforms=[adagrad]))
+        exchange = tf_onebit.WarmStart(delayed, samples=90, global_batch_size=GLOBAL_BATCH_SIZE)
     if options.bmuf:
         exchange, adam = tf_onebit.Local(), tf_onebit.optimizers.Adam
     if options.engine in ("tensorflow", "mirrored"):
@@ -139,9 +179,14 @@ def main():
         rank, parts = 0, 1
 
     x, labels = (a.reshape(-1, *a.shape[3:])[:SAMPLES] for a in make_data(SAMPLES // 16 + 1, 1))
+    if options.tune:
+        data = {"x": tf_onebit.ResizableBatches((x, labels), GLOBAL_BATCH_SIZE, seed=5)}
+        validation_data = (x[:64], labels[:64])
     x, labels = x[rank % parts :: parts], labels[rank % parts :: parts]
     batch_size = GLOBAL_BATCH_SIZE // parts
-    if options.data == "arrays":
+    if options.tune:
+        pass  # all workers have all of the data
+    elif options.data == "arrays":
         data = {"x": x, "y": labels, "batch_size": batch_size}
     elif options.data == "sequence":
         data = {"x": Shuffled(x, labels, batch_size)}
@@ -156,7 +201,10 @@ def main():
     if options.bmuf:
         one_bit = tf_onebit.OneBit(min_size=0)
         callbacks.insert(0, tf_onebit.callbacks.BlockMomentum(4, exchange=one_bit))
-    if rank == parts - 1 or options.engine == "tensorflow":
+    dies = rank == parts - 1 or options.engine == "tensorflow"
+    if options.tune:
+        callbacks += tuning(data["x"], validation_data, options.die_in_trial if dies else -1)
+    if dies:
         callbacks.append(Death(options.die_at))
     if rank == 0:
         die_at_file(options.die_at_file)

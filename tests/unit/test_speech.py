@@ -19,9 +19,7 @@ import corpus  # noqa: E402
 import dataset  # noqa: E402
 import espeak  # noqa: E402
 import features  # noqa: E402
-import options  # noqa: E402
 import prose  # noqa: E402
-import recipe  # noqa: E402
 from targets import NO_TARGET, Targets, frame_states, state_contexts  # noqa: E402
 
 SENTENCES = ["The quick brown fox jumps over the lazy dog.", "This, however, is another matter."]
@@ -319,39 +317,6 @@ class TestDataset:
             for hours, seed in ((1, 1), (1.0, 1), (2.0, 1), (1.0, 2))
         }
         assert len(folders) == 3
-
-
-class TestOptions:
-    def test_presets_are_defaults(self):
-        assert options.parse_arguments(["--preset", "paper-small"]).depth == 7
-        assert options.parse_arguments(["--preset", "paper-small", "--depth", "3"]).depth == 3
-
-    def test_only_threshold_is_asynchronous(self):
-        assert options.parse_arguments(["--exchange", "threshold", "--asynchronous"]).asynchronous
-        with pytest.raises(SystemExit):
-            options.parse_arguments(["--exchange", "onebit", "--asynchronous"])
-
-    @pytest.mark.parametrize(
-        "arguments, problem",
-        [
-            (["--shares", "4", "1"], "--shares needs --asynchronous"),
-            (["--asynchronous", "--shares", "4", "0"], "--shares must be positive"),
-        ],
-    )
-    def test_shares_are_positive_and_of_workers_that_do_not_wait(self, arguments, problem, capsys):
-        with pytest.raises(SystemExit):
-            options.parse_arguments(["--exchange", "threshold", *arguments])
-        assert problem in capsys.readouterr().err
-
-
-class TestRecipe:
-    def test_phases_are_small_and_few_at_first_and_cover_every_epoch_once(self):
-        phases = recipe.phases(3, 6, learning_rate=0.4, batch_size=128, workers=8)
-        assert [phase.workers for phase in phases] == [4, 4, 8, 8]
-        assert [phase.batch_size for phase in phases] == [32, 64, 128, 128]
-        assert [phase.learning_rate for phase in phases] == [0.4, 0.4, 0.2, 0.1]
-        blocks = [b for p in phases for b in range(p.first_block, p.first_block + p.blocks)]
-        assert blocks == list(range(18))
 
 
 class TestCompare:

@@ -2,6 +2,8 @@
 
 from tf_onebit.callbacks.backup import BackupAndRestore
 from tf_onebit.callbacks.block_momentum import BlockMomentum
+from tf_onebit.callbacks.learning_rate import AutoLearningRate
+from tf_onebit.callbacks.minibatch_size import AutoMinibatchSize
 from tf_onebit.callbacks.monitor import Monitor
 
-__all__ = ["BackupAndRestore", "BlockMomentum", "Monitor"]
+__all__ = ["AutoLearningRate", "AutoMinibatchSize", "BackupAndRestore", "BlockMomentum", "Monitor"]

@@ -15,6 +15,8 @@ from tf_onebit._version import __version__
 from tf_onebit.callbacks import fit, training_state
 from tf_onebit.callbacks.repeatable import why_not_repeatable
 from tf_onebit.callbacks.workers import Workers
+from tf_onebit.data import ResizableBatches
+from tf_onebit.exchanges.base import part_of
 
 _FORMAT = "tf_onebit backup 1"
 _MANIFEST = "manifest.json"
@@ -31,7 +33,8 @@ class BackupAndRestore(keras.callbacks.Callback):
     All workers name the same directory. It is written to completely or not at all; the previous
     backup stays until the next but one, and is used if the last is damaged.
 
-    To find its place in the data, a resumed run draws all batches up to there again, without
+    `tf_onebit.ResizableBatches` are saved with their position, and a resumed run goes on from
+    there. To find its place in other data, it draws all batches up to there again, without
     training on them. So the order of the data must be a function of seed and epoch: arrays,
     `keras.utils.PyDataset`, or `tf.data`, with seeds (`keras.utils.set_random_seed`). With data
     that come in another order each time (generators, shuffling without a seed) it says so, and
@@ -44,8 +47,10 @@ class BackupAndRestore(keras.callbacks.Callback):
     job, started again, goes on from the last backup. It ends as well as it would have, but not with
     the same bits: it never does.
 
-    Not saved are `tf.random` operations in the step, and what other callbacks remember. These see
-    the batches that are drawn again; put them after this one if they change the model.
+    Not saved are `tf.random` operations in the step, and what other callbacks remember, unless
+    they have the methods `backup_state()`, which returns a dictionary of NumPy arrays, and
+    `restore_state(state)`, as `AutoMinibatchSize` and `AutoLearningRate` do. Others see the batches
+    that are drawn again; put them after this one if they change the model.
 
     Args:
         directory: where backups are kept.
@@ -75,9 +80,20 @@ class BackupAndRestore(keras.callbacks.Callback):
         self.delete_checkpoint = delete_checkpoint
 
     def on_train_begin(self, logs=None):
-        self._workers = Workers(self.model)
+        self._workers = Workers(self.model, "BackupAndRestore saves")
         for exchange in training_state.gradient_exchanges_of(self.model):
             exchange.rescue_with(self._save_replica)
+        frame = fit.frame_of_fit(self.model)
+        # Of this `fit`: (name, callback) of those with a state of their own.
+        self._with_state = [
+            (f"callback/{i}/{type(callback).__name__}", callback)
+            for i, callback in enumerate(
+                c for c in frame.f_locals["callbacks"].callbacks if hasattr(c, "backup_state")
+            )
+        ]
+        data = frame.f_locals["x"]
+        self._data = data if isinstance(data, ResizableBatches) else None
+        self._state_in_epoch = None  # to go on from in the midst of an epoch
         self._number = 0
         self._random_states = {}  # at the beginning of each epoch
         fit.end_replay(self.model)  # of a run that was interrupted
@@ -96,6 +112,17 @@ class BackupAndRestore(keras.callbacks.Callback):
             mine = mine | training_state.accumulated_anew(self.model, states, parts)
         training_state.assign_variables(self.model, mine)
         training_state.load_exchanges(self.model, states)
+        position = part_of(mine, "data") if self._data is not None else None
+        if position:
+            self._data.load_state(position)
+        for prefix, callback in self._with_state:
+            state = part_of(mine, prefix)
+            if state:  # else it was not there then
+                callback.restore_state(state)
+        if position:
+            self.model._initial_epoch = manifest["epoch"]
+            self._state_in_epoch = mine
+            return
         batch = manifest["batch"]
         if self._steps and manifest["steps"]:  # with other workers an epoch may have others
             batch = batch * self._steps // manifest["steps"]
@@ -109,8 +136,11 @@ class BackupAndRestore(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch, logs=None):
         self._epoch, self._batch = epoch, 0  # the next to train on
         self._saved_batch = 0  # of this epoch: the next after the last backup
-        self._random_states[epoch] = training_state.random_state()
         self.model._initial_epoch = None  # Keras has read it
+        if self._state_in_epoch is not None:
+            self._go_on(self._state_in_epoch)
+            self._state_in_epoch = None
+        self._random_states[epoch] = training_state.random_state()
 
     def on_train_batch_end(self, batch, logs=None):
         self._batch = batch + 1
@@ -137,6 +167,15 @@ class BackupAndRestore(keras.callbacks.Callback):
                 path.unlink()
             with contextlib.suppress(OSError):  # others' files are in it, or it never was
                 self.directory.rmdir()
+
+    def _go_on(self, state):
+        """Brings back what Keras has reset at the beginning of the epoch, in its midst."""
+        frame = fit.frame_of_fit(self.model)
+        spec = frame.f_locals["epoch_iterator"]._distributed_dataset.element_spec
+        logs = self._logs(spec, state)
+        training_state.set_random_state(self.model, str(state["random"]))
+        # Which Keras takes for those of the last step, if all of the epoch have been made.
+        frame.f_locals["logs"].update(logs)
 
     def _replay(self, epoch, batch, state):
         """Draws the data up to a position, which Keras then goes on from."""
@@ -226,6 +265,7 @@ class BackupAndRestore(keras.callbacks.Callback):
                 random=training_state.random_state(),
                 random_at_epoch_begin=json.dumps(self._random_states).encode(),
                 **training_state.collect(self.model, occasion),
+                **self._states_of_others(),
             )
             _flush(file)
         self._workers.wait_for_all()
@@ -258,6 +298,17 @@ class BackupAndRestore(keras.callbacks.Callback):
         unfinished.rename(target)
         for old in self._backups()[_KEPT:]:
             shutil.rmtree(old)
+
+    def _states_of_others(self):
+        """Of callbacks and data: dictionary of NumPy arrays."""
+        states = {prefix: callback.backup_state() for prefix, callback in self._with_state}
+        if self._data is not None:
+            states["data"] = self._data.state()
+        return {
+            f"{prefix}/{name}": array
+            for prefix, state in states.items()
+            for name, array in state.items()
+        }
 
     def _save_replica(self):
         """Saves the model as this worker has it, and returns where."""

@@ -1,6 +1,6 @@
 """BlockMomentum: workers train on their own, and synchronize once per block."""
 
-import functools
+import contextlib
 import json
 import math
 import numbers
@@ -18,15 +18,10 @@ from tf_onebit.exchanges.handshake import enumerated, handshake
 from tf_onebit.training.blocks import BlockSynchronization, End
 from tf_onebit.training.gradients import resolve_exchange
 from tf_onebit.training.optimizer import settings
+from tf_onebit.training.shown import SHOWING, show_as_is, show_in
 
-# What shows a model, or what it has learned, to the user.
-_SHOWING = (
-    *("evaluate", "export", "get_weights", "predict", "save", "save_weights"),
-    # Whoever assigns weights means those of the global model, and so does whoever trains on after
-    # an interruption.
-    *("load_weights", "set_weights", "fit", "train_on_batch"),
-    *("predict_on_batch", "test_on_batch"),
-)
+# Whoever trains on after an interruption means the global model, too.
+_SHOWING = (*SHOWING, "fit", "train_on_batch")
 
 
 class BlockMomentum(keras.callbacks.Callback):
@@ -149,6 +144,11 @@ class BlockMomentum(keras.callbacks.Callback):
                 "What a block changes is exchanged. Received: exchange=tf_onebit.Local(), which "
                 "exchanges nothing. It is for the optimizer or the strategy."
             )
+        if self.exchange.is_delayed:
+            raise ValueError(
+                "What a block changes is applied at its end. Received: exchange=Delayed(...). "
+                "Pass the exchange that it delays."
+            )
         self._blocks = None
         self._is_training = False
 
@@ -199,9 +199,7 @@ class BlockMomentum(keras.callbacks.Callback):
         self._blocks.begin()
         self._blocks.batches = 0
         self._is_training = True
-        for name in _SHOWING:
-            method = getattr(type(self.model), name).__get__(self.model)
-            setattr(self.model, name, self._showing(method))
+        show_in(self.model, self._view, _SHOWING)
 
     def on_epoch_begin(self, epoch, logs=None):
         self._blocks.begin_epoch()
@@ -238,8 +236,7 @@ class BlockMomentum(keras.callbacks.Callback):
 
     def _unwrap(self):
         self._fit = None
-        for name in _SHOWING:
-            vars(self.model).pop(name, None)
+        show_as_is(self.model, _SHOWING)
 
     def _synchronize_if_due(self):
         if self._blocks.batches >= self.sync_period * self._batches_per_step:
@@ -260,19 +257,16 @@ class BlockMomentum(keras.callbacks.Callback):
             # The backup may have been made after the block's last step, just before its end.
             self._synchronize_if_due()
 
-    def _showing(self, method):
-        """A method of the model that finds the global model in it."""
-
-        @functools.wraps(method)
-        def showing(*args, **kwargs):
-            if not fit.is_running(self._fit):  # any more: it was interrupted
-                self._blocks.show()
-                self._unwrap()
-                return method(*args, **kwargs)
-            with self._blocks.view():
-                return method(*args, **kwargs)
-
-        return showing
+    @contextlib.contextmanager
+    def _view(self):
+        """Context in which the model is the global one."""
+        if not fit.is_running(self._fit):  # any more: it was interrupted
+            self._blocks.show()
+            self._unwrap()
+            yield
+            return
+        with self._blocks.view():
+            yield
 
     def _require_alone(self, callbacks):
         if sum(isinstance(callback, BlockMomentum) for callback in callbacks) > 1:
@@ -305,6 +299,11 @@ class BlockMomentum(keras.callbacks.Callback):
                 'Only Horovod\'s workers can be grouped by node. Received: groups="node" for a '
                 "model in the scope of a strategy, where the devices of a process are a group as "
                 "they are. Leave groups out."
+            )
+        if gradient_exchange.template.is_delayed:
+            raise ValueError(
+                "What a block has changed is averaged when all of it is there. Received: an "
+                "optimizer with the exchange Delayed. Leave Delayed out with BlockMomentum."
             )
         is_local = isinstance(gradient_exchange.template, Local)
         template = serialize(gradient_exchange.template)["class"].split(":")[-1]

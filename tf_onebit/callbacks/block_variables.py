@@ -10,6 +10,7 @@ CORRECTIONS = ("bmuf_adam", "average", "reset")
 # Of optimizers whose state means the same at another model: by attribute, whether it is of squares.
 _SLOTS = {
     keras.optimizers.SGD: {"momentums": False},
+    optimizers.NormalizedAdaGrad: {"_averages": True, "_velocities": False},
     keras.optimizers.Lion: {"_momentums": False},
     keras.optimizers.Adagrad: {"_accumulators": True},
     keras.optimizers.Adadelta: {"_accumulated_grads": True, "_accumulated_delta_vars": True},
@@ -103,7 +104,7 @@ def _reset_of(optimizer):
     if not isinstance(optimizer, keras.optimizers.SGD):
         raise ValueError(
             'moment_correction="reset" begins every block with moments of zero, with '
-            "keras.optimizers.SGD and the optimizers of tf_onebit.optimizers. Received: optimizer="
+            "keras.optimizers.SGD and the Adams of tf_onebit.optimizers. Received: optimizer="
             f"{optimizer.name!r} of type {type(optimizer).__name__}. Use "
             'moment_correction="average".'
         )
@@ -133,6 +134,7 @@ def _is_float(variable):
 def _counters(optimizer):
     """What follows the steps that a worker has made."""
     names = ("_iterations", "_learning_rate", "_moment_steps_ahead")
+    names += ("_samples", "_samples_per_step")
     return [v for v in (getattr(optimizer, name, None) for name in names) if v is not None]
 
 
@@ -173,6 +175,7 @@ def _unknown(optimizer):
     return (
         'moment_correction="bmuf_adam" is for optimizers of which it is known how their moments '
         "go with the model: those of tf_onebit.optimizers, and keras.optimizers."
-        f"{', '.join(cls.__name__ for cls in _SLOTS)}. Received: {name}. Use one of these, or "
+        f"{', '.join(cls.__name__ for cls in _SLOTS if hasattr(keras.optimizers, cls.__name__))}. "
+        f"Received: {name}. Use one of these, or "
         'moment_correction="average".'
     )

@@ -8,7 +8,12 @@ def frame_of_fit(model):
     for frame in _calling_frames():
         if frame.f_code.co_name == "fit" and frame.f_locals.get("self") is model:
             return frame
-    raise RuntimeError("BackupAndRestore and BlockMomentum work in model.fit only.")
+    raise RuntimeError("Callbacks of tf_onebit work in model.fit only.")
+
+
+def data_of_fit(model):
+    """The data that the calling `model.fit` was given as `x`."""
+    return frame_of_fit(model).f_locals["x"]
 
 
 def is_running(frame):
@@ -48,6 +53,16 @@ def build_model(model, purpose):
             f"A model that {purpose} must have its variables. Received: {model!r}, which cannot "
             "be built from its data. Build its layers before fit."
         ) from error
+
+
+def trace_anew(model):
+    """Has the training step traced again, as something in it has changed."""
+    function = model.train_function
+    if function is None:
+        return
+    model.make_train_function(force=True)
+    if hasattr(function, "stands_in_for"):
+        begin_replay(model, function)
 
 
 def begin_replay(model, draw):

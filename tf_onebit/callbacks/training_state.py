@@ -1,29 +1,19 @@
 """All that training goes on from: of the model, its optimizers, their exchanges, and chance."""
 
 import contextlib
+import itertools
 import json
 import random
 import warnings
 
-import keras
 import numpy as np
 from keras.src.backend.common import global_state
 from keras.src.random import seed_generator
 
-from tf_onebit.exchanges.base import part_of
+from tf_onebit.exchanges.base import GradientSpec, part_of
 from tf_onebit.training.blocks import End
 from tf_onebit.training.copies import copies_of
-
-
-def optimizers_of(model):
-    """The Keras optimizers of a model: that it was compiled with, and others that it holds."""
-    held = [model.optimizer]
-    for value in vars(model).values():
-        if isinstance(value, dict):
-            value = list(value.values())
-        held += value if isinstance(value, (list, tuple)) else [value]
-    optimizers = {id(v): v for v in held if isinstance(v, keras.optimizers.Optimizer)}
-    return list(optimizers.values())
+from tf_onebit.training.model_optimizers import flush_where_shown, inner_optimizer, optimizers_of
 
 
 def variables_of(model):
@@ -59,12 +49,23 @@ def collect(model, occasion):
         return _collected(model)
 
 
-def _collected(model):
-    state = {
+def metrics_of(model):
+    """The state of a model's metrics: dictionary of NumPy arrays."""
+    variables = variables_of(model).items()
+    state = _arrays({name: v for name, v in variables if name.startswith("metrics/")})
+    return {name: np.array(array) for name, array in state.items()}
+
+
+def _arrays(variables):
+    return {
         f"{name}#{i}": copy.numpy()
-        for name, variable in variables_of(model).items()
+        for name, variable in variables.items()
         for i, copy in enumerate(copies_of(variable))
     }
+
+
+def _collected(model):
+    state = _arrays(variables_of(model))
     places = {id(variable): i for i, variable in enumerate(model.trainable_variables)}
     for i, optimizer in enumerate(optimizers_of(model)):
         if optimizer.built:
@@ -74,6 +75,10 @@ def _collected(model):
         built = exchange.states()
         state[f"exchange_{i}/built"] = np.array([exchange.engine.world_size, len(built)])
         state[f"exchange_{i}/scale"] = np.array(exchange.scale)
+        if exchange.is_delayed:
+            state[f"exchange_{i}/gradients"] = np.array(
+                json.dumps([_gradients_of(places, *one) for one in exchange.built_for])
+            )
         for j, states in enumerate(built):
             for rank, one in zip(exchange.engine.ranks, states, strict=True):
                 prefix = f"exchange_{i}/{j}/{rank}"
@@ -124,9 +129,17 @@ def require_same_variables(model, state):
             raise ValueError(f"its {name} has the shape {state[name].shape}, the model's {shape}")
 
 
-def assign_variables(model, state):
-    """Gives the model's variables, and those of metrics that exist, the saved values."""
+def assign_variables(model, state, except_for=()):
+    """Gives the model's variables, and those of metrics that exist, the saved values.
+
+    Args:
+        model: Keras model.
+        state: dictionary of NumPy arrays, as `collect` returns it.
+        except_for: the `id` of variables that are left as they are.
+    """
     for name, variable in variables_of(model).items():
+        if id(variable) in except_for:
+            continue
         for i, copy in enumerate(copies_of(variable)):
             # Devices that were not there then begin with what the first had.
             array = state.get(f"{name}#{i}", state.get(f"{name}#0"))
@@ -148,7 +161,7 @@ def accumulated_anew(model, states, parts):
     exchanges = gradient_exchanges_of(model)
     anew = {}
     for i, optimizer in enumerate(optimizers_of(model)):
-        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        inner = inner_optimizer(optimizer)
         accumulators = {id(v) for v in getattr(inner, "_accumulated_gradients", [])}
         ratio = 1.0
         exchange = getattr(inner, "gradient_exchange", None)
@@ -182,6 +195,8 @@ def load_exchanges(model, states):
         ranks, count = saved["built"]
         states = [[part_of(saved, f"{j}/{rank}") for rank in range(ranks)] for j in range(count)]
         exchange.load_states(states, float(saved["scale"]))
+        if exchange.is_delayed and "gradients" in saved:
+            _build_delayed(model, exchange, json.loads(str(saved["gradients"])))
         in_blocks = [part_of(saved, f"blocks/{rank}") for rank in range(ranks)]
         exchange.block_states = in_blocks if any(in_blocks) else None
     others = part_of(together, f"exchange_{len(gradient_exchanges_of(model))}")
@@ -191,6 +206,27 @@ def load_exchanges(model, states):
             "the model's optimizer exchanges none. Make it as for several workers.",
             stacklevel=2,
         )
+
+
+def _gradients_of(places, specs, variables):
+    """Gradients as a list of [place of the variable, type, whether it is sparse], or None."""
+    known = all(id(variable) in places for variable in variables)
+    pairs = zip(specs, variables, strict=True)
+    return [[places[id(v)], spec.dtype, spec.sparse] for spec, v in pairs] if known else None
+
+
+def _build_delayed(model, exchange, built):
+    """Builds what has gradients under way, which may be flushed before there are new ones."""
+    for gradients in itertools.takewhile(bool, built):
+        variables = [model.trainable_variables[place] for place, _, _ in gradients]
+        exchange.exchanges_for(
+            tuple(
+                GradientSpec(variable.path, tuple(variable.shape), dtype, sparse)
+                for variable, (_, dtype, sparse) in zip(variables, gradients, strict=True)
+            ),
+            variables,
+        )
+    flush_where_shown(model)
 
 
 def random_state():

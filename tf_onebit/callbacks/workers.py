@@ -1,5 +1,6 @@
 """The processes of a job, as callbacks find them."""
 
+import json
 import sys
 
 import numpy as np
@@ -7,6 +8,8 @@ import tensorflow as tf
 
 from tf_onebit.callbacks import training_state
 from tf_onebit.collectives.requests import AllGather, ask
+from tf_onebit.exchanges import Local
+from tf_onebit.exchanges.handshake import handshake
 
 
 class Workers:
@@ -14,16 +17,17 @@ class Workers:
 
     Args:
         model: Keras model.
+        purpose: what a callback does with them, as "BackupAndRestore saves".
 
     Raises:
         ValueError: if Horovod connects several workers, and the model's optimizer does not.
     """
 
-    def __init__(self, model):
+    def __init__(self, model, purpose):
         exchanges = training_state.gradient_exchanges_of(model)
         engine = exchanges[0].engine if exchanges else None
         if engine is None:
-            _require_no_horovod()
+            _require_no_horovod(purpose)
         self.in_strategy = model._distribute_strategy is not None
         # Where all workers are in this process, it is alone.
         alone = engine is None or len(engine.ranks) == engine.world_size
@@ -46,6 +50,22 @@ class Workers:
         """What rank 0 gives for a list of whole numbers, which is as long on all."""
         return self._gather(numbers)[0]
 
+    def require_alike(self, callback, settings):
+        """Raises ValueError on all workers if a callback's settings differ between them.
+
+        Args:
+            callback: its name.
+            settings: dictionary of what JSON can hold.
+        """
+        if self._engine is not None:
+            mine = [(f"{name} of {callback}", json.dumps(v)) for name, v in settings.items()]
+            self._engine.run([handshake(callback, mine)])
+
+    def mean(self, value):
+        """The mean of a float over the processes, to the same bits on all."""
+        parts = np.array([value], np.float64).view(np.int32).tolist()
+        return float(np.mean(np.array(self._gather(parts), np.int32).view(np.float64)))
+
     def _gather(self, numbers):
         """The numbers of all processes: `[count, len(numbers)]`."""
         if self._engine is None:
@@ -55,11 +75,28 @@ class Workers:
         return gathered.numpy()
 
 
-def _require_no_horovod():
+def require_together(model, callback):
+    """Raises ValueError where the workers of a job do not make every step together.
+
+    Args:
+        model: Keras model.
+        callback: name of the callback whose decisions all make at the same step.
+    """
+    for exchange in training_state.gradient_exchanges_of(model):
+        apart = isinstance(exchange.template, Local) and exchange.engine.world_size > 1
+        if apart or exchange.is_asynchronous:
+            raise ValueError(
+                f"{callback} needs workers that make every step together. Received: an optimizer "
+                f"with the exchange {type(exchange.template).__name__}, whose workers train apart. "
+                "Use another exchange, with DistributedOptimizer or a strategy, or leave it out."
+            )
+
+
+def _require_no_horovod(purpose):
     hvd = sys.modules.get("horovod.tensorflow")
     if hvd is not None and hvd.is_initialized() and hvd.size() > 1:
         raise ValueError(
-            "BackupAndRestore saves the workers of a job through their optimizer. Received: "
+            f"{purpose} the workers of a job through their optimizer. Received: "
             f"{hvd.size()} workers of Horovod, and a model whose optimizer does not connect them. "
             "Compile it with tf_onebit.horovod.DistributedOptimizer."
         )

@@ -1,0 +1,118 @@
+"""AutoMinibatchSize and AutoLearningRate over several processes."""
+
+import keras
+import numpy as np
+import pytest
+
+import tf_onebit.horovod as hvd
+from tests.parallel.ranks import assert_same_bits_on_all_ranks, gather, rank
+from tests.parallel.training import INPUTS, compiled, make_data, make_model
+from tf_onebit import Delayed, Local, OneBit, ResizableBatches
+from tf_onebit.callbacks import AutoLearningRate, AutoMinibatchSize
+from tf_onebit.distribute import MultiWorkerMirroredStrategy
+
+both_engines = pytest.mark.workers(2, engines=["horovod", "tensorflow"])
+SAMPLES = 384
+
+
+def samples():
+    x, labels = make_data(SAMPLES // 16, 1)
+    return x.reshape(-1, INPUTS), labels.reshape(-1)
+
+
+def make(engine, exchange, rate=0.1):
+    """A model whose workers exchange gradients, and its data."""
+    optimizer = keras.optimizers.SGD
+    if engine == "horovod":
+        distributed = hvd.DistributedOptimizer(optimizer(rate, momentum=0.5), exchange)
+        model = compiled(make_model(), distributed, metrics=["accuracy"])
+    else:
+        with MultiWorkerMirroredStrategy(exchange).scope():
+            model = compiled(make_model(), optimizer(rate, momentum=0.5), metrics=["accuracy"])
+    return model, ResizableBatches(samples(), 32, seed=1)
+
+
+def fit(model, data, *callbacks):
+    return model.fit(data, epochs=2, callbacks=callbacks, verbose=0).history
+
+
+def state_of(model):
+    """What this worker ends with, of model, optimizer and exchange."""
+    states = model.optimizer.gradient_exchange.states()
+    arrays = [array for e in states for one in e for _, array in sorted(one.items())]
+    return [np.array(v) for v in (*model.variables, *model.optimizer.variables)] + arrays
+
+
+@both_engines
+def test_workers_decide_alike_and_a_search_leaves_no_trace(engine, world_size):
+    """Residuals differ between workers, and are among what a trial must not change."""
+    plain, data = make(engine, OneBit(min_size=0))
+    expected = fit(plain, data)
+    model, data = make(engine, OneBit(min_size=0))
+    size = AutoMinibatchSize(data, 160, 128, max_size=32, multiple=8, error_margin=1e9)
+    assert fit(model, data, size) == expected
+    for mine, theirs in zip(state_of(model), state_of(plain), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    tried = [[size for size, _ in trials] for trials in size.history["trials"]]
+    assert tried == [[], *3 * [[16, 24, 32]]]
+    histories = gather(size.history)
+    assert all(history == histories[0] for history in histories)
+
+
+@both_engines
+def test_size_and_learning_rate_with_delayed_gradients(engine, world_size):
+    model, data = make(engine, Delayed(OneBit(min_size=0)))
+    size = AutoMinibatchSize(
+        data, 192, 192, max_size=32, multiple=8, error_margin=0.05, tune_without_delay=True
+    )
+    x, labels = (array[rank() * 64 :][:64] for array in samples())
+    held_out = (x, labels) if engine == "horovod" else tuple(a[:128] for a in samples())
+    learning_rate = AutoLearningRate(held_out, 100, min_improvement=0.2)
+    fit(model, data, size, learning_rate)
+    assert len(size.history["trials"][1]) > 1
+    assert min(learning_rate.history["learning_rate"]) < 0.1
+    for history in (size.history, learning_rate.history):
+        assert all(other == history for other in gather(history))
+    assert_same_bits_on_all_ranks([np.array(v) for v in model.trainable_variables])
+
+
+@both_engines
+def test_trial_that_diverges_fails_on_all_workers_and_training_goes_on(engine, world_size):
+    """Where a gradient is not finite a step ends in an error, which ends a trial, and no more."""
+    model, data = make(engine, OneBit(min_size=0))
+    weights = []
+
+    class Diverging(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if data.position == 192:
+                rate = np.inf if not weights else 0.1
+                model.optimizer.learning_rate = rate
+                weights.append(model.get_weights())
+
+    size = AutoMinibatchSize(data, 192, 128, multiple=8)
+    with pytest.warns(UserWarning, match="With no minibatch size was the criterion finite"):
+        model.fit(data, callbacks=[Diverging(), size, Diverging()], verbose=0)
+    assert np.isnan(size.history["trials"][1][0][1])
+    assert size.history["global_batch_size"] == [32, 16]
+    for mine, theirs in zip(*weights, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    assert data.position == SAMPLES
+    assert all(map(np.all, map(np.isfinite, model.get_weights())))
+
+
+@both_engines
+def test_what_cannot_work_is_refused(engine, world_size):
+    model, data = make(engine, OneBit())
+    with pytest.raises(ValueError, match="min_size must be a multiple of the number of workers.*2"):
+        fit(model, data, AutoMinibatchSize(data, 192, 128, min_size=17, multiple=1))
+    model, data = make(engine, OneBit())
+    for callback, name in (
+        (AutoMinibatchSize(data, 192 + rank(), 128), "interval_samples of AutoMinibatchSize"),
+        (AutoLearningRate(samples(), 96, factor=0.5 / (1 + rank())), "factor of AutoLearningRate"),
+    ):
+        with pytest.raises(ValueError, match=name):
+            fit(model, data, callback)
+    model, data = make(engine, Local())
+    for callback in (AutoMinibatchSize(data, 192, 128), AutoLearningRate(samples(), 96)):
+        with pytest.raises(ValueError, match="needs workers that make every step together"):
+            fit(model, data, callback)

@@ -1,0 +1,392 @@
+"""AutoMinibatchSize in `fit`, in one process."""
+
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.unit.tuned import (
+    At,
+    assert_same_bits,
+    batches,
+    make_model,
+    make_small_model,
+    samples,
+    state_of,
+)
+from tf_onebit.callbacks import AutoMinibatchSize, BackupAndRestore
+
+ANYTHING_GOES, NOTHING_GOES = 1e9, 0.0
+
+
+def tuning(data, interval_samples=192, trial_samples=96, multiple=8, **arguments):
+    return AutoMinibatchSize(data, interval_samples, trial_samples, multiple=multiple, **arguments)
+
+
+def fit(model, data, callbacks=(), epochs=2):
+    return model.fit(data, epochs=epochs, callbacks=list(callbacks), verbose=0).history
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 2])
+def test_a_search_leaves_no_trace(steps_per_execution):
+    """Where the size stays, all is as if nothing had been tried: weights, optimizer, logs."""
+    plain = make_model(steps_per_execution=steps_per_execution)
+    expected, expected_numbers = fit(plain, batches()), drawn()
+    data, model = batches(), make_model(steps_per_execution=steps_per_execution)
+    callback = tuning(data, max_size=32, error_margin=ANYTHING_GOES)
+    assert fit(model, data, [callback]) == expected
+    tried = [[size for size, _ in trials] for trials in callback.history["trials"]]
+    assert tried == [[], [16, 24, 32], [16, 24, 32], [16, 24, 32]]
+    assert_same_bits(state_of(model), state_of(plain))
+    assert drawn() == expected_numbers
+
+
+def drawn():
+    """What the generators of random numbers of a program come up with next."""
+    return np.random.rand(), float(keras.random.uniform([]))
+
+
+@pytest.mark.parametrize(
+    ("make_optimizer", "power"), [(keras.optimizers.SGD, 1), (keras.optimizers.Adam, 0.5)]
+)
+def test_criterion_is_that_of_training_with_this_size_from_there(make_optimizer, power):
+    """And with the learning rate of this size, on the samples that come next."""
+    data = batches()
+    callback = tuning(data, trial_samples=192, multiple=16, error_margin=ANYTHING_GOES)
+    fit(make_small_model(make_optimizer(0.01)), data, [callback], epochs=1)
+    (trials,) = callback.history["trials"][1:]
+    assert [size for size, _ in trials] == [16, 32, 48, 64]
+    for size, criterion in trials:
+        data, model = batches(), make_small_model(make_optimizer(0.01))
+
+        def change(model, data=data, size=size):
+            data.resize(size)
+            model.optimizer.learning_rate = 0.01 * (size / 32) ** power
+            model.reset_metrics()  # so that the epoch's loss is that from here on
+
+        history = fit(model, data, [At(data, 192, change)], epochs=1)
+        assert criterion == pytest.approx(history["loss"][0], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "learning_rate",
+    [0.1, keras.optimizers.schedules.ExponentialDecay(0.1, 5, 0.9)],
+    ids=["number", "schedule"],
+)
+def test_learning_rate_per_sample_stays(learning_rate):
+    data = batches()
+    model = make_model(keras.optimizers.SGD(learning_rate, momentum=0.5, weight_decay=0.01))
+    callback = tuning(data, max_size=64, trial_samples=192, error_margin=ANYTHING_GOES)
+    fit(model, data, [callback], epochs=1)
+    assert callback.history["global_batch_size"] == [32, 64]
+
+    class Doubled(keras.optimizers.schedules.LearningRateSchedule):
+        def __call__(self, step):
+            rate = learning_rate if isinstance(learning_rate, float) else learning_rate(step)
+            return rate * tf.where(step < 6, 1.0, 2.0)  # 192 samples are 6 steps of 32
+
+    data, expected = (
+        batches(),
+        make_model(keras.optimizers.SGD(Doubled(), momentum=0.5, weight_decay=0.01)),
+    )
+    fit(expected, data, [At(data, 192, lambda model: data.resize(64))], epochs=1)
+    assert_same_bits(model.get_weights(), expected.get_weights())
+    rates = callback.history["learning_rate"]
+    at_search = learning_rate if isinstance(learning_rate, float) else float(learning_rate(6))
+    assert rates == pytest.approx([0.1, 2 * at_search])
+
+
+def test_learning_rate_of_others_is_scaled_and_left_to_them():
+    """A schedule by a callback sets numbers without the factor, and reads them so."""
+    seen = []
+
+    def schedule(epoch, rate):
+        seen.append(rate)
+        return 0.1 if epoch == 0 else rate / 2
+
+    data, model = batches(), make_small_model()
+    callback = tuning(data, max_size=64, trial_samples=192, error_margin=ANYTHING_GOES)
+    fit(model, data, [callback, keras.callbacks.LearningRateScheduler(schedule)])
+    np.testing.assert_allclose(seen, [0.1, 0.1])
+    np.testing.assert_allclose(model.optimizer.learning_rate, 0.05)
+    # The second search is in the second epoch.
+    np.testing.assert_allclose(callback.history["learning_rate"], [0.1, 0.2, 0.1, 0.1])
+    assert callback.history["position"] == [0, 192, 384, 576]
+
+
+@pytest.mark.parametrize(
+    ("error_margin", "sizes"), [(ANYTHING_GOES, [32, 48, 64, 64]), (NOTHING_GOES, None)]
+)
+def test_size_grows_and_shrinks_within_fit(error_margin, sizes):
+    """Every sample is trained on once per epoch, in however many steps."""
+    seen = []
+
+    class Seen(keras.layers.Layer):
+        def call(self, x, training=False):
+            if training:
+                tf.py_function(lambda rows: seen.append(rows.numpy()), [x[:, 0]], [])
+            return x
+
+    x, labels = samples()
+    x[:, 0] = np.arange(len(x))
+    data = batches(data=(x, labels))
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [Seen(), keras.layers.Rescaling(1e-3), keras.layers.Dense(4, activation="softmax")]
+    )
+    # With a rate this high, large minibatches are worse.
+    model.compile(keras.optimizers.SGD(0.5), "sparse_categorical_crossentropy")
+    callback = tuning(data, trial_samples=192, max_size=64, error_margin=error_margin)
+    marks = []
+    begin = keras.callbacks.LambdaCallback(
+        on_train_batch_begin=lambda batch, logs: marks.append(len(seen))
+    )
+    fit(model, data, [callback, begin], epochs=2)
+    # Only what came after the other callback was told of a step is training.
+    trained = np.concatenate([seen[mark] for mark in marks])
+    assert sorted(trained) == sorted([*range(len(x))] * 2)
+    assert int(model.optimizer.iterations) == len(marks)
+    assert len(set(callback.history["global_batch_size"])) > 1
+
+
+def test_largest_feasible_size_is_taken():
+    data = batches()
+    callback = tuning(data, trial_samples=192, error_margin=0.01)
+    criteria = iter([1.0, 1.005, 1.0099, 1.02, 0.5])
+    callback._criterion = lambda size: next(criteria)
+    fit(make_small_model(), data, [callback], epochs=1)
+    assert callback.history["trials"][1] == [(16, 1.0), (24, 1.005), (32, 1.0099), (48, 1.02)]
+    assert callback.history["global_batch_size"] == [32, 32]
+
+
+def test_nothing_is_traced_for_trials():
+    traces = []
+
+    class Traced(keras.layers.Layer):
+        def call(self, x):
+            traces.append(x.shape)
+            return x
+
+    counts = []
+    for searches in (False, True):
+        traces.clear()
+        model = keras.Sequential([Traced(), keras.layers.Dense(4)])
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        data = batches()
+        callbacks = [tuning(data, max_size=64, error_margin=ANYTHING_GOES)] if searches else []
+        fit(model, data, callbacks)
+        counts.append(len(traces))
+    assert counts[0] == counts[1] > 0
+
+
+def test_other_callbacks_see_no_trials():
+    counts = []
+    for searches in (False, True):
+        calls = []
+        other = keras.callbacks.LambdaCallback(
+            on_train_batch_begin=lambda batch, logs, calls=calls: calls.append(batch),
+            on_train_batch_end=lambda batch, logs, calls=calls: calls.append(batch),
+            on_test_begin=lambda logs, calls=calls: calls.append("test"),
+        )
+        data = batches()
+        callback = tuning(data, max_size=32, error_margin=ANYTHING_GOES)
+        fit(make_small_model(), data, [callback, other] if searches else [other])
+        counts.append(len(calls))
+    assert counts[0] == counts[1]
+
+
+def test_search_waits_for_an_epoch_that_has_the_samples_of_a_trial():
+    # Due at 256, when the epoch of 384 samples has 128 left; 160 are needed.
+    data = batches()
+    callback = tuning(data, 256, 160, max_size=32, error_margin=ANYTHING_GOES)
+    fit(make_small_model(), data, [callback], epochs=3)
+    assert callback.history["position"] == [0, 384, 768]
+
+
+def test_search_that_waits_goes_on_waiting_when_it_is_resumed(tmp_path):
+    def train(*callbacks, directory=tmp_path / "other"):
+        data = batches()
+        callback = tuning(data, 256, 160, max_size=32, error_margin=ANYTHING_GOES)
+        backup = BackupAndRestore(directory, save_freq=1)
+        fit(make_small_model(), data, [callback, backup, *callbacks], epochs=2)
+        return callback.history
+
+    expected = train()
+    with pytest.raises(InterruptedError):
+        train(Interruption(10), directory=tmp_path / "backups")  # at 320 samples
+    assert train(directory=tmp_path / "backups") == expected
+
+
+def test_data_of_unknown_length():
+    dataset = tf.data.Dataset.from_tensor_slices(samples()).batch(10).filter(lambda *_: True)
+    data = batches(data=dataset)
+    assert data.samples is None
+    callback = tuning(data, 256, 160, max_size=32, error_margin=ANYTHING_GOES)
+    fit(make_small_model(), data, [callback], epochs=3)
+    assert callback.history["position"] == [0, 384, 768]
+    data = batches(data=dataset)
+    with pytest.raises(ValueError, match="trial_samples=400, and an epoch of 384 samples"):
+        fit(make_small_model(), data, [tuning(data, 500, 400)], epochs=3)
+
+
+def test_where_all_sizes_fail_the_model_is_as_before_and_the_size_the_smallest():
+    data, states = batches(), []
+
+    def diverge(model):
+        model.optimizer.learning_rate = np.inf
+        states.append(state_of(model))
+
+    def stop(model):
+        states.append(state_of(model))
+        model.stop_training = True
+        model.optimizer.learning_rate = 0.0
+
+    callback = tuning(data)
+    callbacks = [At(data, 192, diverge), callback, At(data, 192, stop)]
+    with pytest.warns(UserWarning, match="With no minibatch size was the criterion finite.*: 16."):
+        fit(make_small_model(), data, callbacks)
+    assert np.isnan(callback.history["trials"][1][0][1])
+    assert callback.history["global_batch_size"] == [32, 16]
+    assert_same_bits(states[1], states[0])
+
+
+def test_error_within_a_trial_leaves_everything_as_it_was():
+    data, states, model = batches(), [], make_small_model()
+    callback = tuning(data)
+
+    def break_step(model):
+        states.append(state_of(model))
+        step, calls = model.train_function, []
+
+        def breaking(minibatch):
+            calls.append(None)
+            if len(calls) == 3:
+                raise InterruptedError("in the midst of a trial")
+            return step(minibatch)
+
+        model.train_function = breaking
+
+    with pytest.raises(InterruptedError, match="in the midst of a trial"):
+        fit(model, data, [At(data, 192, break_step), callback])
+    assert_same_bits(state_of(model), states[0])
+    assert (data.global_batch_size, data.position) == (32, 192)
+    assert callback.history["global_batch_size"] == [32]
+    assert float(model.optimizer.learning_rate_factor) == 1.0
+
+
+class Interruption(keras.callbacks.Callback):
+    def __init__(self, step):
+        super().__init__()
+        self.steps_left = step
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.steps_left -= 1
+        if self.steps_left == 0:
+            raise InterruptedError
+
+
+@pytest.mark.parametrize(("backup_first", "step"), [(True, 7), (False, 20)])
+def test_resumed_run_has_the_same_sizes_and_bits(backup_first, step, tmp_path):
+    def train(*callbacks, directory=tmp_path / "other"):
+        data, model = batches(), make_model()
+        callback = tuning(data, trial_samples=192, error_margin=0.05)
+        backup = BackupAndRestore(directory, save_freq=2)
+        tuned = [backup, callback] if backup_first else [callback, backup]
+        history = fit(model, data, [*tuned, *callbacks], epochs=3)
+        return state_of(model), callback.history, history
+
+    state, sizes, logs = train()
+    with pytest.raises(InterruptedError):
+        train(Interruption(step), directory=tmp_path / "backups")
+    resumed = train(directory=tmp_path / "backups")
+    assert_same_bits(resumed[0], state)
+    assert resumed[1] == sizes
+    assert {name: values[-1:] for name, values in resumed[2].items()} == {
+        name: values[-1:] for name, values in logs.items()
+    }
+
+
+def test_epoch_resumed_at_its_very_end_keeps_its_logs(tmp_path):
+    def train(*callbacks, directory=tmp_path / "other"):
+        data = batches()
+        backup = BackupAndRestore(directory, save_freq=12)  # an epoch has 12 steps
+        return fit(make_small_model(), data, [backup, *callbacks])
+
+    expected = train()
+    with pytest.raises(InterruptedError):
+        train(Interruption(12), directory=tmp_path / "backups")
+    assert train(directory=tmp_path / "backups") == expected
+
+
+def test_plot_shows_the_sizes(tmp_path):
+    data = batches()
+    callback = tuning(data, max_size=64, error_margin=ANYTHING_GOES)
+    with pytest.raises(ValueError, match="nothing to plot before training"):
+        callback.plot(tmp_path / "sizes.png")
+    fit(make_small_model(), data, [callback])
+    callback.plot(tmp_path / "sizes.svg")
+    assert "minibatch size (samples)" in (tmp_path / "sizes.svg").read_text()
+
+
+def test_plot_without_matplotlib_says_so(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match="Run: pip install matplotlib"):
+        tuning(batches()).plot(tmp_path / "sizes.png")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"data": samples()}, "Received: data of type tuple. Give tf_onebit.ResizableBatches"),
+        ({"interval_samples": 95, "trial_samples": 96}, "An interval must not be shorter than"),
+        ({"interval_samples": 0}, "interval_samples=0"),
+        ({"trial_samples": -1}, "trial_samples=-1"),
+        ({"min_size": 64, "max_size": 32}, "max_size must not be below.*min_size=64, max_size=32"),
+        ({"max_size": 4}, "max_size must not be below.*max_size=4, multiple=8"),
+        ({"min_size": 1.5}, "min_size=1.5"),
+        ({"error_margin": -0.1}, "error_margin=-0.1"),
+        ({"mode": "most"}, "mode='most'"),
+        ({"monitor": "recall"}, "monitor='recall'"),
+        ({"learning_rate_rule": "cubic"}, "learning_rate_rule='cubic'"),
+    ],
+)
+def test_arguments_are_checked(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        tuning(**({"data": batches()} | arguments))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"monitor": "auc"}, r"monitor='auc', and logs with \['accuracy', 'loss'\]"),
+        ({"trial_samples": 90}, "at least 3 minibatches.*trial_samples=90, and minibatches of 32"),
+        ({"trial_samples": 96, "min_size": 40}, "minibatches of 40. Use trial_samples=120"),
+        ({"interval_samples": 999, "trial_samples": 400}, "and an epoch of 384 samples"),
+        ({"min_size": 9, "max_size": 15}, "multiple of 8 from min_size to max_size"),
+    ],
+)
+def test_sizes_are_checked_in_fit(arguments, message):
+    data = batches()
+    with pytest.raises(ValueError, match=message):
+        fit(make_small_model(), data, [tuning(data, **arguments)])
+
+
+def test_fit_must_have_the_same_data():
+    data = batches()
+    for other in (batches(), tf.data.Dataset.from_tensor_slices(samples()).batch(8)):
+        with pytest.raises(ValueError, match="given the ResizableBatches that AutoMinibatchSize"):
+            fit(make_small_model(), other, [tuning(data)])
+
+
+def test_unknown_optimizer_needs_a_rule():
+    class Mine(keras.optimizers.Optimizer):
+        def update_step(self, gradient, variable, learning_rate):
+            self.assign_sub(variable, gradient * keras.ops.cast(learning_rate, gradient.dtype))
+
+    data = batches()
+    with pytest.raises(ValueError, match="the optimizer Mine. Use learning_rate_rule="):
+        fit(make_small_model(Mine(0.1)), data, [tuning(data)])
+    callback = tuning(data, max_size=64, learning_rate_rule="sqrt", error_margin=ANYTHING_GOES)
+    fit(make_small_model(Mine(0.1)), data, [callback], epochs=1)

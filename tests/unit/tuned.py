@@ -1,0 +1,77 @@
+"""A small task for tests of callbacks that tune training."""
+
+import keras
+import numpy as np
+
+from tf_onebit import ResizableBatches
+
+SAMPLES, INPUTS, CLASSES = 384, 8, 4
+
+
+def samples(count=SAMPLES):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((count, INPUTS)).astype(np.float32)
+    return x, (x @ rng.standard_normal((INPUTS, CLASSES))).argmax(-1)
+
+
+def batches(size=32, count=SAMPLES, data=None):
+    return ResizableBatches(samples(count) if data is None else data, size, seed=1)
+
+
+class Noise(keras.layers.Layer):
+    """Draws from Keras' global generator."""
+
+    def call(self, x, training=False):
+        return x + keras.random.normal(keras.ops.shape(x), stddev=0.01) if training else x
+
+
+def make_model(optimizer=None, **arguments):
+    """With all that a trial might leave traces in. Not built before its first step."""
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [
+            keras.layers.Dense(16, activation="relu"),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dropout(0.1, seed=1),
+            Noise(),
+            keras.layers.Dense(CLASSES),
+        ]
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    optimizer = optimizer or keras.optimizers.SGD(0.1, momentum=0.5)
+    model.compile(optimizer, loss, metrics=["accuracy"], **arguments)
+    return model
+
+
+def make_small_model(optimizer=None):
+    """Of which a step is not traced: for tests of what happens between steps."""
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((INPUTS,)), keras.layers.Dense(CLASSES)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(
+        optimizer or keras.optimizers.SGD(0.1), loss, metrics=["accuracy"], run_eagerly=True
+    )
+    return model
+
+
+def state_of(model):
+    return [variable.numpy() for variable in (*model.variables, *model.optimizer.variables)]
+
+
+def assert_same_bits(state, expected):
+    assert len(state) == len(expected)
+    for mine, theirs in zip(state, expected, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+class At(keras.callbacks.Callback):
+    """Calls a function, once, before the first step from a position on."""
+
+    def __init__(self, data, position, function):
+        super().__init__()
+        self.data, self.position, self.function = data, position, function
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if self.function is not None and self.data.position >= self.position:
+            function, self.function = self.function, None
+            function(self.model)

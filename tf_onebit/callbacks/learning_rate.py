@@ -1,0 +1,266 @@
+"""AutoLearningRate: reduces the learning rate by what held-out data say."""
+
+import dataclasses
+import json
+import math
+import numbers
+
+import keras
+import numpy as np
+from keras.src.trainers.data_adapters import data_adapter_utils
+
+from tf_onebit.callbacks import fit, learning_rate_factor, training_state
+from tf_onebit.callbacks.snapshot import Snapshot
+from tf_onebit.callbacks.workers import Workers, require_together
+from tf_onebit.control import LearningRateControl, higher_is_better, reduced_rate
+from tf_onebit.data import ResizableBatches
+from tf_onebit.exchanges.base import part_of
+from tf_onebit.samples import number_of_samples
+from tf_onebit.training.model_optimizers import optimizers_of
+
+
+class AutoLearningRate(keras.callbacks.Callback):
+    """Reduces the learning rate when held-out data say so, and goes back to the best model.
+
+    After every `interval_samples` (Seide et al. 2014, ICASSP, section 4) it evaluates the model on
+    held-out data. If the criterion grew slowly, the learning rate is multiplied by `factor`. If it
+    dropped, or is not finite, weights, optimizer and exchange go back, in memory, to where the
+    criterion was best, and the learning rate is reduced as well. Going back takes back the number
+    of steps, which schedules follow, but neither the position in the data nor random numbers. The
+    model is the best one when patience ends training.
+
+    The factor acts on the learning rate that the optimizer has by itself, by a schedule or by other
+    callbacks: see `AutoMinibatchSize`, with which it can be combined.
+
+    Args:
+        validation_data: held-out data, as `model.fit` takes them. Over Horovod each worker may be
+            given a part of them, and the mean over the workers counts.
+        interval_samples: number of samples, over all workers, between two evaluations.
+        monitor: the criterion: "loss" or a metric of the model.
+        mode: "min", "max", or "auto": by the name.
+        factor: what the learning rate is multiplied with, between 0 and 1.
+        min_improvement: by how much the criterion must become better than the best so far,
+            relatively, for the learning rate to stay.
+        continue_reduce: whether, once it was reduced, the learning rate is reduced after every
+            interval.
+        min_learning_rate: it is not reduced further than to this, leaving aside what
+            `AutoMinibatchSize` multiplies it with.
+        patience: training ends after so many evaluations in a row without a `min_improvement`.
+            Default: never.
+        batch_size: of the evaluation, as in `model.evaluate`.
+        global_batch_size: number of samples of a step, over all workers. To be given where `fit`
+            has other data than `tf_onebit.ResizableBatches`.
+
+    Attributes:
+        history: dictionary of lists, with an entry for each evaluation: `position` in samples,
+            `criterion`, `learning_rate` from there on, and whether the model was `reverted`.
+
+    Raises:
+        ValueError: for arguments of other types or values; in `fit`, if the number of samples of a
+            step or the criterion is not known, or workers train apart.
+
+    Example:
+        >>> import numpy, tf_onebit
+        >>> x, y = numpy.ones([512, 8]), numpy.ones([512, 1])
+        >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
+        >>> model.compile(keras.optimizers.SGD(0.5), loss="mse")
+        >>> control = AutoLearningRate((x, y), interval_samples=128, global_batch_size=32)
+        >>> _ = model.fit(x, y, batch_size=32, callbacks=[control], verbose=0)
+        >>> control.history["learning_rate"][-1] < 0.5
+        True
+    """
+
+    def __init__(
+        self,
+        validation_data,
+        interval_samples,
+        monitor="loss",
+        mode="auto",
+        factor=0.5,
+        min_improvement=0.005,
+        continue_reduce=False,
+        min_learning_rate=0.0,
+        patience=None,
+        batch_size=None,
+        global_batch_size=None,
+    ):
+        super().__init__()
+        if validation_data is None:
+            raise ValueError(
+                "AutoLearningRate needs held-out data. Received: validation_data=None. Give for "
+                "example (x, y)."
+            )
+        if not _is_number(factor) or not 0 < factor < 1:
+            raise ValueError(
+                f"factor must be between 0 and 1. Received: factor={factor!r}. Use factor=0.5 to "
+                "halve the learning rate."
+            )
+        for name, value in {
+            "min_improvement": min_improvement,
+            "min_learning_rate": min_learning_rate,
+        }.items():
+            if not _is_number(value) or not 0 <= value < math.inf:
+                raise ValueError(f"{name} must be at least 0. Received: {name}={value!r}.")
+        if patience is not None and (not isinstance(patience, numbers.Integral) or patience < 1):
+            raise ValueError(
+                "patience must be a positive number of evaluations, or None. Received: patience="
+                f"{patience!r}."
+            )
+        self.validation_data = validation_data
+        self.interval_samples = number_of_samples("interval_samples", interval_samples)
+        self.monitor = monitor.removeprefix("val_")
+        self.factor = float(factor)
+        self.min_learning_rate = float(min_learning_rate)
+        self.batch_size = batch_size
+        self.global_batch_size = global_batch_size
+        if global_batch_size is not None:
+            self.global_batch_size = number_of_samples("global_batch_size", global_batch_size)
+        self._control = LearningRateControl(
+            float(min_improvement),
+            higher_is_better(monitor, mode),
+            bool(continue_reduce),
+            patience if patience is None else int(patience),
+        )
+        self.history = {"position": [], "criterion": [], "learning_rate": [], "reverted": []}
+        self._best = None  # a `Snapshot`
+        self._reduced_by = 1.0
+        self._steps = 0
+        self._due = None
+
+    def on_train_begin(self, logs=None):
+        self._workers = Workers(self.model, "AutoLearningRate asks")
+        require_together(self.model, "AutoLearningRate")
+        names = ("interval_samples", "monitor", "factor", "min_learning_rate", "global_batch_size")
+        settings = {name: getattr(self, name) for name in names}
+        settings["rule"] = dataclasses.asdict(self._control)
+        self._workers.require_alike("AutoLearningRate", settings)
+        data = fit.data_of_fit(self.model)
+        self._data = data if isinstance(data, ResizableBatches) else None
+        if self._data is None and self.global_batch_size is None:
+            raise ValueError(
+                "The number of samples of a step must be known. Received: "
+                f"global_batch_size=None, and data of type {type(data).__name__}. Give "
+                "global_batch_size, or data as tf_onebit.ResizableBatches."
+            )
+        learning_rate_factor.scaled_optimizers(self.model)
+        if self._due is None:
+            self._due = self._position + self.interval_samples
+        self._stops = False
+
+    def on_train_batch_begin(self, batch, logs=None):
+        # Not at the end of the batch before, where a backup may be made before or after: see
+        # AutoMinibatchSize. For the same reason steps are counted here.
+        if fit.is_replaying(self.model):
+            return
+        if self._best is None and self._has_variables():
+            self._keep()
+        self._evaluate_if_due()
+        self._steps += self.model.steps_per_execution
+
+    def on_train_end(self, logs=None):
+        if self._stops:  # and Keras has made one more step
+            self._best.restore_learned(self.model)
+        else:
+            self._evaluate_if_due()
+
+    def backup_state(self):
+        """What a backup keeps: dictionary of NumPy arrays."""
+        progress = {
+            "due": self._due,
+            "steps": self._steps,
+            "reduced_by": self._reduced_by,
+            "control": dataclasses.asdict(self._control),
+            "history": self.history,
+        }
+        best = {} if self._best is None else self._best.state
+        return {
+            "progress": np.frombuffer(json.dumps(progress).encode(), np.uint8),
+            "factors": np.array(learning_rate_factor.factors(self.model)),
+            **{f"best/{name}": array for name, array in best.items()},
+        }
+
+    def restore_state(self, state):
+        """Goes on from what `backup_state` returned."""
+        progress = json.loads(state["progress"].tobytes())
+        self._due, self._steps = progress["due"], progress["steps"]
+        self._reduced_by, self.history = progress["reduced_by"], progress["history"]
+        for name in ("best", "reduced", "waited"):
+            setattr(self._control, name, progress["control"][name])
+        learning_rate_factor.set_factors(self.model, state["factors"].tolist())
+        best = part_of(state, "best")
+        for i, exchange in enumerate(training_state.gradient_exchanges_of(self.model)):
+            workers, _ = best.get(f"exchange_{i}/built", (exchange.engine.world_size, 0))
+            if workers != exchange.engine.world_size:  # then the exchange keeps what it has
+                best = {k: v for k, v in best.items() if not k.startswith(f"exchange_{i}/")}
+        self._best = Snapshot(best, training_state.random_state()) if best else None
+
+    @property
+    def _position(self):
+        if self._data is not None:
+            return self._data.position
+        return self._steps * self.global_batch_size
+
+    def _has_variables(self):
+        """Whether there is something to keep: else not before the first step."""
+        optimizer = self.model.optimizer
+        if not self.model.built:
+            return False
+        if optimizer is not None and not optimizer.built:
+            with self.model.distribute_strategy.scope():
+                optimizer.build(self.model.trainable_variables)
+        return all(optimizer.built for optimizer in optimizers_of(self.model))
+
+    def _keep(self):
+        self._best = Snapshot.of(self.model, "an evaluation for the learning rate")
+
+    def _evaluate_if_due(self):
+        if self._position < self._due:
+            return
+        criterion = self._workers.mean(self._criterion())
+        decision = self._control.decide(criterion)
+        if decision.keep:
+            self._keep()
+        if decision.revert and self._best is not None:
+            self._best.restore_learned(self.model)
+        if decision.reduce:
+            self._reduce()
+        if decision.stop:
+            self._stops = self.model.stop_training = True
+        self._due = self._position + self.interval_samples
+        entry = {
+            "position": self._position,
+            "criterion": criterion,
+            "learning_rate": learning_rate_factor.learning_rate(self.model),
+            "reverted": decision.revert,
+        }
+        for name, value in entry.items():
+            self.history[name].append(value)
+
+    def _criterion(self):
+        """The criterion on the held-out data, as this worker has them."""
+        random_state = training_state.random_state()
+        metrics = training_state.metrics_of(self.model)
+        x, y, sample_weight = data_adapter_utils.unpack_x_y_sample_weight(self.validation_data)
+        logs = self.model.evaluate(
+            x, y, self.batch_size, verbose=0, sample_weight=sample_weight, return_dict=True
+        )
+        training_state.assign_variables(self.model, metrics)
+        training_state.set_random_state(self.model, random_state)
+        if self.monitor not in logs:
+            raise ValueError(
+                f"monitor must be among what model.evaluate returns. Received: monitor="
+                f"{self.monitor!r}, and {sorted(logs)}. Compile the model with this metric, or "
+                "name another."
+            )
+        return float(logs[self.monitor])
+
+    def _reduce(self):
+        own = learning_rate_factor.own_learning_rate(self.model) * self._reduced_by
+        ratio = reduced_rate(own, self.factor, self.min_learning_rate) / own if own > 0 else 1.0
+        self._reduced_by *= ratio
+        factors = learning_rate_factor.factors(self.model)
+        learning_rate_factor.set_factors(self.model, [f * ratio for f in factors])
+
+
+def _is_number(value):
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)

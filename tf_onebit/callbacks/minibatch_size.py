@@ -1,0 +1,350 @@
+"""AutoMinibatchSize: minibatches as large as training can bear."""
+
+import contextlib
+import json
+import math
+import numbers
+import warnings
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf_onebit.callbacks import fit, learning_rate_factor, training_state
+from tf_onebit.callbacks.size_plot import plot_sizes
+from tf_onebit.callbacks.snapshot import Snapshot
+from tf_onebit.callbacks.workers import Workers, require_together
+from tf_onebit.control import LEAST_STEPS_OF_TRIAL, SizeSearch, higher_is_better, sizes_to_try
+from tf_onebit.data import ResizableBatches
+from tf_onebit.exchanges.finite import NOT_FINITE
+from tf_onebit.samples import number_of_samples
+from tf_onebit.training.model_optimizers import flush, knowing_batch_size, without_delay
+
+_DAY_OF_SPEECH = 24 * 3600 * 100  # frames of 10 ms
+
+
+class AutoMinibatchSize(keras.callbacks.Callback):
+    """Finds the largest minibatch size that does not hurt convergence, again and again.
+
+    After every `interval_samples` it tries sizes from half the last to twice of it (Seide et al.
+    2014, Interspeech, section 4; ICASSP, section 4), in steps of sqrt(2), on the next
+    `trial_samples`: each on the same samples, and from the same state of everything. Training goes
+    on from that state, on these samples, with the largest size whose criterion, over the trial, is
+    within `error_margin` of the smallest one's. Larger sizes than the first that fails are not
+    tried. Other callbacks and Keras' logs see nothing of it.
+
+    The learning rate, be it a number or a schedule, is multiplied by a factor that follows the
+    size: in proportion for SGD, which keeps the learning rate per sample, and with the square root
+    for Adam and its kin. Momentum and betas stay what they are, per step. Outside of a step
+    `optimizer.learning_rate` is what it was without this callback.
+
+    A search that is due when the epoch has fewer samples left than a trial needs waits for the
+    beginning of the next. If all sizes fail (NaN), training goes on with the smallest, with a
+    warning.
+
+    Args:
+        data: the `tf_onebit.ResizableBatches` that `fit` is given.
+        interval_samples: number of samples between two searches. Default: 24 hours of speech.
+        trial_samples: number of samples of a trial. At least three minibatches. Default: 2 % of
+            `interval_samples`.
+        min_size: least size. Default: the least multiple.
+        max_size: greatest size. Default: a third of `trial_samples`, which is a limit always.
+        error_margin: what a size may cost, relative to the smallest one's criterion.
+        monitor: the criterion, a name in the logs: "loss" or a metric.
+        mode: "min", "max", or "auto": by the name.
+        multiple: sizes are rounded to multiples of this, and of the number of workers.
+        learning_rate_rule: "linear", "sqrt", "constant", or "auto": by the optimizer.
+        tune_without_delay: with a delayed exchange, whether the trials are without delay (Seide et
+            al., Interspeech, section 5.4): as the halves of a minibatch that are exchanged one
+            behind the other, steps of size N follow from trials of minibatches of 2 N.
+
+    Attributes:
+        history: dictionary of lists, with an entry for the beginning of training and each search:
+            `position` in samples, `global_batch_size` and `learning_rate` from there on, and
+            `trials`, a list of (size, criterion).
+
+    Raises:
+        ValueError: for arguments of other types or values; in `fit`, for other data, sizes that
+            the workers cannot share, a data set or trials too small, an optimizer whose rule is
+            not known, workers that train apart, or logs without the criterion.
+
+    Example:
+        >>> import numpy, tf_onebit
+        >>> x, y = numpy.ones([512, 8]), numpy.ones([512, 1])
+        >>> data = tf_onebit.ResizableBatches((x, y), global_batch_size=4)
+        >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
+        >>> model.compile(keras.optimizers.SGD(1e-4), loss="mse")
+        >>> tuning = AutoMinibatchSize(data, interval_samples=192, trial_samples=64, multiple=4)
+        >>> _ = model.fit(data, callbacks=[tuning], verbose=0)
+        >>> tuning.history["global_batch_size"]
+        [4, 8, 16]
+    """
+
+    def __init__(
+        self,
+        data,
+        interval_samples=_DAY_OF_SPEECH,
+        trial_samples=None,
+        min_size=None,
+        max_size=None,
+        error_margin=0.01,
+        monitor="loss",
+        mode="auto",
+        multiple=64,
+        learning_rate_rule="auto",
+        tune_without_delay=False,
+    ):
+        super().__init__()
+        if not isinstance(data, ResizableBatches):
+            raise ValueError(
+                "AutoMinibatchSize changes the size of ResizableBatches. Received: data of type "
+                f"{type(data).__name__}. Give tf_onebit.ResizableBatches(data, global_batch_size), "
+                "and the same object to model.fit."
+            )
+        if not isinstance(error_margin, numbers.Real) or not 0 <= error_margin < math.inf:
+            raise ValueError(
+                "error_margin must be a relative error of at least 0. Received: error_margin="
+                f"{error_margin!r}. Use error_margin=0.01 for 1 %."
+            )
+        learning_rate_factor.require_rule(learning_rate_rule)
+        self.data = data
+        self.interval_samples = number_of_samples("interval_samples", interval_samples)
+        if trial_samples is None:
+            trial_samples = max(1, self.interval_samples // 50)
+        self.trial_samples = number_of_samples("trial_samples", trial_samples)
+        self.multiple = number_of_samples("multiple", multiple)
+        self.min_size = min_size if min_size is None else number_of_samples("min_size", min_size)
+        self.max_size = max_size if max_size is None else number_of_samples("max_size", max_size)
+        self.error_margin = float(error_margin)
+        self.monitor = monitor
+        self.learning_rate_rule = learning_rate_rule
+        self.tune_without_delay = bool(tune_without_delay)
+        self._higher_is_better = higher_is_better(monitor, mode)
+        least = self.min_size or self.multiple
+        if self.max_size is not None and self.max_size < least:
+            raise ValueError(
+                "max_size must not be below min_size, or a multiple. Received: "
+                f"min_size={min_size}, max_size={max_size}, multiple={multiple}."
+            )
+        if self.interval_samples < self.trial_samples:
+            raise ValueError(
+                "An interval must not be shorter than a trial. Received: interval_samples="
+                f"{interval_samples}, trial_samples={self.trial_samples}. Each of up to five "
+                "trials takes as long as training on its samples: 2 % of the interval is common."
+            )
+        self.history = {"position": [], "global_batch_size": [], "learning_rate": [], "trials": []}
+        self._due = None
+
+    def on_train_begin(self, logs=None):
+        if fit.data_of_fit(self.model) is not self.data:
+            raise ValueError(
+                "model.fit must be given the ResizableBatches that AutoMinibatchSize has. "
+                f"Received: data of type {type(fit.data_of_fit(self.model)).__name__}."
+            )
+        self._workers = Workers(self.model, "AutoMinibatchSize finds")
+        require_together(self.model, "AutoMinibatchSize")
+        names = (
+            *("interval_samples", "trial_samples", "min_size", "max_size", "error_margin"),
+            *("monitor", "multiple", "learning_rate_rule", "tune_without_delay"),
+        )
+        settings = {name: getattr(self, name) for name in names}
+        self._workers.require_alike("AutoMinibatchSize", settings)
+        self._parts = self._workers.world_size
+        if self._workers.in_strategy:
+            self._parts = self.model.distribute_strategy.num_replicas_in_sync
+        self._require_sizes()
+        self._powers = [
+            learning_rate_factor.power_of_size(optimizer, self.learning_rate_rule)
+            for optimizer in learning_rate_factor.scaled_optimizers(self.model)
+        ]
+        self._tell(self.data.global_batch_size)
+        if self._due is None:
+            self._due = self.data.position + self.interval_samples
+            self._note([])
+
+    def on_train_batch_begin(self, batch, logs=None):
+        # Not at the end of the batch before: so it makes no difference which callback comes first
+        # there, and a backup that is made there is one of before the search.
+        if self.data.position >= self._due and not fit.is_replaying(self.model):
+            self._search_if_possible()
+
+    def on_train_batch_end(self, batch, logs=None):
+        if logs is not None and self.monitor not in logs:
+            raise self._without_criterion(logs)
+
+    def backup_state(self):
+        """What a backup keeps: dictionary of NumPy arrays."""
+        return {
+            "due": np.int64(self._due),
+            "factors": np.array(learning_rate_factor.factors(self.model)),
+            "history": np.frombuffer(json.dumps(self.history).encode(), np.uint8),
+        }
+
+    def restore_state(self, state):
+        """Goes on from what `backup_state` returned."""
+        self._due = int(state["due"])
+        learning_rate_factor.set_factors(self.model, state["factors"].tolist())
+        self.history = json.loads(state["history"].tobytes())
+        self.history["trials"] = [[tuple(t) for t in ts] for ts in self.history["trials"]]
+        self._tell(self.data.global_batch_size)
+
+    def plot(self, path):
+        """Writes a plot of minibatch size and trials over samples.
+
+        Args:
+            path: of an image file, with a suffix that Matplotlib knows, like ".png".
+
+        Raises:
+            ImportError: without Matplotlib.
+            ValueError: if there is no history yet.
+        """
+        plot_sizes(self.history, self.data.position, path)
+
+    def _search_if_possible(self):
+        exchanges = training_state.gradient_exchanges_of(self.model)
+        if not all(exchange.states_are_whole for exchange in exchanges):
+            return  # of a backup by other workers: after the first step
+        available = self.data.peek(self._trial_samples, self._parts).samples
+        if available < self._trial_samples:
+            if self.data.state()["offset"] == 0:  # the epoch has no more
+                raise self._too_few_samples(available)
+            return
+        self._search()
+
+    def _search(self):
+        search = SizeSearch(self._sizes(), self.error_margin, self._higher_is_better)
+        if len(self._sizes()) > 1:
+            # What is under way has been computed with the learning rate until now.
+            flush(self.model)
+            with self._delay_of_trials():
+                self._try_sizes(search)
+            if search.all_failed:
+                warnings.warn(
+                    "With no minibatch size was the criterion finite. Training goes on with the "
+                    f"smallest: {search.best}. Received: {self.monitor} of {search.trials}. "
+                    "Reduce the learning rate.",
+                    stacklevel=2,
+                )
+        last = self.data.global_batch_size
+        self.data.resize(search.best)
+        self._tell(search.best)
+        learning_rate_factor.set_factors(self.model, self._factors_for(search.best / last))
+        self._due = self.data.position + self.interval_samples
+        self._note(search.trials)
+
+    @property
+    def _steps_of_minibatch(self):
+        """How many steps of training a minibatch of a trial is divided into."""
+        exchanges = training_state.gradient_exchanges_of(self.model)
+        is_delayed = any(exchange.is_delayed for exchange in exchanges)
+        return 2 if self.tune_without_delay and is_delayed else 1
+
+    def _delay_of_trials(self):
+        return without_delay(self.model) if self.tune_without_delay else contextlib.nullcontext()
+
+    def _try_sizes(self, search):
+        last = self.data.global_batch_size
+        factors = learning_rate_factor.factors(self.model)
+        before = Snapshot.of(self.model, "a search for the minibatch size")
+        while search.next_size is not None:
+            size = search.next_size * self._steps_of_minibatch
+            self._tell(size)
+            learning_rate_factor.set_factors(self.model, self._factors_for(size / last))
+            try:
+                search.add(self._workers.mean(self._criterion(size)))
+            finally:
+                before.restore(self.model)
+                learning_rate_factor.set_factors(self.model, factors)
+                self._tell(last)
+
+    def _criterion(self, size):
+        """What comes of training on the next samples with a size."""
+        self.model.reset_metrics()
+        try:
+            for minibatch in self.data.peek(self._trial_samples, size):
+                logs = self.model.train_function(minibatch)
+        except tf.errors.InvalidArgumentError as error:
+            if NOT_FINITE not in str(error):
+                raise
+            return math.nan
+        logs = self.model._get_metrics_result_or_logs(logs)
+        if self.monitor not in logs:
+            raise self._without_criterion(logs)
+        return float(logs[self.monitor])
+
+    def _require_sizes(self):
+        """Raises ValueError for sizes that workers cannot share, or trials too short for them."""
+        for name in ("min_size", "max_size"):
+            size = getattr(self, name)
+            if size is not None and size % self._parts != 0:
+                raise ValueError(
+                    f"{name} must be a multiple of the number of workers, which is {self._parts}. "
+                    f"Received: {name}={size}. Use {-(-size // self._parts) * self._parts}."
+                )
+        least = -(-self._least // self._step_of_sizes) * self._step_of_sizes
+        largest = max(least, self.data.global_batch_size) * self._steps_of_minibatch
+        if self._trial_samples < LEAST_STEPS_OF_TRIAL * largest:
+            raise ValueError(
+                f"A trial must have at least {LEAST_STEPS_OF_TRIAL} minibatches. Received: "
+                f"trial_samples={self.trial_samples}, and minibatches of {largest}. Use "
+                f"trial_samples={LEAST_STEPS_OF_TRIAL * largest} or more, or smaller minibatches."
+            )
+        if self.data.samples is not None and self.data.samples < self._trial_samples:
+            raise self._too_few_samples(self.data.samples)
+        self._sizes()  # which are there
+
+    def _too_few_samples(self, samples):
+        return ValueError(
+            "An epoch must have the samples of a trial. Received: trial_samples="
+            f"{self.trial_samples}, and an epoch of {samples} samples. Use a shorter trial, or "
+            "more data."
+        )
+
+    def _without_criterion(self, logs):
+        return ValueError(
+            f"monitor must be in the logs of the model. Received: monitor={self.monitor!r}, and "
+            f"logs with {sorted(logs)}. Compile the model with this metric, or name another."
+        )
+
+    def _factors_for(self, growth):
+        """Factors of the learning rate, if the size grows by so much."""
+        factors = learning_rate_factor.factors(self.model)
+        return [f * growth**power for f, power in zip(factors, self._powers, strict=True)]
+
+    def _sizes(self):
+        return sizes_to_try(
+            self.data.global_batch_size, self._least, self._greatest, self._step_of_sizes
+        )
+
+    @property
+    def _trial_samples(self):
+        """In which all workers have equal parts."""
+        return self.trial_samples // self._parts * self._parts
+
+    @property
+    def _step_of_sizes(self):
+        return math.lcm(self.multiple, self._parts)
+
+    @property
+    def _least(self):
+        return self._step_of_sizes if self.min_size is None else self.min_size
+
+    @property
+    def _greatest(self):
+        greatest = self._trial_samples // (LEAST_STEPS_OF_TRIAL * self._steps_of_minibatch)
+        return greatest if self.max_size is None else min(self.max_size, greatest)
+
+    def _tell(self, size):
+        """Tells those whose rules count samples how many a step has."""
+        for owner, steps in knowing_batch_size(self.model):
+            owner.set_global_batch_size(size * steps)
+
+    def _note(self, trials):
+        entry = {
+            "position": self.data.position,
+            "global_batch_size": self.data.global_batch_size,
+            "learning_rate": learning_rate_factor.learning_rate(self.model),
+            "trials": list(trials),
+        }
+        for name, value in entry.items():
+            self.history[name].append(value)

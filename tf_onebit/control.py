@@ -1,0 +1,215 @@
+"""Control of minibatch size and learning rate: rules of decision, free of frameworks.
+
+Minibatch size (Seide et al. 2014, Interspeech, section 4; ICASSP, section 4): at any time there is
+a size up to which training converges as well as with smaller ones, per sample. It grows while a
+model matures. It is found by trying sizes on the samples to come.
+
+Learning rate (ICASSP, section 4): halved when the accuracy on held-out data grows slowly; when it
+drops, the model is taken back to its best as well.
+"""
+
+import dataclasses
+import math
+
+# What a size does to a model shows in the minibatches after the first, and with gradients that are
+# applied one step late after the second.
+LEAST_STEPS_OF_TRIAL = 3
+
+
+def higher_is_better(monitor, mode="auto"):
+    """Whether a criterion is to grow, as an accuracy is, and not to shrink, as a loss.
+
+    Args:
+        monitor: its name in Keras' logs.
+        mode: "min", "max", or "auto": by its name.
+
+    Raises:
+        ValueError: for another mode, or a name that does not tell.
+
+    Example:
+        >>> higher_is_better("sparse_categorical_accuracy")
+        True
+    """
+    if mode not in ("auto", "min", "max"):
+        raise ValueError(f'mode must be "auto", "min" or "max". Received: mode={mode!r}.')
+    if mode != "auto":
+        return mode == "max"
+    if "acc" in monitor or monitor.endswith("auc"):
+        return True
+    if "loss" in monitor or "error" in monitor:
+        return False
+    raise ValueError(
+        'The name of monitor does not tell whether it is to grow. Received: mode="auto" and '
+        f'monitor={monitor!r}. Use mode="max" for what is to grow, and mode="min" for a loss.'
+    )
+
+
+def sizes_to_try(last, min_size, max_size, multiple):
+    """Minibatch sizes from half the last to twice of it, in steps of sqrt(2).
+
+    Each is rounded to the nearest multiple, and brought into the range from `min_size` to
+    `max_size`.
+
+    Args:
+        last: number of samples of a minibatch until now.
+        min_size: least number of samples, a multiple.
+        max_size: greatest number of samples.
+        multiple: what sizes are multiples of.
+
+    Returns:
+        List of ints, ascending.
+
+    Raises:
+        ValueError: if the range has no multiple.
+
+    Example:
+        >>> sizes_to_try(256, min_size=64, max_size=448, multiple=64)
+        [128, 192, 256, 384, 448]
+    """
+    least, greatest = -(-min_size // multiple), max_size // multiple
+    if not 0 < least <= greatest:
+        raise ValueError(
+            f"There must be a multiple of {multiple} from min_size to max_size. Received: "
+            f"min_size={min_size}, max_size={max_size}. Use a larger max_size, or a smaller "
+            "multiple."
+        )
+    exact = (last * 2 ** (exponent / 2) / multiple for exponent in range(-2, 3))
+    return sorted({multiple * min(max(math.floor(m + 0.5), least), greatest) for m in exact})
+
+
+class SizeSearch:
+    """Finds the largest minibatch size that costs no accuracy.
+
+    Sizes are tried in ascending order. The first, the smallest, says what can be had. A later one
+    fails if its criterion is worse than that by more than `error_margin`, relatively, or not
+    finite. Larger ones than that are not tried.
+
+    Args:
+        sizes: list of ints, ascending.
+        error_margin: relative: 0.01 is 1 %.
+        higher_is_better: whether the criterion is to grow.
+
+    Attributes:
+        trials: list of (size, criterion).
+
+    Example:
+        >>> search = SizeSearch([128, 192, 256], error_margin=0.01, higher_is_better=False)
+        >>> for loss in (1.0, 1.005, 1.02):
+        ...     search.add(loss)
+        >>> search.best
+        192
+    """
+
+    def __init__(self, sizes, error_margin, higher_is_better):
+        self.trials = []
+        self._sizes = list(sizes)
+        self._error_margin = error_margin
+        self._sign = 1 if higher_is_better else -1
+
+    @property
+    def next_size(self):
+        """The size to try next, or None."""
+        tried = len(self.trials)
+        if tried == len(self._sizes) or (tried and not self._is_feasible(self.trials[-1][1])):
+            return None
+        return self._sizes[tried]
+
+    def add(self, criterion):
+        """Notes what came of trying `next_size`."""
+        self.trials.append((self.next_size, float(criterion)))
+
+    @property
+    def best(self):
+        """The size to go on with: if all have failed the smallest, which is the safest."""
+        feasible = [size for size, criterion in self.trials if self._is_feasible(criterion)]
+        return feasible[-1] if feasible else self._sizes[0]
+
+    @property
+    def all_failed(self):
+        return not any(self._is_feasible(criterion) for _, criterion in self.trials)
+
+    def _is_feasible(self, criterion):
+        first = self.trials[0][1]
+        if not (math.isfinite(first) and math.isfinite(criterion)):
+            return False
+        return self._sign * (criterion - first) >= -self._error_margin * abs(first)
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """What to do after an evaluation.
+
+    Attributes:
+        keep: whether this model is the best so far, to be kept.
+        revert: whether to go back to the best model.
+        reduce: whether to reduce the learning rate.
+        stop: whether to end training.
+    """
+
+    keep: bool
+    revert: bool
+    reduce: bool
+    stop: bool
+
+
+@dataclasses.dataclass
+class LearningRateControl:
+    """When to reduce the learning rate, by a criterion on held-out data.
+
+    | criterion against the best so far | model | learning rate |
+    |---|---|---|
+    | better by `min_improvement`, relatively | kept | stays |
+    | better by less, or equal ("grew slowly") | kept | reduced |
+    | worse ("dropped"), or not finite | back to the best | reduced |
+
+    Attributes:
+        min_improvement: relative to the best: 0.01 is 1 %.
+        higher_is_better: whether the criterion is to grow.
+        continue_reduce: whether, once it was reduced, it is reduced after every evaluation.
+        patience: stop after so many evaluations in a row without a `min_improvement`, or None.
+        best: the best criterion so far, or None.
+        reduced: whether the learning rate has been reduced by now.
+        waited: number of evaluations, in a row, without a `min_improvement`.
+
+    Example:
+        >>> control = LearningRateControl(0.01, higher_is_better=True)
+        >>> [control.decide(accuracy).reduce for accuracy in (0.5, 0.6, 0.601, 0.7)]
+        [False, False, True, False]
+    """
+
+    min_improvement: float
+    higher_is_better: bool
+    continue_reduce: bool = False
+    patience: int | None = None
+    best: float | None = None
+    reduced: bool = False
+    waited: int = 0
+
+    def decide(self, criterion):
+        """The `Decision` after an evaluation."""
+        finite = math.isfinite(criterion)
+        improved = dropped = False
+        if finite and self.best is None:
+            improved = True
+        elif finite:
+            gain = (criterion - self.best) * (1 if self.higher_is_better else -1)
+            improved = gain > 0 and gain >= self.min_improvement * abs(self.best)
+            dropped = gain < 0
+        keep = finite and not dropped
+        if keep:
+            self.best = criterion
+        reduce = not improved or (self.continue_reduce and self.reduced)
+        self.reduced |= reduce
+        self.waited = 0 if improved else self.waited + 1
+        stop = self.patience is not None and self.waited >= self.patience
+        return Decision(keep, not keep, reduce, stop)
+
+
+def reduced_rate(learning_rate, factor, min_learning_rate):
+    """The learning rate times a factor below 1, but no less than the least, or what it was.
+
+    Example:
+        >>> reduced_rate(0.1, 0.5, 0.0), reduced_rate(0.1, 0.5, 0.08), reduced_rate(0.1, 0.5, 0.2)
+        (0.05, 0.08, 0.1)
+    """
+    return min(learning_rate, max(learning_rate * factor, min_learning_rate))
