@@ -4,6 +4,7 @@
     .venv/bin/python benchmarks/convergence.py threshold       # threshold-sparse updates
     .venv/bin/python benchmarks/convergence.py asynchronous    # the same, a slow worker among them
     .venv/bin/python benchmarks/convergence.py bmuf            # training in blocks, BMUF-Adam
+    .venv/bin/python benchmarks/convergence.py tables          # recipes of Seide et al. (2014)
     .venv/bin/python benchmarks/convergence.py threshold --help
 
 The runs of a seed share data, initial weights and order of frames, so that their differences are
@@ -12,7 +13,7 @@ paired; intervals are Student's, at 95 % confidence, over the seeds.
 
 import sys
 
-METHODS = ("onebit", "threshold", "asynchronous", "bmuf")
+METHODS = ("onebit", "threshold", "asynchronous", "bmuf", "tables")
 
 
 def main():
@@ -26,6 +27,8 @@ def main():
         from asynchronous_accuracy import main as compare
     elif method == "bmuf":
         from bmuf_accuracy import main as compare
+    elif method == "tables":
+        from seide_accuracy import main as compare
     else:
         from one_bit_accuracy import main as compare
     compare(arguments)

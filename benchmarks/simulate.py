@@ -27,7 +27,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "examples" / "speech"
 import dataset  # noqa: E402
 from batches import FrameBatches  # noqa: E402
 from model import acoustic_model  # noqa: E402
-from train import EVALUATION_BATCH_SIZE, FINAL_LEARNING_RATE, WARM_UP  # noqa: E402
+from train import EVALUATION_BATCH_SIZE  # noqa: E402
+from updates import FINAL_LEARNING_RATE, WARM_UP  # noqa: E402
 
 # The first part of all runs of a seed is the same: one node in full precision. In the paper, too,
 # the rows of a table have the first of ten epochs in common, with 10 nodes.

@@ -17,11 +17,16 @@ TRAIN = pathlib.Path(__file__).parents[1] / "examples" / "speech" / "train.py"
 # Of a run that ends because its gradients are no longer finite: it has no right answers.
 DIVERGED = {
     "held_out_accuracy": [0.0],
+    "training_accuracy": [0.0],
     "held_out_cross_entropy": [math.inf],
     "bytes_sent_per_step": math.nan,
     "compression_ratio": math.nan,
     "milliseconds_per_step": math.nan,
     "delay_steps": None,
+    "mean_minibatch": math.nan,
+    "largest_minibatch": math.nan,
+    "search_frames": math.nan,
+    "frames": [math.nan],
 }
 
 
@@ -48,7 +53,7 @@ def train_in_turns(rows, seeds, workers, arguments):
     results = {row.name: [] for row in rows}
     for seed in seeds:
         for row in rows:
-            result = _train(row, seed, workers, arguments)
+            result = train(row, seed, workers, arguments)
             results[row.name].append(result)
             print(
                 f"  seed {seed}, {row.name}: {result['held_out_accuracy'][-1]:.2%}, "
@@ -58,7 +63,8 @@ def train_in_turns(rows, seeds, workers, arguments):
     return results
 
 
-def _train(row, seed, workers, arguments):
+def train(row, seed, workers, arguments):
+    """Trains a row with a seed: what `train.py` writes, or `DIVERGED`."""
     with tempfile.TemporaryDirectory() as folder:
         output = pathlib.Path(folder) / "results.json"
         command = [

@@ -134,10 +134,12 @@ def main():
     compressed = ["--exchange", own.exchange, *(["--asynchronous"] if own.asynchronous else [])]
     compressed += training_options.flag_of_shares(own.shares)
     name = f"{COMPRESSED[own.exchange]}{', asynchronous' if own.asynchronous else ''}"
-    exchanges = {"full precision": ["--exchange", "full"], name: compressed}
-    settings = training_options.corpus_settings(
-        training_options.parse_arguments([*arguments, *compressed])
-    )
+    options = training_options.parse_arguments([*arguments, *compressed])
+    full = ["--exchange", "full"]
+    if options.adagrad in ("local", "aggregate"):  # which are places of a quantised exchange
+        full += ["--adagrad", "raw"]
+    exchanges = {"full precision": full, name: compressed}
+    settings = training_options.corpus_settings(options)
     own.results.mkdir(parents=True, exist_ok=True)
 
     started = time.monotonic()

@@ -1,6 +1,7 @@
 """The papers' acoustic model: a deep neural network that classifies frames in context."""
 
 import keras
+import numpy as np
 
 # Glorot and Bengio (2010): a logistic unit's slope is 1/4 at 0, so weights are 4 times as large.
 _INITIALIZERS = {
@@ -33,4 +34,45 @@ def acoustic_model(input_shape, target_count, depth, width, activation):
             keras.layers.Dense(target_count, name="logits"),
         ],
         name="acoustic_model",
+    )
+
+
+def hidden_layers(model):
+    """The hidden layers of what `acoustic_model` returned: list."""
+    _, *hidden, _ = model.layers
+    return hidden
+
+
+def low_rank_model(model, rank):
+    """Replaces the matrices between hidden layers by products of two, of a rank.
+
+    Xue, Li and Gong (2013): with the singular value decomposition `W = U S V`, cut off after the
+    largest `rank` singular values, the network has `U sqrt(S)`, a linear layer without biases, and
+    then `sqrt(S) V`. There is no matrix of this rank that is closer to W. The matrices of the
+    first hidden layer and of the outputs stay.
+
+    Args:
+        model: what `acoustic_model` returned. Its other layers become part of the new model.
+        rank: int, less than the units of a hidden layer.
+
+    Returns:
+        `keras.Model`.
+    """
+    flatten, first, *hidden, logits = model.layers
+    layers = [flatten, first]
+    for number, layer in enumerate(hidden, start=1):
+        kernel, bias = layer.get_weights()
+        left, singular_values, right = np.linalg.svd(kernel, full_matrices=False)
+        roots = np.sqrt(singular_values[:rank])
+        bottleneck = keras.layers.Dense(rank, use_bias=False, name=f"bottleneck_{number}")
+        expanding = keras.layers.Dense(layer.units, layer.activation, name=f"expanding_{number}")
+        for new, inputs, weights in (
+            (bottleneck, len(kernel), [left[:, :rank] * roots]),
+            (expanding, rank, [roots[:, None] * right[:rank], bias]),
+        ):
+            new.build((None, inputs))
+            new.set_weights(weights)
+        layers += [bottleneck, expanding]
+    return keras.Sequential(
+        [keras.Input(model.input_shape[1:]), *layers, logits], name="low_rank_acoustic_model"
     )

@@ -15,68 +15,24 @@ import keras
 import numpy as np
 import tensorflow as tf
 from batches import FrameBatches
-from model import acoustic_model
+from course import course_of
 from options import corpus_settings, parse_arguments
+from start import initial_model
+from updates import make_exchange, make_optimizer, warm_start_frames
 
 import tf_onebit
 import tf_onebit.horovod as hvd
 
 EVALUATION_BATCH_SIZE = 1024
-WARM_UP = 0.1  # part of the steps in which the learning rate rises
-FINAL_LEARNING_RATE = 0.02  # of the highest
 STEPS_NOT_TIMED = 5  # of each block: tracing, and filling of the input pipeline
 
 
-def make_exchange(options):
-    """Returns the `tf_onebit.Exchange` that the command line asks for."""
-    if options.exchange == "full":
-        return tf_onebit.FullPrecision()
-    if options.exchange == "threshold":
-        compressed = tf_onebit.Threshold(options.tau, options.target_density, options.coding)
-    else:
-        columns = {"max_column_size": options.max_column_size} if options.max_column_size else {}
-        feedback = options.exchange == "onebit"
-        compressed = tf_onebit.OneBit(error_feedback=feedback, **columns)
-    warm_start = warm_start_steps(options)
-    return tf_onebit.WarmStart(compressed, warm_start) if warm_start else compressed
-
-
-def warm_start_steps(options):
-    """Number of steps in full precision, which workers that train apart cannot make."""
-    return 0 if options.asynchronous or options.bmuf else options.warm_start
-
-
-def learning_rate(options, steps):
-    """Returns the learning rate, or a Keras schedule of it, for so many steps."""
-    if options.schedule == "constant":
-        return options.learning_rate
-    warm_up_steps = round(WARM_UP * steps)
-    return keras.optimizers.schedules.CosineDecay(
-        initial_learning_rate=0.0,
-        warmup_target=options.learning_rate,
-        warmup_steps=warm_up_steps,
-        decay_steps=steps - warm_up_steps,
-        alpha=FINAL_LEARNING_RATE,
-    )
-
-
-def make_optimizer(options, learning_rate):
-    """Returns the Keras optimizer of a worker."""
-    optimizer = keras.optimizers.SGD(learning_rate, momentum=options.momentum)
-    if options.bmuf:
-        return hvd.DistributedOptimizer(optimizer, tf_onebit.Local())
-    exchange = make_exchange(options)
-    if options.asynchronous:
-        return hvd.AsynchronousOptimizer(optimizer, exchange, max_staleness=options.max_staleness)
-    return hvd.DistributedOptimizer(optimizer, exchange)
-
-
-def block_callbacks(options):
+def block_callbacks(options, workers):
     """Returns the callback that has workers train in blocks, if they are to, in a list."""
     if not options.bmuf:
         return []
     momentum = "auto" if options.block_momentum is None else options.block_momentum
-    exchange = make_exchange(options)
+    exchange = make_exchange(options, workers)
     return [tf_onebit.callbacks.BlockMomentum(options.sync_period, momentum, exchange=exchange)]
 
 
@@ -115,32 +71,13 @@ def train(options, callbacks=()):
     training_split, held_out_split, targets = dataset.load(corpus_settings(options))
     keras.utils.set_random_seed(options.seed)
 
-    shares = options.shares or workers * [1]
-    if len(shares) != workers:
-        raise SystemExit(f"--shares needs one for each of {workers} workers. Received: {shares}.")
-    training = FrameBatches(
-        training_split,
-        options.batch_size,
-        sum(shares[:rank]),
-        sum(shares),
-        options.blocks_per_epoch,
-        shuffle_seed=options.seed,
-        first_block=options.first_block,
-        share=shares[rank],
-    )
     # Who does not wait for others does not average with them, either.
     of_held_out = (0, 1) if options.asynchronous else (rank, workers)
     held_out = FrameBatches(held_out_split, EVALUATION_BATCH_SIZE, *of_held_out)
-    blocks = options.blocks or options.epochs * options.blocks_per_epoch - options.first_block
-    input_shape = training[0][0].shape[1:]
-    model = acoustic_model(
-        input_shape, len(targets), options.depth, options.width, options.activation
-    )
-    if options.load_weights:
-        model.load_weights(options.load_weights)
-    steps = blocks * len(training)
+    course = course_of(options, training_split, held_out, rank, workers)
+    model = initial_model(options, training_split, len(targets), rank, workers)
     model.compile(
-        optimizer=make_optimizer(options, learning_rate(options, steps)),
+        optimizer=make_optimizer(options, course.steps, workers),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
     )
@@ -148,22 +85,20 @@ def train(options, callbacks=()):
         how = f"{options.exchange} in blocks" if options.bmuf else options.exchange
         print(
             f"{workers} worker(s), {how}: {model.count_params():,} parameters, "
-            f"{len(targets):,} targets, {blocks} blocks of {len(training)} steps of "
-            f"{workers} x {options.batch_size} frames",
+            f"{len(targets):,} targets, {course.description}",
             flush=True,
         )
     timer = StepTimer()
     history = model.fit(
-        training,
+        **course.fit_arguments,
         validation_data=held_out,
-        epochs=blocks,
-        shuffle=False,  # `FrameBatches` shuffles frames, on all workers alike
         verbose=_progress(rank),
         callbacks=[
-            *block_callbacks(options),
+            *block_callbacks(options, workers),
             timer,
             hvd.BroadcastGlobalVariablesCallback(0),
             *([] if options.asynchronous else [hvd.MetricAverageCallback()]),
+            *course.callbacks,
             tf_onebit.callbacks.Monitor(),
             *callbacks,
         ],
@@ -174,7 +109,9 @@ def train(options, callbacks=()):
     if options.save_weights and rank == 0:
         options.save_weights.parent.mkdir(parents=True, exist_ok=True)
         model.save_weights(options.save_weights)
-    frames_per_block = len(training) // shares[rank] * sum(shares) * options.batch_size
+    if options.output and rank == 0:
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        course.plot(options.output.with_suffix(".minibatches.png"))
     return {
         "options": {
             k: str(v) if isinstance(v, pathlib.Path) else v for k, v in vars(options).items()
@@ -182,9 +119,10 @@ def train(options, callbacks=()):
         "workers": workers,
         "parameters": model.count_params(),
         "targets": len(targets),
-        "steps": steps,
-        "warm_start_frames": warm_start_steps(options) * workers * options.batch_size,
-        "frames": [(block + 1) * frames_per_block for block in range(blocks)],
+        "steps": course.steps,
+        "warm_start_frames": warm_start_frames(options, workers),
+        "frames": course.frames,
+        **course.summary(),
         "training_cross_entropy": history["loss"],
         "training_accuracy": history["accuracy"],
         "held_out_cross_entropy": history["val_loss"],
@@ -207,7 +145,6 @@ def main(callbacks=()):
             f"cross entropy {results['held_out_cross_entropy'][-1]:.3f}"
         )
         if options.output:
-            options.output.parent.mkdir(parents=True, exist_ok=True)
             options.output.write_text(json.dumps(results, indent=1))
 
 

@@ -1,4 +1,5 @@
-"""The examples run: keras_fit with every engine, the speech recipe with workers of two speeds."""
+"""The examples run: keras_fit with every engine, speech with workers of two speeds and all options
+that decide something on the way."""
 
 import json
 import re
@@ -7,6 +8,7 @@ import pytest
 
 from tests.parallel.launch import run_job
 
+SPEECH = ["--hours", "0.05", "--held-out-minutes", "1", "--targets", "205"]
 EXAMPLE = ["examples/keras_fit/train.py", "--epochs", "3"]
 
 
@@ -31,8 +33,7 @@ def test_digits_are_learned(engine, options, tmp_path):
 def test_the_recipe_of_the_paper_learns_with_asynchronous_workers(tmp_path):
     command = ["examples/speech/recipe.py", "--workers", "2", "--epochs", "2"]
     command += ["--asynchronous", "--shares", "3", "1", "--results", str(tmp_path)]
-    command += ["--hours", "0.05", "--held-out-minutes", "1", "--targets", "205"]
-    command += ["--depth", "1", "--width", "64", "--blocks-per-epoch", "2"]
+    command += [*SPEECH, "--depth", "1", "--width", "64", "--blocks-per-epoch", "2"]
     status, _, output = run_job("alone", 1, command)
     assert status == 0, output
     results = json.loads((tmp_path / "recipe.json").read_text())
@@ -40,3 +41,25 @@ def test_the_recipe_of_the_paper_learns_with_asynchronous_workers(tmp_path):
     cross_entropies = [result["held_out_cross_entropy"][-1] for result in results]
     assert cross_entropies == sorted(cross_entropies, reverse=True)
     assert (tmp_path / "model.weights.h5").exists()
+
+
+def test_speech_is_learned_while_minibatch_and_learning_rate_are_decided(tmp_path):
+    output = tmp_path / "result.json"
+    command = ["examples/speech/train.py", "--preset", "tiny", *SPEECH, "--epochs", "2"]
+    command += ["--adagrad", "aggregate", "--momentum", "0.9", "--learning-rate", "0.04"]
+    command += ["--delayed", "--warm-start-samples", "2000", "--output", str(output)]
+    command += ["--auto-minibatch", "--minibatch-interval", "20000"]
+    command += ["--auto-learning-rate", "--evaluation-interval", "10000"]
+    status, _, printed = run_job("horovod", 2, command)
+    assert status == 0, printed
+    results = json.loads(output.read_text())
+    first, last = results["held_out_cross_entropy"]
+    assert last < first < 5.3  # ln 205
+    assert results["bytes_sent_per_step"] < results["parameters"]  # in full precision 4 times that
+    # Half of two minibatches of 64; the search compares it with a larger one.
+    sizes = results["minibatch_control"]
+    assert sizes["global_batch_size"][0] == 64 and sizes["position"][1] >= 20000
+    assert [size for size, _ in sizes["trials"][1]] == [64, 128]
+    rates = results["learning_rate_control"]
+    assert len(rates["criterion"]) == results["frames"][-1] // 10000
+    assert output.with_suffix(".minibatches.png").exists()
