@@ -18,6 +18,8 @@ class Late:
 
     def __init__(self, optimizer, make=make_model, delay=1):
         self.model, self.optimizer, self.delay = make(), optimizer(), delay
+        if not self.model.built:
+            self.model.build([None, INPUTS])
         self.optimizer.build(self.model.trainable_variables)
         self._loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         self._queue = []
@@ -32,7 +34,8 @@ class Late:
     def _gradients(self, x, labels):
         with tf.GradientTape() as tape:
             loss = self._loss(labels, self.model(x, training=True))
-        gradients = tape.gradient(loss, [v.value for v in self.model.trainable_variables])
+        sources = [v.value for v in self.model.trainable_variables]
+        gradients = tape.gradient(loss, sources, unconnected_gradients="zero")
         return list(map(tf.convert_to_tensor, gradients))
 
     def _apply_oldest(self):

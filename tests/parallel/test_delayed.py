@@ -1,5 +1,7 @@
 """`Delayed` in `model.fit`, over both engines."""
 
+import time
+
 import keras
 import numpy as np
 import pytest
@@ -148,6 +150,7 @@ def test_model_is_complete_wherever_it_is_looked_at(world_size, tmp_path):
         0: lambda model: model.evaluate(batches(world_size), verbose=0),
         1: lambda model: model.predict(np.ones([2, INPUTS], np.float32), verbose=0),
         2: lambda model: model.save_weights(tmp_path / f"{rank()}.weights.h5"),
+        3: lambda model: model.get_state_tree(),
     }
     callbacks = [Evaluation(look, step) for step, look in looks.items()]
     model.fit(batches(world_size), verbose=0, callbacks=callbacks)
@@ -180,6 +183,8 @@ def test_without_delay_steps_apply_their_own_gradients(world_size):
     model = delayed_model(sgd(momentum=0.9), Delayed(OneBit(min_size=0)))
     reference = delayed_model(sgd(momentum=0.9), OneBit(min_size=0))
     with without_delay(model):
+        with without_delay(model.optimizer):
+            pass
         model.fit(batches(world_size), verbose=0)
     reference.fit(batches(world_size), verbose=0)
     assert_same_bits(model, reference)
@@ -225,6 +230,32 @@ def test_error_comes_on_all_workers_and_names_the_gradient(world_size):
     assert all(np.isfinite(w).all() for w in model.get_weights())
 
 
+class SlowOnRank1(keras.layers.Layer):
+    """What it computes, and so all gradients behind it, is late on rank 1."""
+
+    def call(self, x):
+        if rank() == 1:
+            x = tf.numpy_function(lambda x: (time.sleep(0.4), x)[1], [x], tf.float32)
+        return tf.ensure_shape(x, [None, INPUTS])
+
+
+@both_engines
+def test_training_goes_on_after_an_error(world_size):
+    """Also where a worker knows of it long before the others send what they have next."""
+
+    def make():
+        keras.utils.set_random_seed(0)
+        layers = [SlowOnRank1(), keras.layers.Dense(64), keras.layers.Dense(10)]
+        return keras.Sequential([keras.Input((INPUTS,)), *layers])
+
+    model = delayed_model(sgd(), Delayed(OneBit(min_size=0, bucket_bytes=64)), make)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="Rank 1 met an infinity or NaN"):
+        model.fit(batches(world_size, spoil=1), verbose=0)
+    model.fit(batches(world_size, steps=3), verbose=0)
+    assert_same_bits_on_all_ranks(arrays_of(model, model.optimizer))
+    assert all(np.isfinite(w).all() for w in model.get_weights())
+
+
 @over_horovod
 def test_step_is_left_out_where_a_gradient_is_not_finite(world_size):
     optimizer = hvd.DistributedOptimizer(
@@ -245,7 +276,7 @@ def test_loops_of_ones_own_flush(world_size):
     for x, labels in batches(world_size):
         model.train_on_batch(x, labels)
     assert model.optimizer.iterations.numpy() == STEPS - 1
-    flush(model)
+    flush(model.optimizer)  # which is all that many a loop has
     flush(model)  # of nothing
     assert_same_bits(model, fitted)
     plain = delayed_model(sgd(), OneBit(min_size=0))

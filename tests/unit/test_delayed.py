@@ -1,5 +1,6 @@
 """Delayed: what an exchange gives, a step later."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -10,6 +11,8 @@ from tests.unit.transforms import DivideByTotal
 from tf_onebit import Delayed, Exchange, FullPrecision, Local, OneBit, Threshold, WarmStart
 from tf_onebit.collectives import lockstep
 from tf_onebit.exchanges import Bucketed, GradientSpec
+from tf_onebit.training.gradients import GradientExchange
+from tf_onebit.training.model_optimizers import flush, without_delay
 from tf_onebit.transforms import Momentum
 
 EXCHANGES = {
@@ -303,3 +306,23 @@ def test_settings_survive():
     exchange = Delayed(OneBit(exclude=["bias"], bucket_bytes=77), steps=2).clone()
     assert (exchange.steps, exchange.bucket_bytes, exchange.exclude) == (2, 77, ("bias",))
     assert exchange.wrapped.get_config() == OneBit(exclude=["bias"], bucket_bytes=77).get_config()
+
+
+@pytest.mark.parametrize("wrap", [lambda sgd: sgd, keras.optimizers.LossScaleOptimizer])
+def test_flush_refuses_an_optimizer_that_exchanges_nothing(wrap):
+    optimizer = wrap(keras.optimizers.SGD())
+    message = "must be one that exchanges gradients. Received: .* of type SGD"
+    with pytest.raises(ValueError, match=message):
+        flush(optimizer)
+    with pytest.raises(ValueError, match=message), without_delay(optimizer):
+        pass
+
+
+def test_whether_a_step_delivers_is_always_a_tensor():
+    """So that a graph can branch by it, also where nothing is ever late."""
+    engine = lockstep.LockstepEngine(["CPU:0"] * 2)
+    variables = [tf.Variable(tf.zeros([2]))]
+    for template, expected in ((OneBit(), True), (Delayed(OneBit()), False)):
+        exchange = GradientExchange(template, engine, mean=True)
+        delivers = exchange.delivers([tf.ones([2])], variables)
+        assert tf.is_tensor(delivers) and bool(delivers) is expected

@@ -105,7 +105,10 @@ class Bucketed(Exchange):
         # worker while the others still wait for its part of the next.
         with tf.control_dependencies(tf.nest.flatten(exchanged, expand_composites=True)):
             flags = tf.identity(flags)
-        return require_finite(exchanged, flags, names), flags
+        # An error would end what is still under way, and a bucket of `Delayed` would give the same
+        # message, with the same error, in each step to come.
+        kept = [tf.convert_to_tensor(exchange.delivers()) for exchange, _ in self._buckets]
+        return require_finite(exchanged, flags, names, kept), flags
 
     def delivers(self):
         # All buckets began in the same step.

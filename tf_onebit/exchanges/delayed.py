@@ -129,6 +129,10 @@ class Delayed(Exchange):
         for variables, message in zip(self._messages, [*moved, newest], strict=True):
             for variable, tensor in zip(variables, message, strict=True):
                 variable.assign(tensor)
+        # Of the same value, but later: who asks `delivers` now waits until all is kept.
+        kept = [tensor for place in range(self.steps) for tensor in self._held_at(place)]
+        with tf.control_dependencies(kept):
+            self._held.assign_add(0)
 
     def number_held(self):
         return int(self._held)

@@ -51,7 +51,7 @@ def all_finite(gradients, name):
     return tf.equal(failures, 0)
 
 
-def require_finite(gradients, flags, names):
+def require_finite(gradients, flags, names, awaited=()):
     """The gradients, behind a check that no worker met a value that is not finite.
 
     Args:
@@ -59,6 +59,7 @@ def require_finite(gradients, flags, names):
         flags: int32 `[world_size]`; entry k is 0, or 1 + the index in `names` of the gradient in
             which rank k met such a value.
         names: list of the variables' names.
+        awaited: list of tensors that an error waits for, and gradients do not.
 
     Raises:
         InvalidArgumentError: on all workers, when the graph runs.
@@ -81,6 +82,13 @@ def require_finite(gradients, flags, names):
             "the scope of a strategy with keras.optimizers.LossScaleOptimizer.",
         ]
     )
-    check = tf.debugging.Assert(tf.reduce_all(tf.equal(flags, 0)), [message])
-    with tf.control_dependencies([check] if check is not None else []):
+
+    def fail():
+        with tf.control_dependencies([tf.identity(tensor) for tensor in awaited]):
+            failure = tf.debugging.Assert(False, [tf.identity(message)])
+        with tf.control_dependencies([failure]):
+            return tf.constant(False)
+
+    check = tf.cond(tf.reduce_all(tf.equal(flags, 0)), lambda: tf.constant(True), fail)
+    with tf.control_dependencies([check]):
         return [tf.nest.map_structure(tf.identity, g, expand_composites=True) for g in gradients]

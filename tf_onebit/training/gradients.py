@@ -72,6 +72,7 @@ class GradientExchange:
         block_states: of an earlier run, until `blocks` takes them over: list, by rank, or None.
         variables, latest: where an optimizer keeps, within one step, whose gradients it was
             given and what their exchange returned.
+        delays: whether delay is on, where there is any: see `set_delay`.
         flushing: where an optimizer keeps functions that it has traced.
     """
 
@@ -88,7 +89,7 @@ class GradientExchange:
         self._built = {}
         self._states, self._ratio = {}, 1.0
         self._global_batch_size = None
-        self._delays = True
+        self.delays = True
         self._released = None
         self.flushing = {}
         self.variables = self.latest = None
@@ -258,7 +259,7 @@ class GradientExchange:
             gradients: list, of one worker.
             variables: list.
         """
-        return self._exchanges_of(gradients, variables)[0].delivers()
+        return tf.convert_to_tensor(self._exchanges_of(gradients, variables)[0].delivers())
 
     def hold(self, gradients, variables):
         """Takes gradients as a call does, and gives none back. Returns those that it got."""
@@ -300,7 +301,7 @@ class GradientExchange:
 
     def set_delay(self, on):
         """Turns delay on or off, while nothing is held."""
-        self._delays = on
+        self.delays = on
         for exchanges, _ in self._built.values():
             for exchange in exchanges:
                 exchange.set_delay(on)
@@ -356,7 +357,7 @@ class GradientExchange:
             with tf.init_scope():
                 self._load(len(self._built), exchanges)
                 self._tell_batch_size(exchanges)
-                if not self._delays:
+                if not self.delays:
                     for exchange in exchanges:
                         exchange.set_delay(False)
             # With the variables, because the ids of objects that are gone come again.

@@ -28,7 +28,7 @@ def inner_optimizer(optimizer):
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
-def flush(model):
+def flush(model_or_optimizer):
     """Applies the gradients that are under way: those of the last steps, with `Delayed`.
 
     Each is an ordinary update, with momentum, clipping, decay and a count of iterations. Of a
@@ -37,28 +37,30 @@ def flush(model):
     it looks at the weights, and at its end.
 
     Args:
-        model: Keras model.
+        model_or_optimizer: Keras model, for the optimizers that it was compiled with or holds, or
+            the optimizer that a loop of your own uses.
 
     Raises:
         InvalidArgumentError: on all workers, if a gradient of one was not finite.
+        ValueError: for an optimizer that exchanges no gradients.
 
     Example:
         >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
         >>> model.compile("sgd", loss="mse")
         >>> flush(model)
     """
-    for optimizer in _distributed(model):
+    for optimizer in _distributed(model_or_optimizer):
         optimizer.flush()
 
 
 @contextlib.contextmanager
-def without_delay(model):
+def without_delay(model_or_optimizer):
     """Context in which steps apply their own gradients, also with `Delayed`.
 
     It begins with a `flush`. All workers enter it after the same step.
 
     Args:
-        model: Keras model.
+        model_or_optimizer: as for `flush`.
 
     Example:
         >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
@@ -66,15 +68,16 @@ def without_delay(model):
         >>> with without_delay(model):
         ...     history = model.fit(keras.ops.ones([8, 8]), keras.ops.ones([8, 1]), verbose=0)
     """
-    flush(model)
-    exchanges = [optimizer.gradient_exchange for optimizer in _distributed(model)]
+    flush(model_or_optimizer)
+    exchanges = [optimizer.gradient_exchange for optimizer in _distributed(model_or_optimizer)]
+    earlier = [exchange.delays for exchange in exchanges]
     for exchange in exchanges:
         exchange.set_delay(False)
     try:
         yield
     finally:
-        for exchange in exchanges:
-            exchange.set_delay(True)
+        for exchange, delays in zip(exchanges, earlier, strict=True):
+            exchange.set_delay(delays)
 
 
 def flush_where_shown(model):
@@ -116,6 +119,16 @@ def model_in_training(optimizer):
     return None
 
 
-def _distributed(model):
-    inner = map(inner_optimizer, optimizers_of(model))
+def _distributed(model_or_optimizer):
+    if isinstance(model_or_optimizer, keras.optimizers.Optimizer):
+        optimizer = inner_optimizer(model_or_optimizer)
+        if not isinstance(optimizer, Distributed):
+            raise ValueError(
+                "The optimizer must be one that exchanges gradients. Received: "
+                f"{model_or_optimizer!r} of type {type(optimizer).__name__}. Pass what "
+                "tf_onebit.horovod.DistributedOptimizer returns, or an optimizer that was made in "
+                "the scope of a tf_onebit strategy."
+            )
+        return [optimizer]
+    inner = map(inner_optimizer, optimizers_of(model_or_optimizer))
     return [optimizer for optimizer in inner if isinstance(optimizer, Distributed)]

@@ -50,8 +50,9 @@ class Distributed:
             return
         if trainable_variables is None:
             trainable_variables = self._trainable_variables
-        variables = list(trainable_variables)
-        self._build_first(variables)
+        self._build_first(trainable_variables)
+        # As Keras does later: what is missing has no part on each of the devices of a branch.
+        grads, variables = self._filter_empty_gradients(grads, trainable_variables)
 
         def update(gradients):
             super(Distributed, self).apply(gradients, variables)
@@ -79,13 +80,12 @@ class Distributed:
         steps = self.gradient_accumulation_steps
         if not steps:
             return self.gradient_exchange.delivers(gradients, variables)
-        dense = [None if g is None else tf.convert_to_tensor(g) for g in gradients]
+        dense = [tf.convert_to_tensor(gradient) for gradient in gradients]
         accumulates = tf.not_equal((self._iterations + 1) % steps, 0)
         return accumulates | self.gradient_exchange.delivers(dense, variables)
 
     def _hold(self, gradients, variables):
         """What takes the place of `apply` in a step that has nothing to apply: counts nothing."""
-        gradients, variables = self._filter_empty_gradients(gradients, variables)
         if self.loss_scale_factor is not None:
             gradients = [gradient / self.loss_scale_factor for gradient in gradients]
         steps = self.gradient_accumulation_steps
@@ -99,7 +99,11 @@ class Distributed:
         self._iterations.assign_sub(steps - 1)
 
     def flush(self):
-        """Applies what is under way: see `tf_onebit.training.model_optimizers.flush`."""
+        """Applies what is under way: see `tf_onebit.training.model_optimizers.flush`.
+
+        All workers do so after the same step. Over Horovod one may alone, if it is late by one step
+        and no gradients are checked before they are encoded: the others' next step answers it.
+        """
         for index, number, variables in self.gradient_exchange.held():
             for left in range(number, 0, -1):
                 self._apply_oldest(index, left, variables)

@@ -7,6 +7,7 @@ import functools
 SHOWING = (
     *("evaluate", "export", "get_weights", "predict", "save", "save_weights"),
     *("predict_on_batch", "test_on_batch", "load_weights", "set_weights"),
+    *("get_state_tree", "set_state_tree"),
 )
 
 
