@@ -101,6 +101,17 @@ def test_a_batch_size_set_before_the_first_step_counts_from_the_first(rng):
     assert optimizer.get_config()["global_batch_size"] == 2
 
 
+def test_the_batch_size_is_what_is_in_use_also_after_a_restore(rng):
+    optimizer, restored = make(), make()
+    for one in (optimizer, restored):
+        one.build(weights(rng))
+    assert optimizer.global_batch_size == SAMPLES
+    optimizer.set_global_batch_size(2)
+    for variable, saved in zip(restored.variables, optimizer.variables, strict=True):
+        variable.assign(saved)
+    assert restored.global_batch_size == restored.get_config()["global_batch_size"] == 2
+
+
 def test_weights_decay_and_gradients_are_clipped_as_with_keras(rng):
     variables = weights(rng)
     optimizer = make(weight_decay=0.5, clipvalue=0.25)
@@ -111,6 +122,31 @@ def test_weights_decay_and_gradients_are_clipped_as_with_keras(rng):
         oracle.weights = [w * (1 - 0.5 * RATE) for w in oracle.weights]
         oracle.step([np.clip(np.float64(g), -0.25, 0.25) for g in gradients])
     assert_at(variables, oracle)
+
+
+def test_averages_of_variables_in_bfloat16_follow_the_gradients(rng):
+    optimizer, oracle = NormalizedAdaGrad(RATE, 1000, 1), reference.NormalizedAdaGrad(1000, 1e-3)
+    optimizer.build([keras.Variable(tf.zeros((5, 3)), dtype="bfloat16")])
+    step = tf.function(lambda gradient: optimizer.apply([gradient]))
+    for i in range(600):  # a step's share becomes less than what bfloat16 tells apart
+        gradient = tf.constant(rng.normal(size=(5, 3)) * (1 if i < 300 else 2), tf.bfloat16)
+        step(gradient)
+        oracle.step([np.float64(gradient)], 1)
+    (average,) = optimizer._averages
+    np.testing.assert_allclose(np.sqrt(average), oracle.deviations[0], rtol=1e-4)
+
+
+@every_setting
+def test_variables_in_bfloat16_take_the_steps_of_the_paper(rng, name):
+    variables = [keras.Variable(tf.zeros(shape), dtype="bfloat16") for shape in SHAPES]
+    optimizer, oracle = make(**SETTINGS[name]), Oracle(variables, **SETTINGS[name])
+    for _ in range(3):
+        gradients = [tf.cast(g, tf.bfloat16) for g in gradients_of(rng)]
+        optimizer.apply(gradients, variables)
+        oracle.step([np.float64(g) for g in gradients])
+    for variable, expected in zip(variables, oracle.weights, strict=True):
+        assert variable.dtype == "bfloat16"
+        np.testing.assert_allclose(np.float64(variable), expected, rtol=0.03, atol=0.03)
 
 
 def test_accumulated_gradients_count_as_one_step(rng):

@@ -35,7 +35,11 @@ class NormalizedAdaGrad(keras.optimizers.Optimizer):
     Between workers gradients are exchanged first: all have the same state. To normalize each
     worker's own gradients, or to do it on 1 / world_size of the model per worker, see
     `tf_onebit.transforms.NormalizedAdaGrad`. `tf.IndexedSlices` are made dense, as rows without
-    gradients in a step have averages that go on decaying.
+    gradients in a step have averages that go on decaying. Averages are float32 at least, whatever
+    the type of the variables.
+
+    Attributes:
+        global_batch_size: int, the one in use: given, set or restored.
 
     Args:
         learning_rate: float, schedule or function without arguments.
@@ -85,7 +89,7 @@ class NormalizedAdaGrad(keras.optimizers.Optimizer):
                 f"of the mean standard deviation. Received: epsilon={epsilon!r}."
             )
         self.time_constant = time_constant_in_samples(time_constant)
-        self.global_batch_size = number_of_samples("global_batch_size", global_batch_size)
+        self._initial_batch_size = number_of_samples("global_batch_size", global_batch_size)
         self.momentum = float(momentum)
         self.nesterov = bool(nesterov)
         self.adagrad_on = adagrad_on
@@ -95,7 +99,7 @@ class NormalizedAdaGrad(keras.optimizers.Optimizer):
         if self.built:
             return
         super().build(variables)
-        self._averages = self.add_optimizer_variables(variables, "average")
+        self._averages = [self._add_average(variable) for variable in variables]
         self._velocities = []
         if self.momentum:
             self._velocities = self.add_optimizer_variables(variables, "velocity")
@@ -108,8 +112,25 @@ class NormalizedAdaGrad(keras.optimizers.Optimizer):
                 aggregation="only_first_replica",
                 name=name,
             )
-            for name, value in (("samples_per_step", self.global_batch_size), ("samples", 0))
+            for name, value in (("samples_per_step", self._initial_batch_size), ("samples", 0))
         )
+
+    def _add_average(self, variable):
+        # As Keras adds variables like others, but of a type of its own: in bfloat16 an average
+        # stays where it is when what a step adds is less than half of its last digit.
+        value, path = variable, variable.name
+        if isinstance(variable, keras.Variable):
+            value, path = variable.value, variable.path
+        with self._distribution_strategy.extended.colocate_vars_with(value):
+            return self.add_variable(
+                variable.shape,
+                dtype=keras.backend.result_type(variable.dtype, "float32"),
+                name=f"{path.replace('/', '_').replace(':', '_')}_average",
+            )
+
+    @property
+    def global_batch_size(self):
+        return int(self._samples_per_step.numpy()) if self.built else self._initial_batch_size
 
     def set_global_batch_size(self, samples):
         """Tells how many samples the gradients of an update are of, from the next one on.
@@ -122,9 +143,11 @@ class NormalizedAdaGrad(keras.optimizers.Optimizer):
         Raises:
             ValueError: if it is not a positive whole number.
         """
-        self.global_batch_size = number_of_samples("global_batch_size", samples)
+        samples = number_of_samples("global_batch_size", samples)
         if self.built:
-            self._samples_per_step.assign(self.global_batch_size)
+            self._samples_per_step.assign(samples)
+        else:
+            self._initial_batch_size = samples
 
     def _backend_update_step(self, grads, trainable_variables, learning_rate):
         self._samples.assign_add(ops.convert_to_tensor(self._samples_per_step))
@@ -147,7 +170,8 @@ class NormalizedAdaGrad(keras.optimizers.Optimizer):
         self.assign(velocity, moved)
         return momentum * moved + gradient if self.nesterov else moved
 
-    def _normalized(self, gradient, average):
+    def _normalized(self, given, average):
+        gradient = ops.cast(given, average.dtype)
         followed = average + ops.cast(self._share(), gradient.dtype) * (
             ops.square(gradient) - average
         )
@@ -160,7 +184,7 @@ class NormalizedAdaGrad(keras.optimizers.Optimizer):
         rows = ops.mean(deviation, axis=-1) if deviation.shape.rank else deviation
         mean = ops.cast(ops.mean(ops.cast(rows, "float64")), gradient.dtype)
         relative = ops.maximum(deviation / ops.where(mean > 0, mean, 1), self.epsilon)
-        return ops.where(mean > 0, gradient / relative, gradient)
+        return ops.cast(ops.where(mean > 0, gradient / relative, gradient), given.dtype)
 
     def _share(self):
         """Of this step's squares in the average: float64 tensor."""
