@@ -130,6 +130,31 @@ class NumberedBatches(keras.utils.PyDataset):
         self.epochs_ended += 1
 
 
+class ShuffledBatches(keras.utils.PyDataset):
+    """Batches of 7 of 105 samples, whose order each epoch makes of the last, by NumPy's numbers."""
+
+    num_batches = 15
+
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        self._order = np.arange(105, dtype=np.float32)[:, np.newaxis]
+
+    def __getitem__(self, index):
+        x = self._order[7 * index : 7 * index + 7]
+        return x, np.zeros_like(x)
+
+    def on_epoch_begin(self):
+        self._order = self._order[::-1]
+
+    def on_epoch_end(self):
+        self._order = np.random.permutation(self._order)
+
+
+def shuffled(count):
+    dataset = tf.data.Dataset.from_tensor_slices(numbered(count))
+    return dataset.shuffle(count, seed=3)
+
+
 def of_unknown_length(count):
     dataset = tf.data.Dataset.from_tensor_slices(numbered(count)).batch(7)
     return dataset.filter(lambda x, y: True)
@@ -139,4 +164,12 @@ DATA = {
     "arrays": lambda: numbered(105),
     "tf.data": lambda: of_unknown_length(105),
     "PyDataset": lambda: NumberedBatches(14),
+}
+
+# Whose order is another in each epoch, and not a function of its number alone.
+SHUFFLED = {
+    "tf.data, shuffled": lambda: shuffled(105).batch(7),
+    "tf.data, shuffled and repeated": lambda: shuffled(35).repeat(3).batch(7),
+    "PyDataset, shuffled": ShuffledBatches,
+    "PyDataset with workers, shuffled": lambda: ShuffledBatches(workers=2, max_queue_size=3),
 }

@@ -273,6 +273,15 @@ def test_a_pydataset_with_workers(model):
     assert model.samples == 2 * list(range(36))
 
 
+def test_workers_of_a_pydataset_begin_anew_where_training_goes_on(model):
+    batches = ResizableBatches(NumberedBatches(14, workers=2, max_queue_size=3), 10)
+    batches.example()  # and reads ahead
+    state = batches.state() | {"epoch": np.int64(1), "position": np.int64(105)}
+    batches.load_state(state)
+    fit(model, batches)
+    assert times_each(model.samples, 105) == 1
+
+
 @pytest.mark.parametrize("fails_at", [0, 3])
 def test_an_error_of_a_source_is_the_users_and_is_not_taken_for_its_end(model, fails_at):
     class Failing(NumberedBatches):

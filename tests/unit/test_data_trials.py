@@ -1,20 +1,26 @@
 """What callbacks do with ResizableBatches between steps: trials, backups; and wrong uses."""
 
+import concurrent.futures
 import types
+import warnings
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.unit.programs import run_python
 from tests.unit.recording import (
     DATA,
+    SHUFFLED,
     Between,
     NumberedBatches,
+    ShuffledBatches,
     fit,
     fresh,
     numbered,
     recording,
+    shuffled,
     times_each,
 )
 from tf_onebit import ResizableBatches
@@ -91,8 +97,8 @@ def test_a_trial_is_over_when_training_goes_on(model):
         list(peek)
 
 
-@every_data
-@pytest.mark.parametrize("steps", [0, 1, 3, 11, 14])
+@pytest.mark.parametrize("make_data", (DATA | SHUFFLED).values(), ids=DATA | SHUFFLED)
+@pytest.mark.parametrize("steps", [0, 1, 3, 11, 14, 24])
 def test_training_goes_on_from_a_state(model, make_data, steps):
     batches = ResizableBatches(make_data(), 10, seed=4)
     states = {0: batches.state()}
@@ -101,7 +107,7 @@ def test_training_goes_on_from_a_state(model, make_data, steps):
         batches.resize([10, 20, 5][done % 3])
         states[done] = batches.state()
 
-    fit(model, batches, Between(change), epochs=2)
+    fit(model, batches, Between(change), epochs=3)
     position = int(states[steps]["position"])
     expected = model.samples[position:]
     assert all(isinstance(value, np.generic) for value in states[steps].values())
@@ -111,9 +117,9 @@ def test_training_goes_on_from_a_state(model, make_data, steps):
     assert other.position == position
     assert other.global_batch_size == int(states[steps]["global_batch_size"])
     model.batches.clear()
-    fit(model, other, epochs=2 - position // 105)
+    fit(model, other, epochs=3 - position // 105)
     assert model.samples == expected
-    assert other.position == 210
+    assert other.position == 315
 
 
 def test_a_state_that_is_loaded_as_training_begins(model):
@@ -145,6 +151,66 @@ def test_a_state_that_is_loaded_between_two_steps(model, make_data, moment):
     assert model.samples[:20] == model.samples[20:40] and len(model.samples) == 125
     assert times_each(model.samples[20:], 105) == 1
     assert batches.position == 105
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_pydataset_goes_back_within_an_epoch(model, workers):
+    batches = ResizableBatches(ShuffledBatches(workers=workers), 10, seed=1)
+    fit(model, batches)
+    start = batches.state()
+    fit(model, batches, Between(lambda steps: setattr(model, "stop_training", steps == 3)))
+    model.batches.clear()
+    batches.load_state(start)
+    fit(model, batches)
+    again = ResizableBatches(ShuffledBatches(), 10, seed=1)
+    once_more = fresh(recording())
+    fit(once_more, again, epochs=2)
+    assert model.samples == once_more.samples[105:]
+
+
+@pytest.mark.parametrize(
+    "make_data, reason",
+    [
+        (lambda: shuffled(105).batch(7), "tf.data.Dataset that shuffles"),
+        (ShuffledBatches, "PyDataset cannot go back"),
+    ],
+)
+def test_an_order_that_cannot_be_brought_back_is_said_to_be_another(model, make_data, reason):
+    batches = ResizableBatches(make_data(), 10)
+    start = batches.state()
+    model.fit(batches, verbose=0)
+    batches.load_state(start)
+    with pytest.warns(UserWarning, match=f"samples of epoch 1 may come in another.*{reason}"):
+        model.fit(batches, verbose=0)
+
+
+def test_a_state_within_an_epoch_without_a_seed_is_said_to_come_in_another_order():
+    tf.random.set_seed(None)
+    data = tf.data.Dataset.from_tensor_slices(numbered(20)).shuffle(20).batch(2)
+    batches = ResizableBatches(data, 4)
+    state = batches.state()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        batches.load_state(state)
+    state |= {"offset": 4, "position": 4}
+    with pytest.warns(UserWarning, match="trained on twice.*ShuffleDataset has no seed"):
+        batches.load_state(state)
+
+
+def test_random_numbers_of_a_pydataset_follow_from_the_seed_and_leave_others_alone(model):
+    def trained(seed):
+        model.batches.clear()
+        np.random.seed(len(orders))
+        fit(model, ResizableBatches(ShuffledBatches(), 105, seed=seed), epochs=2)
+        following.append(np.random.random())
+        return model.batches[1]
+
+    orders, following = [], []
+    for seed in (1, 1, 2):
+        orders.append(trained(seed))
+    assert orders[0] == orders[1] != orders[2]
+    for number, random in enumerate(following):
+        assert np.random.RandomState(number).random() == random
 
 
 def test_a_state_of_other_data_is_refused():
@@ -196,6 +262,7 @@ def test_sizes_are_multiples_of_the_number_of_workers():
         ({"rank": 0, "world_size": 0}, "world_size must be a positive whole number"),
         ({"seed": -1}, "seed must be a whole number, 0 or more"),
         ({"seed": 1.5}, "seed must be a whole number"),
+        ({"seed": 2**63}, r"seed must be less than 2\*\*63. Received: seed=9223372036854775808"),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(arguments, message):
@@ -216,6 +283,7 @@ def test_arguments_that_make_no_sense_are_refused(arguments, message):
         (iter([np.ones([4, 1])]), "data must be an array"),
         (tf.data.Dataset.range(8).batch(2).repeat(), "must end.*infinite tf.data.Dataset"),
         (tf.data.Dataset.range(8), "samples along their first axis"),
+        (NumberedBatches(0), "must not be empty. Received: a PyDataset without batches"),
         (NumberedBatches(None), "must end.*num_batches is None"),
         (
             tf.data.Dataset.from_tensors(tf.ragged.constant([[1], [1, 2]])),
@@ -237,6 +305,88 @@ def test_batches_of_a_stream_must_have_as_many_of_everything(model):
 
     with pytest.raises(ValueError, match=r"same number of samples. Received: .*\[1, 2\]"):
         fit(model, ResizableBatches(Uneven(3), 4))
+
+
+class Growing(keras.utils.PyDataset):
+    """Batches whose samples are one longer each time."""
+
+    num_batches = 3
+
+    def __getitem__(self, index):
+        return np.ones([4, 3 + index], np.float32)
+
+
+def test_batches_of_a_stream_must_have_one_shape_of_samples():
+    message = r"must have one shape.*Received: a batch of shapes \[\(4, 4\)\] after .*3\)\]"
+    batches = ResizableBatches(Growing(), 8)
+    with pytest.raises(ValueError, match=message):
+        batches.peek(12, 4)
+    lengths = tf.TensorSpec([None, None])
+    data = tf.data.Dataset.from_generator(lambda: iter(Growing()), output_signature=lengths)
+    peek = ResizableBatches(data, 8).peek(12, 8)
+    with pytest.raises(ValueError, match=message):
+        list(peek)
+
+
+def test_a_part_of_a_stream_is_read_without_looking_at_all_that_is_kept():
+    source = ResizableBatches(DATA["tf.data"](), 10)._source
+    source.seek(0, 0, 0)
+    source.available(105)
+    source._kept[0] = source._kept[-1] = None
+    x, _ = source.read(7, 98)
+    assert x.numpy().ravel().tolist() == list(range(7, 98))
+
+
+ON_ANOTHER_DEVICE = """
+import tensorflow as tf
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+from tf_onebit import ResizableBatches
+with tf.device("CPU:1"):
+    x = tf.ones([4, 1])
+(array,) = ResizableBatches(x, 2)._source._arrays
+print(x.device[-5:], array.device[-5:])
+"""
+
+
+def test_arrays_are_on_the_cpu():
+    _, output, errors = run_python(ON_ANOTHER_DEVICE)
+    assert output.split() == ["CPU:1", "CPU:0"], errors
+
+
+def test_an_interrupt_leaves_the_thread_that_reads_to_be_waited_for():
+    class Interrupted(concurrent.futures.Future):
+        def result(self, timeout=None):
+            raise KeyboardInterrupt
+
+    batches = ResizableBatches(numbered(20), 4)
+    batches._ahead = batches._key(), Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        batches._next()
+    assert batches._ahead is not None
+    batches._ahead[1].set_result(None)
+    with pytest.raises(KeyboardInterrupt):
+        batches._next()
+    assert batches._ahead is None
+
+
+def test_parts_and_offset():
+    batches = ResizableBatches(numbered(50), 10, rank=1, world_size=2)
+    assert (batches.parts, batches.offset) == (2, 0)
+    batches.load_state(batches.state() | {"epoch": 1, "offset": 30, "position": 80})
+    assert batches.offset == 30
+
+
+@every_data
+def test_fewer_samples_left_than_workers_end_a_resumed_epoch(model, make_data):
+    state = ResizableBatches(make_data(), 3).state() | {"offset": 103, "position": 103}
+    batches = ResizableBatches(make_data(), 3, rank=0, world_size=3)
+    batches.load_state(state)
+    with pytest.warns(UserWarning, match="of epoch 1 are left out. Received: .* 2 of them left"):
+        model.fit(batches, verbose=0)
+    assert model.samples == [] and (batches.epoch, batches.offset) == (1, 0)
+    fit(model, batches)
+    assert len(model.samples) == 35
 
 
 def test_a_stream_without_samples_is_refused(model):

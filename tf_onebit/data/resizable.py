@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import numbers
+import warnings
 
 import numpy as np
 import tensorflow as tf
@@ -49,6 +50,9 @@ class ResizableBatches(DataAdapter):
         epoch: number of epochs finished. An epoch that `fit` did not finish, because it was
             interrupted, goes on in the next `fit`. `initial_epoch` changes nothing.
         position: number of samples of all steps so far.
+        offset: number of samples of this epoch's steps so far.
+        parts: number of parts of a minibatch, one for each device of each worker; in and after a
+            `fit`, as found there.
         remaining: number of samples that this epoch has left, or None if it is not known.
 
     Example:
@@ -72,6 +76,8 @@ class ResizableBatches(DataAdapter):
         if seed is None:
             seed = seed_generator.make_default_seed()
         self._seed = _whole("seed", seed, 0)
+        if self._seed >= 2**63:  # states and messages hold 64 bits
+            raise ValueError(f"seed must be less than 2**63. Received: seed={seed}.")
         if (rank is None) != (world_size is None):
             raise ValueError(
                 "rank and world_size must be given together. Received: "
@@ -120,6 +126,14 @@ class ResizableBatches(DataAdapter):
     @property
     def epoch(self):
         return self._epoch
+
+    @property
+    def offset(self):
+        return self._offset
+
+    @property
+    def parts(self):
+        return self._placement.parts
 
     @property
     def remaining(self):
@@ -204,6 +218,13 @@ class ResizableBatches(DataAdapter):
         self._position, self._epoch = state["position"], state["epoch"]
         self._offset = state["offset"]
         self._goes_on = True
+        if self._source.why_not_repeatable and self._offset > 0:
+            warnings.warn(
+                "The samples of an epoch that has begun may come in another order now, so that "
+                "some of them are trained on twice, and others not: "
+                f"{self._source.why_not_repeatable}.",
+                stacklevel=2,
+            )
         self._reload()
 
     # What follows is for Keras.
@@ -246,7 +267,16 @@ class ResizableBatches(DataAdapter):
 
     def _begin_next_epoch(self):
         self._wait()
+        left = self._source.available(self._offset + self._placement.parts) - self._offset
+        if left > 0:
+            warnings.warn(
+                "Every worker must have a sample in each step, so the last samples of epoch "
+                f"{self._epoch + 1} are left out. Received: a state with {left} of them left, for "
+                f"{self._placement.parts} workers.",
+                stacklevel=2,
+            )
         self._ahead = self._loaded = None
+        self._source.end_epoch(self._seed)
         self._epoch += 1
         self._offset = 0
 
@@ -284,8 +314,11 @@ class ResizableBatches(DataAdapter):
         key = self._key()
         if self._ahead is not None:
             made_for, future = self._ahead
-            self._ahead = None
-            made = future.result()
+            try:
+                made = future.result()
+            finally:
+                if future.done():  # else it was interrupted, and the source is still being read
+                    self._ahead = None
             if made_for == key:
                 return made
         return self._made(*key)
@@ -305,9 +338,10 @@ class ResizableBatches(DataAdapter):
         """The minibatch that begins at a sample: `(start, stop, tensors)`, or None at the end."""
         self._source.seek(seed, epoch, start)
         stop = self._cut(start, size)
-        if stop == start:
+        is_too_short = stop - start < self._placement.parts
+        if stop == start or (is_too_short and start > 0):  # resumed with more workers
             return None
-        if stop - start < self._placement.parts:
+        if is_too_short:
             raise ValueError(
                 "Every worker must have a sample in each step. Received: an epoch with "
                 f"{stop - start} samples left, for {self._placement.parts} workers."

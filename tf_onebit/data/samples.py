@@ -4,7 +4,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_onebit.data.streams import Stream, opened_dataset, opened_py_dataset
+from tf_onebit.data.epochs import DatasetEpochs, PyDatasetEpochs
+from tf_onebit.data.streams import Stream
 
 
 def source_of(data, shuffle):
@@ -14,9 +15,9 @@ def source_of(data, shuffle):
         ValueError: for data of a kind that has no source.
     """
     if isinstance(data, tf.data.Dataset):
-        return Stream(*opened_dataset(data))
+        return Stream(DatasetEpochs(data))
     if isinstance(data, keras.utils.PyDataset):
-        return Stream(*opened_py_dataset(data))
+        return Stream(PyDatasetEpochs(data))
     structure = data if isinstance(data, tuple) else (data,)
     leaves = tf.nest.flatten(structure)
     if not 1 <= len(structure) <= 3 or not all(map(_is_array, leaves)):
@@ -52,6 +53,8 @@ class Arrays:
         shuffle: whether the order of an epoch is random.
     """
 
+    why_not_repeatable = None
+
     def __init__(self, structure, shuffle):
         with tf.device("CPU"):
             self._arrays = [_as_keras_takes_it(leaf) for leaf in tf.nest.flatten(structure)]
@@ -73,6 +76,9 @@ class Arrays:
             self._order = np.random.default_rng([seed, epoch]).permutation(self.samples)
             self._order_of = (seed, epoch)
 
+    def end_epoch(self, seed):
+        """To be called when all samples of an epoch have been trained on."""
+
     def available(self, stop):
         """How many of the epoch's first `stop` samples there are."""
         return min(stop, self.samples)
@@ -87,6 +93,6 @@ class Arrays:
 
 
 def _as_keras_takes_it(leaf):
-    tensor = tf.convert_to_tensor(leaf)
+    tensor = tf.identity(leaf)  # where the caller says, even if it was on another device
     # As in fit without these batches, where arrays become numbers of Keras' own precision.
     return tf.cast(tensor, keras.config.floatx()) if tensor.dtype.is_floating else tensor

@@ -1,10 +1,8 @@
 """Samples that can only be read one after another."""
 
-import collections
+import bisect
 
 import tensorflow as tf
-from keras.src.trainers import data_adapters
-from keras.src.trainers.data_adapters import data_adapter_utils
 
 
 class Stream:
@@ -13,30 +11,40 @@ class Stream:
     What has been read ahead is kept, until what comes before it is no longer needed.
 
     Args:
-        open_epoch: function. Returns an iterator over the batches of one epoch.
-        element_spec: structure of the `tf.TensorSpec` of a batch.
+        epochs: `DatasetEpochs` or `PyDatasetEpochs`.
+
+    Raises:
+        ValueError: if their batches are not those of samples.
     """
 
     samples = None
 
-    def __init__(self, open_epoch, element_spec):
+    def __init__(self, epochs):
+        element_spec = epochs.element_spec
         for spec in tf.nest.flatten(element_spec):
             if not isinstance(spec, tf.TensorSpec) or not spec.shape.rank:
                 raise ValueError(
                     "Batches must be structures of dense tensors with samples along their first "
                     f"axis. Received: batches of {element_spec}."
                 )
-        self._open_epoch = open_epoch
+        self._epochs = epochs
+        self._batches = None
         self.element_spec = tf.nest.map_structure(
             lambda spec: tf.TensorSpec([None, *spec.shape[1:]], spec.dtype), element_spec
         )
         self._epoch = None
 
+    @property
+    def why_not_repeatable(self):
+        return self._epochs.why_not_repeatable
+
     def seek(self, seed, epoch, start):
         """Makes ready to read samples of an epoch from `start` on."""
         if epoch != self._epoch or start < self._begin:
-            self._batches = self._open_epoch()
-            self._kept = collections.deque()  # (number of the first sample, leaves)
+            self._close()
+            self._batches = self._epochs.open(seed, epoch)
+            self._begins = []  # of each batch that is kept, the number of its first sample
+            self._kept = []  # its leaves
             self._begin = self._end = 0
             self._is_open = True
             self._epoch = epoch
@@ -44,6 +52,18 @@ class Stream:
             self._pull()
             self._forget(start)
         self._forget(start)
+
+    def end_epoch(self, seed):
+        """To be called when all samples of an epoch have been trained on."""
+        self._close()
+        self._epochs.end(seed)
+
+    def _close(self):
+        """Stops workers that read ahead."""
+        self._epoch = None
+        if hasattr(self._batches, "close"):
+            self._batches.close()
+        self._batches = None
 
     def available(self, stop):
         """How many of the epoch's first `stop` samples there are."""
@@ -55,75 +75,68 @@ class Stream:
         """Samples `start` to `stop` of the epoch: the tensors of a batch, in a list."""
         pieces = []
         with tf.device("CPU"):
-            for begin, leaves in self._kept:
+            first = max(bisect.bisect_right(self._begins, start) - 1, 0)
+            last = bisect.bisect_left(self._begins, stop)
+            for i in range(first, last):
+                begin, leaves = self._begins[i], self._kept[i]
                 length = len(leaves[0])
                 low, high = max(start - begin, 0), min(stop - begin, length)
                 if low < high:
                     whole = (low, high) == (0, length)
                     pieces.append(leaves if whole else [leaf[low:high] for leaf in leaves])
             if not pieces:
-                pieces = [[leaf[:0] for leaf in self._kept[0][1]]]
+                pieces = [[leaf[:0] for leaf in self._kept[0]]]
+            for piece in pieces[1:]:
+                if any(a.shape[1:] != b.shape[1:] for a, b in zip(piece, pieces[0], strict=True)):
+                    raise _unlike(pieces[0], piece)
             columns = zip(*pieces, strict=True)
             return [c[0] if len(c) == 1 else tf.concat(c, axis=0) for c in columns]
 
     def _pull(self):
         try:
-            batch = next(self._batches)
-        except StopIteration:
-            self._is_open = False
-            return
+            leaves = self._leaves_of_next()
+            if leaves is None:
+                self._is_open = False
+            elif len(leaves[0]) > 0:
+                self._begins.append(self._end)
+                self._kept.append(leaves)
+                self._end += len(leaves[0])
         except BaseException:
-            # A generator that has failed says next time that it has ended.
+            # A generator that has failed says next time that it has ended, and where an interrupt
+            # came, a batch may be lost.
             self._epoch = None
             raise
+
+    def _leaves_of_next(self):
+        batch = next(self._batches, None)
+        if batch is None:
+            return None
         tf.nest.assert_same_structure(batch, self.element_spec)
         with tf.device("CPU"):
+            specs = tf.nest.flatten(self.element_spec)
             leaves = [
                 tf.convert_to_tensor(leaf, spec.dtype)
-                for leaf, spec in zip(
-                    tf.nest.flatten(batch), tf.nest.flatten(self.element_spec), strict=True
-                )
+                for leaf, spec in zip(tf.nest.flatten(batch), specs, strict=True)
             ]
+        if not all(spec.is_compatible_with(leaf) for spec, leaf in zip(specs, leaves, strict=True)):
+            raise _unlike(specs, leaves)
         lengths = {len(leaf) for leaf in leaves}
         if len(lengths) != 1:
             raise ValueError(
                 "All tensors of a batch must have the same number of samples. Received: a batch "
                 f"of tensors with {sorted(lengths)}."
             )
-        if lengths != {0}:
-            self._kept.append((self._end, leaves))
-            self._end += lengths.pop()
+        return leaves
 
     def _forget(self, start):
         self._begin = start
-        while len(self._kept) > 1 and self._kept[1][0] <= start:
-            self._kept.popleft()
+        past = max(bisect.bisect_right(self._begins, start) - 1, 0)
+        del self._begins[:past], self._kept[:past]
 
 
-def opened_dataset(dataset):
-    """How to open a `tf.data.Dataset` of batches, and what these are: arguments of `Stream`."""
-    if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
-        raise ValueError(
-            "data must end, as an epoch does. Received: an infinite tf.data.Dataset. Use take(n), "
-            "or do not call repeat()."
-        )
-    return (lambda: iter(dataset)), dataset.element_spec
-
-
-def opened_py_dataset(py_dataset):
-    """How to open a `keras.utils.PyDataset`, and what its batches are: arguments of `Stream`."""
-    if py_dataset.num_batches is None:
-        raise ValueError(
-            "data must end, as an epoch does. Received: a PyDataset whose num_batches is None."
-        )
-    adapter = data_adapters.PyDatasetAdapter(py_dataset)
-    element_spec = data_adapter_utils.get_tensor_spec([adapter._standardize_batch(py_dataset[0])])
-
-    def open_epoch():
-        if adapter._within_epoch:  # it is read anew
-            adapter.on_epoch_end()
-        adapter.on_epoch_begin()
-        yield from adapter._get_iterator()
-        adapter.on_epoch_end()
-
-    return open_epoch, element_spec
+def _unlike(expected, leaves):
+    return ValueError(
+        "The samples of all batches must have one shape, as they are put together anew. Received: "
+        f"a batch of shapes {[tuple(leaf.shape) for leaf in leaves]} after those of "
+        f"{[tuple(leaf.shape) for leaf in expected]}. Pad them to one length."
+    )
