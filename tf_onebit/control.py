@@ -11,9 +11,8 @@ drops, the model is taken back to its best as well.
 import dataclasses
 import math
 
-# What a size does to a model shows in the minibatches after the first, and with gradients that are
-# applied one step late after the second.
-LEAST_STEPS_OF_TRIAL = 3
+# What a size does to a model shows in the minibatches after the first update.
+_LEAST_UPDATES_OF_TRIAL = 3
 
 
 def higher_is_better(monitor, mode="auto"):
@@ -42,6 +41,20 @@ def higher_is_better(monitor, mode="auto"):
         'The name of monitor does not tell whether it is to grow. Received: mode="auto" and '
         f'monitor={monitor!r}. Use mode="max" for what is to grow, and mode="min" for a loss.'
     )
+
+
+def least_steps_of_trial(accumulated, delay):
+    """How many minibatches a trial must have to tell something.
+
+    Args:
+        accumulated: number of minibatches of an update.
+        delay: number of updates by which gradients are late.
+
+    Example:
+        >>> least_steps_of_trial(accumulated=1, delay=0), least_steps_of_trial(8, 1)
+        (3, 32)
+    """
+    return (_LEAST_UPDATES_OF_TRIAL + delay) * accumulated
 
 
 def sizes_to_try(last, min_size, max_size, multiple):
@@ -162,6 +175,8 @@ class LearningRateControl:
     | better by less, or equal ("grew slowly") | kept | reduced |
     | worse ("dropped"), or not finite | back to the best | reduced |
 
+    The first best is the model as it begins.
+
     Attributes:
         min_improvement: relative to the best: 0.01 is 1 %.
         higher_is_better: whether the criterion is to grow.
@@ -173,6 +188,7 @@ class LearningRateControl:
 
     Example:
         >>> control = LearningRateControl(0.01, higher_is_better=True)
+        >>> control.begin(0.1)
         >>> [control.decide(accuracy).reduce for accuracy in (0.5, 0.6, 0.601, 0.7)]
         [False, False, True, False]
     """
@@ -184,6 +200,14 @@ class LearningRateControl:
     best: float | None = None
     reduced: bool = False
     waited: int = 0
+
+    def begin(self, criterion):
+        """Notes the criterion of the model as it begins, which any finite one beats if it is not.
+
+        Without it the first evaluation would pass for the best, even of a model that is ruined.
+        """
+        if math.isfinite(criterion):
+            self.best = criterion
 
     def decide(self, criterion):
         """The `Decision` after an evaluation."""

@@ -3,10 +3,11 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tf_onebit.horovod as hvd
 from tests.parallel.ranks import assert_same_bits_on_all_ranks, gather, rank
-from tests.parallel.training import INPUTS, compiled, make_data, make_model
+from tests.parallel.training import CLASSES, INPUTS, compiled, make_data, make_model
 from tf_onebit import Delayed, Local, OneBit, ResizableBatches
 from tf_onebit.callbacks import AutoLearningRate, AutoMinibatchSize
 from tf_onebit.distribute import MultiWorkerMirroredStrategy
@@ -20,7 +21,7 @@ def samples():
     return x.reshape(-1, INPUTS), labels.reshape(-1)
 
 
-def make(engine, exchange, rate=0.1):
+def make(engine, exchange, rate=0.1, make_model=make_model):
     """A model whose workers exchange gradients, and its data."""
     optimizer = keras.optimizers.SGD
     if engine == "horovod":
@@ -100,11 +101,44 @@ def test_trial_that_diverges_fails_on_all_workers_and_training_goes_on(engine, w
     assert all(map(np.all, map(np.isfinite, model.get_weights())))
 
 
+class NotFiniteIfLarge(keras.layers.Layer):
+    """Where a minibatch has a marked sample, and many."""
+
+    def call(self, x):
+        is_bad = (tf.shape(x)[0] >= 16) & tf.reduce_any(x[:, 0] == 7.0)
+        return x * tf.where(is_bad, np.float32(np.inf), np.float32(1.0))
+
+
+@both_engines
+def test_trial_whose_last_gradients_are_not_finite_fails_and_training_goes_on(engine, world_size):
+    """Though they are still under way when its last step is over."""
+
+    def make_model():
+        keras.utils.set_random_seed(0)
+        layers = [NotFiniteIfLarge(), keras.layers.Dense(CLASSES)]
+        return keras.Sequential([keras.Input((INPUTS,)), *layers])
+
+    model, _ = make(engine, Delayed(OneBit(min_size=0)), make_model=make_model)
+    x, labels = samples()
+    x[-32:, 0] = 7.0  # the last minibatch of the largest size
+    data = ResizableBatches((x, labels), 16, shuffle=False)
+    size = AutoMinibatchSize(data, 192, 192, multiple=16, max_size=32, error_margin=1e9)
+    model.fit(data, callbacks=[size], verbose=0)
+    (small, finite), (large, not_finite) = size.history["trials"][1]
+    assert (small, large) == (16, 32)
+    assert np.isfinite(finite) and np.isnan(not_finite)
+    assert size.history["global_batch_size"] == [16, 16]
+    assert data.position == SAMPLES
+
+
 @both_engines
 def test_what_cannot_work_is_refused(engine, world_size):
     model, data = make(engine, OneBit())
     with pytest.raises(ValueError, match="min_size must be a multiple of the number of workers.*2"):
         fit(model, data, AutoMinibatchSize(data, 192, 128, min_size=17, multiple=1))
+    model, data = make(engine, Delayed(OneBit()))
+    with pytest.raises(ValueError, match="at least 4 minibatches.*trial_samples=96"):
+        fit(model, data, AutoMinibatchSize(data, 192, 96, multiple=8))
     model, data = make(engine, OneBit())
     for callback, name in (
         (AutoMinibatchSize(data, 192 + rank(), 128), "interval_samples of AutoMinibatchSize"),

@@ -95,7 +95,7 @@ class DeathInTrial(tf_onebit.callbacks.AutoMinibatchSize):
 
 def tuning(data, validation_data, die_in_trial):
     """Callbacks that tune training, of which the first may die."""
-    size = DeathInTrial(data, 80, trial_samples=72, multiple=4, error_margin=0.1)
+    size = DeathInTrial(data, 96, trial_samples=96, multiple=4, error_margin=0.1)
     size.trials_left = die_in_trial
     rate = tf_onebit.callbacks.AutoLearningRate(validation_data, 60, min_improvement=0.1)
     return [size, rate]

@@ -4,6 +4,8 @@ import keras
 import numpy as np
 import pytest
 
+import tf_onebit.horovod as hvd
+from tests.unit.gradients import build_workers
 from tests.unit.tuned import (
     At,
     assert_same_bits,
@@ -13,15 +15,18 @@ from tests.unit.tuned import (
     samples,
     state_of,
 )
+from tf_onebit import OneBit
 from tf_onebit.callbacks import AutoLearningRate, AutoMinibatchSize, BackupAndRestore
+from tf_onebit.exchanges import GradientSpec
+from tf_onebit.exchanges.bucketed import Bucketed
 
 
-def control(criteria=None, interval_samples=96, **arguments):
-    """Told the criteria of its evaluations, or measuring them."""
+def control(criteria=None, interval_samples=96, beginning=10.0, **arguments):
+    """Told the criteria of its evaluations, the first of the beginning, or measuring them."""
     x, labels = samples()
     callback = AutoLearningRate((x[:64], labels[:64]), interval_samples, **arguments)
     if criteria is not None:
-        given = iter(criteria)
+        given = iter([beginning, *criteria])
         callback._criterion = lambda: next(given)
     return callback
 
@@ -78,12 +83,45 @@ def test_model_goes_back_to_its_best(worse):
     assert callback.history["reverted"] == [False, True, False, False]
 
 
-def test_first_evaluation_that_is_not_finite_leads_back_to_the_beginning():
+@pytest.mark.parametrize(("beginning", "first"), [(1.0, 2.0), (1.0, np.nan), (np.nan, np.nan)])
+def test_first_evaluation_that_is_worse_leads_back_to_the_beginning(beginning, first):
     model, data, weights = make_small_model(), batches(), []
-    first = model.get_weights()
+    initial = model.get_weights()
     seen = At(data, 96, lambda model: weights.append(model.get_weights()))
-    fit(model, data, [control([np.nan, 1.0, 0.9, 0.8]), seen])
-    assert_same_bits(weights[0], first)
+    callback = control([first, 0.9, 0.8, 0.7], beginning=beginning)
+    fit(model, data, [callback, seen])
+    assert_same_bits(weights[0], initial)
+    assert callback.history["reverted"] == [True, False, False, False]
+    np.testing.assert_allclose(callback.history["learning_rate"], [0.05] * 4)
+
+
+def test_model_that_the_first_interval_ruins_goes_back():
+    """With criteria that are measured."""
+    model, data = make_small_model(keras.optimizers.SGD(1e4)), batches()
+    x, labels = samples()
+    before = model.evaluate(x, labels, verbose=0)
+    callback = control(interval_samples=192)
+    fit(model, data, [callback])
+    assert callback.history["reverted"] == [True, True]
+    assert model.evaluate(x, labels, verbose=0) == before
+
+
+def test_states_of_other_workers_are_kept_when_they_are_shared_out():
+    """After a step. Before, this worker's part of the best model is not there yet."""
+    hvd.init()
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), OneBit(min_size=0))
+    model, data, weights = make_small_model(optimizer), batches(), []
+    specs = [GradientSpec(v.path, tuple(v.shape), "float32") for v in model.trainable_variables]
+    states = [worker.state() for worker in build_workers(Bucketed(OneBit(min_size=0)), specs, 2)]
+
+    def resume(model):
+        optimizer.gradient_exchange.load_states([states], 0.5)
+
+    callback = control([np.nan] * 4, interval_samples=192)
+    note = [At(data, at, lambda model: weights.append(model.get_weights())) for at in (32, 192)]
+    fit(model, data, [At(data, 0, resume), note[0], callback, note[1]])
+    assert callback.history["position"] == [192, 384]
+    assert_same_bits(weights[1], weights[0])
 
 
 class Drawing(keras.utils.PyDataset):
@@ -97,14 +135,16 @@ class Drawing(keras.utils.PyDataset):
         return x[:32] + np.random.normal(size=[32, 1]).astype(np.float32), labels[:32]
 
 
-def test_evaluation_leaves_logs_and_random_numbers_alone():
-    expected = fit(plain := make_model(), batches(), [])
+@pytest.mark.parametrize("make", [make_model, make_small_model])
+def test_evaluation_leaves_logs_and_random_numbers_alone(make):
+    """Also the one before the first step, of a model that is built."""
+    expected = fit(plain := make(), batches(), [])
     expected_number = np.random.rand()
     callback = AutoLearningRate(Drawing(), interval_samples=96, min_improvement=0.0)
     callback._control.decide = lambda criterion: type(
         "Nothing", (), dict.fromkeys(("keep", "revert", "reduce", "stop"), False)
     )
-    assert fit(model := make_model(), batches(), [callback]) == expected
+    assert fit(model := make(), batches(), [callback]) == expected
     assert_same_bits(state_of(model), state_of(plain))
     assert np.random.rand() == expected_number
     assert len(set(callback.history["criterion"])) == 4
@@ -134,6 +174,41 @@ def test_patience_ends_training_with_the_best_model():
     fit(model, data, [callback, seen], epochs=3)
     assert callback.history["position"] == [96, 192, 288]
     assert_same_bits(model.get_weights(), best[0])
+
+
+class AtEndOfEpoch(keras.callbacks.Callback):
+    """Notes the weights that are saved at the end of each epoch."""
+
+    def __init__(self):
+        super().__init__()
+        self.weights = []
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.weights.append(self.model.get_weights())
+
+
+def test_best_model_is_validated_and_saved_when_patience_ends_training():
+    model, data, best = make_small_model(), batches(), []
+    seen = At(data, 96, lambda model: best.append(model.get_weights()))
+    saved, callback = AtEndOfEpoch(), control([0.5, 0.8, 0.9], patience=2)
+    x, labels = samples()
+    history = fit(model, data, [saved, callback, seen], validation_data=(x, labels))
+    assert_same_bits(saved.weights[0], best[0])
+    assert history["val_loss"] == [model.evaluate(x, labels, batch_size=32, verbose=0)[0]]
+
+
+@pytest.mark.parametrize(("criteria", "patience"), [([0.5, 0.8], 1), ([0.9, 0.8, 0.5, 5.0], None)])
+def test_averages_of_weights_are_the_model_in_the_end(criteria, patience):
+    """Of the best model: Keras puts them into the weights when training ends."""
+    optimizer, averages = keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5), []
+    model, data = make_small_model(optimizer), batches()
+
+    def note(model):
+        averages.append([v.numpy() for v in optimizer._model_variables_moving_average])
+
+    best = At(data, 96 * (criteria.index(0.5) + 1), note)
+    fit(model, data, [control(criteria, patience=patience), best])
+    assert_same_bits(model.get_weights(), averages[0])
 
 
 def test_criterion_at_the_end_of_training_counts():

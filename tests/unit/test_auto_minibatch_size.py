@@ -16,7 +16,12 @@ from tests.unit.tuned import (
     samples,
     state_of,
 )
-from tf_onebit.callbacks import AutoMinibatchSize, BackupAndRestore
+from tf_onebit.callbacks import (
+    AutoLearningRate,
+    AutoMinibatchSize,
+    BackupAndRestore,
+    learning_rate_factor,
+)
 
 ANYTHING_GOES, NOTHING_GOES = 1e9, 0.0
 
@@ -114,6 +119,22 @@ def test_learning_rate_of_others_is_scaled_and_left_to_them():
     # The second search is in the second epoch.
     np.testing.assert_allclose(callback.history["learning_rate"], [0.1, 0.2, 0.1, 0.1])
     assert callback.history["position"] == [0, 192, 384, 576]
+
+
+@pytest.mark.parametrize("rate_first", [True, False])
+def test_factor_is_in_force_in_fit_only_and_goes_on_in_the_next(rate_first):
+    data, model = batches(), make_small_model()
+    size = tuning(data, 192, 192, max_size=64, error_margin=ANYTHING_GOES)
+    rate = AutoLearningRate(samples(), 384, min_improvement=1e9)
+    rate._control.decide(1.0)  # so that the next evaluation reduces
+    callbacks = [rate, size] if rate_first else [size, rate]
+    fit(model, data, callbacks, epochs=1)
+    assert size.history["learning_rate"] == pytest.approx([0.1, 0.2])
+    assert rate.history["learning_rate"][-1] == pytest.approx(0.1)  # halved, at size 64
+    assert learning_rate_factor.factors(model) == [1.0]
+    fit(model, data, callbacks, epochs=1)
+    assert learning_rate_factor.factors(model) == [1.0]
+    assert size.history["learning_rate"][-1] == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize(
@@ -226,9 +247,63 @@ def test_data_of_unknown_length():
     callback = tuning(data, 256, 160, max_size=32, error_margin=ANYTHING_GOES)
     fit(make_small_model(), data, [callback], epochs=3)
     assert callback.history["position"] == [0, 384, 768]
+
+
+def test_data_of_unknown_length_with_too_few_samples_for_a_trial():
+    """Are refused when training begins; later it goes on without searches."""
+    dataset = tf.data.Dataset.from_tensor_slices(samples()).batch(10).filter(lambda *_: True)
     data = batches(data=dataset)
     with pytest.raises(ValueError, match="trial_samples=400, and an epoch of 384 samples"):
         fit(make_small_model(), data, [tuning(data, 500, 400)], epochs=3)
+    assert data.position == 0
+    data = batches(data=dataset)
+    fit(make_small_model(), data, [At(data, 32, stop)])  # in the midst of an epoch
+    callback = tuning(data, 500, 400)
+    with pytest.warns(UserWarning, match="size stays 32. An epoch must have the samples"):
+        fit(make_small_model(), data, [callback], epochs=3)
+    assert data.position == 3 * 384
+    assert len(callback.history["position"]) == 1
+
+
+def stop(model):
+    model.stop_training = True
+
+
+@pytest.mark.parametrize(("is_stream", "expected"), [(False, 0), (True, 4)])
+def test_search_that_waits_looks_at_the_data_once_per_epoch(is_stream, expected):
+    dataset = tf.data.Dataset.from_tensor_slices(samples()).batch(10).filter(lambda *_: True)
+    data = batches(data=dataset if is_stream else None)
+    callback = tuning(data, 256, 160, max_size=32, error_margin=ANYTHING_GOES)
+    peek, looks = data.peek, []
+
+    def peek_noting(samples, size):
+        looks.append(size)
+        return peek(samples, size)
+
+    data.peek = peek_noting
+    fit(make_small_model(), data, [callback], epochs=2)
+    assert callback.history["position"] == [0, 384]
+    # At the beginning, at 256, at 384, where it is tried, and at 640.
+    assert len([size for size in looks if size > 32]) == expected
+
+
+def test_training_that_ends_searches_no_more():
+    data = batches()
+    callback = tuning(data)
+    fit(make_small_model(), data, [At(data, 192, stop), callback])
+    assert callback.history["position"] == [0]
+
+
+def test_trial_has_three_updates_also_where_gradients_are_accumulated():
+    def model():
+        return make_small_model(keras.optimizers.SGD(0.1, gradient_accumulation_steps=4))
+
+    data = batches(16)
+    callback = tuning(data, trial_samples=192, multiple=4, error_margin=ANYTHING_GOES)
+    fit(model(), data, [callback], epochs=1)
+    assert [size for size, _ in callback.history["trials"][1]] == [8, 12, 16]
+    with pytest.raises(ValueError, match="at least 12 minibatches.*trial_samples=184"):
+        fit(model(), data, [tuning(data, trial_samples=184)], epochs=1)
 
 
 def test_where_all_sizes_fail_the_model_is_as_before_and_the_size_the_smallest():
@@ -273,7 +348,7 @@ def test_error_within_a_trial_leaves_everything_as_it_was():
     assert_same_bits(state_of(model), states[0])
     assert (data.global_batch_size, data.position) == (32, 192)
     assert callback.history["global_batch_size"] == [32]
-    assert float(model.optimizer.learning_rate_factor) == 1.0
+    assert learning_rate_factor.factors(model) == [1.0]
 
 
 class Interruption(keras.callbacks.Callback):

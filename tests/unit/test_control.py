@@ -9,6 +9,7 @@ from tf_onebit.control import (
     LearningRateControl,
     SizeSearch,
     higher_is_better,
+    least_steps_of_trial,
     reduced_rate,
     sizes_to_try,
 )
@@ -46,6 +47,13 @@ def test_sizes_to_try(last, min_size, max_size, multiple, expected):
 def test_range_without_a_multiple_is_refused(min_size, max_size):
     with pytest.raises(ValueError, match=f"multiple of 64.*min_size={min_size}, max_size="):
         sizes_to_try(128, min_size, max_size, 64)
+
+
+@pytest.mark.parametrize(
+    ("accumulated", "delay", "expected"), [(1, 0, 3), (1, 1, 4), (1, 2, 5), (8, 0, 24), (4, 1, 16)]
+)
+def test_trials_have_three_updates_beyond_those_of_the_delay(accumulated, delay, expected):
+    assert least_steps_of_trial(accumulated, delay) == expected
 
 
 def run(search, criteria):
@@ -128,6 +136,24 @@ LAST = Decision(keep=False, revert=True, reduce=True, stop=True)
 def test_learning_rate_control(settings, criteria, expected):
     control = LearningRateControl(0.02, **settings)
     assert [control.decide(criterion) for criterion in criteria] == expected
+
+
+@pytest.mark.parametrize(
+    ("beginning", "criterion", "expected"),
+    [
+        (0.5, 0.6, KEEP),
+        (0.5, 0.5, SLOW),
+        (0.5, 0.4, BACK),
+        (0.5, NAN, BACK),
+        (NAN, 0.1, KEEP),
+        (INF, 0.1, KEEP),
+        (NAN, NAN, BACK),
+    ],
+)
+def test_first_evaluation_is_compared_with_the_beginning(beginning, criterion, expected):
+    control = LearningRateControl(0.02, higher_is_better=True)
+    control.begin(beginning)
+    assert control.decide(criterion) == expected
 
 
 def test_best_is_the_best_criterion_so_far():

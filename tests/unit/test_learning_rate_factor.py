@@ -3,9 +3,12 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.unit.tuned import assert_same_bits, make_small_model, samples
 from tf_onebit.callbacks.learning_rate_factor import (
+    begin,
+    end,
     factors,
     learning_rate,
     own_learning_rate,
@@ -14,12 +17,14 @@ from tf_onebit.callbacks.learning_rate_factor import (
     set_factors,
 )
 
+ME, OTHER = keras.callbacks.Callback(), keras.callbacks.Callback()
+
 
 def update(optimizer, factor, steps=3):
     """Weights after some steps with a factor."""
     model = make_small_model(optimizer)
     scaled_optimizers(model)
-    set_factors(model, [factor])
+    set_factors(model, ME, [factor])
     model.fit(*samples(), batch_size=128, shuffle=False, verbose=0)
     return model.get_weights()
 
@@ -49,7 +54,7 @@ def test_without_a_factor_nothing_changes():
 def test_learning_rate_outside_of_a_step_is_the_optimizers_own():
     model = make_small_model(keras.optimizers.SGD(0.5))
     assert factors(model) == [1.0]
-    set_factors(model, [0.25])
+    set_factors(model, ME, [0.25])
     assert float(model.optimizer.learning_rate) == own_learning_rate(model) == 0.5
     assert learning_rate(model) == 0.125
     model.optimizer.learning_rate = 0.1
@@ -57,10 +62,53 @@ def test_learning_rate_outside_of_a_step_is_the_optimizers_own():
     assert learning_rate(model) == pytest.approx(0.025)
 
 
+def test_factors_of_callbacks_multiply_until_all_have_ended():
+    model = make_small_model()
+    set_factors(model, ME, [0.5])
+    set_factors(model, OTHER, [3.0])
+    set_factors(model, ME, [2.0])
+    assert factors(model) == [6.0]
+    end(model, ME)
+    assert factors(model) == [6.0]
+    end(model, OTHER)
+    assert factors(model) == [1.0]
+
+
+def test_factor_of_a_fit_that_was_interrupted_is_gone_in_the_next():
+    class Halving(keras.callbacks.Callback):
+        def __init__(self, fails=False):
+            super().__init__()
+            self.fails = fails
+
+        def on_train_begin(self, logs=None):
+            begin(self.model, self, 0.5)
+
+        def on_train_batch_end(self, batch, logs=None):
+            assert factors(self.model) == [0.5]
+            if self.fails:
+                raise InterruptedError
+
+    model = make_small_model()
+    with pytest.raises(InterruptedError):
+        model.fit(*samples(), callbacks=[Halving(fails=True)], verbose=0)
+    model.fit(*samples(), callbacks=[Halving()], verbose=0)
+
+
+def test_factor_is_not_saved(tmp_path):
+    names = []
+    for factor in (None, 0.5):
+        model = make_small_model()
+        if factor is not None:
+            set_factors(model, ME, factor)
+        path = tf.train.Checkpoint(model=model).write(str(tmp_path / "checkpoint"))
+        names.append([name for name, _ in tf.train.list_variables(path)])
+    assert names[0] == names[1]
+
+
 def test_optimizer_is_saved_as_what_it_was():
     model = make_small_model(keras.optimizers.Adam(0.5))
     optimizer = keras.optimizers.deserialize(keras.optimizers.serialize(model.optimizer))
-    set_factors(model, [0.25])
+    set_factors(model, ME, [0.25])
     again = keras.optimizers.deserialize(keras.optimizers.serialize(model.optimizer))
     assert type(again) is type(optimizer) is keras.optimizers.Adam
     assert again.get_config() == optimizer.get_config()
@@ -72,11 +120,11 @@ def test_step_that_has_been_traced_is_traced_anew():
     model.run_eagerly = False
     data = {"x": samples()[0], "y": samples()[1], "batch_size": 128, "verbose": 0}
     model.fit(**data)
-    set_factors(model, [0.0])
+    set_factors(model, ME, [0.0])
     before = model.get_weights()
     model.fit(**data)
     assert_same_bits(model.get_weights(), before)
-    set_factors(model, [1.0])  # without another trace
+    set_factors(model, ME, [1.0])  # without another trace
     model.fit(**data)
     assert not np.array_equal(model.get_weights()[0], before[0])
 

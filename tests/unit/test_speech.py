@@ -45,7 +45,8 @@ class TestCorpus:
         assert not np.array_equal(first[0].features, other[0].features)
 
     def test_held_out_voices_and_sentences_are_not_trained_on(self):
-        assert not set(corpus.TRAINING_VOICES) & set(corpus.HELD_OUT_VOICES)
+        sets = corpus.TRAINING_VOICES, corpus.DEVELOPMENT_VOICES, corpus.HELD_OUT_VOICES
+        assert len(set().union(*sets)) == sum(map(len, sets))
         training, held_out = corpus.split_sentences(seed=1)
         assert not set(training) & set(held_out)
         assert len(training) > 4000 and len(held_out) > 200
@@ -251,9 +252,14 @@ SMALL = dataset.Settings(hours=0.02, held_out_minutes=0.5, target_count=400)
 
 
 @pytest.fixture(scope="module")
-def loaded(tmp_path_factory):
+def cache(tmp_path_factory):
+    return str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="module")
+def loaded(cache):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("XDG_CACHE_HOME", cache)
         return dataset.load(SMALL)
 
 
@@ -264,6 +270,14 @@ class TestDataset:
         assert np.sum(held_out.targets != NO_TARGET) > 0.5 * 60 * 95
         assert 200 < len(targets) <= 400
         assert training.targets.max() < len(targets)
+
+    def test_nobody_decides_by_what_is_reported_on(self, loaded, cache, monkeypatch):
+        _, held_out, _ = loaded
+        monkeypatch.setenv("XDG_CACHE_HOME", cache)
+        development = dataset.load_development(SMALL)
+        assert np.sum(development.targets != NO_TARGET) > 0.5 * 60 * 95
+        known = {frame.tobytes() for frame in held_out.frames}
+        assert not any(frame.tobytes() in known for frame in development.frames)
 
     def test_training_features_are_normalised(self, loaded):
         training, _, _ = loaded
@@ -304,7 +318,7 @@ class TestDataset:
         def interrupt(*_):
             raise KeyboardInterrupt
 
-        recorded = [record_in_new_process(1)] * 2
+        recorded = [record_in_new_process(1)] * 3
         monkeypatch.setattr(dataset, "_record_all", lambda settings: recorded)
         monkeypatch.setattr(dataset.os, "replace", interrupt)
         with pytest.raises(KeyboardInterrupt):

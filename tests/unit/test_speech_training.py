@@ -20,6 +20,7 @@ import options  # noqa: E402
 import recipe  # noqa: E402
 import seide_accuracy  # noqa: E402
 import seide_tables  # noqa: E402
+import speech_jobs  # noqa: E402
 import start  # noqa: E402
 import updates  # noqa: E402
 from targets import NO_TARGET  # noqa: E402
@@ -75,6 +76,9 @@ class TestOptions:
             ("--minibatch-interval 1000", "--minibatch-interval needs --auto-minibatch"),
             ("--evaluation-interval 1000", "--evaluation-interval needs --auto-learning-rate"),
             ("--auto-minibatch --minibatch-interval 0", "positive number of frames. Received: 0"),
+            ("--trial-frames 1000", "--trial-frames needs --auto-minibatch"),
+            ("--auto-minibatch --trial-frames 0", "positive number of frames. Received: 0"),
+            ("--error-margin nan", "error of at least 0. Received: nan"),
             ("--auto-minibatch --tune-without-delay", "--tune-without-delay needs --delayed"),
             ("--warm-start-samples -1", "positive number of frames. Received: -1"),
             ("--warm-start-samples 100 --bmuf", "--warm-start-samples needs workers"),
@@ -275,6 +279,32 @@ class TestCourse:
         np.testing.assert_array_equal(targets, order[offset : offset + len(targets)])
         np.testing.assert_array_equal(np.concatenate(first), order[:1300])
 
+    def test_searches_are_as_asked_for(self):
+        flags = "--minibatch-interval 900 --trial-frames 300 --error-margin 0"
+        chosen = arguments(f"--auto-minibatch {flags} --minibatch-criterion accuracy")
+        default = arguments("--auto-minibatch --minibatch-interval 900")
+        searches = [
+            course.course_of(o, learnable_split(), None, 0, 1).callbacks[0]
+            for o in (chosen, default)
+        ]
+        assert [s.trial_samples for s in searches] == [300, 18]
+        assert [s.error_margin for s in searches] == [0.0, 0.01]
+        assert [s.monitor for s in searches] == ["accuracy", "loss"]
+
+    def test_the_largest_minibatch_has_equal_parts(self):
+        chosen = arguments("--auto-minibatch --delayed --max-minibatch 8192")
+        control, _ = course.course_of(chosen, learnable_split(), None, 0, 3).callbacks
+        assert control.max_size == 4095  # 3 x 1365
+
+    def test_sizes_are_searched_for_after_the_learning_rate_is_decided(self):
+        chosen = arguments("--auto-minibatch --auto-learning-rate")
+        split = learnable_split()
+        held_out = batches.FrameBatches(split, 100, 0, 1)
+        kinds = [
+            type(c).__name__ for c in course.course_of(chosen, split, held_out, 0, 1).callbacks
+        ]
+        assert kinds[:2] == ["AutoLearningRate", "AutoMinibatchSize"]
+
     def test_workers_are_given_what_their_shares_are(self):
         with pytest.raises(SystemExit, match="one for each of 3 workers"):
             chosen = arguments("--exchange threshold --asynchronous --shares 1 2")
@@ -316,6 +346,8 @@ SCALE = seide_tables.Scale(
     {"plain": 2, "adagrad": 3, "growing": 7},
     minibatch_interval=6000,
     evaluation_interval=3000,
+    trial_frames=1920,
+    error_margin=0.02,
     svd_rank=8,
 )
 
@@ -344,6 +376,73 @@ class TestTables:
         for verdict in table.report(results, [1]):
             assert (verdict["holds"] is None) == ("interval" in verdict["claim"])
         assert "40.00 +- inf" in capsys.readouterr().out
+
+    def judged(self, sizes):
+        """Which claims hold of the table of growing minibatches, where they had these sizes."""
+        table = seide_tables.growing(SCALE)
+        results = {
+            row.arguments: [
+                {
+                    "held_out_accuracy": [0.4] * 7,
+                    "training_accuracy": [0.5],
+                    "mean_minibatch": float(size),
+                    "largest_minibatch": size,
+                    "search_frames": 1000,
+                    "frames": [10_000],
+                }
+                for size in of_seeds
+            ]
+            for row, of_seeds in zip(table.rows.values(), sizes, strict=True)
+        }
+        return {v["claim"]: v["holds"] for v in table.report(results, [1, 2])}
+
+    def test_each_row_must_grow_with_each_seed(self):
+        holds = self.judged([(256, 256), (1024, 1024), (1023, 5000), (2048, 1024), (4096, 4096)])
+        grown = [h for claim, h in holds.items() if "largest minibatch over the fixed" in claim]
+        assert grown == [True, False, True, True]
+
+    def test_larger_minibatches_without_delay_in_trials_must_be_so_with_every_seed_alike(self):
+        fixed = (256, 256)
+        for delayed, not_delayed, expected in (
+            ((1024, 1024), (1024, 1024), [False, False]),
+            ((1024, 2048), (2048, 2048), [True, False]),
+            ((1024, 2048), (2048, 4100), [True, True]),
+        ):
+            holds = self.judged([fixed, fixed, fixed, delayed, not_delayed])
+            assert [h for claim, h in holds.items() if "not delayed" in claim] == expected
+
+    def test_trials_are_alike_and_large_enough_however_often(self):
+        scale = SCALE._replace(trial_frames=18_432)
+        for table, criterion, searching in (
+            (seide_tables.growing(scale), "accuracy", 4),
+            (seide_tables.automatic(scale), "loss", 1),
+        ):
+            chosen = [options.parse_arguments(row.arguments) for row in table.rows.values()]
+            chosen = [o for o in chosen if o.auto_minibatch]
+            assert len(chosen) == searching
+            assert {o.trial_frames for o in chosen} == {18_432}
+            assert {o.max_minibatch for o in chosen} == {6144}
+            assert {o.error_margin for o in chosen} == {0.02}
+            assert {o.minibatch_criterion for o in chosen} == {criterion}
+
+    def test_a_training_that_diverged_is_one_that_lost_everything(self):
+        table = seide_tables.growing(SCALE)
+        trained = speech_jobs.DIVERGED | {
+            "held_out_accuracy": [0.4] * 7,
+            "training_accuracy": [0.5],
+            "mean_minibatch": 256.0,
+            "largest_minibatch": 256,
+            "search_frames": 1000,
+            "frames": [5000, 10_000],
+        }
+        results = {
+            row.arguments: [speech_jobs.DIVERGED if "--delayed" in row.arguments else trained] * 2
+            for row in table.rows.values()
+        }
+        (tuned_row,) = [row for name, row in table.rows.items() if name == "minibatch tuned"]
+        results[tuned_row.arguments] = [trained, speech_jobs.DIVERGED]
+        failed = [v["claim"] for v in table.report(results, [1, 2]) if not v["holds"]]
+        assert any("double buffering: points lost" in claim for claim in failed)
 
     def test_what_was_trained_is_not_trained_again(self, tmp_path, monkeypatch):
         trained = []

@@ -22,12 +22,13 @@ from tf_onebit.training.model_optimizers import optimizers_of
 class AutoLearningRate(keras.callbacks.Callback):
     """Reduces the learning rate when held-out data say so, and goes back to the best model.
 
-    After every `interval_samples` (Seide et al. 2014, ICASSP, section 4) it evaluates the model on
-    held-out data. If the criterion grew slowly, the learning rate is multiplied by `factor`. If it
-    dropped, or is not finite, weights, optimizer and exchange go back, in memory, to where the
-    criterion was best, and the learning rate is reduced as well. Going back takes back the number
-    of steps, which schedules follow, but neither the position in the data nor random numbers. The
-    model is the best one when patience ends training.
+    At the beginning, and then after every `interval_samples` (Seide et al. 2014, ICASSP, section
+    4), it evaluates the model on held-out data. If the criterion grew slowly, the learning rate is
+    multiplied by `factor`. If it dropped, or is not finite, weights, optimizer and exchange go
+    back, in memory, to where the criterion was best, and the learning rate is reduced as well.
+    Going back takes back the number of steps, which schedules follow, but neither the position in
+    the data nor random numbers. When patience ends training the model is the best one, and what is
+    validated and saved at the end of that epoch.
 
     The factor acts on the learning rate that the optimizer has by itself, by a schedule or by other
     callbacks: see `AutoMinibatchSize`, with which it can be combined.
@@ -49,11 +50,13 @@ class AutoLearningRate(keras.callbacks.Callback):
             Default: never.
         batch_size: of the evaluation, as in `model.evaluate`.
         global_batch_size: number of samples of a step, over all workers. To be given where `fit`
-            has other data than `tf_onebit.ResizableBatches`.
+            has other data than `tf_onebit.ResizableBatches`. Every step counts as so many, also
+            one with a short last batch of an epoch.
 
     Attributes:
-        history: dictionary of lists, with an entry for each evaluation: `position` in samples,
-            `criterion`, `learning_rate` from there on, and whether the model was `reverted`.
+        history: dictionary of lists, with an entry for each evaluation after the first, which is
+            of the model as it began: `position` in samples, `criterion`, `learning_rate` from
+            there on, and whether the model was `reverted`.
 
     Raises:
         ValueError: for arguments of other types or values; in `fit`, if the number of samples of a
@@ -142,26 +145,34 @@ class AutoLearningRate(keras.callbacks.Callback):
                 f"global_batch_size=None, and data of type {type(data).__name__}. Give "
                 "global_batch_size, or data as tf_onebit.ResizableBatches."
             )
-        learning_rate_factor.scaled_optimizers(self.model)
+        learning_rate_factor.begin(self.model, self, self._reduced_by)
         if self._due is None:
             self._due = self._position + self.interval_samples
-        self._stops = False
+        self._stops = self._has_step_too_many = False
 
     def on_train_batch_begin(self, batch, logs=None):
         # Not at the end of the batch before, where a backup may be made before or after: see
         # AutoMinibatchSize. For the same reason steps are counted here.
         if fit.is_replaying(self.model):
             return
-        if self._best is None and self._has_variables():
-            self._keep()
-        self._evaluate_if_due()
-        self._steps += self.model.steps_per_execution
-
-    def on_train_end(self, logs=None):
-        if self._stops:  # and Keras has made one more step
-            self._best.restore_learned(self.model)
+        if self._best is None:
+            self._begin_if_possible()
         else:
             self._evaluate_if_due()
+        self._steps += self.model.steps_per_execution
+
+    def on_train_batch_end(self, batch, logs=None):
+        self._end_with_best()
+
+    def on_epoch_end(self, epoch, logs=None):
+        self._end_with_best()  # where the data had no more, no step ended
+
+    def on_train_end(self, logs=None):
+        optimizer = self.model.optimizer
+        if not self._stops and self._evaluate_if_due() and optimizer is not None:
+            # As Keras has done before: of averages, if the optimizer has them.
+            optimizer.finalize_variable_values(self.model.trainable_weights)
+        learning_rate_factor.end(self.model, self)
 
     def backup_state(self):
         """What a backup keeps: dictionary of NumPy arrays."""
@@ -175,7 +186,6 @@ class AutoLearningRate(keras.callbacks.Callback):
         best = {} if self._best is None else self._best.state
         return {
             "progress": np.frombuffer(json.dumps(progress).encode(), np.uint8),
-            "factors": np.array(learning_rate_factor.factors(self.model)),
             **{f"best/{name}": array for name, array in best.items()},
         }
 
@@ -186,7 +196,7 @@ class AutoLearningRate(keras.callbacks.Callback):
         self._reduced_by, self.history = progress["reduced_by"], progress["history"]
         for name in ("best", "reduced", "waited"):
             setattr(self._control, name, progress["control"][name])
-        learning_rate_factor.set_factors(self.model, state["factors"].tolist())
+        learning_rate_factor.set_factors(self.model, self, self._reduced_by)
         best = part_of(state, "best")
         for i, exchange in enumerate(training_state.gradient_exchanges_of(self.model)):
             workers, _ = best.get(f"exchange_{i}/built", (exchange.engine.world_size, 0))
@@ -200,8 +210,15 @@ class AutoLearningRate(keras.callbacks.Callback):
             return self._data.position
         return self._steps * self.global_batch_size
 
-    def _has_variables(self):
-        """Whether there is something to keep: else not before the first step."""
+    def _can_be_kept(self):
+        """Whether all that is to be kept is there: if not, after the first step.
+
+        So it is of a model that is not built, and of a backup by another number of workers, whose
+        states the exchanges share out in their first step.
+        """
+        exchanges = training_state.gradient_exchanges_of(self.model)
+        if not all(exchange.states_are_whole for exchange in exchanges):
+            return False
         optimizer = self.model.optimizer
         if not self.model.built:
             return False
@@ -210,12 +227,25 @@ class AutoLearningRate(keras.callbacks.Callback):
                 optimizer.build(self.model.trainable_variables)
         return all(optimizer.built for optimizer in optimizers_of(self.model))
 
+    def _begin_if_possible(self):
+        """Evaluates the model as it begins, for the first interval to be compared with."""
+        if self._can_be_kept():
+            self._control.begin(self._workers.mean(self._criterion()))
+            self._keep()
+
     def _keep(self):
         self._best = Snapshot.of(self.model, "an evaluation for the learning rate")
 
+    def _end_with_best(self):
+        """When training ends, takes back the step that Keras has made after the decision."""
+        if self._has_step_too_many:
+            self._best.restore_learned(self.model)
+            self._has_step_too_many = False
+
     def _evaluate_if_due(self):
-        if self._position < self._due:
-            return
+        """Returns whether the model has gone back to the best."""
+        if self._position < self._due or not self._can_be_kept():
+            return False
         criterion = self._workers.mean(self._criterion())
         decision = self._control.decide(criterion)
         if decision.keep:
@@ -225,7 +255,7 @@ class AutoLearningRate(keras.callbacks.Callback):
         if decision.reduce:
             self._reduce()
         if decision.stop:
-            self._stops = self.model.stop_training = True
+            self._stops = self._has_step_too_many = self.model.stop_training = True
         self._due = self._position + self.interval_samples
         entry = {
             "position": self._position,
@@ -235,6 +265,7 @@ class AutoLearningRate(keras.callbacks.Callback):
         }
         for name, value in entry.items():
             self.history[name].append(value)
+        return decision.revert
 
     def _criterion(self):
         """The criterion on the held-out data, as this worker has them."""
@@ -244,6 +275,7 @@ class AutoLearningRate(keras.callbacks.Callback):
         logs = self.model.evaluate(
             x, y, self.batch_size, verbose=0, sample_weight=sample_weight, return_dict=True
         )
+        self.model.reset_metrics()  # those that were not there before
         training_state.assign_variables(self.model, metrics)
         training_state.set_random_state(self.model, random_state)
         if self.monitor not in logs:
@@ -258,8 +290,7 @@ class AutoLearningRate(keras.callbacks.Callback):
         own = learning_rate_factor.own_learning_rate(self.model) * self._reduced_by
         ratio = reduced_rate(own, self.factor, self.min_learning_rate) / own if own > 0 else 1.0
         self._reduced_by *= ratio
-        factors = learning_rate_factor.factors(self.model)
-        learning_rate_factor.set_factors(self.model, [f * ratio for f in factors])
+        learning_rate_factor.set_factors(self.model, self, self._reduced_by)
 
 
 def _is_number(value):

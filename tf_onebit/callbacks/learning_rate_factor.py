@@ -3,7 +3,12 @@
 The factor acts within the update of a step, on a variable and on a schedule alike. Outside of it
 `optimizer.learning_rate` is the optimizer's own, as ever: other callbacks (`ReduceLROnPlateau`,
 `LearningRateScheduler`) read and set it, and saved models have it, without the factor.
+
+It is the product of what callbacks of a `fit` set, each its own, and is 1 outside of `fit`: from
+`begin` to `end` of each. Those keep what they have set, to begin the next `fit` with.
 """
+
+import math
 
 import keras
 import tensorflow as tf
@@ -73,7 +78,27 @@ class _Scaled:
         if tf.executing_eagerly() and not self._updates_under_way:
             return learning_rate
         learning_rate = tf.convert_to_tensor(learning_rate)
-        return learning_rate * tf.cast(self.learning_rate_factor, learning_rate.dtype)
+        return learning_rate * tf.cast(self._scaling.factor, learning_rate.dtype)
+
+
+class _Scaling:
+    """The factor on the learning rate of an optimizer.
+
+    An object that Keras and TensorFlow do not look into: with the optimizer no factor is saved.
+
+    Attributes:
+        factor: the product, as steps read it.
+        factor_of: dictionary by callback.
+        ended: list of callbacks.
+    """
+
+    def __init__(self):
+        with tf.init_scope():
+            self.factor = tf.Variable(1.0, trainable=False)
+        self.factor_of, self.ended = {}, []
+
+    def update(self):
+        self.factor.assign(math.prod(self.factor_of.values()))
 
 
 def scaled_optimizers(model):
@@ -83,8 +108,7 @@ def scaled_optimizers(model):
     for optimizer in new:
         optimizer.__class__ = subclass(type(optimizer), _Scaled)
         optimizer._updates_under_way = 0
-        with tf.init_scope():
-            optimizer.learning_rate_factor = tf.Variable(1.0, trainable=False)
+        optimizer._scaling = _Scaling()
         if (exchange := getattr(optimizer, "gradient_exchange", None)) is not None:
             exchange.flushing.clear()  # which have been traced without it
     if new:
@@ -92,15 +116,50 @@ def scaled_optimizers(model):
     return optimizers
 
 
+def begin(model, callback, values):
+    """Has the factors of a callback in force until its `end`.
+
+    Args:
+        model: Keras model, whose `fit` calls.
+        callback: of that `fit`.
+        values: list of floats, for each of `scaled_optimizers`, or one for all.
+    """
+    present = fit.frame_of_fit(model).f_locals["callbacks"].callbacks
+    for optimizer in scaled_optimizers(model):
+        scaling = optimizer._scaling
+        # Others are of a `fit` that ended in an error, which callbacks are not told of.
+        scaling.factor_of = {c: f for c, f in scaling.factor_of.items() if c in present}
+        scaling.ended = []
+    set_factors(model, callback, values)
+
+
+def end(model, callback):
+    """Has the factors of a callback in force no more.
+
+    Nor those of others, as soon as all have come to their end: in whatever order that is, the
+    others may still ask for the learning rate.
+    """
+    for optimizer in scaled_optimizers(model):
+        scaling = optimizer._scaling
+        scaling.ended.append(callback)
+        if all(other in scaling.ended for other in scaling.factor_of):
+            scaling.factor_of, scaling.ended = {}, []
+            scaling.update()
+
+
+def set_factors(model, callback, values):
+    """Sets the factors of a callback: see `begin`."""
+    optimizers = scaled_optimizers(model)
+    if isinstance(values, float):
+        values = [values] * len(optimizers)
+    for optimizer, value in zip(optimizers, values, strict=True):
+        optimizer._scaling.factor_of[callback] = value
+        optimizer._scaling.update()
+
+
 def factors(model):
-    """The factors of a model's optimizers: list of floats."""
-    return [float(optimizer.learning_rate_factor) for optimizer in scaled_optimizers(model)]
-
-
-def set_factors(model, values):
-    """Sets the factors of a model's optimizers."""
-    for optimizer, value in zip(scaled_optimizers(model), values, strict=True):
-        optimizer.learning_rate_factor.assign(value)
+    """The factors on the learning rates of a model's optimizers: list of floats."""
+    return [float(optimizer._scaling.factor) for optimizer in scaled_optimizers(model)]
 
 
 def own_learning_rate(model):

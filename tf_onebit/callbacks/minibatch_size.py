@@ -14,8 +14,9 @@ from tf_onebit.callbacks import fit, learning_rate_factor, training_state
 from tf_onebit.callbacks.size_plot import plot_sizes
 from tf_onebit.callbacks.snapshot import Snapshot
 from tf_onebit.callbacks.workers import Workers, require_together
-from tf_onebit.control import LEAST_STEPS_OF_TRIAL, SizeSearch, higher_is_better, sizes_to_try
+from tf_onebit.control import SizeSearch, higher_is_better, least_steps_of_trial, sizes_to_try
 from tf_onebit.data import ResizableBatches
+from tf_onebit.exchanges.delayed import Delayed
 from tf_onebit.exchanges.finite import NOT_FINITE
 from tf_onebit.samples import number_of_samples
 from tf_onebit.training.model_optimizers import flush, knowing_batch_size, without_delay
@@ -36,7 +37,8 @@ class AutoMinibatchSize(keras.callbacks.Callback):
     The learning rate, be it a number or a schedule, is multiplied by a factor that follows the
     size: in proportion for SGD, which keeps the learning rate per sample, and with the square root
     for Adam and its kin. Momentum and betas stay what they are, per step. Outside of a step
-    `optimizer.learning_rate` is what it was without this callback.
+    `optimizer.learning_rate` is what it was without this callback, and after `fit` steps have that
+    again. A later `fit` with the same callback goes on with its factor.
 
     A search that is due when the epoch has fewer samples left than a trial needs waits for the
     beginning of the next. If all sizes fail (NaN), training goes on with the smallest, with a
@@ -45,10 +47,12 @@ class AutoMinibatchSize(keras.callbacks.Callback):
     Args:
         data: the `tf_onebit.ResizableBatches` that `fit` is given.
         interval_samples: number of samples between two searches. Default: 24 hours of speech.
-        trial_samples: number of samples of a trial. At least three minibatches. Default: 2 % of
-            `interval_samples`.
+        trial_samples: number of samples of a trial. At least three updates of the model, each of
+            as many minibatches as gradients are accumulated over, and with delayed gradients as
+            many more as these are late. Default: 2 % of `interval_samples`.
         min_size: least size. Default: the least multiple.
-        max_size: greatest size. Default: a third of `trial_samples`, which is a limit always.
+        max_size: greatest size. Default: as large as `trial_samples` allows, a third of them or
+            less, which is a limit always.
         error_margin: what a size may cost, relative to the smallest one's criterion.
         monitor: the criterion, a name in the logs: "loss" or a metric.
         mode: "min", "max", or "auto": by the name.
@@ -133,7 +137,9 @@ class AutoMinibatchSize(keras.callbacks.Callback):
                 "trials takes as long as training on its samples: 2 % of the interval is common."
             )
         self.history = {"position": [], "global_batch_size": [], "learning_rate": [], "trials": []}
+        self._factors = None  # on the learning rates
         self._due = None
+        self._waits_in = None  # number of an epoch that has too few samples left for a trial
 
     def on_train_begin(self, logs=None):
         if fit.data_of_fit(self.model) is not self.data:
@@ -158,32 +164,43 @@ class AutoMinibatchSize(keras.callbacks.Callback):
             for optimizer in learning_rate_factor.scaled_optimizers(self.model)
         ]
         self._tell(self.data.global_batch_size)
+        if self._factors is None:
+            self._factors = [1.0] * len(self._powers)
+        learning_rate_factor.begin(self.model, self, self._factors)
+        self._waits_in = None
         if self._due is None:
+            if self._is_at_begin_of_epoch and (available := self._available) < self._trial_samples:
+                raise self._too_few_samples(available)
             self._due = self.data.position + self.interval_samples
             self._note([])
 
     def on_train_batch_begin(self, batch, logs=None):
         # Not at the end of the batch before: so it makes no difference which callback comes first
         # there, and a backup that is made there is one of before the search.
-        if self.data.position >= self._due and not fit.is_replaying(self.model):
+        is_due = self.data.position >= self._due and not fit.is_replaying(self.model)
+        # Of a training that ends now nothing would come of a search.
+        if is_due and not self.model.stop_training:
             self._search_if_possible()
 
     def on_train_batch_end(self, batch, logs=None):
         if logs is not None and self.monitor not in logs:
             raise self._without_criterion(logs)
 
+    def on_train_end(self, logs=None):
+        learning_rate_factor.end(self.model, self)
+
     def backup_state(self):
         """What a backup keeps: dictionary of NumPy arrays."""
         return {
             "due": np.int64(self._due),
-            "factors": np.array(learning_rate_factor.factors(self.model)),
+            "factors": np.array(self._factors),
             "history": np.frombuffer(json.dumps(self.history).encode(), np.uint8),
         }
 
     def restore_state(self, state):
         """Goes on from what `backup_state` returned."""
         self._due = int(state["due"])
-        learning_rate_factor.set_factors(self.model, state["factors"].tolist())
+        self._set_factors(state["factors"].tolist())
         self.history = json.loads(state["history"].tobytes())
         self.history["trials"] = [[tuple(t) for t in ts] for ts in self.history["trials"]]
         self._tell(self.data.global_batch_size)
@@ -204,12 +221,30 @@ class AutoMinibatchSize(keras.callbacks.Callback):
         exchanges = training_state.gradient_exchanges_of(self.model)
         if not all(exchange.states_are_whole for exchange in exchanges):
             return  # of a backup by other workers: after the first step
-        available = self.data.peek(self._trial_samples, self._parts).samples
-        if available < self._trial_samples:
-            if self.data.state()["offset"] == 0:  # the epoch has no more
-                raise self._too_few_samples(available)
+        if self._waits_in == self.data.epoch:
             return
-        self._search()
+        available = self._available
+        if available >= self._trial_samples:
+            self._search()
+            return
+        self._waits_in = self.data.epoch  # of which ever less is left
+        if self._is_at_begin_of_epoch:
+            warnings.warn(
+                f"The minibatch size stays {self.data.global_batch_size}. "
+                f"{self._too_few_samples(available)}",
+                stacklevel=2,
+            )
+
+    @property
+    def _available(self):
+        """How many samples the epoch has left, as far as a trial needs them."""
+        if self.data.remaining is not None:
+            return self.data.remaining
+        return self.data.peek(self._trial_samples, self._trial_samples).samples
+
+    @property
+    def _is_at_begin_of_epoch(self):
+        return self.data.state()["offset"] == 0
 
     def _search(self):
         search = SizeSearch(self._sizes(), self.error_margin, self._higher_is_better)
@@ -228,7 +263,7 @@ class AutoMinibatchSize(keras.callbacks.Callback):
         last = self.data.global_batch_size
         self.data.resize(search.best)
         self._tell(search.best)
-        learning_rate_factor.set_factors(self.model, self._factors_for(search.best / last))
+        self._set_factors(self._factors_for(search.best / last))
         self._due = self.data.position + self.interval_samples
         self._note(search.trials)
 
@@ -239,22 +274,36 @@ class AutoMinibatchSize(keras.callbacks.Callback):
         is_delayed = any(exchange.is_delayed for exchange in exchanges)
         return 2 if self.tune_without_delay and is_delayed else 1
 
+    @property
+    def _least_steps(self):
+        """How many minibatches a trial has at least."""
+        optimizers = learning_rate_factor.scaled_optimizers(self.model)
+        accumulated = max(optimizer.gradient_accumulation_steps or 1 for optimizer in optimizers)
+        return least_steps_of_trial(accumulated, self._delay if not self.tune_without_delay else 0)
+
+    @property
+    def _delay(self):
+        """By how many updates gradients are late."""
+        exchanges = training_state.gradient_exchanges_of(self.model)
+        delays = [_steps_of_delay(e.template) for e in exchanges if e.is_delayed]
+        return max(delays, default=0)
+
     def _delay_of_trials(self):
         return without_delay(self.model) if self.tune_without_delay else contextlib.nullcontext()
 
     def _try_sizes(self, search):
         last = self.data.global_batch_size
-        factors = learning_rate_factor.factors(self.model)
+        factors = self._factors
         before = Snapshot.of(self.model, "a search for the minibatch size")
         while search.next_size is not None:
             size = search.next_size * self._steps_of_minibatch
             self._tell(size)
-            learning_rate_factor.set_factors(self.model, self._factors_for(size / last))
+            self._set_factors(self._factors_for(size / last))
             try:
                 search.add(self._workers.mean(self._criterion(size)))
             finally:
                 before.restore(self.model)
-                learning_rate_factor.set_factors(self.model, factors)
+                self._set_factors(factors)
                 self._tell(last)
 
     def _criterion(self, size):
@@ -263,11 +312,12 @@ class AutoMinibatchSize(keras.callbacks.Callback):
         try:
             for minibatch in self.data.peek(self._trial_samples, size):
                 logs = self.model.train_function(minibatch)
+            # Which applies gradients that are still under way: those of the last minibatches.
+            logs = self.model._get_metrics_result_or_logs(logs)
         except tf.errors.InvalidArgumentError as error:
             if NOT_FINITE not in str(error):
                 raise
             return math.nan
-        logs = self.model._get_metrics_result_or_logs(logs)
         if self.monitor not in logs:
             raise self._without_criterion(logs)
         return float(logs[self.monitor])
@@ -283,11 +333,12 @@ class AutoMinibatchSize(keras.callbacks.Callback):
                 )
         least = -(-self._least // self._step_of_sizes) * self._step_of_sizes
         largest = max(least, self.data.global_batch_size) * self._steps_of_minibatch
-        if self._trial_samples < LEAST_STEPS_OF_TRIAL * largest:
+        if self._trial_samples < self._least_steps * largest:
             raise ValueError(
-                f"A trial must have at least {LEAST_STEPS_OF_TRIAL} minibatches. Received: "
-                f"trial_samples={self.trial_samples}, and minibatches of {largest}. Use "
-                f"trial_samples={LEAST_STEPS_OF_TRIAL * largest} or more, or smaller minibatches."
+                f"A trial must have at least {self._least_steps} minibatches, which are three "
+                "updates, and as many more as gradients are late. Received: trial_samples="
+                f"{self.trial_samples}, and minibatches of {largest}. Use trial_samples="
+                f"{self._least_steps * largest} or more, or smaller minibatches."
             )
         if self.data.samples is not None and self.data.samples < self._trial_samples:
             raise self._too_few_samples(self.data.samples)
@@ -308,8 +359,12 @@ class AutoMinibatchSize(keras.callbacks.Callback):
 
     def _factors_for(self, growth):
         """Factors of the learning rate, if the size grows by so much."""
-        factors = learning_rate_factor.factors(self.model)
-        return [f * growth**power for f, power in zip(factors, self._powers, strict=True)]
+        factors = zip(self._factors, self._powers, strict=True)
+        return [factor * growth**power for factor, power in factors]
+
+    def _set_factors(self, factors):
+        self._factors = factors
+        learning_rate_factor.set_factors(self.model, self, factors)
 
     def _sizes(self):
         return sizes_to_try(
@@ -331,7 +386,7 @@ class AutoMinibatchSize(keras.callbacks.Callback):
 
     @property
     def _greatest(self):
-        greatest = self._trial_samples // (LEAST_STEPS_OF_TRIAL * self._steps_of_minibatch)
+        greatest = self._trial_samples // (self._least_steps * self._steps_of_minibatch)
         return greatest if self.max_size is None else min(self.max_size, greatest)
 
     def _tell(self, size):
@@ -348,3 +403,9 @@ class AutoMinibatchSize(keras.callbacks.Callback):
         }
         for name, value in entry.items():
             self.history[name].append(value)
+
+
+def _steps_of_delay(exchange):
+    while not isinstance(exchange, Delayed):
+        exchange = exchange.compressed  # of a WarmStart
+    return exchange.steps

@@ -70,7 +70,7 @@ class Workers:
         """The numbers of all processes: `[count, len(numbers)]`."""
         if self._engine is None:
             return np.array([numbers])
-        mine = AllGather(tf.constant([numbers], tf.int32), "tf_onebit/backup")
+        mine = AllGather(tf.constant([numbers], tf.int32), "tf_onebit/callbacks")
         (gathered,) = self._engine.run([ask(mine)])
         return gathered.numpy()
 
