@@ -27,8 +27,10 @@ def parse(arguments):
     add("--passes", type=int, default=2, help="of 000 table 2")
     add("--adagrad-passes", type=int, default=3, help="of 000 table 3 with fixed minibatches")
     add("--growing-passes", type=int, default=7, help="of rows with something automatic")
-    add("--minibatch-interval", type=int, default=360_000, help="frames between searches")
+    add("--minibatch-interval", type=int, default=100_000, help="frames between searches")
     add("--evaluation-interval", type=int, default=180_000, help="frames between evaluations")
+    add("--trial-frames", type=int, default=18_432, help="of each trial of a minibatch size")
+    add("--error-margin", type=float, default=0.04, help="of a trial, relative")
     add("--depth", type=int, default=5, help="hidden layers")
     add("--width", type=int, default=256, help="units of a hidden layer")
     add("--svd-rank", type=int, default=64)
@@ -111,6 +113,8 @@ def main(arguments):
         },
         options.minibatch_interval,
         options.evaluation_interval,
+        options.trial_frames,
+        options.error_margin,
         options.svd_rank,
     )
     common = ("--depth", str(options.depth), "--width", str(options.width), *training)

@@ -3,6 +3,7 @@
 `000` is the Interspeech paper (1-bit SGD), `002` the ICASSP paper (parallelizability).
 """
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -26,6 +27,9 @@ FULL, ONE_BIT = ("--exchange", "full"), ("--exchange", "onebit")
 NO_FEEDBACK = ("--exchange", "onebit-no-feedback")
 LESS_OFTEN = 3
 GROWTH = 4  # of the minibatch, at least, to speak of a larger one
+LARGER = 1.01  # of minibatches with the trials without delay, at least, to speak of larger ones
+MINIBATCHES_OF_TRIAL = 3  # at least
+TYPICAL_ACCURACY, FRAMES_OF_PAPERS_TRIAL = 0.4, 45 * 60 * 100
 HEADER = ["", "frame accuracy [%]", "points lost", "on training data [%]", "frames per minibatch"]
 
 
@@ -37,6 +41,8 @@ class Scale(NamedTuple):
         passes: dict of int by kind of rows: `"plain"` of 000 table 2, `"adagrad"` of fixed
             minibatches in 000 table 3, `"growing"` of all rows with something automatic.
         minibatch_interval, evaluation_interval: int, frames.
+        trial_frames: int. Of each trial of a minibatch size, in all rows.
+        error_margin: float. What a larger minibatch may cost in a trial, relatively.
         svd_rank: int.
     """
 
@@ -44,6 +50,8 @@ class Scale(NamedTuple):
     passes: dict
     minibatch_interval: int
     evaluation_interval: int
+    trial_frames: int
+    error_margin: float
     svd_rank: int
 
     @property
@@ -65,11 +73,13 @@ class Table(NamedTuple):
         title: str.
         rows: dictionary of `Row`, by name.
         judge: function of `Outcomes`, which prints and returns verdicts.
+        text: what a reader has to know besides.
     """
 
     title: str
     rows: dict
     judge: Callable
+    text: str = ""
 
     def report(self, results, seeds):
         """Prints the table, and prints and returns the verdicts on what it is to show.
@@ -81,7 +91,7 @@ class Table(NamedTuple):
         outcomes = Outcomes({name: results[row.arguments] for name, row in self.rows.items()})
         cells = [[name, *outcomes.cells(name, row.reference)] for name, row in self.rows.items()]
         print_table(f"{self.title}; seeds {seeds}, {CONFIDENCE:.0%}", HEADER, cells)
-        print()
+        print(f"\n{self.text}")
         return self.judge(outcomes)
 
 
@@ -97,7 +107,11 @@ class Outcomes:
 
     def figures(self, name, figure):
         """A figure of a row with each of the seeds: array."""
-        return np.array([result[figure] for result in self._results[name]])
+        return np.array(self.lists(name, figure))
+
+    def lists(self, name, figure):
+        """Lists of a row with each of the seeds: shorter where training diverged."""
+        return [result[figure] for result in self._results[name]]
 
     def cells(self, name, reference):
         mean, half = interval(accuracies(self._results[name]))
@@ -127,6 +141,13 @@ class Outcomes:
             verdict(claim, mean, TOLERANCE_POINTS),
             verdict(f"{claim}, upper end of the interval", mean + half, TOLERANCE_POINTS),
         ]
+
+    def grows(self, name, reference):
+        """The verdict on the claim that with each seed the minibatch becomes a larger one."""
+        growth = self.figures(name, "largest_minibatch")
+        growth = growth / self.figures(reference, "largest_minibatch")
+        claim = f"{name}: the largest minibatch over the fixed one, least of all seeds"
+        return verdict(claim, float(np.min(growth)), GROWTH, at_most=False)
 
     def is_better(self, name, reference):
         """The verdict on the claim that a row ends with more accuracy."""
@@ -216,14 +237,17 @@ _NO_DELAY_IN_SEARCH = f"{_DELAYED}, not while tuning"
 
 def growing(scale):
     """000, table 3, second part: tuning of the minibatch, and double buffering."""
-    less_often = (*_tuning(scale, LESS_OFTEN), "--delayed")
+    tuning, less_often = (
+        (*_tuning(scale, times), "--minibatch-criterion", "accuracy") for times in (1, LESS_OFTEN)
+    )
+    delayed = (*less_often, "--delayed")
     rows = {}
     for name, more, reference in (
         (_FIXED, (), None),
-        (_TUNED, _tuning(scale), _FIXED),
-        (_TUNED_LESS, _tuning(scale, LESS_OFTEN), _TUNED),
-        (_DELAYED, less_often, _TUNED_LESS),
-        (_NO_DELAY_IN_SEARCH, (*less_often, "--tune-without-delay"), _TUNED_LESS),
+        (_TUNED, tuning, _FIXED),
+        (_TUNED_LESS, less_often, _TUNED),
+        (_DELAYED, delayed, _TUNED_LESS),
+        (_NO_DELAY_IN_SEARCH, (*delayed, "--tune-without-delay"), _TUNED_LESS),
     ):
         arguments = _arguments(
             scale,
@@ -235,11 +259,35 @@ def growing(scale):
         "000 table 3: 1-bit, AdaGrad of the aggregate, automatic learning rate, "
         f"{scale.passes['growing']} passes"
     )
-    return Table(title, rows, _judge_growing)
+    return Table(title, rows, _judge_growing, _text_on_trials(scale, "training-set frame accuracy"))
 
 
 def _tuning(scale, times=1):
-    return ("--auto-minibatch", "--minibatch-interval", str(times * scale.minibatch_interval))
+    # The trial is as long however often, so that rows have the same limits and chances; and the
+    # largest minibatch is the same with and without delay in the trials.
+    return (
+        *("--auto-minibatch", "--minibatch-interval", str(times * scale.minibatch_interval)),
+        *("--trial-frames", str(scale.trial_frames), "--error-margin", f"{scale.error_margin:g}"),
+        *("--max-minibatch", str(scale.trial_frames // MINIBATCHES_OF_TRIAL)),
+    )
+
+
+def _text_on_trials(scale, criterion):
+    chance, chance_of_paper = (
+        math.sqrt(2 * (1 - TYPICAL_ACCURACY) / (TYPICAL_ACCURACY * frames))
+        for frames in (scale.trial_frames, FRAMES_OF_PAPERS_TRIAL)
+    )
+    return (
+        f"  Searches every {scale.minibatch_interval:,} frames, {LESS_OFTEN} x less often every "
+        f"{LESS_OFTEN * scale.minibatch_interval:,}, for minibatches of up to "
+        f"{scale.trial_frames // MINIBATCHES_OF_TRIAL:,}, by the\n"
+        f"  {criterion} in trials of {scale.trial_frames:,} frames. A size may cost "
+        f"{scale.error_margin:.1%} of it: the accuracies of two such\n"
+        f"  trials, where they are {TYPICAL_ACCURACY:.0%}, differ by {chance:.1%} of that "
+        "by chance (standard deviation, if independent), those of the\n"
+        f"  45 minutes in the papers by {chance_of_paper:.2%}. A margin of the order of chance "
+        "keeps minibatches small.\n"
+    )
 
 
 def _evaluating(scale):
@@ -251,12 +299,16 @@ def _judge_growing(outcomes):
     verdicts += outcomes.costs_little(_TUNED_LESS, _TUNED)
     verdicts += outcomes.costs_little(_DELAYED, _TUNED_LESS)
     verdicts += outcomes.costs_little(_NO_DELAY_IN_SEARCH, _TUNED_LESS)
-    claim = "frames per minibatch where tuning is not delayed, over those where it is"
+    for name in (_TUNED, _TUNED_LESS, _DELAYED, _NO_DELAY_IN_SEARCH):
+        verdicts.append(outcomes.grows(name, _FIXED))
     delayed, not_delayed = (
-        np.mean(outcomes.figures(name, "mean_minibatch"))
-        for name in (_DELAYED, _NO_DELAY_IN_SEARCH)
+        outcomes.figures(name, "mean_minibatch") for name in (_DELAYED, _NO_DELAY_IN_SEARCH)
     )
-    verdicts.append(verdict(claim, not_delayed / delayed, 1, at_most=False))
+    ratio, half = interval(not_delayed / delayed)
+    claim = "frames per minibatch where tuning is not delayed, over those where it is"
+    verdicts.append(verdict(claim, ratio, LARGER, at_most=False))
+    claim = f"{claim}, lower end of the interval"
+    verdicts.append(verdict(claim, ratio - half, LARGER, at_most=False))
     for name in (_TUNED, _TUNED_LESS):
         searched = np.mean(outcomes.figures(name, "search_frames") / _frames(outcomes, name))
         print(f"  {name}: searches process {searched:.1%} as many frames as training")
@@ -264,7 +316,7 @@ def _judge_growing(outcomes):
 
 
 def _frames(outcomes, name):
-    return outcomes.figures(name, "frames")[:, -1]
+    return np.array([frames[-1] for frames in outcomes.lists(name, "frames")])
 
 
 _PROFILE = "fixed profile"
@@ -281,13 +333,16 @@ def automatic(scale):
         (_PROFILE, ("--schedule", "steps")),
         (_ADAGRAD, (*adagrad, "--schedule", "steps")),
         (_AUTOMATIC_RATE, (*adagrad, *_evaluating(scale))),
-        (_AUTOMATIC_SIZE, (*adagrad, *_evaluating(scale), *_tuning(scale))),
+        (
+            _AUTOMATIC_SIZE,
+            (*adagrad, *_evaluating(scale), *_tuning(scale), "--minibatch-criterion", "loss"),
+        ),
     ):
         arguments = _arguments(scale, "growing", SIGMOID, SMOOTHED, *FULL, *more)
         rows[name] = Row(arguments, reference)
         reference = name
     title = f"002 table 2: full precision, {scale.passes['growing']} passes"
-    return Table(title, rows, _judge_automatic)
+    return Table(title, rows, _judge_automatic, _text_on_trials(scale, "objective function"))
 
 
 def _judge_automatic(outcomes):
@@ -296,11 +351,7 @@ def _judge_automatic(outcomes):
     verdicts = [verdict(claim, gained - half, 0, at_most=False)]
     verdicts.append(outcomes.is_better(_AUTOMATIC_RATE, _ADAGRAD))
     verdicts += outcomes.costs_little(_AUTOMATIC_SIZE, _AUTOMATIC_RATE)
-    growth = outcomes.figures(_AUTOMATIC_SIZE, "largest_minibatch") / outcomes.figures(
-        _AUTOMATIC_RATE, "largest_minibatch"
-    )
-    claim = f"{_AUTOMATIC_SIZE}: the largest over the fixed one"
-    verdicts.append(verdict(claim, float(np.mean(growth)), GROWTH, at_most=False))
+    verdicts.append(outcomes.grows(_AUTOMATIC_SIZE, _AUTOMATIC_RATE))
     return verdicts
 
 

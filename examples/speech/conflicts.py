@@ -1,5 +1,7 @@
 """Which options of a training job exclude each other, and what to do instead."""
 
+import math
+
 
 def is_automatic(options):
     """Whether training decides its learning rate or minibatch size itself."""
@@ -86,6 +88,7 @@ def _of_automatic(options):
     )
     for needed, name in (
         ("auto_minibatch", "minibatch_interval"),
+        ("auto_minibatch", "trial_frames"),
         ("auto_minibatch", "tune_without_delay"),
         ("delayed", "tune_without_delay"),
         ("auto_learning_rate", "evaluation_interval"),
@@ -95,7 +98,13 @@ def _of_automatic(options):
             getattr(options, name) and not getattr(options, needed),
             f"{flags[0]} needs {flags[1]}. Use both or none of them.",
         )
-    for name in ("minibatch_interval", "evaluation_interval", "warm_start_samples"):
+    yield (
+        not 0 <= options.error_margin < math.inf,
+        "--error-margin must be a relative error of at least 0. Received: "
+        f"{options.error_margin}. Use 0.01 for 1 %.",
+    )
+    frames = ("minibatch_interval", "trial_frames", "evaluation_interval", "warm_start_samples")
+    for name in frames:
         value = getattr(options, name)
         yield (
             value is not None and value < 1,

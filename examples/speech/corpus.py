@@ -13,6 +13,8 @@ TRAINING_VOICES = tuple(
     "aunty belinda ed grandpa klatt2 marcelo paul pedro rob shelby victor zac".split()
 )
 HELD_OUT_VOICES = tuple("m6 f5 Alicia Nguyen grandma klatt4 linda quincy".split())
+# For decisions in training: not by those that are reported on.
+DEVELOPMENT_VOICES = tuple("m5 steph benjamin Michael".split())
 HELD_OUT_DOCUMENTS = 0.1
 
 WORDS_PER_MINUTE = (130, 220)
@@ -90,7 +92,7 @@ def record(variant, sentences, seconds, seed):
     Must run in a process of its own to be repeatable (see `espeak.Synthesizer`).
 
     Args:
-        variant: str. One of `TRAINING_VOICES` or `HELD_OUT_VOICES`.
+        variant: str. One of `TRAINING_VOICES`, `DEVELOPMENT_VOICES` or `HELD_OUT_VOICES`.
         sentences: list of str. Read from the start again when they do not last.
         seconds: float. Reading ends with the sentence that reaches this length.
         seed: int.

@@ -13,17 +13,17 @@ READ_FRAMES = 1024  # at a time, whatever the size of minibatches
 MINIBATCH_INTERVAL, EVALUATION_INTERVAL = 1.0, 0.5
 
 
-def course_of(options, split, held_out, rank, workers):
+def course_of(options, split, development, rank, workers):
     """Returns the course that the command line asks for.
 
     Args:
         options: what `parse_arguments` returned.
         split: `dataset.Split` to train on.
-        held_out: data to evaluate on.
+        development: data to decide the learning rate by.
         rank, workers: int.
     """
     if is_automatic(options):
-        return AutomaticCourse(options, split, held_out, rank, workers)
+        return AutomaticCourse(options, split, development, rank, workers)
     return FixedCourse(options, split, rank, workers)
 
 
@@ -87,7 +87,7 @@ class AutomaticCourse:
     what `--first-block` leaves of one, and `steps` and `frames` grow while it is trained.
     """
 
-    def __init__(self, options, split, held_out, rank, workers):
+    def __init__(self, options, split, development, rank, workers):
         first_pass, block = divmod(options.first_block, options.blocks_per_epoch)
         source = FrameBatches(
             split, READ_FRAMES, 0, 1, shuffle_seed=options.seed, first_block=first_pass
@@ -116,22 +116,29 @@ class AutomaticCourse:
         self._steps_per_minibatch = options.batch_size // frames_per_step(options)
         self._size_control = self._rate_control = None
         if options.auto_minibatch:
+            largest = options.max_minibatch // self._steps_per_minibatch
             self._size_control = tf_onebit.callbacks.AutoMinibatchSize(
                 self._data,
                 options.minibatch_interval or round(MINIBATCH_INTERVAL * frames_in_pass),
-                max_size=options.max_minibatch // self._steps_per_minibatch,
+                options.trial_frames,
+                max_size=largest // workers * workers,  # which they share in equal parts
+                error_margin=options.error_margin,
+                monitor=options.minibatch_criterion,
                 tune_without_delay=options.tune_without_delay,
             )
         if options.auto_learning_rate:
             self._rate_control = tf_onebit.callbacks.AutoLearningRate(
-                held_out,
+                development,
                 options.evaluation_interval or round(EVALUATION_INTERVAL * frames_in_pass),
                 monitor="accuracy",
             )
 
     @property
     def callbacks(self):
-        controls = [self._size_control, self._rate_control]
+        # The rate first: sizes are then searched for with the model, and the rate, that training
+        # goes on with. The other way round, an evaluation might take the model back behind the
+        # search, or end the training that a size was just found for.
+        controls = [self._rate_control, self._size_control]
         count = keras.callbacks.LambdaCallback(
             on_train_batch_end=self._count_step, on_epoch_end=self._note_frames
         )

@@ -34,7 +34,8 @@ class Settings:
 
     Attributes:
         hours: float. Speech to train on.
-        held_out_minutes: float. Speech of other voices, reading other texts, to evaluate on.
+        held_out_minutes: float. Speech of other voices, reading other texts, to evaluate on; and
+            as much of yet other voices, to take decisions by.
         target_count: int. The largest number of context-dependent phone states.
         seed: int.
     """
@@ -59,6 +60,7 @@ class Split:
 
 
 _SPLIT_FIELDS = dataclasses.fields(Split)
+_SPLITS = ("training", "development", "held_out")
 
 
 def load(settings):
@@ -66,18 +68,30 @@ def load(settings):
 
     Any number of processes may call this at once: one makes the corpus, the others wait for it.
     """
+    folder = _folder_of(settings)
+    names = json.loads((folder / "targets.json").read_text())
+    targets = Targets([tuple(name) for name in names])
+    return _load_split(folder, "training"), _load_split(folder, "held_out"), targets
+
+
+def load_development(settings):
+    """Returns the `Split` to take decisions by: neither trained on nor reported on; as `load`."""
+    return _load_split(_folder_of(settings), "development")
+
+
+def _folder_of(settings):
     folder = _cache_folder(settings)
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _locked(folder.with_suffix(".lock")):
             if not folder.exists():
                 _make_in_own_process(settings)
-    splits = [
-        Split(*(np.load(folder / f"{split}_{f.name}.npy", mmap_mode="r") for f in _SPLIT_FIELDS))
-        for split in ("training", "held_out")
-    ]
-    names = json.loads((folder / "targets.json").read_text())
-    return *splits, Targets([tuple(name) for name in names])
+    return folder
+
+
+def _load_split(folder, name):
+    files = (folder / f"{name}_{field.name}.npy" for field in _SPLIT_FIELDS)
+    return Split(*(np.load(file, mmap_mode="r") for file in files))
 
 
 def _cache_folder(settings):
@@ -107,7 +121,7 @@ def _make_in_own_process(settings):
 
 def make(settings, folder):
     """Makes the corpus and moves it to `folder` when it is complete."""
-    training, held_out = _record_all(settings)
+    training, *others = _record_all(settings)
     counts = collections.Counter()
     for utterance in training:
         contexts = state_contexts(utterance.phones)
@@ -121,7 +135,7 @@ def make(settings, folder):
     mean, deviation = every_frame.mean(axis=0), every_frame.std(axis=0)
     unfinished = pathlib.Path(tempfile.mkdtemp(dir=folder.parent))
     try:
-        for name, utterances in (("training", training), ("held_out", held_out)):
+        for name, utterances in zip(_SPLITS, (training, *others), strict=True):
             split = _join(utterances, targets, mean, deviation)
             for field in _SPLIT_FIELDS:
                 np.save(unfinished / f"{name}_{field.name}.npy", getattr(split, field.name))
@@ -133,7 +147,7 @@ def make(settings, folder):
 
 
 def _record_all(settings):
-    """Returns the utterances of the training voices and those of the held-out voices."""
+    """Returns the utterances of the voices of each of `_SPLITS`: list of lists."""
     training_sentences, held_out_sentences = corpus.split_sentences(settings.seed)
     first_seed = 1000 * settings.seed  # each voice has its own, each corpus has others
     # One thread each: the processes share the cores, and sums keep the same order.
@@ -142,14 +156,14 @@ def _record_all(settings):
         training = _record(
             pool, corpus.TRAINING_VOICES, training_sentences, settings.hours * 3600, first_seed
         )
-        held_out = _record(
-            pool,
-            corpus.HELD_OUT_VOICES,
-            held_out_sentences,
-            settings.held_out_minutes * 60,
-            first_seed + len(corpus.TRAINING_VOICES),
+        first_seed += len(corpus.TRAINING_VOICES)
+        seconds = settings.held_out_minutes * 60
+        held_out = _record(pool, corpus.HELD_OUT_VOICES, held_out_sentences, seconds, first_seed)
+        first_seed += len(corpus.HELD_OUT_VOICES)
+        development = _record(
+            pool, corpus.DEVELOPMENT_VOICES, held_out_sentences, seconds, first_seed
         )
-    return training, held_out
+    return training, development, held_out
 
 
 def _record(pool, voices, sentences, seconds, first_seed):

@@ -35,6 +35,7 @@ PRESETS = {
         "learning_rate": 0.04,
         "delayed": True,
         "auto_minibatch": True,
+        "minibatch_criterion": "accuracy",
         "tune_without_delay": True,
         "auto_learning_rate": True,
     },
@@ -146,9 +147,17 @@ def _add_control(parser):
     add = group.add_argument
     _add_switch(group, "--auto-minibatch", help="look for larger minibatches")
     add("--minibatch-interval", type=int, help="frames from one search to the next")
+    add("--trial-frames", type=int, help="of each trial of a search; default: 2 %% of its interval")
+    add(
+        "--error-margin",
+        type=float,
+        default=0.01,
+        help="what a larger minibatch may cost in a trial, relatively",
+    )
+    add("--minibatch-criterion", choices=("loss", "accuracy"), default="loss", help="of trials")
     add("--max-minibatch", type=int, default=16384, help="frames of all workers together, at most")
     _add_switch(group, "--tune-without-delay", help="not delayed while searching")
-    _add_switch(group, "--auto-learning-rate", help="by the accuracy on held-out data")
+    _add_switch(group, "--auto-learning-rate", help="by voices not reported on")
     add("--evaluation-interval", type=int, help="frames from one evaluation to the next")
 
 
@@ -166,7 +175,12 @@ def _add_data(parser):
     add = parser.add_argument_group("the data").add_argument
     corpus = dataset.Settings()
     add("--hours", type=float, default=corpus.hours, help="speech to train on")
-    add("--held-out-minutes", type=float, default=corpus.held_out_minutes)
+    add(
+        "--held-out-minutes",
+        type=float,
+        default=corpus.held_out_minutes,
+        help="speech to report on, and as much to decide by",
+    )
     add("--targets", type=int, default=corpus.target_count, help="most phone states to tell apart")
     add("--epochs", type=int, default=1)
     add("--first-block", type=int, default=0, help="of all epochs, to go on from earlier training")

@@ -40,6 +40,7 @@ import options as training_options
 # Training without another worker: nothing to quantise, to wait for, or to search for.
 ALONE = ("--exchange", "full", "--adagrad", "raw", "--no-delayed")
 AS_IT_IS = ("--no-auto-minibatch", "--no-tune-without-delay", "--no-auto-learning-rate")
+LATER = ("minibatch-interval", "trial-frames", "evaluation-interval")
 
 
 class Phase(NamedTuple):
@@ -115,20 +116,20 @@ def main():
     parser.add_argument("--batch-size", type=int, help="B, frames per minibatch and worker")
     parser.add_argument("--pretrain", nargs="?", const="", help="of the first phase: see train.py")
     later = parser.add_argument_group("of the phases after the first: see train.py").add_argument
-    later("--minibatch-interval")
-    later("--evaluation-interval")
+    for name in LATER:
+        later(f"--{name}")
     parser.add_argument("--shares", nargs="+", help="with --asynchronous: see train.py")
     parser.add_argument("--results", type=pathlib.Path, default=pathlib.Path("results/recipe"))
     own, arguments = parser.parse_known_args()
-    intervals = [
+    of_searches = [
         part
-        for name in ("minibatch_interval", "evaluation_interval")
-        if (value := getattr(own, name)) is not None
-        for part in (f"--{name.replace('_', '-')}", value)
+        for name in LATER
+        if (value := getattr(own, name.replace("-", "_"))) is not None
+        for part in (f"--{name}", value)
     ]
     shares = training_options.flag_of_shares(own.shares)
     options = training_options.parse_arguments(
-        ["--preset", own.preset, *arguments, *intervals, *shares]
+        ["--preset", own.preset, *arguments, *of_searches, *shares]
     )
     if own.shares and len(own.shares) != own.workers:
         parser.error(
@@ -152,7 +153,7 @@ def main():
     for phase in phases:
         print(f"\n{phase}", flush=True)
         if results:
-            start = [*intervals, "--load-weights", weights]
+            start = [*of_searches, "--load-weights", weights]
         else:
             start = [] if own.pretrain is None else ["--pretrain", own.pretrain]
         flags = _flags(own.preset, phase, weights)

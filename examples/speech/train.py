@@ -74,7 +74,11 @@ def train(options, callbacks=()):
     # Who does not wait for others does not average with them, either.
     of_held_out = (0, 1) if options.asynchronous else (rank, workers)
     held_out = FrameBatches(held_out_split, EVALUATION_BATCH_SIZE, *of_held_out)
-    course = course_of(options, training_split, held_out, rank, workers)
+    development = None
+    if options.auto_learning_rate:  # not by those that are reported on
+        development_split = dataset.load_development(corpus_settings(options))
+        development = FrameBatches(development_split, EVALUATION_BATCH_SIZE, rank, workers)
+    course = course_of(options, training_split, development, rank, workers)
     model = initial_model(options, training_split, len(targets), rank, workers)
     model.compile(
         optimizer=make_optimizer(options, course.steps, workers),
