@@ -8,6 +8,7 @@ import tf_onebit.horovod as hvd
 from tests.unit.gradients import build_workers
 from tests.unit.tuned import (
     At,
+    Interruption,
     assert_same_bits,
     batches,
     make_model,
@@ -227,17 +228,6 @@ def test_any_data_of_which_the_size_of_a_step_is_known():
     assert callback.history["position"] == [128, 256, 384]
     with pytest.raises(ValueError, match="global_batch_size=None, and data of type ndarray"):
         make_small_model().fit(x, labels, callbacks=[control()], verbose=0)
-
-
-class Interruption(keras.callbacks.Callback):
-    def __init__(self, steps):
-        super().__init__()
-        self.steps_left = steps
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.steps_left -= 1
-        if self.steps_left == 0:
-            raise InterruptedError
 
 
 def test_both_callbacks_are_resumed_with_the_same_bits(tmp_path):

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tests.unit.tuned import (
     At,
+    Interruption,
     assert_same_bits,
     batches,
     make_model,
@@ -349,17 +350,6 @@ def test_error_within_a_trial_leaves_everything_as_it_was():
     assert (data.global_batch_size, data.position) == (32, 192)
     assert callback.history["global_batch_size"] == [32]
     assert learning_rate_factor.factors(model) == [1.0]
-
-
-class Interruption(keras.callbacks.Callback):
-    def __init__(self, step):
-        super().__init__()
-        self.steps_left = step
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.steps_left -= 1
-        if self.steps_left == 0:
-            raise InterruptedError
 
 
 @pytest.mark.parametrize(("backup_first", "step"), [(True, 7), (False, 20)])

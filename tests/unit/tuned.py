@@ -75,3 +75,16 @@ class At(keras.callbacks.Callback):
         if self.function is not None and self.data.position >= self.position:
             function, self.function = self.function, None
             function(self.model)
+
+
+class Interruption(keras.callbacks.Callback):
+    """Ends training with an error after so many steps."""
+
+    def __init__(self, steps):
+        super().__init__()
+        self.steps_left = steps
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.steps_left -= 1
+        if self.steps_left == 0:
+            raise InterruptedError

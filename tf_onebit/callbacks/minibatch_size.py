@@ -155,9 +155,6 @@ class AutoMinibatchSize(keras.callbacks.Callback):
         )
         settings = {name: getattr(self, name) for name in names}
         self._workers.require_alike("AutoMinibatchSize", settings)
-        self._parts = self._workers.world_size
-        if self._workers.in_strategy:
-            self._parts = self.model.distribute_strategy.num_replicas_in_sync
         self._require_sizes()
         self._powers = [
             learning_rate_factor.power_of_size(optimizer, self.learning_rate_rule)
@@ -244,11 +241,12 @@ class AutoMinibatchSize(keras.callbacks.Callback):
 
     @property
     def _is_at_begin_of_epoch(self):
-        return self.data.state()["offset"] == 0
+        return self.data.offset == 0
 
     def _search(self):
-        search = SizeSearch(self._sizes(), self.error_margin, self._higher_is_better)
-        if len(self._sizes()) > 1:
+        sizes = self._sizes()
+        search = SizeSearch(sizes, self.error_margin, self._higher_is_better)
+        if len(sizes) > 1:
             # What is under way has been computed with the learning rate until now.
             flush(self.model)
             with self._delay_of_trials():
@@ -324,12 +322,13 @@ class AutoMinibatchSize(keras.callbacks.Callback):
 
     def _require_sizes(self):
         """Raises ValueError for sizes that workers cannot share, or trials too short for them."""
+        parts = self.data.parts
         for name in ("min_size", "max_size"):
             size = getattr(self, name)
-            if size is not None and size % self._parts != 0:
+            if size is not None and size % parts != 0:
                 raise ValueError(
-                    f"{name} must be a multiple of the number of workers, which is {self._parts}. "
-                    f"Received: {name}={size}. Use {-(-size // self._parts) * self._parts}."
+                    f"{name} must be a multiple of the number of workers, which is {parts}. "
+                    f"Received: {name}={size}. Use {-(-size // parts) * parts}."
                 )
         least = -(-self._least // self._step_of_sizes) * self._step_of_sizes
         largest = max(least, self.data.global_batch_size) * self._steps_of_minibatch
@@ -374,11 +373,11 @@ class AutoMinibatchSize(keras.callbacks.Callback):
     @property
     def _trial_samples(self):
         """In which all workers have equal parts."""
-        return self.trial_samples // self._parts * self._parts
+        return self.trial_samples // self.data.parts * self.data.parts
 
     @property
     def _step_of_sizes(self):
-        return math.lcm(self.multiple, self._parts)
+        return math.lcm(self.multiple, self.data.parts)
 
     @property
     def _least(self):
