@@ -8,8 +8,9 @@ in a strategy. The rows of each engine:
 
 - computation alone: gradients are encoded and decoded as ever, and sent to nobody;
 - delayed, on links of 1 Gbit/s;
-- delayed and not, on links so slow that communication alone takes as long as computation. Their
-  rate follows from the bytes on the interface and the time of the first row, unless it is given.
+- communication alone, delayed, and not delayed, on links so slow that communication alone takes as
+  long as computation. Their rate, unless it is given, follows from the time of the first row, the
+  bytes on the interface, and how much longer communication takes than that many bytes would.
 
 Every figure comes from fresh workers, and the rows take turns.
 """
@@ -46,9 +47,10 @@ class Row(NamedTuple):
 
 COMPUTATION = Row("computation alone", ("--send-nothing",))
 DELAYED = Row("delayed, fast links", ("--delay", "1"))
+COMMUNICATION = Row("communication alone, slow links", ("--compute-nothing",), is_slow=True)
 SLOW_DELAYED = Row("delayed, slow links", ("--delay", "1"), is_slow=True)
 SLOW = Row("not delayed, slow links", (), is_slow=True)
-ROWS = COMPUTATION, DELAYED, SLOW_DELAYED, SLOW
+ROWS = COMPUTATION, DELAYED, COMMUNICATION, SLOW_DELAYED, SLOW
 
 
 def run(row, engine, rate, arguments):
@@ -65,26 +67,40 @@ def run(row, engine, rate, arguments):
         )
     if not np.all(np.isfinite(pooled(results, "losses"))):
         raise RuntimeError(f"{row.name}: the loss is not finite.")
-    if row != COMPUTATION and len({r["weights_checksum"] for r in results}) > 1:
+    if (
+        row not in (COMPUTATION, COMMUNICATION)
+        and len({r["weights_checksum"] for r in results}) > 1
+    ):
         raise RuntimeError(f"{row.name}: the workers' weights differ after the last step.")
     return results
 
 
-def slow_rate(computation, communicating):
-    """Of links on which a step's messages take as long as its computation."""
-    step_seconds = np.median(pooled(computation, "step_seconds"))
-    sent_bytes = np.median([result["interface_bytes_per_step"] for result in communicating])
-    return f"{8 * sent_bytes / step_seconds / 1e6:.0f}mbit"
+def slow_rate(engine, arguments):
+    """Of links on which a step's messages alone take as long as its computation alone."""
+
+    def seconds_and_bits(row, rate):
+        results = run(row, engine, rate, arguments)
+        sent_bytes = np.median([result["interface_bytes_per_step"] for result in results])
+        return np.median(pooled(results, "step_seconds")), 8 * sent_bytes
+
+    computation, _ = seconds_and_bits(COMPUTATION, FAST_RATE)
+    _, bits = seconds_and_bits(COMMUNICATION, FAST_RATE)
+    rate = bits / computation
+    communication, _ = seconds_and_bits(COMMUNICATION, _in_megabits(rate))
+    beside_sending = communication - bits / rate
+    return _in_megabits(bits / (computation - beside_sending))
+
+
+def _in_megabits(rate):
+    return f"{rate / 1e6:.0f}mbit"
 
 
 def measure(engine, arguments):
     """Returns the rate of slow links, and for each row its rounds: lists of workers' results."""
-    rate, rounds = arguments.slow_rate, {row: [] for row in ROWS}
+    rate, rounds = arguments.slow_rate or slow_rate(engine, arguments), {row: [] for row in ROWS}
+    print(f"  {engine}: slow links have {rate}", flush=True)
     for number in range(arguments.rounds):
         for row in ROWS:
-            if row.is_slow and rate is None:
-                rate = slow_rate(rounds[COMPUTATION][0], rounds[DELAYED][0])
-                print(f"  {engine}: slow links have {rate}")
             results = run(row, engine, rate if row.is_slow else FAST_RATE, arguments)
             rounds[row].append(results)
             milliseconds = 1e3 * np.median(pooled(results, "step_seconds"))
@@ -126,11 +142,15 @@ def report(engine, rate, summaries):
     print("  Medians [quartiles]: of steps, and for ratios of rounds.")
     return [
         verdict(
-            f"{engine}, {row.name}: step time over computation alone",
-            paired_ratio(summaries[row], alone).median,
+            f"{engine}, {row.name}: step time over {other.name}",
+            paired_ratio(summaries[row], summaries[other]).median,
             limit,
         )
-        for row, limit in ((DELAYED, FAST_LIMIT), (SLOW_DELAYED, SLOW_LIMIT))
+        for row, other, limit in (
+            (DELAYED, COMPUTATION, FAST_LIMIT),
+            (SLOW_DELAYED, COMPUTATION, SLOW_LIMIT),
+            (SLOW_DELAYED, COMMUNICATION, SLOW_LIMIT),
+        )
     ]
 
 

@@ -18,8 +18,10 @@ import tensorflow as tf
 
 from tf_onebit import Delayed, OneBit, Threshold, WarmStart
 from tf_onebit.collectives.engine import ProcessEngine
+from tf_onebit.collectives.requests import AllGather, AllToAll
 from tf_onebit.distribute import MultiWorkerMirroredStrategy
 from tf_onebit.horovod import DistributedOptimizer
+from tf_onebit.layout import WORD_BYTES
 
 NUM_FEATURES = 429
 HIDDEN_LAYERS = 7 * [2048]
@@ -74,6 +76,35 @@ def make_train_step(arguments, job, model, optimizer, batch):
         return loss
 
     return tf.function(lambda: job.run(train_step))
+
+
+def make_communication(gradient_exchange):
+    """Returns a function that sends what a step of `OneBit` sends, and computes nothing."""
+
+    def of_bucket(exchange):
+        layout, name = exchange.layout, f"alone/{exchange.scope}"
+        to_owners = [exchange.world_size, layout.worker_message_bytes // WORD_BYTES]
+        to_all = [1, layout.shard_message_bytes // WORD_BYTES]
+        received = yield AllToAll(_message(to_owners), f"{name}/all_to_all")
+        shard = received[:1, : to_all[1]]
+        return (yield AllGather(shard, f"{name}/all_gather"))
+
+    def communicate():
+        buckets = [
+            bucket
+            for exchange in gradient_exchange.built
+            for bucket in exchange.submodules
+            if hasattr(bucket, "layout")
+        ]
+        answers = [gradient_exchange.engine.run_one(of_bucket(bucket)) for bucket in buckets]
+        return tf.reduce_sum([answer[0, 0] for answer in answers])
+
+    return tf.function(communicate, autograph=False)
+
+
+def _message(shape):
+    # Not a constant: TensorFlow would send that while it optimizes the graph.
+    return tf.raw_ops.Empty(shape=shape, dtype=tf.int32, init=True)
 
 
 def make_exchange(arguments):
@@ -185,6 +216,9 @@ def main():
     parser.add_argument(
         "--send-nothing", action="store_true", help="encode and decode all the same"
     )
+    parser.add_argument(
+        "--compute-nothing", action="store_true", help="send what a step of OneBit sends"
+    )
     parser.add_argument("--target-density", type=float)
     parser.add_argument("--coding", default="packed")
     parser.add_argument("--warm-up-steps", type=int, default=3)
@@ -207,6 +241,9 @@ def main():
             gradient_exchange = optimizer.gradient_exchange
             gradient_exchange.group = NobodyElse(gradient_exchange.engine)
     train_step = make_train_step(arguments, job, model, optimizer, make_batch(job.rank))
+    if arguments.compute_nothing:
+        train_step().numpy()  # which builds the exchange
+        train_step = make_communication(optimizer.gradient_exchange)
     for _ in range(arguments.warm_up_steps):
         train_step().numpy()
 

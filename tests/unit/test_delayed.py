@@ -19,7 +19,9 @@ EXCHANGES = {
     "one_bit": OneBit(min_size=0),
     "buckets_and_excluded": OneBit(bucket_bytes=2000, exclude=["layer_1", "layer_6"]),
     "transforms": OneBit(transforms=[DivideByTotal()]),
-    "momentum_and_excluded": OneBit(transforms=[Momentum(0.9)], exclude=["layer_1"]),
+    "momentum_and_excluded": OneBit(
+        bucket_bytes=2000, transforms=[Momentum(0.9)], exclude=["layer_1", "layer_6"]
+    ),
     "full_precision": FullPrecision(),
     # So high that all that is sent has room: what has not waits in another step.
     "threshold": Threshold(20.0),
@@ -81,6 +83,40 @@ def test_gives_what_the_exchange_gives_so_many_steps_later(rng, name, world_size
     more = random_steps(rng, world_size, 2)
     assert take(delayed, more[0]) is None
     assert_same_bits(release(delayed), [take(plain, more[0])])
+
+
+def test_what_comes_late_in_a_backward_pass_travels_in_the_next_step(rng):
+    """The last third of the values, of which the last variables are the first."""
+
+    def requests_of(generator):
+        names = []
+
+        def recorded():
+            answer = None
+            while True:
+                try:
+                    request = generator.send(answer)
+                except StopIteration as stop:
+                    return stop.value
+                names.append(request.name.removeprefix("test/").replace("/delayed/", " "))
+                answer = yield request
+
+        lockstep.run([recorded()])
+        return names
+
+    shapes = 6 * [(32, 32)]
+    (worker,) = build(Delayed(OneBit(min_size=0, bucket_bytes=4096)), 1, specs_of(shapes))
+    first, second = (gradients_of(rng, shapes) for _ in range(2))
+    early = [f"bucket_{i} all_to_all" for i in range(5)]
+    assert requests_of(worker.hold(first)) == early
+    gathered = [f"bucket_{i} all_gather" for i in range(6)]
+    requests = requests_of(worker.exchange(second))
+    assert sorted(requests) == sorted([*early, *gathered, "bucket_5 all_to_all"])
+    assert requests_of(worker.release(1, second, 1.0)) == [
+        *gathered[:5],
+        "bucket_5 all_to_all",
+        "bucket_5 all_gather",
+    ]
 
 
 @pytest.mark.parametrize("name", ["one_bit", "threshold", "full_precision"])

@@ -167,9 +167,20 @@ class Exchange(Configurable, tf.Module):
         """
         raise NotImplementedError(f"{type(self).__name__} must define deliver, or exchange.")
 
-    def message_variables(self):
-        """Makes variables that can hold what `aggregate` returns: list, once it is built."""
+    def message_variables(self, aggregated):
+        """Makes variables that can hold a message: list, once it is built.
+
+        Args:
+            aggregated: whether it is what `aggregate` returns, or what `encode` does.
+        """
         raise NotImplementedError(f"{type(self).__name__} must define message_variables.")
+
+    def set_early(self, early):
+        """Tells, before it is built, when in a backward pass its gradients come.
+
+        Args:
+            early: whether there is still time in the step to aggregate them.
+        """
 
     def alongside(self, exchange):
         """The exchange of those gradients of a model that this one does not take.

@@ -12,6 +12,10 @@ from tf_onebit.exchanges.full_precision import FullPrecision
 from tf_onebit.exchanges.handshake import describe, handshake
 from tf_onebit.exchanges.sparse import SparseGather
 
+# Part of a model's gradients that come early in a backward pass. A little more than what is left
+# to do after them takes: the links have work until the end of a step, and not much beyond.
+EARLY = 2 / 3
+
 
 class Bucketed(Exchange):
     """Exchanges all gradients of a model, each bucket by an exchange of its own.
@@ -39,10 +43,13 @@ class Bucketed(Exchange):
         return {"template": serialize(self.template)}
 
     def create_state(self):
-        self._buckets = []
+        self._buckets, before = [], 0
+        size = sum(spec.size for spec in self.specs)
         for i, (template, indices) in enumerate(self._partition()):
             exchange = template.clone()
             specs = [self.specs[index] for index in indices]
+            exchange.set_early(before <= EARLY * size)
+            before += sum(spec.size for spec in specs)
             scope = self.request_name(f"bucket_{i}")
             exchange.build(specs, self.rank, self.world_size, scope, self.unit)
             self._buckets.append((exchange, indices))

@@ -12,11 +12,11 @@ from tf_onebit.exchanges.base import Exchange, part_of
 class Delayed(Exchange):
     """Double buffering: what a step exchanges travels during the next (Seide et al. 2014, 2.2).
 
-    Step t encodes its gradients g_t and runs the first stage of `exchange`, as far as each bucket
-    is there. The last stage, which hands the aggregate to all workers, starts with step t + 1,
-    needs nothing of it, and so takes no time of its own unless it takes longer than the step. In
-    between, the encoded aggregate waits: 1 / world_size of the model with `OneBit`, a message with
-    `Threshold`. Weights are changed by gradients of the model that was there before:
+    Step t encodes its gradients g_t, bucket by bucket as they come, and keeps the messages. They
+    travel while step t + 1 computes: what they need of it is nothing, and so they take no time of
+    their own unless they take longer than the step. Buckets that come early are aggregated in step
+    t already, so that links are in use until its end; the encoded aggregate is kept then. Weights
+    are changed by gradients of the model that was there before:
 
         w_(t+1) = w_t - learning_rate * sum over workers of g(w_(t-steps))
 
@@ -71,17 +71,21 @@ class Delayed(Exchange):
         super().__init__(exchange.bucket_bytes, exchange.exclude)
         self.steps = int(steps)
         self.wrapped = exchange
+        self._early = True
         self.dtypes, self.takes_sparse = exchange.dtypes, exchange.takes_sparse
 
     def get_config(self):
         return {"exchange": serialize(self.wrapped), "steps": self.steps}
+
+    def set_early(self, early):
+        self._early = early
 
     def create_state(self):
         self.wrapped.build(
             self.specs, self.rank, self.world_size, self.request_name("delayed"), self.unit
         )
         # The oldest message first. Of `steps` places the last `held` are in use.
-        self._messages = [self.wrapped.message_variables() for _ in range(self.steps)]
+        self._messages = [self.wrapped.message_variables(self._early) for _ in range(self.steps)]
         self._held = tf.Variable(0, trainable=False)
         self._is_on = tf.Variable(True, trainable=False)
 
@@ -90,29 +94,36 @@ class Delayed(Exchange):
 
     def exchange(self, gradients, scale=1.0):
         """As `Exchange.exchange`, where `delivers()`: else `hold` takes its place."""
-        like, newest = yield from self._aggregated(gradients)
+        like, newest = yield from self._newest(gradients)
         oldest = self._held_at(0)
         # Not a choice between all: what has been held for long does not wait for what is new.
         message = tf.cond(self._is_on, lambda: oldest, lambda: newest)
-        exchanged = yield from self.wrapped.deliver(self._typed(message), like, scale)
+        exchanged = yield from self._deliver(self._typed(message), like, scale)
         self._push(newest)
         return exchanged
 
     def hold(self, gradients):
-        _, newest = yield from self._aggregated(gradients)
+        _, newest = yield from self._newest(gradients)
         self._push(newest)
         self._held.assign_add(1)
 
-    def _aggregated(self, gradients):
+    def _newest(self, gradients):
         """Generator: the gradients, once nobody needs them any more, and their message."""
-        encoded = self.wrapped.encode(gradients)
+        message = self.wrapped.encode(gradients)
         # What is delivered takes the memory of the gradients, which must have been read by then.
-        with tf.control_dependencies(encoded):
+        with tf.control_dependencies(message):
             like = [
                 tf.nest.map_structure(tf.identity, g, expand_composites=True) for g in gradients
             ]
-        message = yield from self.wrapped.aggregate(encoded)
+        if self._early:
+            message = yield from self.wrapped.aggregate(message)
         return like, self._typed(message)
+
+    def _deliver(self, message, like, scale):
+        """Generator: `Exchange.deliver`, after all that must be done before it."""
+        if not self._early:
+            message = yield from self.wrapped.aggregate(message)
+        return (yield from self.wrapped.deliver(message, like, scale))
 
     def _typed(self, message):
         """A message of the types and shapes of the variables that hold it."""
@@ -141,7 +152,7 @@ class Delayed(Exchange):
         # First: it is gone, also if it turns out not to be finite.
         with tf.control_dependencies([self._held.assign_sub(1)]):
             message = [tf.identity(tensor) for tensor in self._held_at(self.steps - number)]
-        return (yield from self.wrapped.deliver(message, like, scale))
+        return (yield from self._deliver(message, like, scale))
 
     def set_delay(self, on):
         self._is_on.assign(on)

@@ -52,7 +52,7 @@ class FullPrecision(Exchange):
         ]
         return exchanged, with_overflow(flags, exchanged)
 
-    def message_variables(self):
+    def message_variables(self, aggregated):
         held = [(spec.shape, spec.dtype) for spec in self.specs]
         return [
             tf.Variable(tf.zeros(shape, dtype), trainable=False)

@@ -71,13 +71,15 @@ class InFullPrecision(Exchange):
         exchanged = parted(scale * values, scale * plain, like, layout)
         return exchanged, with_overflow(flags, exchanged)
 
-    def message_variables(self):
+    def message_variables(self, aggregated):
         layout = self.compressed.layout
-        sizes = (max(layout.shard_sizes), tf.float32), (layout.plain_size, tf.float32)
-        return [
-            tf.Variable(tf.zeros([size], dtype), trainable=False)
-            for size, dtype in (*sizes, (self.world_size, tf.int32))
-        ]
+        shard_size, plain_size = max(layout.shard_sizes), layout.plain_size
+        rows = [self.world_size, FLAG_SIZE + shard_size + plain_size]
+        parts = [(rows, tf.float32)]
+        if aggregated:
+            flags = [self.world_size]
+            parts = [([shard_size], tf.float32), ([plain_size], tf.float32), (flags, tf.int32)]
+        return [tf.Variable(tf.zeros(*part), trainable=False) for part in parts]
 
     def _rows(self, flag, values, plain):
         """What goes to the owner of each shard: flag, shard and plain values."""

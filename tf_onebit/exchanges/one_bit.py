@@ -162,16 +162,15 @@ class OneBit(Exchange):
             return gradients
         return transformed_alone(self.local_transforms, gradients, self._local_layout)
 
-    def message_variables(self):
-        words = self.layout.shard_message_bytes // WORD_BYTES
-        return [
-            tf.Variable(tf.zeros(shape, dtype), trainable=False)
-            for shape, dtype in (
-                ([words], tf.int32),
-                ([self.layout.plain_size], tf.float32),
-                ([self.world_size], tf.int32),
-            )
-        ]
+    def message_variables(self, aggregated):
+        layout = self.layout
+        to_owners = [self.world_size, layout.worker_message_bytes // WORD_BYTES]
+        to_all = [layout.shard_message_bytes // WORD_BYTES]
+        squares, plain, flags = [], [layout.plain_size], [self.world_size]
+        parts = [(to_owners, tf.int32), (squares, tf.float32)]
+        if aggregated:
+            parts = [(to_all, tf.int32), (plain, tf.float32), (flags, tf.int32)]
+        return [tf.Variable(tf.zeros(*part), trainable=False) for part in parts]
 
     def _aggregate(self, received):
         """Generator: from what all workers sent about this shard to what all are sent of it."""

@@ -45,7 +45,7 @@ class SparseGather(Exchange):
         self._bytes_sent.assign((self.world_size - 1) * tf.add_n(sizes_bytes))
         return exchanged, with_overflow(flags, exchanged)
 
-    def message_variables(self):
+    def message_variables(self, aggregated):
         def variable(shape, dtype):
             empty = tf.zeros([0, *shape[1:]], dtype)
             return tf.Variable(empty, shape=[None, *shape[1:]], trainable=False)

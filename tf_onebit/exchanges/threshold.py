@@ -191,7 +191,7 @@ class Threshold(Exchange):
         )
         return exchanged, with_narrow_overflow(gathered[:, 0, words.FLAG], exchanged)
 
-    def message_variables(self):
+    def message_variables(self, aggregated):
         parts = max(1, math.ceil(self._size / self.part_size))
         return [
             tf.Variable(tf.zeros([1, parts, 0], tf.int32), shape=[1, parts, None], trainable=False),

@@ -125,6 +125,9 @@ class WarmStart(Exchange):
             self._was_warm.assign(warm)
             self._progress.assign_add(self._increment)
 
+    def set_early(self, early):
+        self.compressed.set_early(early)
+
     def delivers(self):
         return self._is_warm() | self.compressed.delivers()
 
