@@ -1,6 +1,7 @@
 """Builds and runs the C++ tests: kernels without TensorFlow, under sanitizers; and what fuzzing
 has found before."""
 
+import fcntl
 import pathlib
 import shutil
 import subprocess
@@ -32,16 +33,20 @@ def run(*command):
 
 @pytest.fixture(scope="module")
 def build_folder():
-    run(
-        program("cmake"),
-        f"-S{ROOT / 'custom_ops'}",
-        f"-B{BUILD_FOLDER}",
-        "-GNinja",
-        f"-DCMAKE_MAKE_PROGRAM={program('ninja')}",
-        "-DTF_ONEBIT_TESTS=ON",
-        "-DTF_ONEBIT_SANITIZE=ON",
-    )
-    run(program("cmake"), "--build", BUILD_FOLDER)
+    BUILD_FOLDER.mkdir(parents=True, exist_ok=True)
+    # Two processes of pytest must not build in the same folder at once.
+    with (BUILD_FOLDER / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        run(
+            program("cmake"),
+            f"-S{ROOT / 'custom_ops'}",
+            f"-B{BUILD_FOLDER}",
+            "-GNinja",
+            f"-DCMAKE_MAKE_PROGRAM={program('ninja')}",
+            "-DTF_ONEBIT_TESTS=ON",
+            "-DTF_ONEBIT_SANITIZE=ON",
+        )
+        run(program("cmake"), "--build", BUILD_FOLDER)
     return BUILD_FOLDER
 
 

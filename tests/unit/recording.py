@@ -6,6 +6,7 @@ import warnings
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 
@@ -165,6 +166,7 @@ DATA = {
     "tf.data": lambda: of_unknown_length(105),
     "PyDataset": lambda: NumberedBatches(14),
 }
+every_data = pytest.mark.parametrize("make_data", DATA.values(), ids=DATA)
 
 # Whose order is another in each epoch, and not a function of its number alone.
 SHUFFLED = {

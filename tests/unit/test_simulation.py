@@ -1,15 +1,11 @@
 """What the benchmark of threshold-sparse updates measures, and what it concludes."""
 
-import pathlib
-import sys
-
 import pytest
 import tensorflow as tf
 
 from tf_onebit import ops
 
 pytest.importorskip("horovod")  # which the speech example imports
-sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "benchmarks"))
 
 from intervals import interval, widest_interval  # noqa: E402
 from simulate import FIGURES, measure, overheard  # noqa: E402

@@ -2,25 +2,20 @@
 
 import collections
 import multiprocessing
-import pathlib
 import sys
 import threading
 import time
 
+import batches
+import compare
+import corpus
+import dataset
+import espeak
+import features
 import numpy as np
+import prose
 import pytest
-
-EXAMPLE = pathlib.Path(__file__).parents[2] / "examples" / "speech"
-sys.path.insert(0, str(EXAMPLE))
-
-import batches  # noqa: E402
-import compare  # noqa: E402
-import corpus  # noqa: E402
-import dataset  # noqa: E402
-import espeak  # noqa: E402
-import features  # noqa: E402
-import prose  # noqa: E402
-from targets import NO_TARGET, Targets, frame_states, state_contexts  # noqa: E402
+from targets import NO_TARGET, Targets, frame_states, state_contexts
 
 SENTENCES = ["The quick brown fox jumps over the lazy dog.", "This, however, is another matter."]
 

@@ -1,0 +1,22 @@
+"""Fixtures of tests of data, and where the examples and benchmarks are."""
+
+import pathlib
+import sys
+
+import pytest
+
+from tests.unit.recording import fresh, recording
+
+ROOT = pathlib.Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT / "examples" / "speech"), str(ROOT / "benchmarks")]
+
+
+@pytest.fixture(scope="module")
+def traced():
+    """Models that record their samples and are traced once, by `steps_per_execution`."""
+    return {steps: recording(steps_per_execution=steps) for steps in (1, 3)}
+
+
+@pytest.fixture
+def model(traced):
+    return fresh(traced[1])
