@@ -30,20 +30,20 @@ def rank():
     return engine().ranks[0]
 
 
+@tf.function(input_signature=[tf.TensorSpec([None], tf.int32)], autograph=False)
+def _gathered(words):
+    def exchange():
+        lengths = yield AllGather(tf.shape(words), "tests/lengths")
+        return lengths, (yield AllGather(words, "tests/words", uneven=True))
+
+    return engine().run([exchange()])[0]
+
+
 def gather(value):
     """The values of all ranks, in their order: any Python object."""
-
-    @tf.function(input_signature=[tf.TensorSpec([None], tf.int32)])
-    def gathered(words):
-        def exchange():
-            lengths = yield AllGather(tf.shape(words), "tests/lengths")
-            return lengths, (yield AllGather(words, "tests/words", uneven=True))
-
-        return engine().run([exchange()])[0]
-
     data = pickle.dumps(value)
     words = np.frombuffer(data + bytes(-len(data) % 4), np.int32)
-    lengths, words = gathered(words)
+    lengths, words = _gathered(words)
     parts = np.split(words.numpy(), np.cumsum(lengths.numpy())[:-1])
     return [pickle.loads(part.tobytes()) for part in parts]
 
