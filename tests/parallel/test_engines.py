@@ -6,6 +6,12 @@ import pytest
 from tests.parallel.launch import run_job
 from tests.parallel.train_on_engine import CASES
 
+AMONG_THREE = ("buckets", "warm_start", "full_precision", "density")
+# Without those of which another has the exchange, in buckets or with more to it.
+WITH_TWO_DEVICES = ("buckets", "adagrad", "delayed", "full_precision", "density")
+# One process trains with all of these numbers of devices.
+MIRRORED = {4: tuple(CASES), 3: AMONG_THREE, 11: ("buckets",)}
+
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
@@ -16,21 +22,33 @@ def trained(tmp_path_factory):
         key = engine, replicas, devices, cases
         if key not in finished:
             output = tmp_path_factory.mktemp("weights")
-            finished[key] = _train(engine, replicas, devices, cases, output)
+            runs = _train(engine, replicas // devices, devices, {replicas: cases}, output)
+            finished[key] = {case: runs[replicas, case] for case in cases}
         return finished[key]
 
     return train
 
 
-def _train(engine, replicas, devices, cases, output):
+@pytest.fixture(scope="module")
+def mirrored(tmp_path_factory):
+    """The weights that one process ended with, by number of replicas and case."""
+    output = tmp_path_factory.mktemp("weights")
+    runs = _train("mirrored", 1, max(MIRRORED), MIRRORED, output)
+    return {run: weights for run, (weights,) in runs.items()}
+
+
+def _train(engine, processes, devices, cases, output):
+    """Trains the cases of each number of replicas: weights by these, of each process."""
+    runs = [(replicas, case) for replicas, names in cases.items() for case in names]
     command = ["-m", "tests.parallel.train_on_engine", "--engine", engine, "--output", str(output)]
-    command += ["--replicas", str(replicas), "--devices", str(devices), "--cases", *cases]
-    job = run_job(engine, replicas // devices, command, timeout_seconds=300)
+    command += ["--devices", str(devices), "--runs", *(f"{n}:{case}" for n, case in runs)]
+    job = run_job(engine, processes, command, timeout_seconds=300)
     assert job.returncode == 0, job.output
-    ranks = 1 if engine == "mirrored" else replicas // devices
     return {
-        name: [list(np.load(output / f"{name}_{rank}.npz").values()) for rank in range(ranks)]
-        for name in cases
+        (n, case): [
+            list(np.load(output / f"{n}:{case}_{rank}.npz").values()) for rank in range(processes)
+        ]
+        for n, case in runs
     }
 
 
@@ -40,41 +58,34 @@ def assert_same_bits(weights, others):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_engines_give_the_same_bits(case, trained):
-    mirrored = trained("mirrored", 4, devices=4)[case][0]
+def test_engines_give_the_same_bits(case, trained, mirrored):
     for engine in ("horovod", "tensorflow"):
         for weights in trained(engine, 4)[case]:
-            assert_same_bits(weights, mirrored)
-
-
-AMONG_THREE = ("buckets", "warm_start", "full_precision", "density")
+            assert_same_bits(weights, mirrored[4, case])
 
 
 @pytest.mark.parametrize("case", AMONG_THREE)
-def test_engines_agree_with_three_workers(case, trained):
-    mirrored = trained("mirrored", 3, devices=3, cases=AMONG_THREE)[case][0]
+def test_engines_agree_with_three_workers(case, trained, mirrored):
     for weights in trained("tensorflow", 3, cases=AMONG_THREE)[case]:
-        assert_same_bits(weights, mirrored)
+        assert_same_bits(weights, mirrored[3, case])
     over_horovod = trained("horovod", 3, cases=AMONG_THREE)[case]
     for weights in over_horovod:
         assert_same_bits(weights, over_horovod[0])
     # Keras divides by three before it computes gradients, Horovod's average comes after.
-    for array, other in zip(over_horovod[0], mirrored, strict=True):
+    for array, other in zip(over_horovod[0], mirrored[3, case], strict=True):
         np.testing.assert_allclose(array, other, rtol=1e-6, atol=1e-6)
 
 
-def test_eleven_tasks_are_in_the_order_of_their_numbers(trained):
+def test_eleven_tasks_are_in_the_order_of_their_numbers(trained, mirrored):
     # TensorFlow sorts them as text: 0, 1, 10, 2, ...
-    mirrored = trained("mirrored", 11, devices=11, cases=("buckets",))["buckets"][0]
     for weights in trained("tensorflow", 11, cases=("buckets",))["buckets"]:
-        assert_same_bits(weights, mirrored)
+        assert_same_bits(weights, mirrored[11, "buckets"])
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_two_workers_with_two_devices_each(case, trained):
-    ranks = trained("tensorflow", 4, devices=2)[case]
+@pytest.mark.parametrize("case", WITH_TWO_DEVICES)
+def test_two_workers_with_two_devices_each(case, trained, mirrored):
+    ranks = trained("tensorflow", 4, devices=2, cases=WITH_TWO_DEVICES)[case]
     assert_same_bits(*ranks)
     if case == "full_precision":  # between devices as between workers: four replicas as ever
-        mirrored = trained("mirrored", 4, devices=4)[case][0]
-        for array, other in zip(ranks[0], mirrored, strict=True):
+        for array, other in zip(ranks[0], mirrored[4, case], strict=True):
             np.testing.assert_allclose(array, other, rtol=1e-5, atol=1e-5)

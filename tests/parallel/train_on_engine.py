@@ -1,7 +1,7 @@
 """Trains in a job of any engine, and saves the weights: python -m tests.parallel.train_on_engine
 
-... --engine horovod | tensorflow | mirrored --replicas 4 --devices 1 --output folder
-    --cases one_bit buckets
+... --engine horovod | tensorflow | mirrored --devices 1 --output folder
+    --runs 4:one_bit 4:buckets  # numbers of replicas of all workers together; and cases
 """
 
 import argparse
@@ -55,50 +55,48 @@ CASES = {
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--engine", required=True)
-    parser.add_argument("--replicas", type=int, required=True, help="of all workers together")
-    parser.add_argument("--devices", type=int, default=1, help="of each process")
+    parser.add_argument("--devices", type=int, default=1, help="of each process, at most")
     parser.add_argument("--output", type=pathlib.Path, required=True)
-    parser.add_argument("--cases", nargs="+", choices=CASES, required=True)
+    parser.add_argument("--runs", nargs="+", required=True)
     options = parser.parse_args()
     tf.config.set_logical_device_configuration(
         tf.config.list_physical_devices("CPU")[0],
         [tf.config.LogicalDeviceConfiguration()] * options.devices,
     )
     fit = fit_over_horovod if options.engine == "horovod" else fit_in_scope
-    for name in options.cases:
-        optimizer, exchange = CASES[name]
-        rank, weights = fit(options, optimizer, exchange)
-        np.savez(options.output / f"{name}_{rank}.npz", *weights)
+    for run in options.runs:
+        replicas, name = run.split(":")
+        rank, weights = fit(options, int(replicas), *CASES[name])
+        np.savez(options.output / f"{run}_{rank}.npz", *weights)
 
 
-def fit_over_horovod(options, make_optimizer, exchange):
+def fit_over_horovod(options, replicas, make_optimizer, exchange):
     import tf_onebit.horovod as hvd
 
     hvd.init()
     model = compiled(make_model(), hvd.DistributedOptimizer(make_optimizer(), exchange))
-    model.fit(batches(options.replicas, hvd.rank(), 1), verbose=0)
+    model.fit(batches(replicas, hvd.rank(), 1), verbose=0)
     return hvd.rank(), model.get_weights()
 
 
-def fit_in_scope(options, make_optimizer, exchange):
+def fit_in_scope(options, replicas, make_optimizer, exchange):
+    devices = min(options.devices, replicas)
     if options.engine == "mirrored":
-        devices = [f"CPU:{index}" for index in range(options.devices)]
-        strategy = tf_onebit.distribute.MirroredStrategy(exchange, devices)
+        names = [f"CPU:{index}" for index in range(devices)]
+        strategy = tf_onebit.distribute.MirroredStrategy(exchange, names)
     else:
         strategy = tf_onebit.distribute.MultiWorkerMirroredStrategy(exchange)
     with strategy.scope():
         model = compiled(make_model(), make_optimizer())
 
     def mine(context):
-        return batches(
-            options.replicas, context.input_pipeline_id * options.devices, options.devices
-        )
+        return batches(replicas, context.input_pipeline_id * devices, devices)
 
     model.fit(strategy.distribute_datasets_from_function(mine), verbose=0)
     rank = strategy.extended.engine.ranks[0]
-    if options.devices == 1:
+    if devices == 1:
         gathered = strategy.gather(tf.constant([rank]), axis=0)
-        assert gathered.numpy().tolist() == list(range(options.replicas))
+        assert gathered.numpy().tolist() == list(range(replicas))
     return rank, model.get_weights()
 
 
