@@ -16,7 +16,6 @@ from tf_onebit.callbacks import BackupAndRestore, training_state
 
 def train(engine, directory, output, *arguments, world_size=2):
     """Runs `train_with_backup`. Returns its exit status and what it printed."""
-    output.mkdir(exist_ok=True)
     command = ["-m", "tests.parallel.train_with_backup", "--engine", engine, *arguments]
     command += ["--directory", str(directory), "--output", str(output)]
     job = run_job(engine, world_size, command)
@@ -40,12 +39,27 @@ def assert_same_bits(run, other):
             np.testing.assert_array_equal(array, expected)
 
 
+def train_and_kill(engine, folder, *arguments):
+    """Trains undisturbed, and then so that it is killed: both in the same processes.
+
+    Returns:
+        The folders of the backups of the killed run, and of what the undisturbed run ended with.
+    """
+    backups, expected = folder / "backups", folder / "expected"
+    arguments = [*arguments, "--undisturbed", str(expected)]
+    status, output = train(engine, backups, folder / "unfinished", *arguments)
+    assert status != 0
+    assert results(expected) and not results(folder / "unfinished"), output
+    assert not (expected / "backups").exists()  # they have served
+    assert list(backups.glob("backup-*")), output
+    return backups, expected
+
+
 # Rank 0 writes two files for a backup, its own and, when all workers are done, the manifest.
 CASES = [
     ("alone", "arrays", ["--die-at", "14"], ["--save-freq", "4", "--steps-per-execution", "2"]),
     ("horovod", "arrays", ["--die-at-file", "3"], []),
     ("tensorflow", "sequence", ["--die-at", "20"], ["--save-freq", "3", "--delayed"]),
-    ("mirrored", "arrays", ["--die-at", "10"], ["--save-freq", "4"]),
     (
         "tensorflow",
         "dataset",
@@ -58,72 +72,75 @@ CASES = [
 @pytest.mark.parametrize("engine, data, death, arguments", CASES)
 def test_killed_and_resumed_run_has_the_same_bits(engine, data, death, arguments, tmp_path):
     arguments = ["--data", data, *arguments]
-    assert_success(train(engine, tmp_path / "other", tmp_path / "expected", *arguments))
-    assert not (tmp_path / "other").exists()  # it has served
-    directory, output = tmp_path / "backups", tmp_path / "output"
-    status, _ = train(engine, directory, output, *arguments, *death)
-    assert status != 0
-    assert list(directory.glob("backup-*"))
+    directory, expected = train_and_kill(engine, tmp_path, *arguments, *death)
     killed_while_saving = bool(list(directory.glob("unfinished-*")))
     assert killed_while_saving == ("--die-at-file" in death)
-    assert_success(train(engine, directory, output, *arguments))
-    assert_same_bits(results(output), results(tmp_path / "expected"))
+    assert_success(train(engine, directory, tmp_path / "output", *arguments))
+    assert_same_bits(results(tmp_path / "output"), results(expected))
 
 
 @pytest.mark.parametrize("engine", ["horovod", "tensorflow"])
-def test_block_momentum_is_resumed_in_the_middle_of_a_block(engine, tmp_path):
-    # Blocks of four steps, in epochs of nine: the last backup is in the middle of the fourth.
-    arguments = ["--bmuf", "--save-freq", "3"]
-    assert_success(train(engine, tmp_path / "other", tmp_path / "expected", *arguments))
-    directory, output = tmp_path / "backups", tmp_path / "output"
-    status, _ = train(engine, directory, output, *arguments, "--die-at", "16")
-    assert status != 0
-    assert_success(train(engine, directory, output, *arguments))
-    assert_same_bits(results(output), results(tmp_path / "expected"))
-
-
-@pytest.mark.parametrize("engine", ["horovod", "tensorflow"])
-def test_run_that_is_killed_in_a_trial_goes_on_as_if_it_had_not_begun(engine, tmp_path):
-    arguments = ["--tune", "--save-freq", "3"]
-    assert_success(train(engine, tmp_path / "other", tmp_path / "expected", *arguments))
-    directory, output = tmp_path / "backups", tmp_path / "output"
-    status, _ = train(engine, directory, output, *arguments, "--die-in-trial", "3")
-    assert status != 0
-    assert list(directory.glob("backup-*"))
-    assert_success(train(engine, directory, output, *arguments))
-    assert_same_bits(results(output), results(tmp_path / "expected"))
+@pytest.mark.parametrize(
+    "death, arguments",
+    [
+        # Blocks of four steps, in epochs of nine: the last backup is in the middle of the fourth.
+        (["--die-at", "16"], ["--bmuf", "--save-freq", "3"]),
+        # In a trial, as if it had not begun.
+        (["--die-in-trial", "3"], ["--tune", "--save-freq", "3"]),
+    ],
+    ids=["in_a_block", "in_a_trial"],
+)
+def test_killed_run_is_resumed_in_the_middle_of(engine, death, arguments, tmp_path):
+    directory, expected = train_and_kill(engine, tmp_path, *arguments, *death)
+    assert_success(train(engine, directory, tmp_path / "output", *arguments))
+    assert_same_bits(results(tmp_path / "output"), results(expected))
 
 
 @pytest.fixture(scope="module")
 def interrupted(tmp_path_factory):
-    """Backups of two Horovod workers, of which one has been killed."""
-    folder = tmp_path_factory.mktemp("interrupted")
-    arguments = ["--save-freq", "3", "--die-at", "13"]
-    status, _ = train("horovod", folder / "backups", folder / "output", *arguments)
-    assert status != 0
-    return folder / "backups"
+    """Function that copies the backups of two workers of which one has been killed.
+
+    It returns the folder of what they end with when they are not.
+    """
+    killed = {}
+
+    def copy(engine, backups):
+        if engine not in killed:
+            folder = tmp_path_factory.mktemp(engine)
+            killed[engine] = train_and_kill(engine, folder, "--save-freq", "3", "--die-at", "13")
+        directory, expected = killed[engine]
+        shutil.copytree(directory, backups)
+        return expected
+
+    return copy
 
 
 def newest(directory):
     return max(directory.glob("backup-*"))
 
 
-def test_truncated_backup_is_passed_over_for_the_one_before(interrupted, tmp_path):
+def test_two_devices_are_resumed_with_the_same_bits(interrupted, tmp_path):
+    expected = interrupted("mirrored", tmp_path / "backups")
     arguments = ["--save-freq", "3"]
-    shutil.copytree(interrupted, tmp_path / "whole")
-    assert_success(train("horovod", tmp_path / "whole", tmp_path / "expected", *arguments))
-    shutil.copytree(interrupted, tmp_path / "damaged")
+    ended = train("mirrored", tmp_path / "backups", tmp_path / "output", *arguments)
+    assert_success(ended)
+    assert_same_bits(results(tmp_path / "output"), results(expected))
+
+
+def test_truncated_backup_is_passed_over_for_the_one_before(interrupted, tmp_path):
+    expected = interrupted("horovod", tmp_path / "damaged")
     # Only rank 1 meets it, but both must go on from the same place.
     damaged = newest(tmp_path / "damaged") / "process_1.npz"
     damaged.write_bytes(damaged.read_bytes()[:1000])
+    arguments = ["--save-freq", "3"]
     ended = train("horovod", tmp_path / "damaged", tmp_path / "output", *arguments)
     assert_success(ended)
     assert "A backup cannot be used" in ended[1]
-    assert_same_bits(results(tmp_path / "output"), results(tmp_path / "expected"))
+    assert_same_bits(results(tmp_path / "output"), results(expected))
 
 
 def test_resumed_by_one_worker_more(interrupted, tmp_path):
-    shutil.copytree(interrupted, tmp_path / "backups")
+    interrupted("horovod", tmp_path / "backups")
     ended = train("horovod", tmp_path / "backups", tmp_path / "output", world_size=3)
     assert_success(ended)
     assert "Resuming a run of 2 workers with 3" in ended[1]
@@ -132,13 +149,10 @@ def test_resumed_by_one_worker_more(interrupted, tmp_path):
     assert_same_bits([[weights[0]]], [[weights[1]]])
 
 
-def test_resumed_with_more_devices(tmp_path):
-    arguments = ["--save-freq", "3"]
-    directory = tmp_path / "backups"
-    status, _ = train("mirrored", directory, tmp_path / "output", *arguments, "--die-at", "13")
-    assert status != 0
-    arguments += ["--devices", "3"]
-    ended = train("mirrored", directory, tmp_path / "output", *arguments)
+def test_resumed_with_more_devices(interrupted, tmp_path):
+    interrupted("mirrored", tmp_path / "backups")
+    arguments = ["--save-freq", "3", "--devices", "3"]
+    ended = train("mirrored", tmp_path / "backups", tmp_path / "output", *arguments)
     assert_success(ended)
     assert "Resuming a run of 2 workers with 3" in ended[1]
 

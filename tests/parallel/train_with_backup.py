@@ -3,6 +3,7 @@
 ... --engine horovod | tensorflow | mirrored | alone --devices 2 --data arrays | dataset | sequence
     --directory backups --output folder --save-freq 3 --die-at 17 | --die-at-file 5
     --bmuf | --delayed | --tune --die-in-trial 3
+    --undisturbed folder  # where the same process trains to the end before
 """
 
 import argparse
@@ -17,7 +18,7 @@ import tensorflow as tf
 import tf_onebit
 from tests.parallel.training import compiled, make_data
 
-EPOCHS = 3
+EPOCHS = 3  # but two where training is tuned
 SAMPLES = 200
 GLOBAL_BATCH_SIZE = 24  # of which none is left for a whole number of batches
 
@@ -122,20 +123,18 @@ def die_at_file(number):
 def make_strategy(options, exchange):
     if options.engine == "tensorflow":
         return tf_onebit.distribute.MultiWorkerMirroredStrategy(exchange)
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    parts = [tf.config.LogicalDeviceConfiguration()] * options.devices
-    tf.config.set_logical_device_configuration(cpu, parts)
     devices = [f"CPU:{index}" for index in range(options.devices)]
     return tf_onebit.distribute.MirroredStrategy(exchange, devices)
 
 
-def main():
+def parse_arguments():
     parser = argparse.ArgumentParser()
     parser.add_argument("--engine", required=True)
     parser.add_argument("--devices", type=int, default=2)
     parser.add_argument("--data", default="arrays")
-    parser.add_argument("--directory", required=True)
+    parser.add_argument("--directory", type=pathlib.Path, required=True)
     parser.add_argument("--output", type=pathlib.Path, required=True)
+    parser.add_argument("--undisturbed", type=pathlib.Path, help="trains there before")
     parser.add_argument("--save-freq", type=int, default=0)
     parser.add_argument("--steps-per-execution", type=int, default=1)
     parser.add_argument("--die-at", type=int, default=-1, help="step, counted from 0")
@@ -144,21 +143,62 @@ def main():
     parser.add_argument("--bmuf", action="store_true", help="block momentum")
     parser.add_argument("--tune", action="store_true", help="minibatch size and learning rate")
     parser.add_argument("--die-in-trial", type=int, default=-1, help="from 1")
-    options = parser.parse_args()
+    return parser.parse_args()
 
-    exchange = tf_onebit.OneBit(min_size=0)
-    if options.delayed:
-        exchange = tf_onebit.Delayed(exchange)
-    exchange = tf_onebit.WarmStart(exchange, steps=4)
-    arguments = {"metrics": ["accuracy"], "steps_per_execution": options.steps_per_execution}
-    adam = keras.optimizers.Adam
+
+def main():
+    options = parse_arguments()
+    if options.engine == "mirrored":
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        parts = [tf.config.LogicalDeviceConfiguration()] * options.devices
+        tf.config.set_logical_device_configuration(cpu, parts)
+    if options.undisturbed:
+        train(options, options.undisturbed / "backups", options.undisturbed, is_to_die=False)
+        keras.utils.clear_session()
+    train(options, options.directory, options.output, is_to_die=True)
+
+
+def make_exchange(options):
+    if options.bmuf:
+        return tf_onebit.Local()
     if options.tune:
         # Of which each has a state that the size of minibatches is part of.
         adagrad = tf_onebit.transforms.NormalizedAdaGrad(100, GLOBAL_BATCH_SIZE)
         delayed = tf_onebit.Delayed(tf_onebit.OneBit(min_size=0, transforms=[adagrad]))
-        exchange = tf_onebit.WarmStart(delayed, samples=90, global_batch_size=GLOBAL_BATCH_SIZE)
-    if options.bmuf:
-        exchange, adam = tf_onebit.Local(), tf_onebit.optimizers.Adam
+        return tf_onebit.WarmStart(delayed, samples=90, global_batch_size=GLOBAL_BATCH_SIZE)
+    exchange = tf_onebit.OneBit(min_size=0)
+    if options.delayed:
+        exchange = tf_onebit.Delayed(exchange)
+    return tf_onebit.WarmStart(exchange, steps=4)
+
+
+def samples(count=SAMPLES):
+    return tuple(a.reshape(-1, *a.shape[3:])[:count] for a in make_data(SAMPLES // 16 + 1, 1))
+
+
+def make_data_of_fit(options, rank, parts):
+    """Arguments of `fit`: the data of a worker that has one of so many parts."""
+    x, labels = samples()
+    if options.tune:  # all workers have all of the data
+        return {"x": tf_onebit.ResizableBatches((x, labels), GLOBAL_BATCH_SIZE, seed=5)}
+    x, labels = x[rank % parts :: parts], labels[rank % parts :: parts]
+    batch_size = GLOBAL_BATCH_SIZE // parts
+    if options.data == "arrays":
+        return {"x": x, "y": labels, "batch_size": batch_size}
+    if options.data == "sequence":
+        # Both shuffle after every epoch, by the same generator.
+        validation_data = Shuffled(x[:64], labels[:64], batch_size)
+        return {"x": Shuffled(x, labels, batch_size), "validation_data": validation_data}
+    dataset = tf.data.Dataset.from_tensor_slices((x, labels)).shuffle(SAMPLES, seed=5)
+    return {"x": dataset.batch(batch_size)}
+
+
+def train(options, directory, output, is_to_die):
+    """Trains with backups in `directory`, and saves what this worker ended with in `output`."""
+    output.mkdir(exist_ok=True)
+    exchange = make_exchange(options)
+    arguments = {"metrics": ["accuracy"], "steps_per_execution": options.steps_per_execution}
+    adam = tf_onebit.optimizers.Adam if options.bmuf else keras.optimizers.Adam
     if options.engine in ("tensorflow", "mirrored"):
         strategy = make_strategy(options, exchange)
         keras.utils.set_random_seed(1)
@@ -178,39 +218,22 @@ def main():
         model = compiled(make_model(options), adam(0.01), **arguments)
         rank, parts = 0, 1
 
-    x, labels = (a.reshape(-1, *a.shape[3:])[:SAMPLES] for a in make_data(SAMPLES // 16 + 1, 1))
-    if options.tune:
-        data = {"x": tf_onebit.ResizableBatches((x, labels), GLOBAL_BATCH_SIZE, seed=5)}
-        validation_data = (x[:64], labels[:64])
-    x, labels = x[rank % parts :: parts], labels[rank % parts :: parts]
-    batch_size = GLOBAL_BATCH_SIZE // parts
-    if options.tune:
-        pass  # all workers have all of the data
-    elif options.data == "arrays":
-        data = {"x": x, "y": labels, "batch_size": batch_size}
-    elif options.data == "sequence":
-        data = {"x": Shuffled(x, labels, batch_size)}
-        # Shuffles after every epoch, too, by the same generator.
-        data["validation_data"] = Shuffled(x[:64], labels[:64], batch_size)
-    else:
-        dataset = tf.data.Dataset.from_tensor_slices((x, labels)).shuffle(SAMPLES, seed=5)
-        data = {"x": dataset.batch(batch_size)}
-    callbacks = [
-        tf_onebit.callbacks.BackupAndRestore(options.directory, options.save_freq or "epoch")
-    ]
+    data = make_data_of_fit(options, rank, parts)
+    callbacks = [tf_onebit.callbacks.BackupAndRestore(directory, options.save_freq or "epoch")]
     if options.bmuf:
         one_bit = tf_onebit.OneBit(min_size=0)
         callbacks.insert(0, tf_onebit.callbacks.BlockMomentum(4, exchange=one_bit))
-    dies = rank == parts - 1 or options.engine == "tensorflow"
+    dies = is_to_die and (rank == parts - 1 or options.engine == "tensorflow")
     if options.tune:
-        callbacks += tuning(data["x"], validation_data, options.die_in_trial if dies else -1)
+        callbacks += tuning(data["x"], samples(64), options.die_in_trial if dies else -1)
     if dies:
         callbacks.append(Death(options.die_at))
-    if rank == 0:
+    if is_to_die and rank == 0:
         die_at_file(options.die_at_file)
-    history = model.fit(**data, epochs=EPOCHS, verbose=0, callbacks=callbacks).history
+    epochs = 2 if options.tune else EPOCHS
+    history = model.fit(**data, epochs=epochs, verbose=0, callbacks=callbacks).history
     arrays = [v.numpy() for v in (*model.weights, *model.optimizer.variables)]
-    np.savez(options.output / f"{rank}.npz", history["loss"][-1], *arrays)
+    np.savez(output / f"{rank}.npz", history["loss"][-1], *arrays)
 
 
 if __name__ == "__main__":
