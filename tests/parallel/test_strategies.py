@@ -67,10 +67,11 @@ def test_full_precision_equals_one_process_on_the_whole_batch(name, world_size):
 @pytest.mark.workers(3, engines=["tensorflow"])
 def test_one_bit_repeats_and_learns(world_size):
     models = [in_scope(OneBit(bucket_bytes=4096), optimizer=adam()) for _ in range(2)]
-    losses = [fit(model, world_size, epochs=8).history["loss"] for model in models]
+    losses = [fit(model, world_size, epochs=2).history["loss"] for model in models]
     first, second = map(arrays_of, models)
-    assert_same_bits_on_all_ranks(first)
     assert digest(first) == digest(second)
+    losses[0] += fit(models[0], world_size, epochs=6).history["loss"]
+    assert_same_bits_on_all_ranks(arrays_of(models[0]))
     assert losses[0][-1] < 0.5 * losses[0][0]
 
 
