@@ -1,7 +1,5 @@
 """What ResizableBatches reads: arrays, tf.data.Datasets and PyDatasets."""
 
-import concurrent.futures
-
 import keras
 import numpy as np
 import pytest
@@ -13,7 +11,6 @@ from tests.unit.recording import (
     Between,
     NumberedBatches,
     fit,
-    numbered,
     resizing,
     times_each,
 )
@@ -100,7 +97,7 @@ def test_a_part_of_a_stream_is_read_without_looking_at_all_that_is_kept():
     source.seek(0, 0, 0)
     source.available(105)
     source._kept[0] = source._kept[-1] = None
-    x, _ = source.read(7, 98)
+    ((x, _),) = source.read([(7, 98)])
     assert x.numpy().ravel().tolist() == list(range(7, 98))
 
 
@@ -111,27 +108,11 @@ tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfigur
 from tf_onebit import ResizableBatches
 with tf.device("CPU:1"):
     x = tf.ones([4, 1])
-(array,) = ResizableBatches(x, 2)._source._arrays
-print(x.device[-5:], array.device[-5:])
+(read,) = ResizableBatches(x, 2).example()
+print(x.device[-5:], read.device[-5:])
 """
 
 
 def test_arrays_are_on_the_cpu():
     _, output, errors = run_python(ON_ANOTHER_DEVICE)
     assert output.split() == ["CPU:1", "CPU:0"], errors
-
-
-def test_an_interrupt_leaves_the_thread_that_reads_to_be_waited_for():
-    class Interrupted(concurrent.futures.Future):
-        def result(self, timeout=None):
-            raise KeyboardInterrupt
-
-    batches = ResizableBatches(numbered(20), 4)
-    batches._ahead = batches._key(), Interrupted()
-    with pytest.raises(KeyboardInterrupt):
-        batches._next()
-    assert batches._ahead is not None
-    batches._ahead[1].set_result(None)
-    with pytest.raises(KeyboardInterrupt):
-        batches._next()
-    assert batches._ahead is None

@@ -1,6 +1,6 @@
 """Minibatches whose size may change between any two steps of `model.fit`."""
 
-import concurrent.futures
+import itertools
 import numbers
 import warnings
 
@@ -10,6 +10,7 @@ from keras.src.random import seed_generator
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
 from tf_onebit.collectives.requests import AllGather, ask
+from tf_onebit.data.ahead import Ahead, Loaded
 from tf_onebit.data.fitting import InFit, join_fit
 from tf_onebit.data.minibatch import Minibatch, Minibatches, MinibatchSpec, Peek
 from tf_onebit.data.placement import Placement
@@ -98,11 +99,10 @@ class ResizableBatches(DataAdapter):
         self._size = global_batch_size
         self._place(Placement() if rank is None else Placement(rank, world_size))
         # The minibatch of the step that comes next, once that is about to begin; whether the step
-        # has taken it; and the one after, while it is being made.
+        # has taken it; and those after it.
         self._loaded = None
         self._is_taken = False
-        self._ahead = None
-        self._thread = concurrent.futures.ThreadPoolExecutor(1, "ResizableBatches")
+        self._ahead = Ahead(self._read)
 
     def _place(self, placement):
         self._placement = placement
@@ -172,13 +172,10 @@ class ResizableBatches(DataAdapter):
         """
         samples = _whole("samples", samples, 1)
         size = self._checked(global_batch_size)
-        self._wait()
-        self._source.seek(self._seed, self._epoch, self._offset)
+        self._ahead.wait()
+        self._source.seek(*self._place_in_data())
         end = self._source.available(self._offset + samples)
-        cuts = [self._offset]
-        # Too few for all workers are no minibatch.
-        while end - cuts[-1] >= self._placement.parts:
-            cuts.append(self._cut(cuts[-1], size, end))
+        cuts = list(self._cuts(self._offset, size, end))
         return Peek(self._minibatch_of, self._place_in_data(), cuts)
 
     def state(self):
@@ -212,7 +209,7 @@ class ResizableBatches(DataAdapter):
                 "A state must be of the same data. Received: one of "
                 f"{_count(state['samples'])}, for {_count(samples)}."
             )
-        self._wait()
+        self._ahead.wait()
         self._size = self._checked(state["global_batch_size"])
         self._seed = state["seed"]
         self._position, self._epoch = state["position"], state["epoch"]
@@ -233,8 +230,7 @@ class ResizableBatches(DataAdapter):
 
     def get_tf_dataset(self):
         placement, self._engine = join_fit(*self._given_place)
-        self._wait()
-        self._ahead = None
+        self._ahead.clear()
         self._place(placement)
         return InFit(self._source.element_spec)
 
@@ -244,9 +240,10 @@ class ResizableBatches(DataAdapter):
 
     def example(self):
         """A batch, for its shapes."""
-        self._wait()
-        self._source.seek(self._seed, self._epoch, self._offset)
-        tensors = self._source.read(self._offset, self._source.available(self._offset + 1))
+        self._ahead.wait()
+        self._source.seek(*self._place_in_data())
+        one = self._offset, self._source.available(self._offset + 1)
+        (tensors,) = self._source.read([one])
         return tf.nest.pack_sequence_as(self._source.element_spec, tensors)
 
     def steps(self):
@@ -266,7 +263,7 @@ class ResizableBatches(DataAdapter):
         self._begin_next_epoch()
 
     def _begin_next_epoch(self):
-        self._wait()
+        self._ahead.clear()
         left = self._source.available(self._offset + self._placement.parts) - self._offset
         if left > 0:
             warnings.warn(
@@ -275,7 +272,7 @@ class ResizableBatches(DataAdapter):
                 f"{self._placement.parts} workers.",
                 stacklevel=2,
             )
-        self._ahead = self._loaded = None
+        self._loaded = None
         self._source.end_epoch(self._seed)
         self._epoch += 1
         self._offset = 0
@@ -284,14 +281,13 @@ class ResizableBatches(DataAdapter):
         """The tensors of the minibatch of a step, which begins thereby."""
         if self._loaded is None:
             raise StopIteration
-        _, stop, tensors = self._loaded
         if not self._is_taken:
             self._is_taken = True
+            _, _, stop, _ = self._loaded.next_key
             self._position += stop - self._offset
             self._offset = stop
-            key = self._key()
-            self._ahead = key, self._thread.submit(self._made, *key)
-        return tensors
+            self._ahead.begin()
+        return self._loaded.tensors
 
     def _take_next(self):
         return self._take() if self._load() else None
@@ -301,32 +297,14 @@ class ResizableBatches(DataAdapter):
         if self._loaded is not None and self._is_taken:
             self._loaded = None
         if self._loaded is None:
-            self._loaded = self._next()
+            self._loaded = self._ahead.get(self._key())
             self._is_taken = False
         return self._loaded is not None
 
     def _reload(self):
         """Makes ready another one instead, if one is and its step has not begun."""
         if self._loaded is not None and not self._is_taken:
-            self._loaded = self._next()
-
-    def _next(self):
-        key = self._key()
-        if self._ahead is not None:
-            made_for, future = self._ahead
-            try:
-                made = future.result()
-            finally:
-                if future.done():  # else it was interrupted, and the source is still being read
-                    self._ahead = None
-            if made_for == key:
-                return made
-        return self._made(*key)
-
-    def _wait(self):
-        """Until nobody else reads the source."""
-        if self._ahead is not None:
-            concurrent.futures.wait([self._ahead[1]])
+            self._loaded = self._ahead.get(self._key())
 
     def _place_in_data(self):
         return self._seed, self._epoch, self._offset
@@ -334,32 +312,41 @@ class ResizableBatches(DataAdapter):
     def _key(self):
         return *self._place_in_data(), self._size
 
-    def _made(self, seed, epoch, start, size):
-        """The minibatch that begins at a sample: `(start, stop, tensors)`, or None at the end."""
+    def _read(self, seed, epoch, start, size):
+        """The minibatches from a sample on, as many as are worth reading at once."""
         self._source.seek(seed, epoch, start)
-        stop = self._cut(start, size)
-        is_too_short = stop - start < self._placement.parts
-        if stop == start or (is_too_short and start > 0):  # resumed with more workers
-            return None
-        if is_too_short:
-            raise ValueError(
-                "Every worker must have a sample in each step. Received: an epoch with "
-                f"{stop - start} samples left, for {self._placement.parts} workers."
-            )
-        return start, stop, self._tensors(start, stop)
+        at_once = self._source.at_once(size // self._placement.world_size)
+        cuts = list(itertools.islice(self._cuts(start, size), 1 + at_once))
+        if len(cuts) == 1:
+            left = self._source.available(start + self._placement.parts) - start
+            if start == 0 and left > 0:
+                raise ValueError(
+                    "Every worker must have a sample in each step. Received: an epoch with "
+                    f"{left} samples left, for {self._placement.parts} workers."
+                )
+            return []
+        keys = [(seed, epoch, cut, size) for cut in cuts]
+        return list(map(Loaded, keys[:-1], keys[1:], self._tensors(cuts)))
 
-    def _cut(self, start, size, end=None):
-        """Where the minibatch ends that begins at a sample of the epoch."""
+    def _cuts(self, start, size, end=None):
+        """Yields where minibatches begin and end, from a sample of the epoch on."""
+        yield start
         least_rest = self._placement.parts
-        limit = start + size + least_rest
-        available = self._source.available(limit)
-        if end is not None:
-            available = min(available, end)
-        return start + size if available == limit else available
+        while True:
+            limit = start + size + least_rest
+            available = self._source.available(limit)
+            if end is not None:
+                available = min(available, end)
+            if available - start < least_rest:  # too few for all workers are no minibatch
+                return
+            start = start + size if available == limit else available
+            yield start
 
-    def _tensors(self, start, stop):
-        bounds = self._placement.bounds(start, stop)
-        return [tensor for part in bounds for tensor in self._source.read(*part)]
+    def _tensors(self, cuts):
+        """The tensors of each minibatch, for all replicas of this process, in one list."""
+        parts = [self._placement.bounds(*cut) for cut in itertools.pairwise(cuts)]
+        batches = iter(self._source.read(list(itertools.chain(*parts))))
+        return [[leaf for _ in bounds for leaf in next(batches)] for bounds in parts]
 
     def _minibatch_of(self, place, start, stop):
         if place != self._place_in_data():
@@ -367,8 +354,8 @@ class ResizableBatches(DataAdapter):
                 "What peek returns is for use until the next step. Received: a use after "
                 f"{self._position} samples. Call peek again."
             )
-        self._wait()
-        tensors = self._tensors(start, stop)
+        self._ahead.wait()
+        (tensors,) = self._tensors([start, stop])
         if self._placement.steps_per_execution == 1:
             return Minibatch(self._spec, lambda: tensors)
         remaining = [tensors]

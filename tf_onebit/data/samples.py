@@ -1,11 +1,19 @@
 """Where samples come from: sources that are read by the numbers of samples in an epoch."""
 
+import itertools
+import math
+
 import keras
 import numpy as np
 import tensorflow as tf
 
 from tf_onebit.data.epochs import DatasetEpochs, PyDatasetEpochs
 from tf_onebit.data.streams import Stream
+
+# Of what is read at once.
+_MOST_BYTES = 8 << 20
+_MOST_BATCHES = 32
+_ALIGNMENT = 64  # in bytes, of TensorFlow's memory
 
 
 def source_of(data, shuffle):
@@ -65,6 +73,7 @@ class Arrays:
                 f"of {lengths} samples."
             )
         self.samples = lengths[0]
+        self._bytes_per_sample = sum(array.nbytes for array in self._arrays) // self.samples
         specs = [tf.TensorSpec([None, *array.shape[1:]], array.dtype) for array in self._arrays]
         self.element_spec = tf.nest.pack_sequence_as(structure, specs)
         self._shuffle = shuffle
@@ -83,16 +92,43 @@ class Arrays:
         """How many of the epoch's first `stop` samples there are."""
         return min(stop, self.samples)
 
-    def read(self, start, stop):
-        """Samples `start` to `stop` of the epoch: the tensors of a batch, in a list."""
+    def at_once(self, samples):
+        """How many batches of so many samples are worth reading at once."""
+        fit_in = _MOST_BYTES // max(samples * self._bytes_per_sample, 1)
+        return min(max(fit_in, 1), _MOST_BATCHES)
+
+    def read(self, ranges):
+        """Samples `start` to `stop` of the epoch, for each of these ranges: lists of tensors."""
+        arrays = self._arrays
+        if self._shuffle:
+            order = np.concatenate([self._order[start:stop] for start, stop in ranges])
+            arrays = [_taken(array, order) for array in arrays]
+            ends = list(itertools.accumulate(stop - start for start, stop in ranges))
+            ranges = itertools.pairwise([0, *ends])
         with tf.device("CPU"):
-            if self._shuffle:
-                indices = tf.constant(self._order[start:stop])
-                return [tf.gather(array, indices) for array in self._arrays]
-            return [array[start:stop] for array in self._arrays]
+            return [[_as_tensor(array[start:stop]) for array in arrays] for start, stop in ranges]
 
 
 def _as_keras_takes_it(leaf):
-    tensor = tf.identity(leaf)  # where the caller says, even if it was on another device
+    tensor = tf.convert_to_tensor(leaf)
     # As in fit without these batches, where arrays become numbers of Keras' own precision.
-    return tf.cast(tensor, keras.config.floatx()) if tensor.dtype.is_floating else tensor
+    if tensor.dtype.is_floating:
+        tensor = tf.cast(tensor, keras.config.floatx())
+    return tensor.numpy()
+
+
+def _taken(array, order):
+    """Samples in an order, in memory that tensors can share."""
+    if array.dtype.hasobject:
+        return array.take(order, axis=0)
+    shape = len(order), *array.shape[1:]
+    size = math.prod(shape) * array.itemsize
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    begin = -memory.ctypes.data % _ALIGNMENT
+    taken = memory[begin : begin + size].view(array.dtype).reshape(shape)
+    # With "raise" it would be copied once more.
+    return array.take(order, axis=0, out=taken, mode="clip")
+
+
+def _as_tensor(array):
+    return tf.raw_ops.Identity(input=array)  # tf.constant would copy it twice

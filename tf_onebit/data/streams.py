@@ -71,8 +71,15 @@ class Stream:
             self._pull()
         return min(stop, self._end)
 
-    def read(self, start, stop):
-        """Samples `start` to `stop` of the epoch: the tensors of a batch, in a list."""
+    def at_once(self, samples):
+        """How many batches of so many samples are worth reading at once."""
+        return 1  # the next step waits for no other
+
+    def read(self, ranges):
+        """Samples `start` to `stop` of the epoch, for each of these ranges: lists of tensors."""
+        return [self._range(start, stop) for start, stop in ranges]
+
+    def _range(self, start, stop):
         pieces = []
         with tf.device("CPU"):
             first = max(bisect.bisect_right(self._begins, start) - 1, 0)
