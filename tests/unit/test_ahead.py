@@ -143,3 +143,12 @@ def test_what_is_read_stays_as_it_is():
     batches._source.seek(0, 1, 0)
     batches._source.read([(0, 64)])
     assert all((a.numpy() == b).all() for a, b in zip(kept, before, strict=True))
+
+
+def test_steps_leave_the_data_as_they_are():
+    """Tensors share the memory of the data, and TensorFlow computes in memory that is not used."""
+    batches = ResizableBatches(numbered(4096), 1024, shuffle=False)
+    compute = tf.function(lambda x: tf.sqrt(x * 2 + 1))
+    for _ in range(2):
+        first = [compute(tensors[0]) for tensors in batches._source.read([(0, 1024), (1024, 2048)])]
+        np.testing.assert_allclose(first[1].numpy().ravel(), np.sqrt(2 * np.arange(1024, 2048) + 1))
