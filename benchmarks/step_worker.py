@@ -78,6 +78,11 @@ def make_train_step(arguments, job, model, optimizer, batch):
     return tf.function(lambda: job.run(train_step))
 
 
+def with_layout(exchange):
+    """The exchanges of a model's buckets that have a layout, as `OneBit` does: list."""
+    return [bucket for bucket in exchange.submodules if hasattr(bucket, "layout")]
+
+
 def make_communication(gradient_exchange):
     """Returns a function that sends what a step of `OneBit` sends, and computes nothing."""
 
@@ -90,13 +95,12 @@ def make_communication(gradient_exchange):
         return (yield AllGather(shard, f"{name}/all_gather"))
 
     def communicate():
-        buckets = [
-            bucket
+        engine = gradient_exchange.engine
+        answers = [
+            engine.run_one(of_bucket(bucket))
             for exchange in gradient_exchange.built
-            for bucket in exchange.submodules
-            if hasattr(bucket, "layout")
+            for bucket in with_layout(exchange)
         ]
-        answers = [gradient_exchange.engine.run_one(of_bucket(bucket)) for bucket in buckets]
         return tf.reduce_sum([answer[0, 0] for answer in answers])
 
     return tf.function(communicate, autograph=False)
@@ -185,11 +189,10 @@ def sent_bytes(optimizer, num_workers):
     total = levels = full_precision = 0
     for exchange in optimizer.gradient_exchange.built:
         total += exchange.bytes_sent()
-        for bucket in exchange.submodules:
-            if hasattr(bucket, "layout"):
-                # Two stages, two float32 levels per column, each column sent to all but its owner.
-                levels += 2 * (num_workers - 1) / num_workers * bucket.layout.num_columns * 8
-                full_precision += (num_workers - 1) * 4 * bucket.layout.plain_size
+        for bucket in with_layout(exchange):
+            # Two stages, two float32 levels per column, each column sent to all but its owner.
+            levels += 2 * (num_workers - 1) / num_workers * bucket.layout.num_columns * 8
+            full_precision += (num_workers - 1) * 4 * bucket.layout.plain_size
     if not levels:
         return {"updates": total}
     codes = total - levels - full_precision  # with the padding of shards to equal length

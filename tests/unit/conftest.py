@@ -1,13 +1,12 @@
 """Fixtures of tests of data, and where the examples and benchmarks are."""
 
-import pathlib
 import sys
 
 import pytest
 
+from tests.unit.programs import ROOT
 from tests.unit.recording import fresh, recording
 
-ROOT = pathlib.Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "examples" / "speech"), str(ROOT / "benchmarks")]
 
 

@@ -10,6 +10,7 @@ from tests.unit.gradients import SHAPES, flat, gradients_of, specs_of
 from tests.unit.transforms import DivideByTotal
 from tf_onebit import Delayed, Exchange, FullPrecision, Local, OneBit, Threshold, WarmStart
 from tf_onebit.collectives import lockstep
+from tf_onebit.collectives.requests import observed
 from tf_onebit.exchanges import Bucketed, GradientSpec
 from tf_onebit.training.gradients import GradientExchange
 from tf_onebit.training.model_optimizers import flush, without_delay
@@ -89,34 +90,19 @@ def test_what_comes_late_in_a_backward_pass_travels_in_the_next_step(rng):
     """The last third of the values, of which the last variables are the first."""
 
     def requests_of(generator):
-        names = []
+        requests = []
+        lockstep.run([observed(generator, requests.append)])
+        return [r.name.removeprefix("test/").replace("/delayed/", " ") for r in requests]
 
-        def recorded():
-            answer = None
-            while True:
-                try:
-                    request = generator.send(answer)
-                except StopIteration as stop:
-                    return stop.value
-                names.append(request.name.removeprefix("test/").replace("/delayed/", " "))
-                answer = yield request
-
-        lockstep.run([recorded()])
-        return names
-
-    shapes = 6 * [(32, 32)]
+    shapes = 8 * [(32, 32)]
     (worker,) = build(Delayed(OneBit(min_size=0, bucket_bytes=4096)), 1, specs_of(shapes))
     first, second = (gradients_of(rng, shapes) for _ in range(2))
-    early = [f"bucket_{i} all_to_all" for i in range(5)]
-    assert requests_of(worker.hold(first)) == early
+    early = [f"bucket_{i} all_to_all" for i in range(6)]
     gathered = [f"bucket_{i} all_gather" for i in range(6)]
-    requests = requests_of(worker.exchange(second))
-    assert sorted(requests) == sorted([*early, *gathered, "bucket_5 all_to_all"])
-    assert requests_of(worker.release(1, second, 1.0)) == [
-        *gathered[:5],
-        "bucket_5 all_to_all",
-        "bucket_5 all_gather",
-    ]
+    late = [f"bucket_{i} {stage}" for i in (6, 7) for stage in ("all_to_all", "all_gather")]
+    assert requests_of(worker.hold(first)) == early
+    assert sorted(requests_of(worker.exchange(second))) == sorted([*early, *gathered, *late])
+    assert requests_of(worker.release(1, second, 1.0)) == [*gathered, *late]
 
 
 @pytest.mark.parametrize("name", ["one_bit", "threshold", "full_precision"])
