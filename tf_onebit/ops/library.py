@@ -7,6 +7,7 @@ import struct
 import tensorflow as tf
 
 from tf_onebit._version import __version__
+from tf_onebit.ops.memory import keep_freed_memory
 
 _BUILD_COMMAND = "`make setup`, or `python setup.py build_ext --inplace`, in the source folder"
 _PATH = pathlib.Path(__file__).parents[1] / "libtf_onebit_ops.so"
@@ -52,3 +53,4 @@ def load(path):
 
 
 library = load(_PATH)
+keep_freed_memory()
