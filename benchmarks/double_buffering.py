@@ -12,7 +12,8 @@ in a strategy. The rows of each engine:
   long as computation. Their rate, unless it is given, follows from the time of the first row, the
   bytes on the interface, and how much longer communication takes than that many bytes would.
 
-Every figure comes from fresh workers, and the rows take turns.
+Every figure comes from fresh workers, and the rows take turns. A worker has one core: by as much as
+that is busier than in computation alone, a step is longer, however well it overlaps.
 """
 
 import argparse
@@ -116,6 +117,7 @@ def summarize(row, rounds):
         "round_medians_seconds": [
             float(np.median(pooled(workers, "step_seconds"))) for workers in rounds
         ],
+        "processor_seconds": Spread.of([r["processor_seconds_per_step"] for r in results]),
         "interface_bytes": Spread.of([r["interface_bytes_per_step"] for r in results]),
         "peak_memory_bytes": Spread.of([r["peak_memory_bytes"] for r in results]),
     }
@@ -133,11 +135,12 @@ def report(engine, rate, summaries):
                 summary["row"],
                 Spread(*(1e3 * value for value in summary["step_seconds"])).text(),
                 ratios.text(2),
+                f"{1e3 * summary['processor_seconds'].median:.0f}",
                 f"{summary['interface_bytes'].median / 1e6:.3f}",
                 f"{memory / 1e6:+.0f}",
             ]
         )
-    header = ["", "ms per step", "x computation alone", "MB on the interface", "peak MB"]
+    header = ["", "ms per step", "x computation alone", "busy ms", "MB on the interface", "peak MB"]
     print_table(f"{engine}, fast links of {FAST_RATE}, slow ones of {rate}", header, table)
     print("  Medians [quartiles]: of steps, and for ratios of rounds.")
     return [

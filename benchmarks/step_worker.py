@@ -253,10 +253,12 @@ def main():
     job.wait_for_all()
     sent_before = int(counter.read_text())
     step_seconds, losses = [], []
+    processor_seconds_before = time.process_time()
     for _ in range(arguments.steps):
         start = time.perf_counter()
         losses.append(float(train_step().numpy()))
         step_seconds.append(time.perf_counter() - start)
+    processor_seconds = time.process_time() - processor_seconds_before
     job.wait_for_all()
     interface_bytes = int(counter.read_text()) - sent_before
     peak_bytes = peak_memory_bytes()
@@ -266,6 +268,7 @@ def main():
         weights_checksum = zlib.crc32(variable.numpy(), weights_checksum)
     result = {
         "step_seconds": step_seconds,
+        "processor_seconds_per_step": processor_seconds / arguments.steps,
         "losses": losses,
         "interface_bytes_per_step": interface_bytes / arguments.steps,
         "peak_memory_bytes": peak_bytes,

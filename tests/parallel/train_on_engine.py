@@ -1,7 +1,7 @@
 """Trains in a job of any engine, and saves the weights: python -m tests.parallel.train_on_engine
 
 ... --engine horovod | tensorflow | mirrored --devices 1 --output folder
-    --runs 4:one_bit 4:buckets  # numbers of replicas of all workers together; and cases
+    --runs 4:density 4:buckets  # numbers of replicas of all workers together; and cases
 """
 
 import argparse
@@ -18,7 +18,6 @@ from tf_onebit.optimizers import NormalizedAdaGrad
 
 STEPS = 5
 CASES = {
-    "one_bit": (lambda: keras.optimizers.SGD(0.1, momentum=0.9), tf_onebit.OneBit()),
     "buckets": (lambda: keras.optimizers.Adam(0.01), tf_onebit.OneBit(bucket_bytes=4096)),
     "warm_start": (
         lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=2),
