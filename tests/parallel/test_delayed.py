@@ -224,7 +224,8 @@ def test_resumed_run_has_the_same_bits(step, steps_between, world_size, tmp_path
 @over_horovod
 def test_error_comes_on_all_workers_and_names_the_gradient(world_size):
     model = delayed_model(sgd(), Delayed(OneBit(min_size=0)))
-    message = "Rank 1 met an infinity or NaN in the gradient of .*first/kernel"
+    # Which of them, if not all, depends on what the processor's ReLU makes of a NaN.
+    message = r"Rank 1 met an infinity or NaN in the gradient of .*(first|last)/(kernel|bias)\W"
     with pytest.raises(tf.errors.InvalidArgumentError, match=message):
         model.fit(batches(world_size, spoil=2), verbose=0)
     assert all(np.isfinite(w).all() for w in model.get_weights())
