@@ -144,7 +144,7 @@ class BlockMomentum(keras.callbacks.Callback):
                 "What a block changes is exchanged. Received: exchange=tf_onebit.Local(), which "
                 "exchanges nothing. It is for the optimizer or the strategy."
             )
-        if self.exchange.is_delayed:
+        if self.exchange.steps_of_delay:
             raise ValueError(
                 "What a block changes is applied at its end. Received: exchange=Delayed(...). "
                 "Pass the exchange that it delays."
@@ -300,7 +300,7 @@ class BlockMomentum(keras.callbacks.Callback):
                 "model in the scope of a strategy, where the devices of a process are a group as "
                 "they are. Leave groups out."
             )
-        if gradient_exchange.template.is_delayed:
+        if gradient_exchange.template.steps_of_delay:
             raise ValueError(
                 "What a block has changed is averaged when all of it is there. Received: an "
                 "optimizer with the exchange Delayed. Leave Delayed out with BlockMomentum."

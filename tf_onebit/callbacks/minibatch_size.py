@@ -16,7 +16,6 @@ from tf_onebit.callbacks.snapshot import Snapshot
 from tf_onebit.callbacks.workers import Workers, require_together
 from tf_onebit.control import SizeSearch, higher_is_better, least_steps_of_trial, sizes_to_try
 from tf_onebit.data import ResizableBatches
-from tf_onebit.exchanges.delayed import Delayed
 from tf_onebit.exchanges.finite import NOT_FINITE
 from tf_onebit.samples import number_of_samples
 from tf_onebit.training.model_optimizers import flush, knowing_batch_size, without_delay
@@ -268,23 +267,20 @@ class AutoMinibatchSize(keras.callbacks.Callback):
     @property
     def _steps_of_minibatch(self):
         """How many steps of training a minibatch of a trial is divided into."""
-        exchanges = training_state.gradient_exchanges_of(self.model)
-        is_delayed = any(exchange.is_delayed for exchange in exchanges)
-        return 2 if self.tune_without_delay and is_delayed else 1
+        return 2 if self.tune_without_delay and self._steps_of_delay else 1
 
     @property
     def _least_steps(self):
         """How many minibatches a trial has at least."""
         optimizers = learning_rate_factor.scaled_optimizers(self.model)
         accumulated = max(optimizer.gradient_accumulation_steps or 1 for optimizer in optimizers)
-        return least_steps_of_trial(accumulated, self._delay if not self.tune_without_delay else 0)
+        delay = 0 if self.tune_without_delay else self._steps_of_delay
+        return least_steps_of_trial(accumulated, delay)
 
     @property
-    def _delay(self):
-        """By how many updates gradients are late."""
+    def _steps_of_delay(self):
         exchanges = training_state.gradient_exchanges_of(self.model)
-        delays = [_steps_of_delay(e.template) for e in exchanges if e.is_delayed]
-        return max(delays, default=0)
+        return max((exchange.steps_of_delay for exchange in exchanges), default=0)
 
     def _delay_of_trials(self):
         return without_delay(self.model) if self.tune_without_delay else contextlib.nullcontext()
@@ -402,9 +398,3 @@ class AutoMinibatchSize(keras.callbacks.Callback):
         }
         for name, value in entry.items():
             self.history[name].append(value)
-
-
-def _steps_of_delay(exchange):
-    while not isinstance(exchange, Delayed):
-        exchange = exchange.compressed  # of a WarmStart
-    return exchange.steps

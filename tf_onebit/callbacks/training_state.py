@@ -75,7 +75,7 @@ def _collected(model):
         built = exchange.states()
         state[f"exchange_{i}/built"] = np.array([exchange.engine.world_size, len(built)])
         state[f"exchange_{i}/scale"] = np.array(exchange.scale)
-        if exchange.is_delayed:
+        if exchange.steps_of_delay:
             state[f"exchange_{i}/gradients"] = np.array(
                 json.dumps([_gradients_of(places, *one) for one in exchange.built_for])
             )
@@ -195,7 +195,7 @@ def load_exchanges(model, states):
         ranks, count = saved["built"]
         states = [[part_of(saved, f"{j}/{rank}") for rank in range(ranks)] for j in range(count)]
         exchange.load_states(states, float(saved["scale"]))
-        if exchange.is_delayed and "gradients" in saved:
+        if exchange.steps_of_delay and "gradients" in saved:
             _build_delayed(model, exchange, json.loads(str(saved["gradients"])))
         in_blocks = [part_of(saved, f"blocks/{rank}") for rank in range(ranks)]
         exchange.block_states = in_blocks if any(in_blocks) else None

@@ -45,7 +45,7 @@ def _check_model(model, strategy):
             "jit_compile=True. Compile it with jit_compile=False."
         )
     require_adopted(model.optimizer, strategy)
-    if strategy.exchange.is_delayed:
+    if strategy.exchange.steps_of_delay:
         flush_where_shown(model)
 
 

@@ -54,8 +54,8 @@ class Exchange(Configurable, tf.Module):
     dtypes = ("float32", "float16", "bfloat16")
     # Others' `tf.IndexedSlices` are gathered exactly.
     takes_sparse = False
-    # Whether gradients come back in a later step than that in which they were taken.
-    is_delayed = False
+    # By how many steps gradients come back later than they were taken.
+    steps_of_delay = 0
 
     def __init__(self, bucket_bytes, exclude=()):
         super().__init__()

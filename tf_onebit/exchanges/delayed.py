@@ -47,8 +47,6 @@ class Delayed(Exchange):
         1
     """
 
-    is_delayed = True
-
     def __init__(self, exchange, steps=1):
         exchange = deserialize(exchange)
         if not isinstance(exchange, Exchange):
@@ -69,7 +67,7 @@ class Delayed(Exchange):
                 "Leave Delayed out to apply gradients at once."
             )
         super().__init__(exchange.bucket_bytes, exchange.exclude)
-        self.steps = int(steps)
+        self.steps = self.steps_of_delay = int(steps)
         self.wrapped = exchange
         self._early = True
         self.dtypes, self.takes_sparse = exchange.dtypes, exchange.takes_sparse

@@ -62,7 +62,7 @@ class WarmStart(Exchange):
             self.samples = number_of_samples("samples", samples)
             self.global_batch_size = number_of_samples("global_batch_size", global_batch_size)
         self.compressed = exchange
-        self.dtypes, self.is_delayed = exchange.dtypes, exchange.is_delayed
+        self.dtypes, self.steps_of_delay = exchange.dtypes, exchange.steps_of_delay
         in_full_precision = exchange.in_full_precision()
         self.takes_sparse = in_full_precision is not None and in_full_precision.takes_sparse
 

@@ -104,7 +104,7 @@ class _OverHorovod(Distributed):
         # In the step that finds that the data have ended nothing may be counted. The last gradient
         # is the first that a backward pass makes: to wait for it delays no exchange.
         awaited = [values_of(gradient) for gradient in grads if gradient is not None][-1:]
-        if self.gradient_exchange.is_delayed:
+        if self.gradient_exchange.steps_of_delay:
             awaited = drawn_tensors()  # what has been under way does not wait for gradients
             if (model := model_in_training(self)) is not None:
                 flush_where_shown(model)

@@ -46,7 +46,7 @@ class DistributedGradientTape:
             template = _resolve_compression(compression)
         else:
             template = requested_exchange(exchange, compression)
-        if template.is_delayed:
+        if template.steps_of_delay:
             raise ValueError(
                 "A tape gives the gradients of its own step, which may not be there yet, or be "
                 f"others. Received: exchange={template!r}. Leave Delayed out, or use "

@@ -244,13 +244,13 @@ class GradientExchange:
         return is_single and not (self._states or self._built)
 
     @property
-    def is_delayed(self):
-        """Whether the gradients of a step come back in a later one."""
-        if not self.template.is_delayed:
-            return False
+    def steps_of_delay(self):
+        """By how many steps the gradients of a step come back later."""
         if self._built:
-            return any(exchange.template.is_delayed for exchange in self.built)
-        return not self._is_alone and self._in_full_precision() is None
+            return max(exchange.template.steps_of_delay for exchange in self.built)
+        if self._is_alone or self._in_full_precision() is not None:
+            return 0
+        return self.template.steps_of_delay
 
     def delivers(self, gradients, variables):
         """Whether a call would give gradients back: boolean scalar. Else `hold` takes its place.

@@ -45,7 +45,7 @@ class Distributed:
                 self.build(trainable_variables)
 
     def apply(self, grads, trainable_variables=None):
-        if not self.gradient_exchange.is_delayed:
+        if not self.gradient_exchange.steps_of_delay:
             super().apply(grads, trainable_variables)
             return
         if trainable_variables is None:
