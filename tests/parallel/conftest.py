@@ -12,6 +12,7 @@ once more in a cluster of TensorFlow's.
 """
 
 import gc
+import itertools
 import json
 import os
 import pathlib
@@ -25,6 +26,8 @@ from tests.parallel.launch import run_job
 
 SECONDS_PER_TEST = 120
 SECONDS_TO_START = 60
+# A collection of garbage takes as long as a small test.
+TESTS_PER_COLLECTION = 10
 _REPORTS_DIR = os.environ.get("TF_ONEBIT_TEST_REPORTS_DIR")
 _IS_WORKER = _REPORTS_DIR is not None
 # A rank that hangs says where, and ends; with it ends the job.
@@ -47,7 +50,10 @@ def pytest_configure(config):
 
         engine()
 
-        gc.disable()  # but for clear_session
+        # Garbage is collected after some tests, by clear_session, and not looked for in all that
+        # TensorFlow and Keras made on import.
+        gc.freeze()
+        gc.disable()
 
 
 # First: else it depends on pytest's arguments whether world_size comes before or after the
@@ -63,6 +69,8 @@ def pytest_generate_tests(metafunc):
 
 if _IS_WORKER:
     from tests.parallel.ranks import gather, rank
+
+    _tests = itertools.count()
 
     def pytest_collection_modifyitems(items):
         wanted = set((pathlib.Path(_REPORTS_DIR) / "tests").read_text().splitlines())
@@ -80,10 +88,7 @@ if _IS_WORKER:
         """Starts a test on all ranks at once, in a fresh Keras session."""
         import keras
 
-        # It collects garbage. Graphs that TensorFlow keeps are many objects in the end, in memory
-        # that has not been used for long: they are looked through once.
-        keras.utils.clear_session(free_memory=True)
-        gc.freeze()
+        keras.utils.clear_session(free_memory=next(_tests) % TESTS_PER_COLLECTION == 0)
         keras.utils.set_random_seed(0)
         gather(None)
 

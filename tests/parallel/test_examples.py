@@ -34,7 +34,7 @@ def test_the_recipe_of_the_paper_learns_with_asynchronous_workers(tmp_path):
     command = ["examples/speech/recipe.py", "--workers", "2", "--epochs", "2"]
     command += ["--asynchronous", "--shares", "3", "1", "--results", str(tmp_path)]
     command += [*SPEECH, "--depth", "1", "--width", "64", "--blocks-per-epoch", "2"]
-    status, _, output = run_job("alone", 1, command)
+    status, _, output = run_job("alone", 1, command, timeout_seconds=400)  # it makes a corpus
     assert status == 0, output
     results = json.loads((tmp_path / "recipe.json").read_text())
     assert [result["workers"] for result in results] == [1, 1, 2]
