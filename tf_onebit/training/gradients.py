@@ -246,6 +246,8 @@ class GradientExchange:
     @property
     def steps_of_delay(self):
         """By how many steps the gradients of a step come back later."""
+        if not self.template.steps_of_delay:
+            return 0
         if self._built:
             return max(exchange.template.steps_of_delay for exchange in self.built)
         if self._is_alone or self._in_full_precision() is not None:
