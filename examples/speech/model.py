@@ -1,12 +1,18 @@
 """The papers' acoustic model: a deep neural network that classifies frames in context."""
 
+import functools
+
 import keras
 import numpy as np
 
-# Glorot and Bengio (2010): a logistic unit's slope is 1/4 at 0, so weights are 4 times as large.
+# Keras draws the seed of an initializer when that is made: one for each layer, and made after the
+# program has set its seed.
 _INITIALIZERS = {
-    "relu": "he_uniform",
-    "sigmoid": keras.initializers.VarianceScaling(16.0, mode="fan_avg", distribution="uniform"),
+    "relu": keras.initializers.HeUniform,
+    # Glorot and Bengio (2010): a logistic unit's slope is 1/4 at 0, so weights are 4 times larger.
+    "sigmoid": functools.partial(
+        keras.initializers.VarianceScaling, 16.0, mode="fan_avg", distribution="uniform"
+    ),
 }
 
 
@@ -28,7 +34,9 @@ def acoustic_model(input_shape, target_count, depth, width, activation):
             keras.Input(input_shape),
             keras.layers.Flatten(),
             *(
-                keras.layers.Dense(width, activation, kernel_initializer=_INITIALIZERS[activation])
+                keras.layers.Dense(
+                    width, activation, kernel_initializer=_INITIALIZERS[activation]()
+                )
                 for _ in range(depth)
             ),
             keras.layers.Dense(target_count, name="logits"),

@@ -12,9 +12,22 @@ import tf_onebit.horovod as hvd
 from tests.unit.speech import learnable_split
 
 
-def small_network(depth, activation="sigmoid"):
-    keras.utils.set_random_seed(1)
+def small_network(depth, activation="sigmoid", seed=1):
+    keras.utils.set_random_seed(seed)
     return networks.acoustic_model((11, 2), 30, depth, 12, activation)
+
+
+@pytest.mark.parametrize("activation", ["relu", "sigmoid"])
+def test_initial_weights_follow_from_the_seed_and_differ_from_layer_to_layer(activation):
+    def kernels(seed):
+        layers = networks.hidden_layers(small_network(3, activation, seed))
+        return [layer.get_weights()[0] for layer in layers]
+
+    first = kernels(1)
+    for one, again, other in zip(first, kernels(1), kernels(2), strict=True):
+        np.testing.assert_array_equal(one, again)
+        assert not np.any(one == other)
+    assert not np.any(first[1] == first[2])
 
 
 class TestLowRank:
