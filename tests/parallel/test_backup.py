@@ -78,16 +78,19 @@ def test_killed_and_resumed_run_has_the_same_bits(engine, data, death, arguments
     assert_same_bits(results(tmp_path / "output"), results(expected))
 
 
-# Blocks of four steps, in epochs of nine: the last backup is in the middle of the fourth.
-BLOCK = ["--die-at", "16"], ["--bmuf", "--save-freq", "3"]
-TRIAL = ["--die-in-trial", "3"], ["--tune", "--save-freq", "3"]
+MIDDLES = {
+    # Blocks of four steps, in epochs of nine: the last backup is in the middle of the fourth.
+    "a_block": (["--die-at", "16"], ["--bmuf", "--save-freq", "3"]),
+    # As if the trial had not begun.
+    "a_trial": (["--die-in-trial", "3"], ["--tune", "--save-freq", "3"]),
+}
 
 
 @pytest.mark.parametrize(
-    "engine, middle", [("horovod", BLOCK), ("horovod", TRIAL), ("tensorflow", TRIAL)]
+    "engine, middle", [("horovod", "a_block"), ("horovod", "a_trial"), ("tensorflow", "a_trial")]
 )
 def test_killed_run_is_resumed_in_the_middle_of(engine, middle, tmp_path):
-    death, arguments = middle
+    death, arguments = MIDDLES[middle]
     directory, expected = train_and_kill(engine, tmp_path, *arguments, *death)
     assert_success(train(engine, directory, tmp_path / "output", *arguments))
     assert_same_bits(results(tmp_path / "output"), results(expected))

@@ -224,7 +224,7 @@ def test_resumed_run_has_the_same_bits(step, steps_between, world_size, tmp_path
 @over_horovod
 def test_error_comes_on_all_workers_and_names_the_gradient(world_size):
     model = delayed_model(sgd(), Delayed(OneBit(min_size=0)))
-    # Which of them, if not all, depends on what the processor's ReLU makes of a NaN.
+    # Which of them, if not all, differs between processors.
     message = r"Rank 1 met an infinity or NaN in the gradient of .*(first|last)/(kernel|bias)\W"
     with pytest.raises(tf.errors.InvalidArgumentError, match=message):
         model.fit(batches(world_size, spoil=2), verbose=0)

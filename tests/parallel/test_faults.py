@@ -88,7 +88,7 @@ def test_not_finite_sample_in_fit(on_nonfinite, world_size):
     if rank() == 1:
         x[0, 0] = np.inf
     if on_nonfinite == "error":
-        # Which of all gradients depends on what the processor's ReLU makes of a NaN.
+        # Which of all gradients differs between processors.
         with pytest.raises(tf.errors.InvalidArgumentError, match="Rank 1 .*(kernel|bias)"):
             model.fit(x, labels, verbose=0)
     else:
