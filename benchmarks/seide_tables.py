@@ -120,10 +120,13 @@ class Outcomes:
         minibatch = np.mean(self.figures(name, "mean_minibatch"))
         return [f"{mean:.2f} +- {half:.2f}", lost, f"{on_training:.2f}", f"{minibatch:,.0f}"]
 
+    def lost_by_seed(self, name, reference):
+        """Points of accuracy at the end, with each of the seeds: array."""
+        return accuracies(self._results[reference]) - accuracies(self._results[name])
+
     def lost(self, name, reference):
         """Points of accuracy at the end: mean, and half its confidence interval."""
-        pair = accuracies(self._results[reference]) - accuracies(self._results[name])
-        return interval(pair)
+        return interval(self.lost_by_seed(name, reference))
 
     def gained_after(self, passes, name, reference):
         """Points of accuracy after so many passes: mean, and half its confidence interval."""
@@ -193,9 +196,9 @@ def _judge_quantisation(outcomes):
         verdicts += outcomes.costs_little(f"{setup}: 1-bit", full)
         verdicts += outcomes.costs_little(f"{setup}: 1-bit, double buffering", full)
         without = f"{setup}: 1-bit, no error feedback"
-        lost, half = outcomes.lost(without, full)
-        claim = f"{without}: points lost, lower end of the interval"
-        verdicts.append(verdict(claim, lost - half, TOLERANCE_POINTS, at_most=False))
+        claim = f"{without}: points lost against {full}, least of all seeds"
+        least = float(np.min(outcomes.lost_by_seed(without, full)))
+        verdicts.append(verdict(claim, least, TOLERANCE_POINTS, at_most=False))
     return verdicts
 
 

@@ -77,7 +77,7 @@ def train(row, seed, workers, arguments):
         ]
         environment = {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ}
         job = subprocess.run(command, env=environment, capture_output=True, text=True)
-        if "Gradients must be finite" in job.stdout + job.stderr:
+        if job.returncode != 0 and "Gradients must be finite" in job.stdout + job.stderr:
             return DIVERGED
         if job.returncode != 0 or not output.exists():
             raise SystemExit(f"{' '.join(command)}\nfailed:\n{job.stdout}\n{job.stderr}")

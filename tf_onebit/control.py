@@ -60,8 +60,9 @@ def least_steps_of_trial(accumulated, delay):
 def sizes_to_try(last, min_size, max_size, multiple):
     """Minibatch sizes from half the last to twice of it, in steps of sqrt(2).
 
-    Each is rounded to the nearest multiple, and brought into the range from `min_size` to
-    `max_size`.
+    Each is rounded to the nearest multiple that is no more than twice the last, and brought into
+    the range from `min_size` to `max_size`. Where all of them are larger than the last, that is
+    the smallest, to hold them against.
 
     Args:
         last: number of samples of a minibatch until now.
@@ -73,11 +74,13 @@ def sizes_to_try(last, min_size, max_size, multiple):
         List of ints, ascending.
 
     Raises:
-        ValueError: if the range has no multiple.
+        ValueError: if the range has no multiple, or none up to twice the last.
 
     Example:
         >>> sizes_to_try(256, min_size=64, max_size=448, multiple=64)
         [128, 192, 256, 384, 448]
+        >>> sizes_to_try(32, min_size=64, max_size=448, multiple=64)
+        [32, 64]
     """
     least, greatest = -(-min_size // multiple), max_size // multiple
     if not 0 < least <= greatest:
@@ -86,8 +89,19 @@ def sizes_to_try(last, min_size, max_size, multiple):
             f"min_size={min_size}, max_size={max_size}. Use a larger max_size, or a smaller "
             "multiple."
         )
+    greatest = min(greatest, 2 * last // multiple)
+    if greatest < least:
+        raise ValueError(
+            "A minibatch must have at least half the samples of the smallest that is tried. "
+            f"Received: minibatches of {last}, and as the smallest size {least * multiple}, by "
+            f"min_size={min_size} and multiple={multiple}. Use larger minibatches, or a smaller "
+            "multiple."
+        )
     exact = (last * 2 ** (exponent / 2) / multiple for exponent in range(-2, 3))
-    return sorted({multiple * min(max(math.floor(m + 0.5), least), greatest) for m in exact})
+    sizes = {multiple * min(max(math.floor(m + 0.5), least), greatest) for m in exact}
+    if min(sizes) > last:
+        sizes.add(last)
+    return sorted(sizes)
 
 
 class SizeSearch:

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tf_onebit.horovod as hvd
 from tests.unit.gradients import build_workers
@@ -20,6 +21,7 @@ from tf_onebit import OneBit
 from tf_onebit.callbacks import AutoLearningRate, AutoMinibatchSize, BackupAndRestore
 from tf_onebit.exchanges import GradientSpec
 from tf_onebit.exchanges.bucketed import Bucketed
+from tf_onebit.transforms import Momentum
 
 
 def control(criteria=None, interval_samples=96, beginning=10.0, **arguments):
@@ -107,6 +109,45 @@ def test_model_that_the_first_interval_ruins_goes_back():
     assert model.evaluate(x, labels, verbose=0) == before
 
 
+def test_model_that_has_diverged_goes_back_whatever_its_accuracy():
+    """With NaN all samples are of the first class, and some of them are."""
+    model, data, weights = make_small_model(keras.optimizers.SGD(0.0)), batches(), []
+    kernel, _ = model.get_weights()
+    initial = [kernel, np.float32([-1e4, 0, 0, 0])]  # of the first class is none
+    model.set_weights(initial)
+    nan = [np.full_like(array, np.nan) for array in initial]
+    callback = control(monitor="accuracy")
+    x, labels = callback.validation_data
+    callback.validation_data = x, np.zeros_like(labels)
+    seen = At(data, 96, lambda model: weights.append(model.get_weights()))
+    fit(model, data, [At(data, 32, lambda model: model.set_weights(nan)), callback, seen])
+    assert callback.history["reverted"][0] and np.isnan(callback.history["criterion"][0])
+    assert_same_bits(weights[0], initial)
+
+
+def test_gradients_not_sent_yet_go_back_to_the_size_there_is_now():
+    """Velocities of means over 32 samples count half as much in minibatches of 64."""
+    hvd.init()
+    exchange = OneBit(min_size=0, transforms=[Momentum(0.9)])
+    model = make_small_model(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), exchange))
+    data, velocities = batches(), []
+
+    def note(model):
+        (states,) = model.optimizer.gradient_exchange.states()
+        velocities.append([v for name, v in states[0].items() if "transform" in name])
+
+    tuning = AutoMinibatchSize(data, 192, 192, min_size=32, multiple=32)
+    tuning._criterion = lambda size: 1.0
+    rate = control([1.0, 2.0], interval_samples=160)
+    fit(model, data, [At(data, 160, note), rate, tuning, At(data, 320, note)])
+    assert tuning.history["global_batch_size"] == [32, 64]
+    assert rate.history["reverted"] == [False, True]
+    best, now = velocities
+    assert any(np.any(velocity) for velocity in best)
+    for old, new in zip(best, now, strict=True):
+        np.testing.assert_array_equal(new, old / 2)
+
+
 def test_states_of_other_workers_are_kept_when_they_are_shared_out():
     """After a step. Before, this worker's part of the best model is not there yet."""
     hvd.init()
@@ -175,6 +216,29 @@ def test_patience_ends_training_with_the_best_model():
     fit(model, data, [callback, seen], epochs=3)
     assert callback.history["position"] == [96, 192, 288]
     assert_same_bits(model.get_weights(), best[0])
+
+
+@pytest.mark.parametrize("backup_first", [True, False])
+def test_run_that_patience_has_ended_does_not_go_on_when_it_is_resumed(backup_first, tmp_path):
+    """Killed after the step that Keras makes after the decision, and before the best is back."""
+
+    def train(*callbacks):
+        model, data, best = make_small_model(), batches(), []
+        seen = At(data, 96, lambda model: best.append(model.get_weights()))
+        rate = control([0.5, 0.8, 0.9, 0.1, 0.1], patience=2)
+        backup = BackupAndRestore(tmp_path, save_freq=1, delete_checkpoint=False)
+        callbacks = [*callbacks, *([backup, rate] if backup_first else [rate, backup]), seen]
+        try:
+            fit(model, data, callbacks, epochs=3)
+        except InterruptedError:
+            pass
+        return model.get_weights(), best, data.position
+
+    _, best, _ = train(Interruption(10))  # nine backups, and the decision before step 10
+    for _ in range(2):
+        weights, _, position = train()
+        assert_same_bits(weights, best[0])
+    assert position <= 352
 
 
 class AtEndOfEpoch(keras.callbacks.Callback):
@@ -285,8 +349,19 @@ def test_arguments_are_checked(arguments, message):
         control(**arguments)
 
 
+class Endless(keras.utils.PyDataset):
+    num_batches = None
+
+
 def test_held_out_data_and_criterion_are_needed():
     with pytest.raises(ValueError, match="validation_data=None"):
         AutoLearningRate(None, 96)
-    with pytest.raises(ValueError, match=r"monitor='auc', and \['accuracy', 'loss'\]"):
+    for data, what in (
+        (tf.data.Dataset.from_tensors(np.ones([4, 8])).repeat(), "a _RepeatDataset that does not"),
+        (iter([(np.ones([4, 8]), np.ones(4))]), "a list_iterator that can be read once"),
+        (Endless(), "a Endless that does not end"),
+    ):
+        with pytest.raises(ValueError, match=f"validation_data must be .* Received: {what}"):
+            AutoLearningRate(data, 96)
+    with pytest.raises(ValueError, match=r"monitor='auc', and logs with \['accuracy', 'loss'\]"):
         fit(make_small_model(), batches(), [control(monitor="auc")])

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tf_onebit.horovod as hvd
 from tests.unit.tuned import (
     At,
     Interruption,
@@ -17,12 +18,14 @@ from tests.unit.tuned import (
     samples,
     state_of,
 )
+from tf_onebit import OneBit
 from tf_onebit.callbacks import (
     AutoLearningRate,
     AutoMinibatchSize,
     BackupAndRestore,
     learning_rate_factor,
 )
+from tf_onebit.transforms import Momentum
 
 ANYTHING_GOES, NOTHING_GOES = 1e9, 0.0
 
@@ -102,6 +105,26 @@ def test_learning_rate_per_sample_stays(learning_rate):
     rates = callback.history["learning_rate"]
     at_search = learning_rate if isinstance(learning_rate, float) else float(learning_rate(6))
     assert rates == pytest.approx([0.1, 2 * at_search])
+
+
+def test_momentum_of_an_exchange_follows_the_size():
+    """Like that of Keras' optimizer, which sums up steps, and not gradients."""
+
+    def train(make_optimizer):
+        data, model = batches(), make_model(make_optimizer(hvd.DistributedOptimizer))
+        callback = tuning(data, trial_samples=192, min_size=32, error_margin=ANYTHING_GOES)
+        fit(model, data, [callback], epochs=1)
+        assert callback.history["global_batch_size"] == [32, 64]
+        return model.get_weights(), callback.history["trials"][1]
+
+    hvd.init()
+    sgd = keras.optimizers.SGD
+    exchange = OneBit(transforms=[Momentum(0.9)])
+    expected, expected_trials = train(lambda _: sgd(0.1, momentum=0.9))
+    weights, trials = train(lambda distributed: distributed(sgd(0.1), exchange))
+    for mine, theirs in zip(weights, expected, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(trials, expected_trials, rtol=1e-4)
 
 
 def test_learning_rate_of_others_is_scaled_and_left_to_them():
@@ -307,7 +330,8 @@ def test_trial_has_three_updates_also_where_gradients_are_accumulated():
         fit(model(), data, [tuning(data, trial_samples=184)], epochs=1)
 
 
-def test_where_all_sizes_fail_the_model_is_as_before_and_the_size_the_smallest():
+@pytest.mark.parametrize("monitor", ["loss", "accuracy"])
+def test_where_all_sizes_fail_the_model_is_as_before_and_the_size_the_smallest(monitor):
     data, states = batches(), []
 
     def diverge(model):
@@ -319,7 +343,7 @@ def test_where_all_sizes_fail_the_model_is_as_before_and_the_size_the_smallest()
         model.stop_training = True
         model.optimizer.learning_rate = 0.0
 
-    callback = tuning(data)
+    callback = tuning(data, monitor=monitor)
     callbacks = [At(data, 192, diverge), callback, At(data, 192, stop)]
     with pytest.warns(UserWarning, match="With no minibatch size was the criterion finite.*: 16."):
         fit(make_small_model(), data, callbacks)

@@ -29,14 +29,18 @@ NAN, INF = math.nan, math.inf
         (1024, 64, 1500, 64, [512, 704, 1024, 1472]),
         (1024, 64, 1024, 64, [512, 704, 1024]),
         (1024, 640, 10**9, 64, [640, 704, 1024, 1472, 2048]),
-        # With 3 workers in multiples of 192: 2.67, 3.77, 5.33, 7.54 and 10.67 of them.
-        (1024, 192, 10**9, 192, [576, 768, 960, 1536, 2112]),
+        # With 3 workers in multiples of 192: 2.67, 3.77, 5.33, 7.54 of them, and 10 up to twice.
+        (1024, 192, 10**9, 192, [576, 768, 960, 1536, 1920]),
         (4096, 64, 1024, 64, [1024]),
         (100, 1, 10**9, 1, [50, 71, 100, 141, 200]),
         # 100 is no multiple: 0.78, 1.10, 1.56, 2.21, 3.13.
         (100, 64, 10**9, 64, [64, 128, 192]),
         # Halves are rounded up: 1.5, 2.12, 3, 4.24, 6 times 64.
         (192, 64, 10**9, 64, [128, 192, 256, 384]),
+        # Where all are larger, the last is what they are held against.
+        (32, 64, 10**9, 64, [32, 64]),
+        (48, 64, 10**9, 64, [48, 64]),
+        (300, 512, 10**9, 64, [300, 512, 576]),
     ],
 )
 def test_sizes_to_try(last, min_size, max_size, multiple, expected):
@@ -47,6 +51,12 @@ def test_sizes_to_try(last, min_size, max_size, multiple, expected):
 def test_range_without_a_multiple_is_refused(min_size, max_size):
     with pytest.raises(ValueError, match=f"multiple of 64.*min_size={min_size}, max_size="):
         sizes_to_try(128, min_size, max_size, 64)
+
+
+@pytest.mark.parametrize(("last", "min_size"), [(8, 64), (31, 64), (200, 512)])
+def test_minibatches_less_than_half_of_the_smallest_size_are_refused(last, min_size):
+    with pytest.raises(ValueError, match=f"Received: minibatches of {last}, .*min_size={min_size}"):
+        sizes_to_try(last, min_size, 10**9, 64)
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,27 @@ def test_every_sample_once_per_epoch(traced, make_data, steps_per_execution, siz
 def test_the_step_after_a_resize_has_the_new_size(model):
     batches = ResizableBatches(numbered(100), 10)
     fit(model, batches, resizing(batches, {2: 30, 3: 4, 4: 20, 5: 5}))
-    assert model.sizes == [10, 10, 30, 4, 20, 5, 5, 5, 5, 5, 1]
+    assert model.sizes == [10, 10, 30, 4, 20, 5, 5, 5, 5, 3, 3]
+
+
+@pytest.mark.parametrize(
+    "samples, size, expected",
+    [
+        (60, 20, [20, 20, 20]),
+        (55, 20, [20, 20, 15]),
+        (50, 20, [20, 20, 10]),
+        (49, 20, [20, 15, 14]),
+        (41, 20, [20, 11, 10]),
+        (21, 20, [11, 10]),
+        (20, 20, [20]),
+        (5, 5, [5]),
+        (7, 1, [1] * 7),
+    ],
+)
+def test_no_minibatch_of_an_epoch_is_less_than_half_as_large(samples, size, expected, model):
+    fit(model, ResizableBatches(numbered(samples), size))
+    assert model.sizes == expected
+    assert times_each(model.samples, samples) == 1
 
 
 def test_a_resize_before_a_step_is_of_that_step(model):

@@ -34,7 +34,9 @@ def test_trials_see_the_samples_that_come_next(traced, make_data, steps_per_exec
         after = model.samples[position:]
         assert first == second
         assert sum(first, []) == after[:30] and sum(rest, []) == after
-        assert all(len(batch) == 12 for batch in first[: len(after[:30]) // 12])
+        assert {len(batch) for batch in first[:-2]} <= {12}
+        assert len(first) == -(-len(after[:30]) // 12)
+        assert len(first) <= 1 or min(map(len, first)) >= 6
 
 
 def test_a_trial_says_what_it_has(model):

@@ -115,6 +115,19 @@ def test_optimizer_is_saved_as_what_it_was():
     assert len(model.optimizer.variables) == len(optimizer.variables)
 
 
+def test_optimizer_made_from_the_configuration_of_a_scaled_one_trains():
+    model = make_small_model()
+    (scaled,) = scaled_optimizers(model)
+    fresh = type(scaled).from_config(scaled.get_config())
+    assert float(fresh.learning_rate) == float(scaled.learning_rate)
+    variable = keras.Variable(np.ones(2, np.float32))
+    fresh.apply([np.full(2, 0.5, np.float32)], [variable])
+    rate = float(fresh.learning_rate)
+    np.testing.assert_allclose(variable.numpy(), 1 - rate * 0.5)
+    model.optimizer = fresh
+    assert factors(model) == [1.0]
+
+
 def test_step_that_has_been_traced_is_traced_anew():
     model = make_small_model()
     model.run_eagerly = False

@@ -122,6 +122,24 @@ class TestTables:
             assert {o.error_margin for o in chosen} == {0.02}
             assert {o.minibatch_criterion for o in chosen} == {criterion}
 
+    def test_without_error_feedback_each_seed_must_lose(self):
+        table = seide_tables.quantisation(SCALE)
+
+        def holds(losses):
+            results = {
+                row.arguments: [
+                    {"held_out_accuracy": [0.4 - ("no error" in name) * loss]}
+                    | {"training_accuracy": [0.5], "mean_minibatch": 256.0}
+                    for loss in losses
+                ]
+                for name, row in table.rows.items()
+            }
+            verdicts = table.report(results, list(range(len(losses))))
+            return [v["holds"] for v in verdicts if "no error feedback" in v["claim"]]
+
+        assert holds([0.4, 0.03, 0.04]) == [True] * 3  # of which one has diverged
+        assert holds([0.4, 0.002, 0.04]) == [False] * 3
+
     def test_a_training_that_diverged_is_one_that_lost_everything(self):
         table = seide_tables.growing(SCALE)
         trained = speech_jobs.DIVERGED | {

@@ -4,12 +4,15 @@ import dataclasses
 import json
 import math
 import numbers
+from collections.abc import Iterator
 
 import keras
 import numpy as np
+import tensorflow as tf
 from keras.src.trainers.data_adapters import data_adapter_utils
 
 from tf_onebit.callbacks import fit, learning_rate_factor, training_state
+from tf_onebit.callbacks.criterion import criterion_in
 from tf_onebit.callbacks.snapshot import Snapshot
 from tf_onebit.callbacks.workers import Workers, require_together
 from tf_onebit.control import LearningRateControl, higher_is_better, reduced_rate
@@ -24,18 +27,18 @@ class AutoLearningRate(keras.callbacks.Callback):
 
     At the beginning, and then after every `interval_samples` (Seide et al. 2014, ICASSP, section
     4), it evaluates the model on held-out data. If the criterion grew slowly, the learning rate is
-    multiplied by `factor`. If it dropped, or is not finite, weights, optimizer and exchange go
-    back, in memory, to where the criterion was best, and the learning rate is reduced as well.
-    Going back takes back the number of steps, which schedules follow, but neither the position in
-    the data nor random numbers. When patience ends training the model is the best one, and what is
-    validated and saved at the end of that epoch.
+    multiplied by `factor`. If it dropped, or it or the loss is not finite, weights, optimizer and
+    exchange go back, in memory, to where the criterion was best, and the learning rate is reduced
+    as well. Going back takes back the number of steps, which schedules follow, but neither the
+    position in the data nor random numbers. When patience ends training the model is the best one,
+    and what is validated and saved at the end of that epoch.
 
     The factor acts on the learning rate that the optimizer has by itself, by a schedule or by other
     callbacks: see `AutoMinibatchSize`, with which it can be combined.
 
     Args:
-        validation_data: held-out data, as `model.fit` takes them. Over Horovod each worker may be
-            given a part of them, and the mean over the workers counts.
+        validation_data: held-out data, as `model.fit` takes them, the same in each evaluation. Over
+            Horovod each worker may be given a part of them, and the mean over the workers counts.
         interval_samples: number of samples, over all workers, between two evaluations.
         monitor: the criterion: "loss" or a metric of the model.
         mode: "min", "max", or "auto": by the name.
@@ -59,7 +62,8 @@ class AutoLearningRate(keras.callbacks.Callback):
             there on, and whether the model was `reverted`.
 
     Raises:
-        ValueError: for arguments of other types or values; in `fit`, if the number of samples of a
+        ValueError: for arguments of other types or values, and data without an end or that can be
+            read once; in `fit`, if the number of samples of a
             step or the criterion is not known, or workers train apart.
 
     Example:
@@ -109,6 +113,7 @@ class AutoLearningRate(keras.callbacks.Callback):
                 "patience must be a positive number of evaluations, or None. Received: patience="
                 f"{patience!r}."
             )
+        _require_repeatable(validation_data)
         self.validation_data = validation_data
         self.interval_samples = number_of_samples("interval_samples", interval_samples)
         self.monitor = monitor.removeprefix("val_")
@@ -126,9 +131,11 @@ class AutoLearningRate(keras.callbacks.Callback):
         )
         self.history = {"position": [], "criterion": [], "learning_rate": [], "reverted": []}
         self._best = None  # a `Snapshot`
+        self._factors_of_best = None  # on its learning rates, but for what is reduced here
         self._reduced_by = 1.0
         self._steps = 0
         self._due = None
+        self._has_ended = False  # by patience, in the run that is resumed
 
     def on_train_begin(self, logs=None):
         self._workers = Workers(self.model, "AutoLearningRate asks")
@@ -155,7 +162,10 @@ class AutoLearningRate(keras.callbacks.Callback):
         # AutoMinibatchSize. For the same reason steps are counted here.
         if fit.is_replaying(self.model):
             return
-        if self._best is None:
+        if self._has_ended:
+            self._has_ended = False
+            self._stop()
+        elif self._best is None:
             self._begin_if_possible()
         else:
             self._evaluate_if_due()
@@ -173,6 +183,7 @@ class AutoLearningRate(keras.callbacks.Callback):
             # As Keras has done before: of averages, if the optimizer has them.
             optimizer.finalize_variable_values(self.model.trainable_weights)
         learning_rate_factor.end(self.model, self)
+        self._has_ended = False  # a later fit goes on
 
     def backup_state(self):
         """What a backup keeps: dictionary of NumPy arrays."""
@@ -182,6 +193,8 @@ class AutoLearningRate(keras.callbacks.Callback):
             "reduced_by": self._reduced_by,
             "control": dataclasses.asdict(self._control),
             "history": self.history,
+            "factors_of_best": self._factors_of_best,
+            "stops": self._stops,
         }
         best = {} if self._best is None else self._best.state
         return {
@@ -194,6 +207,7 @@ class AutoLearningRate(keras.callbacks.Callback):
         progress = json.loads(state["progress"].tobytes())
         self._due, self._steps = progress["due"], progress["steps"]
         self._reduced_by, self.history = progress["reduced_by"], progress["history"]
+        self._factors_of_best, self._has_ended = progress["factors_of_best"], progress["stops"]
         for name in ("best", "reduced", "waited"):
             setattr(self._control, name, progress["control"][name])
         learning_rate_factor.set_factors(self.model, self, self._reduced_by)
@@ -235,11 +249,20 @@ class AutoLearningRate(keras.callbacks.Callback):
 
     def _keep(self):
         self._best = Snapshot.of(self.model, "an evaluation for the learning rate")
+        self._factors_of_best = self._factors_of_others()
+
+    def _go_back(self):
+        self._best.restore_learned(self.model)
+        now = self._factors_of_others()
+        learning_rate_factor.keep_unsent(self.model, self._factors_of_best, now)
+
+    def _factors_of_others(self):
+        return [f / self._reduced_by for f in learning_rate_factor.factors(self.model)]
 
     def _end_with_best(self):
         """When training ends, takes back the step that Keras has made after the decision."""
         if self._has_step_too_many:
-            self._best.restore_learned(self.model)
+            self._go_back()
             self._has_step_too_many = False
 
     def _evaluate_if_due(self):
@@ -251,11 +274,11 @@ class AutoLearningRate(keras.callbacks.Callback):
         if decision.keep:
             self._keep()
         if decision.revert and self._best is not None:
-            self._best.restore_learned(self.model)
+            self._go_back()
         if decision.reduce:
             self._reduce()
         if decision.stop:
-            self._stops = self._has_step_too_many = self.model.stop_training = True
+            self._stop()
         self._due = self._position + self.interval_samples
         entry = {
             "position": self._position,
@@ -266,6 +289,9 @@ class AutoLearningRate(keras.callbacks.Callback):
         for name, value in entry.items():
             self.history[name].append(value)
         return decision.revert
+
+    def _stop(self):
+        self._stops = self._has_step_too_many = self.model.stop_training = True
 
     def _criterion(self):
         """The criterion on the held-out data, as this worker has them."""
@@ -278,19 +304,29 @@ class AutoLearningRate(keras.callbacks.Callback):
         self.model.reset_metrics()  # those that were not there before
         training_state.assign_variables(self.model, metrics)
         training_state.set_random_state(self.model, random_state)
-        if self.monitor not in logs:
-            raise ValueError(
-                f"monitor must be among what model.evaluate returns. Received: monitor="
-                f"{self.monitor!r}, and {sorted(logs)}. Compile the model with this metric, or "
-                "name another."
-            )
-        return float(logs[self.monitor])
+        return criterion_in(logs, self.monitor)
 
     def _reduce(self):
         own = learning_rate_factor.own_learning_rate(self.model) * self._reduced_by
         ratio = reduced_rate(own, self.factor, self.min_learning_rate) / own if own > 0 else 1.0
         self._reduced_by *= ratio
         learning_rate_factor.set_factors(self.model, self, self._reduced_by)
+
+
+def _require_repeatable(data):
+    """Raises ValueError for data that do not end, or that can be read only once."""
+    if isinstance(data, Iterator):
+        what, remedy = "can be read once", "Give arrays, a tf.data.Dataset or a PyDataset."
+    elif isinstance(data, tf.data.Dataset) and data.cardinality() == tf.data.INFINITE_CARDINALITY:
+        what, remedy = "does not end", "Leave out repeat(), or use take(batches)."
+    elif isinstance(data, keras.utils.PyDataset) and data.num_batches is None:
+        what, remedy = "does not end", "Have its __len__ return the number of batches."
+    else:
+        return
+    raise ValueError(
+        "validation_data must be the same in every evaluation, as a whole. Received: a "
+        f"{type(data).__name__} that {what}. {remedy}"
+    )
 
 
 def _is_number(value):

@@ -63,8 +63,12 @@ def power_of_size(optimizer, rule):
 class _Scaled:
     """Multiplies the learning rate with a factor, within updates.
 
-    A mixin for classes of Keras optimizers.
+    A mixin for classes of Keras optimizers. One that is made from the configuration of another has
+    this class, too, and no factor as yet.
     """
+
+    _updates_under_way = 0
+    _scaling = None
 
     def apply(self, grads, trainable_variables=None):
         self._updates_under_way += 1  # replicas have threads of their own
@@ -75,7 +79,7 @@ class _Scaled:
 
     def _get_current_learning_rate(self):
         learning_rate = super()._get_current_learning_rate()
-        if tf.executing_eagerly() and not self._updates_under_way:
+        if self._scaling is None or (tf.executing_eagerly() and not self._updates_under_way):
             return learning_rate
         learning_rate = tf.convert_to_tensor(learning_rate)
         return learning_rate * tf.cast(self._scaling.factor, learning_rate.dtype)
@@ -104,10 +108,10 @@ class _Scaling:
 def scaled_optimizers(model):
     """The optimizers of a model, each with a factor on its learning rate: 1 until it is set."""
     optimizers = list(map(inner_optimizer, optimizers_of(model)))
-    new = [optimizer for optimizer in optimizers if not isinstance(optimizer, _Scaled)]
+    new = [o for o in optimizers if getattr(o, "_scaling", None) is None]
     for optimizer in new:
-        optimizer.__class__ = subclass(type(optimizer), _Scaled)
-        optimizer._updates_under_way = 0
+        if not isinstance(optimizer, _Scaled):
+            optimizer.__class__ = subclass(type(optimizer), _Scaled)
         optimizer._scaling = _Scaling()
         if (exchange := getattr(optimizer, "gradient_exchange", None)) is not None:
             exchange.flushing.clear()  # which have been traced without it
@@ -155,6 +159,21 @@ def set_factors(model, callback, values):
     for optimizer, value in zip(optimizers, values, strict=True):
         optimizer._scaling.factor_of[callback] = value
         optimizer._scaling.update()
+
+
+def keep_unsent(model, before, now):
+    """Has gradients that have yet to have an effect make the update that they would have made.
+
+    Where gradients wait in exchanges, as residuals and in the velocities of transforms, they are
+    multiplied with the factor of the learning rate when they were computed, over that of now.
+
+    Args:
+        model: Keras model.
+        before, now: lists of floats, for each of `scaled_optimizers`.
+    """
+    for optimizer, old, new in zip(scaled_optimizers(model), before, now, strict=True):
+        if (exchange := getattr(optimizer, "gradient_exchange", None)) is not None:
+            exchange.scale_unsent(old / new)
 
 
 def factors(model):

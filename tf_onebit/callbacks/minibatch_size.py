@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_onebit.callbacks import fit, learning_rate_factor, training_state
+from tf_onebit.callbacks.criterion import criterion_in
 from tf_onebit.callbacks.size_plot import plot_sizes
 from tf_onebit.callbacks.snapshot import Snapshot
 from tf_onebit.callbacks.workers import Workers, require_together
@@ -30,14 +31,16 @@ class AutoMinibatchSize(keras.callbacks.Callback):
     2014, Interspeech, section 4; ICASSP, section 4), in steps of sqrt(2), on the next
     `trial_samples`: each on the same samples, and from the same state of everything. Training goes
     on from that state, on these samples, with the largest size whose criterion, over the trial, is
-    within `error_margin` of the smallest one's. Larger sizes than the first that fails are not
-    tried. Other callbacks and Keras' logs see nothing of it.
+    within `error_margin` of the smallest one's; with a loss that is not finite none is. Larger
+    sizes than the first that fails are not tried. Other callbacks and Keras' logs see nothing of
+    it.
 
     The learning rate, be it a number or a schedule, is multiplied by a factor that follows the
     size: in proportion for SGD, which keeps the learning rate per sample, and with the square root
-    for Adam and its kin. Momentum and betas stay what they are, per step. Outside of a step
-    `optimizer.learning_rate` is what it was without this callback, and after `fit` steps have that
-    again. A later `fit` with the same callback goes on with its factor.
+    for Adam and its kin. Momentum and betas stay what they are, per step; residuals of an exchange
+    and velocities of its transforms are divided by what the learning rate grows by. Outside of a
+    step `optimizer.learning_rate` is what it was without this callback, and after `fit` steps have
+    that again. A later `fit` with the same callback goes on with its factor.
 
     A search that is due when the epoch has fewer samples left than a trial needs waits for the
     beginning of the next. If all sizes fail (NaN), training goes on with the smallest, with a
@@ -179,8 +182,8 @@ class AutoMinibatchSize(keras.callbacks.Callback):
             self._search_if_possible()
 
     def on_train_batch_end(self, batch, logs=None):
-        if logs is not None and self.monitor not in logs:
-            raise self._without_criterion(logs)
+        if logs is not None:
+            criterion_in(logs, self.monitor)  # is there, to be tried on later
 
     def on_train_end(self, logs=None):
         learning_rate_factor.end(self.model, self)
@@ -243,11 +246,12 @@ class AutoMinibatchSize(keras.callbacks.Callback):
         return self.data.offset == 0
 
     def _search(self):
-        sizes = self._sizes()
+        sizes, last = self._sizes(), self.data.global_batch_size
         search = SizeSearch(sizes, self.error_margin, self._higher_is_better)
-        if len(sizes) > 1:
+        if sizes != [last]:
             # What is under way has been computed with the learning rate until now.
             flush(self.model)
+        if len(sizes) > 1:
             with self._delay_of_trials():
                 self._try_sizes(search)
             if search.all_failed:
@@ -257,10 +261,9 @@ class AutoMinibatchSize(keras.callbacks.Callback):
                     "Reduce the learning rate.",
                     stacklevel=2,
                 )
-        last = self.data.global_batch_size
         self.data.resize(search.best)
         self._tell(search.best)
-        self._set_factors(self._factors_for(search.best / last))
+        self._follow_size(search.best / last)
         self._due = self.data.position + self.interval_samples
         self._note(search.trials)
 
@@ -292,7 +295,7 @@ class AutoMinibatchSize(keras.callbacks.Callback):
         while search.next_size is not None:
             size = search.next_size * self._steps_of_minibatch
             self._tell(size)
-            self._set_factors(self._factors_for(size / last))
+            self._follow_size(size / last)
             try:
                 search.add(self._workers.mean(self._criterion(size)))
             finally:
@@ -312,9 +315,7 @@ class AutoMinibatchSize(keras.callbacks.Callback):
             if NOT_FINITE not in str(error):
                 raise
             return math.nan
-        if self.monitor not in logs:
-            raise self._without_criterion(logs)
-        return float(logs[self.monitor])
+        return criterion_in(logs, self.monitor)
 
     def _require_sizes(self):
         """Raises ValueError for sizes that workers cannot share, or trials too short for them."""
@@ -346,16 +347,12 @@ class AutoMinibatchSize(keras.callbacks.Callback):
             "more data."
         )
 
-    def _without_criterion(self, logs):
-        return ValueError(
-            f"monitor must be in the logs of the model. Received: monitor={self.monitor!r}, and "
-            f"logs with {sorted(logs)}. Compile the model with this metric, or name another."
-        )
-
-    def _factors_for(self, growth):
-        """Factors of the learning rate, if the size grows by so much."""
-        factors = zip(self._factors, self._powers, strict=True)
-        return [factor * growth**power for factor, power in factors]
+    def _follow_size(self, growth):
+        """Has the learning rate follow a size that has grown by so much."""
+        before = self._factors
+        factors = zip(before, self._powers, strict=True)
+        self._set_factors([factor * growth**power for factor, power in factors])
+        learning_rate_factor.keep_unsent(self.model, before, self._factors)
 
     def _set_factors(self, factors):
         self._factors = factors

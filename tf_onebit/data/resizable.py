@@ -24,8 +24,9 @@ class ResizableBatches(DataAdapter):
     `global_batch_size` of them, wherever the last one ended and whatever its size was; so every
     sample is trained on exactly once in an epoch. Part k of P of a minibatch of n samples, for
     worker k of P, are its samples floor(k n / P) to floor((k + 1) n / P). The last minibatch of an
-    epoch is what is left; if fewer than P samples would be left after a minibatch, it takes them
-    too, so that no worker ever has none.
+    epoch is what is left. If that were less than half a minibatch, the last two have equal parts
+    of their samples, so that a learning rate for large ones does not meet a few samples; if it
+    were fewer than P, the one before takes them too, so that no worker ever has none.
 
     Args:
         data: what all workers have alike: an array, `(x, y)` or `(x, y, sample_weight)` of arrays
@@ -331,15 +332,18 @@ class ResizableBatches(DataAdapter):
     def _cuts(self, start, size, end=None):
         """Yields where minibatches begin and end, from a sample of the epoch on."""
         yield start
-        least_rest = self._placement.parts
+        least = self._placement.parts
         while True:
-            limit = start + size + least_rest
+            limit = start + size + max(least, -(-size // 2))
             available = self._source.available(limit)
-            if end is not None:
-                available = min(available, end)
-            if available - start < least_rest:  # too few for all workers are no minibatch
+            left = (available if end is None else min(available, end)) - start
+            if left < least:  # too few for all workers are no minibatch
                 return
-            start = start + size if available == limit else available
+            if left == limit - start:
+                left = size
+            elif left >= size + least:  # two minibatches, each at least half as large
+                left = -(-left // 2)
+            start += left
             yield start
 
     def _tensors(self, cuts):

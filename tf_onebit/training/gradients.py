@@ -132,6 +132,20 @@ class GradientExchange:
             for exchange in exchanges:
                 exchange.set_global_batch_size(self._global_batch_size)
 
+    def scale_unsent(self, ratio):
+        """Multiplies all that is of gradients and has yet to have an effect.
+
+        Residuals, and velocities of transforms, keep the update that they will make when the
+        learning rate is divided by `ratio`. Nothing may be under way.
+        """
+        if ratio == 1.0:
+            return
+        for exchanges, _ in self._built.values():
+            for exchange in exchanges:
+                states = [{} for _ in range(exchange.world_size)]
+                states[exchange.rank] = exchange.state()
+                exchange.load_state(states, ratio)
+
     def measures(self):
         """Figures of the last exchange, for the Monitor: dictionary of floats."""
         return {k: v for exchange in self.built for k, v in exchange.measures().items()}
