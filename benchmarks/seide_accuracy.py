@@ -2,8 +2,8 @@
 paper, table 2 of the other.
 
 Each training is a job of `examples/speech/train.py`. Results are written as they come, and the same
-command goes on from them; after a change of what is trained, name another `--output`. Further options
-are those of `train.py`.
+command goes on from them; after a change of what is trained, name another `--output`. Further
+options are those of `train.py`.
 """
 
 import argparse
