@@ -3,7 +3,6 @@
 `000` is the Interspeech paper (1-bit SGD), `002` the ICASSP paper (parallelizability).
 """
 
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -29,7 +28,6 @@ LESS_OFTEN = 3
 GROWTH = 4  # of the minibatch, at least, to speak of a larger one
 LARGER = 1.01  # of minibatches with the trials without delay, at least, to speak of larger ones
 MINIBATCHES_OF_TRIAL = 3  # at least
-TYPICAL_ACCURACY, FRAMES_OF_PAPERS_TRIAL = 0.4, 45 * 60 * 100
 HEADER = ["", "frame accuracy [%]", "points lost", "on training data [%]", "frames per minibatch"]
 
 
@@ -276,20 +274,12 @@ def _tuning(scale, times=1):
 
 
 def _text_on_trials(scale, criterion):
-    chance, chance_of_paper = (
-        math.sqrt(2 * (1 - TYPICAL_ACCURACY) / (TYPICAL_ACCURACY * frames))
-        for frames in (scale.trial_frames, FRAMES_OF_PAPERS_TRIAL)
-    )
     return (
         f"  Searches every {scale.minibatch_interval:,} frames, {LESS_OFTEN} x less often every "
         f"{LESS_OFTEN * scale.minibatch_interval:,}, for minibatches of up to "
         f"{scale.trial_frames // MINIBATCHES_OF_TRIAL:,}, by the\n"
         f"  {criterion} in trials of {scale.trial_frames:,} frames. A size may cost "
-        f"{scale.error_margin:.1%} of it: the accuracies of two such\n"
-        f"  trials, where they are {TYPICAL_ACCURACY:.0%}, differ by {chance:.1%} of that "
-        "by chance (standard deviation, if independent), those of the\n"
-        f"  45 minutes in the papers by {chance_of_paper:.2%}. A margin of the order of chance "
-        "keeps minibatches small.\n"
+        f"{scale.error_margin:.1%} of it.\n"
     )
 
 
