@@ -275,11 +275,10 @@ def _tuning(scale, times=1):
 
 def _text_on_trials(scale, criterion):
     return (
-        f"  Searches every {scale.minibatch_interval:,} frames, {LESS_OFTEN} x less often every "
-        f"{LESS_OFTEN * scale.minibatch_interval:,}, for minibatches of up to "
-        f"{scale.trial_frames // MINIBATCHES_OF_TRIAL:,}, by the\n"
-        f"  {criterion} in trials of {scale.trial_frames:,} frames. A size may cost "
-        f"{scale.error_margin:.1%} of it.\n"
+        f"  Searches every {scale.minibatch_interval:,} frames, unless the row says how much less "
+        "often, for minibatches\n  of up to "
+        f"{scale.trial_frames // MINIBATCHES_OF_TRIAL:,}, by the {criterion} in trials of "
+        f"{scale.trial_frames:,} frames.\n  A size may cost {scale.error_margin:.1%} of it.\n"
     )
 
 
