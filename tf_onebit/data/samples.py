@@ -11,7 +11,7 @@ from tf_onebit.data.epochs import DatasetEpochs, PyDatasetEpochs
 from tf_onebit.data.streams import Stream
 
 # Of what is read at once.
-_MOST_BYTES = 8 << 20
+_MOST_BYTES = 16 << 20
 _MOST_BATCHES = 32
 _ALIGNMENT = 64  # in bytes, of TensorFlow's memory
 
