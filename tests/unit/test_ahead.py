@@ -114,7 +114,7 @@ def test_sizes_and_trials_change_in_the_midst_of_what_was_read_at_once(shuffle):
     assert max(reads) == 32 and sum(read > 1 for read in reads) > 4
 
 
-@pytest.mark.parametrize("samples, at_once", [(1, 32), (64, 32), (1024, 8), (4096, 2), (9999, 1)])
+@pytest.mark.parametrize("samples, at_once", [(1, 32), (64, 32), (1024, 16), (4096, 4), (9999, 1)])
 def test_few_bytes_are_read_at_once(samples, at_once):
     source = ResizableBatches(np.zeros([10_000, 256], np.float32), 1)._source
     assert source.at_once(samples) == at_once
