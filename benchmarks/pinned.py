@@ -1,8 +1,6 @@
 """Runs a program as a worker under `horovodrun`, on a core of its own.
 
-    horovodrun -np 2 python benchmarks/pinned.py examples/speech/train.py --epochs 3
-
-Workers that move from core to core take a sixth to a quarter more time for a step.
+horovodrun -np 2 python benchmarks/pinned.py examples/speech/train.py --epochs 3
 """
 
 import os

@@ -3,6 +3,15 @@
 import math
 
 
+def require_criterion(logs, monitor):
+    """Raises ValueError unless logs have a criterion. Does not wait for its value."""
+    if monitor not in logs:
+        raise ValueError(
+            f"monitor must be in the logs of the model. Received: monitor={monitor!r}, and logs "
+            f"with {sorted(logs)}. Compile the model with this metric, or name another."
+        )
+
+
 def criterion_in(logs, monitor):
     """The criterion that logs have: float.
 
@@ -16,10 +25,6 @@ def criterion_in(logs, monitor):
     Raises:
         ValueError: if it is not there.
     """
-    if monitor not in logs:
-        raise ValueError(
-            f"monitor must be in the logs of the model. Received: monitor={monitor!r}, and logs "
-            f"with {sorted(logs)}. Compile the model with this metric, or name another."
-        )
+    require_criterion(logs, monitor)
     is_finite = math.isfinite(float(logs.get("loss", 0.0)))
     return float(logs[monitor]) if is_finite else math.nan

@@ -63,8 +63,8 @@ class AutoLearningRate(keras.callbacks.Callback):
 
     Raises:
         ValueError: for arguments of other types or values, and data without an end or that can be
-            read once; in `fit`, if the number of samples of a
-            step or the criterion is not known, or workers train apart.
+            read once; in `fit`, if the number of samples of a step or the criterion is not known,
+            or workers train apart.
 
     Example:
         >>> import numpy, tf_onebit

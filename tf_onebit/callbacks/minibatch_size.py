@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_onebit.callbacks import fit, learning_rate_factor, training_state
-from tf_onebit.callbacks.criterion import criterion_in
+from tf_onebit.callbacks.criterion import criterion_in, require_criterion
 from tf_onebit.callbacks.size_plot import plot_sizes
 from tf_onebit.callbacks.snapshot import Snapshot
 from tf_onebit.callbacks.workers import Workers, require_together
@@ -183,7 +183,7 @@ class AutoMinibatchSize(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         if logs is not None:
-            criterion_in(logs, self.monitor)  # is there, to be tried on later
+            require_criterion(logs, self.monitor)
 
     def on_train_end(self, logs=None):
         learning_rate_factor.end(self.model, self)

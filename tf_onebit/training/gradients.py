@@ -142,9 +142,7 @@ class GradientExchange:
             return
         for exchanges, _ in self._built.values():
             for exchange in exchanges:
-                states = [{} for _ in range(exchange.world_size)]
-                states[exchange.rank] = exchange.state()
-                exchange.load_state(states, ratio)
+                _load_own(exchange, exchange.state(), ratio)
 
     def measures(self):
         """Figures of the last exchange, for the Monitor: dictionary of floats."""
@@ -205,9 +203,7 @@ class GradientExchange:
             new = Bucketed(old.template)
             with self.group.place(index):
                 new.build(old.specs, old.rank, old.world_size, old.scope, old.unit)
-            states = [{} for _ in range(old.world_size)]
-            states[old.rank] = new.state()
-            old.load_state(states)
+            _load_own(old, new.state())
 
     def _load(self, index, exchanges):
         states = self._states.pop(index, None)
@@ -407,3 +403,10 @@ def _like(specs, tensors):
 
 def _tensor(gradient):
     return gradient if isinstance(gradient, tf.IndexedSlices) else tf.convert_to_tensor(gradient)
+
+
+def _load_own(exchange, state, ratio=1.0):
+    """Has an exchange take over a state of its own: those of other workers are not looked at."""
+    states = [{} for _ in range(exchange.world_size)]
+    states[exchange.rank] = state
+    exchange.load_state(states, ratio)
