@@ -11,8 +11,8 @@ PACKAGE = ROOT / "tf_onebit"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 every_module = pytest.mark.parametrize("path", MODULES, ids=lambda path: module_name(path))
 
-# What the drivers share.
-COLLECTIVES = ["engine", "ordered_sum", "placement", "requests"]
+# The collectives but for the drivers, which share them.
+COLLECTIVES = ["engine", "found", "ordered_sum", "placement", "requests"]
 # What each part may import of the package itself. The longest prefix counts.
 MAY_IMPORT = {
     "tf_onebit": ["_version"],
@@ -51,6 +51,7 @@ MAY_IMPORT = {
     "tf_onebit.callbacks": [
         "block_momentum",
         "callbacks",
+        "collectives.found",
         "collectives.requests",
         "configurable",
         "control",
@@ -69,7 +70,7 @@ MAY_IMPORT = {
         "samples",
         "training",
     ],
-    "tf_onebit.data": ["collectives.requests", "data"],
+    "tf_onebit.data": ["collectives.found", "collectives.requests", "data"],
     "tf_onebit.distribute": ["collectives", "distribute", "exchanges", "training"],
     "tf_onebit.horovod": [
         "collectives",

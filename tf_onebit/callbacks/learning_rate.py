@@ -1,6 +1,7 @@
 """AutoLearningRate: reduces the learning rate by what held-out data say."""
 
 import dataclasses
+import enum
 import json
 import math
 import numbers
@@ -20,6 +21,15 @@ from tf_onebit.data import ResizableBatches
 from tf_onebit.exchanges.base import part_of
 from tf_onebit.samples import number_of_samples
 from tf_onebit.training.model_optimizers import optimizers_of
+
+
+class _Ending(enum.Enum):
+    """Whether training has been ended by patience, and how far."""
+
+    NOT_YET = enum.auto()
+    BUT_FOR_A_STEP = enum.auto()  # which Keras makes after the decision
+    WITH_BEST = enum.auto()
+    IN_RUN_RESUMED = enum.auto()
 
 
 class AutoLearningRate(keras.callbacks.Callback):
@@ -135,7 +145,7 @@ class AutoLearningRate(keras.callbacks.Callback):
         self._reduced_by = 1.0
         self._steps = 0
         self._due = None
-        self._has_ended = False  # by patience, in the run that is resumed
+        self._ending = _Ending.NOT_YET
 
     def on_train_begin(self, logs=None):
         self._workers = Workers(self.model, "AutoLearningRate asks")
@@ -155,15 +165,15 @@ class AutoLearningRate(keras.callbacks.Callback):
         learning_rate_factor.begin(self.model, self, self._reduced_by)
         if self._due is None:
             self._due = self._position + self.interval_samples
-        self._stops = self._has_step_too_many = False
+        if self._ending is not _Ending.IN_RUN_RESUMED:
+            self._ending = _Ending.NOT_YET
 
     def on_train_batch_begin(self, batch, logs=None):
         # Not at the end of the batch before, where a backup may be made before or after: see
         # AutoMinibatchSize. For the same reason steps are counted here.
         if fit.is_replaying(self.model):
             return
-        if self._has_ended:
-            self._has_ended = False
+        if self._ending is _Ending.IN_RUN_RESUMED:
             self._stop()
         elif self._best is None:
             self._begin_if_possible()
@@ -179,11 +189,12 @@ class AutoLearningRate(keras.callbacks.Callback):
 
     def on_train_end(self, logs=None):
         optimizer = self.model.optimizer
-        if not self._stops and self._evaluate_if_due() and optimizer is not None:
+        goes_on = self._ending is _Ending.NOT_YET
+        if goes_on and self._evaluate_if_due() and optimizer is not None:
             # As Keras has done before: of averages, if the optimizer has them.
             optimizer.finalize_variable_values(self.model.trainable_weights)
         learning_rate_factor.end(self.model, self)
-        self._has_ended = False  # a later fit goes on
+        self._ending = _Ending.NOT_YET  # a later fit goes on
 
     def backup_state(self):
         """What a backup keeps: dictionary of NumPy arrays."""
@@ -194,7 +205,7 @@ class AutoLearningRate(keras.callbacks.Callback):
             "control": dataclasses.asdict(self._control),
             "history": self.history,
             "factors_of_best": self._factors_of_best,
-            "stops": self._stops,
+            "has_ended": self._ending is not _Ending.NOT_YET,
         }
         best = {} if self._best is None else self._best.state
         return {
@@ -207,7 +218,9 @@ class AutoLearningRate(keras.callbacks.Callback):
         progress = json.loads(state["progress"].tobytes())
         self._due, self._steps = progress["due"], progress["steps"]
         self._reduced_by, self.history = progress["reduced_by"], progress["history"]
-        self._factors_of_best, self._has_ended = progress["factors_of_best"], progress["stops"]
+        self._factors_of_best = progress["factors_of_best"]
+        if progress["has_ended"]:
+            self._ending = _Ending.IN_RUN_RESUMED
         for name in ("best", "reduced", "waited"):
             setattr(self._control, name, progress["control"][name])
         learning_rate_factor.set_factors(self.model, self, self._reduced_by)
@@ -261,9 +274,9 @@ class AutoLearningRate(keras.callbacks.Callback):
 
     def _end_with_best(self):
         """When training ends, takes back the step that Keras has made after the decision."""
-        if self._has_step_too_many:
+        if self._ending is _Ending.BUT_FOR_A_STEP:
             self._go_back()
-            self._has_step_too_many = False
+            self._ending = _Ending.WITH_BEST
 
     def _evaluate_if_due(self):
         """Returns whether the model has gone back to the best."""
@@ -291,7 +304,8 @@ class AutoLearningRate(keras.callbacks.Callback):
         return decision.revert
 
     def _stop(self):
-        self._stops = self._has_step_too_many = self.model.stop_training = True
+        self.model.stop_training = True
+        self._ending = _Ending.BUT_FOR_A_STEP
 
     def _criterion(self):
         """The criterion on the held-out data, as this worker has them."""

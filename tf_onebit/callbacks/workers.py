@@ -1,12 +1,12 @@
 """The processes of a job, as callbacks find them."""
 
 import json
-import sys
 
 import numpy as np
 import tensorflow as tf
 
 from tf_onebit.callbacks import training_state
+from tf_onebit.collectives.found import workers_of_horovod
 from tf_onebit.collectives.requests import AllGather, ask
 from tf_onebit.exchanges import Local
 from tf_onebit.exchanges.handshake import handshake
@@ -26,8 +26,12 @@ class Workers:
     def __init__(self, model, purpose):
         exchanges = training_state.gradient_exchanges_of(model)
         engine = exchanges[0].engine if exchanges else None
-        if engine is None:
-            _require_no_horovod(purpose)
+        if engine is None and workers_of_horovod() > 1:
+            raise ValueError(
+                f"{purpose} the workers of a job through their optimizer. Received: "
+                f"{workers_of_horovod()} workers of Horovod, and a model whose optimizer does not "
+                "connect them. Compile it with tf_onebit.horovod.DistributedOptimizer."
+            )
         self.in_strategy = model._distribute_strategy is not None
         # Where all workers are in this process, it is alone.
         alone = engine is None or len(engine.ranks) == engine.world_size
@@ -90,13 +94,3 @@ def require_together(model, callback):
                 f"with the exchange {type(exchange.template).__name__}, whose workers train apart. "
                 "Use another exchange, with DistributedOptimizer or a strategy, or leave it out."
             )
-
-
-def _require_no_horovod(purpose):
-    hvd = sys.modules.get("horovod.tensorflow")
-    if hvd is not None and hvd.is_initialized() and hvd.size() > 1:
-        raise ValueError(
-            f"{purpose} the workers of a job through their optimizer. Received: "
-            f"{hvd.size()} workers of Horovod, and a model whose optimizer does not connect them. "
-            "Compile it with tf_onebit.horovod.DistributedOptimizer."
-        )

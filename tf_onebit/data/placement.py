@@ -1,9 +1,10 @@
 """Who trains on which part of a minibatch."""
 
 import dataclasses
-import sys
 
 import tensorflow as tf
+
+from tf_onebit.collectives.found import workers_of_horovod
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,8 +69,12 @@ def placement_in_fit(model, strategy, steps_per_execution, rank, world_size):
             f"world_size={world_size}, where this is worker {found[0]} of {found[1]}. Leave them "
             "out, and they are taken from the model's strategy or optimizer."
         )
-    if not found and not given:
-        _require_no_horovod()
+    if not found and not given and workers_of_horovod() > 1:
+        raise ValueError(
+            "Every worker must train on a part of each minibatch of its own. Received: "
+            f"{workers_of_horovod()} workers of Horovod, and a model whose optimizer does not know "
+            "of them. Give rank=hvd.rank(), world_size=hvd.size()."
+        )
     rank, world_size = found or given or (0, 1)
     replicas = strategy.num_replicas_in_sync
     if engine is not None and engine is getattr(strategy.extended, "engine", None):
@@ -93,13 +98,3 @@ def _engine_of_optimizer(model):
             return getattr(exchange, "engine", None)
         optimizer = getattr(optimizer, "inner_optimizer", None)
     return None
-
-
-def _require_no_horovod():
-    hvd = sys.modules.get("horovod.tensorflow")
-    if hvd is not None and hvd.is_initialized() and hvd.size() > 1:
-        raise ValueError(
-            "Every worker must train on a part of each minibatch of its own. Received: "
-            f"{hvd.size()} workers of Horovod, and a model whose optimizer does not know of them. "
-            "Give rank=hvd.rank(), world_size=hvd.size()."
-        )
