@@ -37,7 +37,7 @@ class AfterFirstBatch(keras.callbacks.Callback):
             self.digest = digest(variables)
 
 
-@pytest.mark.workers(2, 3)
+@pytest.mark.workers(3)
 def test_broadcast_of_weights_and_optimizer_state(world_size):
     model = make_model(seed=rank())
     root = world_size - 1
@@ -118,7 +118,7 @@ class Constant(keras.metrics.Metric):
         return 10.0 * rank()
 
 
-@pytest.mark.workers(2, 3)
+@pytest.mark.workers(3)
 def test_metrics_are_averaged_for_the_callbacks_that_follow(world_size):
     seen = []
     after = keras.callbacks.LambdaCallback(on_epoch_end=lambda _, logs: seen.append(dict(logs)))
@@ -170,7 +170,7 @@ def residual_norm(optimizer):
     return math.sqrt(sum(np.sum(residual**2) for residual in residuals))
 
 
-@pytest.mark.workers(2, 3)
+@pytest.mark.workers(3)
 def test_monitor_shows_what_was_sent_and_what_was_not(world_size, tmp_path):
     batches = LogsOfBatches()
     optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.01), OneBit(bucket_bytes=8192))

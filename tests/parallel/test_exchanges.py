@@ -93,7 +93,7 @@ def test_bytes_sent_is_the_size_of_the_messages(name, world_size):
         assert exchange.bytes_sent() == sum(sent_bytes)
 
 
-@pytest.mark.workers(2, 3, engines=["horovod", "tensorflow"])
+@pytest.mark.workers(3, engines=["horovod", "tensorflow"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_indexed_slices_are_summed_exactly(dtype, world_size):
     shape = (6, 3)

@@ -74,7 +74,7 @@ def test_not_finite_gradient_is_an_error_that_leaves_the_weights(
     assert training.state(with_exchange=False) == before
 
 
-@pytest.mark.workers(2, 3)
+@pytest.mark.workers(2)
 @pytest.mark.parametrize("on_nonfinite", ["error", "skip"])
 def test_not_finite_sample_in_fit(on_nonfinite, world_size):
     optimizer = keras.optimizers.SGD(0.01, weight_decay=0.1)
@@ -171,7 +171,7 @@ def make_smaller_model():
     return keras.Sequential([keras.Input((64,)), keras.layers.Dense(10, name="first")])
 
 
-@pytest.mark.workers(2, 3)
+@pytest.mark.workers(3)
 @pytest.mark.parametrize("difference", MODELS)
 def test_workers_that_differ_get_an_error_on_every_rank(difference, world_size):
     make, exchange, message = MODELS[difference]

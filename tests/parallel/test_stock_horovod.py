@@ -14,7 +14,7 @@ SHAPE = (64, 32)
 STEPS = 4
 
 
-@pytest.mark.workers(2, 3)
+@pytest.mark.workers(3)
 @pytest.mark.parametrize(
     "options, factor",
     [
