@@ -11,7 +11,7 @@ PACKAGE = ROOT / "tf_onebit"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 every_module = pytest.mark.parametrize("path", MODULES, ids=lambda path: module_name(path))
 
-# The collectives but for the drivers, which share them.
+# The collectives but for the drivers.
 COLLECTIVES = ["engine", "found", "ordered_sum", "placement", "requests"]
 # What each part may import of the package itself. The longest prefix counts.
 MAY_IMPORT = {

@@ -66,4 +66,4 @@ def page_faults_per_step(**environment):
 def test_steps_take_page_faults_only_where_the_user_has_said_so():
     kept, given_back = page_faults_per_step(), page_faults_per_step(MALLOC_TOP_PAD_="0")
     assert kept < 100
-    assert given_back > 5 * kept
+    assert given_back > max(200, 5 * kept)
