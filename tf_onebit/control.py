@@ -33,10 +33,10 @@ def higher_is_better(monitor, mode="auto"):
         raise ValueError(f'mode must be "auto", "min" or "max". Received: mode={mode!r}.')
     if mode != "auto":
         return mode == "max"
+    if "loss" in monitor or "error" in monitor:  # first: an output may be called "accent"
+        return False
     if "acc" in monitor or monitor.endswith("auc"):
         return True
-    if "loss" in monitor or "error" in monitor:
-        return False
     raise ValueError(
         'The name of monitor does not tell whether it is to grow. Received: mode="auto" and '
         f'monitor={monitor!r}. Use mode="max" for what is to grow, and mode="min" for a loss.'

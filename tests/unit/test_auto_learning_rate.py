@@ -125,6 +125,17 @@ def test_model_that_has_diverged_goes_back_whatever_its_accuracy():
     assert_same_bits(weights[0], initial)
 
 
+def test_a_model_compiled_anew_goes_back_to_what_its_new_optimizer_has_learned():
+    data, model, weights = batches(), make_small_model(keras.optimizers.SGD(0.1, momentum=0.9)), []
+    callback = control([1.0, 0.9, 0.8, 0.7, 2.0, 3.0, 1.0, 0.9, 0.8])  # 2.0 as it begins again
+    fit(model, data, [callback])
+    model.compile(keras.optimizers.Adam(0.01), model.loss, run_eagerly=True)
+    seen = [At(data, at, lambda model: weights.append(model.get_weights())) for at in (384, 480)]
+    fit(model, data, [callback, *seen])
+    assert callback.history["reverted"] == [*4 * [False], True, *3 * [False]]
+    assert_same_bits(weights[1], weights[0])
+
+
 def test_gradients_not_sent_yet_go_back_to_the_size_there_is_now():
     """Velocities of means over 32 samples count half as much in minibatches of 64."""
     hvd.init()

@@ -18,14 +18,14 @@ from tests.unit.tuned import (
     samples,
     state_of,
 )
-from tf_onebit import OneBit
+from tf_onebit import OneBit, optimizers
 from tf_onebit.callbacks import (
     AutoLearningRate,
     AutoMinibatchSize,
     BackupAndRestore,
     learning_rate_factor,
 )
-from tf_onebit.transforms import Momentum
+from tf_onebit.transforms import Momentum, NormalizedAdaGrad
 
 ANYTHING_GOES, NOTHING_GOES = 1e9, 0.0
 
@@ -107,8 +107,19 @@ def test_learning_rate_per_sample_stays(learning_rate):
     assert rates == pytest.approx([0.1, 2 * at_search])
 
 
-def test_momentum_of_an_exchange_follows_the_size():
-    """Like that of Keras' optimizer, which sums up steps, and not gradients."""
+def sgd(momentum):
+    return keras.optimizers.SGD(0.1, momentum=momentum)
+
+
+def adagrad(momentum):
+    return optimizers.NormalizedAdaGrad(0.1, 1e4, 32, momentum=momentum)
+
+
+@pytest.mark.parametrize(
+    ("make_optimizer", "first"), [(sgd, []), (adagrad, [NormalizedAdaGrad(1e4, 32)])]
+)
+def test_momentum_follows_the_size(make_optimizer, first):
+    """In an exchange and in an optimizer, whether it sums up gradients or, as Keras' SGD, steps."""
 
     def train(make_optimizer):
         data, model = batches(), make_model(make_optimizer(hvd.DistributedOptimizer))
@@ -118,10 +129,9 @@ def test_momentum_of_an_exchange_follows_the_size():
         return model.get_weights(), callback.history["trials"][1]
 
     hvd.init()
-    sgd = keras.optimizers.SGD
-    exchange = OneBit(transforms=[Momentum(0.9)])
-    expected, expected_trials = train(lambda _: sgd(0.1, momentum=0.9))
-    weights, trials = train(lambda distributed: distributed(sgd(0.1), exchange))
+    exchange = OneBit(transforms=[*first, Momentum(0.9)])
+    expected, expected_trials = train(lambda _: make_optimizer(momentum=0.9))
+    weights, trials = train(lambda distributed: distributed(sgd(momentum=0.0), exchange))
     for mine, theirs in zip(weights, expected, strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-3, atol=1e-5)
     np.testing.assert_allclose(trials, expected_trials, rtol=1e-4)
@@ -330,6 +340,51 @@ def test_trial_has_three_updates_also_where_gradients_are_accumulated():
         fit(model(), data, [tuning(data, trial_samples=184)], epochs=1)
 
 
+class OwnStep(keras.Model):
+    """A model whose step returns what no metric follows."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(4)
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        x, labels = data
+        with tf.GradientTape() as tape:
+            losses = keras.ops.sparse_categorical_crossentropy(labels, self(x), from_logits=True)
+            loss = tf.reduce_mean(losses)
+        variables = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, variables), variables)
+        return {self.name_of_loss: loss}
+
+
+@pytest.mark.parametrize("monitor", ["loss", "own_loss"])
+def test_criterion_that_no_metric_follows_is_the_mean_over_the_trial(monitor):
+    """Of a model that does not learn, that of its samples, by whatever sizes it is taken."""
+    data, model = batches(), OwnStep()
+    model.name_of_loss = monitor
+    model.compile(keras.optimizers.SGD(0.0), run_eagerly=True)
+    callback = tuning(data, 128, 104, monitor=monitor, error_margin=ANYTHING_GOES)
+    fit(model, data, [callback], epochs=1)
+    (first, *others) = [criterion for _, criterion in callback.history["trials"][1]]
+    assert others and first > 0
+    assert others == pytest.approx([first] * len(others), rel=1e-6)
+
+
+def test_a_model_compiled_anew_has_no_trace_of_a_search_that_is_due_at_once():
+    data, model, states = batches(), make_small_model(sgd(0.9)), []
+    callback = tuning(data, 384, max_size=32, error_margin=ANYTHING_GOES)
+    fit(model, data, [callback], epochs=1)
+    model.compile(sgd(0.9), model.loss, run_eagerly=True)
+    look = At(data, 384, lambda model: states.append(state_of(model)))
+    fit(model, data, [callback, look], epochs=1)
+    assert callback.history["position"] == [0, 384]
+    velocities = states[0][len(model.variables) + 2 :]
+    assert velocities and not any(map(np.any, velocities))
+
+
 @pytest.mark.parametrize("monitor", ["loss", "accuracy"])
 def test_where_all_sizes_fail_the_model_is_as_before_and_the_size_the_smallest(monitor):
     data, states = batches(), []
@@ -376,10 +431,19 @@ def test_error_within_a_trial_leaves_everything_as_it_was():
     assert learning_rate_factor.factors(model) == [1.0]
 
 
-@pytest.mark.parametrize(("backup_first", "step"), [(True, 7), (False, 20)])
-def test_resumed_run_has_the_same_sizes_and_bits(backup_first, step, tmp_path):
+def with_momentum_in_the_exchange():
+    hvd.init()
+    return hvd.DistributedOptimizer(sgd(momentum=0.0), OneBit(transforms=[Momentum(0.5)]))
+
+
+@pytest.mark.parametrize(
+    ("backup_first", "step", "make_optimizer"),
+    # A search is due after 6 steps.
+    [(True, 7, None), (False, 20, None), (True, 7, with_momentum_in_the_exchange)],
+)
+def test_resumed_run_has_the_same_sizes_and_bits(backup_first, step, make_optimizer, tmp_path):
     def train(*callbacks, directory=tmp_path / "other"):
-        data, model = batches(), make_model()
+        data, model = batches(), make_model(make_optimizer and make_optimizer())
         callback = tuning(data, trial_samples=192, error_margin=0.05)
         backup = BackupAndRestore(directory, save_freq=2)
         tuned = [backup, callback] if backup_first else [callback, backup]

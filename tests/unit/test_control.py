@@ -188,6 +188,7 @@ def test_learning_rate_is_reduced_to_the_least_and_never_grows():
         ("loss", "auto", False),
         ("val_loss", "auto", False),
         ("mean_squared_error", "auto", False),
+        ("accent_loss", "auto", False),
         ("accuracy", "auto", True),
         ("auc", "auto", True),
         ("accuracy", "min", False),

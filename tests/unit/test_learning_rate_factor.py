@@ -10,12 +10,14 @@ from tf_onebit.callbacks.learning_rate_factor import (
     begin,
     end,
     factors,
+    keep_unsent,
     learning_rate,
     own_learning_rate,
     power_of_size,
     scaled_optimizers,
     set_factors,
 )
+from tf_onebit.optimizers import NormalizedAdaGrad
 
 ME, OTHER = keras.callbacks.Callback(), keras.callbacks.Callback()
 
@@ -38,6 +40,32 @@ OPTIMIZERS = {
     "scaled loss": lambda rate: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(rate)),
     "mine": lambda rate: keras.optimizers.Nadam(rate),
 }
+
+
+@pytest.mark.parametrize(
+    "make_optimizer",
+    [
+        lambda **settings: keras.optimizers.SGD(0.1, **settings),
+        lambda **settings: NormalizedAdaGrad(0.1, 1e4, 32, momentum=0.5, **settings),
+    ],
+)
+def test_gradients_that_are_accumulated_keep_the_learning_rate_of_their_time(make_optimizer):
+    """As if those before the factor had been half as large, and it had been there ever since."""
+    gradients = [np.float32([4.0, -2.0]), np.float32([1.0, 3.0])]
+
+    def train(first, before):
+        optimizer = make_optimizer(gradient_accumulation_steps=2)
+        model = make_small_model(optimizer)
+        weight = keras.Variable([1.0, 1.0])
+        scaled_optimizers(model)
+        set_factors(model, ME, [before])
+        optimizer.apply([tf.constant(first)], [weight])
+        set_factors(model, ME, [2.0])
+        keep_unsent(model, [before], [2.0])
+        optimizer.apply([tf.constant(gradients[1])], [weight])
+        return weight.numpy()
+
+    np.testing.assert_array_equal(train(gradients[0], 1.0), train(gradients[0] / 2, 2.0))
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -2,6 +2,8 @@
 
 import math
 
+import numpy as np
+
 
 def require_criterion(logs, monitor):
     """Raises ValueError unless logs have a criterion. Does not wait for its value."""
@@ -28,3 +30,26 @@ def criterion_in(logs, monitor):
     require_criterion(logs, monitor)
     is_finite = math.isfinite(float(logs.get("loss", 0.0)))
     return float(logs[monitor]) if is_finite else math.nan
+
+
+def criterion_of_steps(logs, sizes, before, after, monitor):
+    """The criterion of several steps of training: float, as `criterion_in`.
+
+    The result of the model's metric, if it has one that follows training. A `train_step` of the
+    user's may return what no metric follows: then it is the mean over the samples.
+
+    Args:
+        logs: list of the dictionaries that the steps returned.
+        sizes: list of ints, number of samples of each step.
+        before, after: dictionaries of the results of the model's metrics, when they were reset and
+            after the steps.
+        monitor: name in the logs.
+    """
+    follow = {
+        name: after[name]
+        for name in {"loss", monitor} & set(after)
+        if name not in before or float(after[name]) != float(before[name])
+    }
+    if monitor in follow:
+        return criterion_in(logs[-1] | follow, monitor)
+    return float(np.average([criterion_in(one, monitor) for one in logs], weights=sizes))

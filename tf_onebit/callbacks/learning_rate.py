@@ -14,7 +14,7 @@ from keras.src.trainers.data_adapters import data_adapter_utils
 
 from tf_onebit.callbacks import fit, learning_rate_factor, training_state
 from tf_onebit.callbacks.criterion import criterion_in
-from tf_onebit.callbacks.snapshot import Snapshot
+from tf_onebit.callbacks.snapshot import Snapshot, can_be_taken
 from tf_onebit.callbacks.workers import Workers, require_together
 from tf_onebit.control import LearningRateControl, higher_is_better, reduced_rate
 from tf_onebit.data import ResizableBatches
@@ -141,6 +141,7 @@ class AutoLearningRate(keras.callbacks.Callback):
         )
         self.history = {"position": [], "criterion": [], "learning_rate": [], "reverted": []}
         self._best = None  # a `Snapshot`
+        self._best_is_of = None  # list of the model and its optimizers
         self._factors_of_best = None  # on its learning rates, but for what is reduced here
         self._reduced_by = 1.0
         self._steps = 0
@@ -163,6 +164,10 @@ class AutoLearningRate(keras.callbacks.Callback):
                 "global_batch_size, or data as tf_onebit.ResizableBatches."
             )
         learning_rate_factor.begin(self.model, self, self._reduced_by)
+        trained = [self.model, *optimizers_of(self.model)]
+        if self._best_is_of not in (None, trained):  # compiled anew, with another optimizer
+            self._best = self._control.best = None
+        self._best_is_of = trained
         if self._due is None:
             self._due = self._position + self.interval_samples
         if self._ending is not _Ending.IN_RUN_RESUMED:
@@ -237,26 +242,9 @@ class AutoLearningRate(keras.callbacks.Callback):
             return self._data.position
         return self._steps * self.global_batch_size
 
-    def _can_be_kept(self):
-        """Whether all that is to be kept is there: if not, after the first step.
-
-        So it is of a model that is not built, and of a backup by another number of workers, whose
-        states the exchanges share out in their first step.
-        """
-        exchanges = training_state.gradient_exchanges_of(self.model)
-        if not all(exchange.states_are_whole for exchange in exchanges):
-            return False
-        optimizer = self.model.optimizer
-        if not self.model.built:
-            return False
-        if optimizer is not None and not optimizer.built:
-            with self.model.distribute_strategy.scope():
-                optimizer.build(self.model.trainable_variables)
-        return all(optimizer.built for optimizer in optimizers_of(self.model))
-
     def _begin_if_possible(self):
         """Evaluates the model as it begins, for the first interval to be compared with."""
-        if self._can_be_kept():
+        if can_be_taken(self.model):
             self._control.begin(self._workers.mean(self._criterion()))
             self._keep()
 
@@ -280,7 +268,7 @@ class AutoLearningRate(keras.callbacks.Callback):
 
     def _evaluate_if_due(self):
         """Returns whether the model has gone back to the best."""
-        if self._position < self._due or not self._can_be_kept():
+        if self._position < self._due or not can_be_taken(self.model):
             return False
         criterion = self._workers.mean(self._criterion())
         decision = self._control.decide(criterion)

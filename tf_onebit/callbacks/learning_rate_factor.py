@@ -8,12 +8,15 @@ It is the product of what callbacks of a `fit` set, each its own, and is 1 outsi
 `begin` to `end` of each. Those keep what they have set, to begin the next `fit` with.
 """
 
+import itertools
 import math
 
 import keras
 import tensorflow as tf
 
 from tf_onebit.callbacks import fit
+from tf_onebit.optimizers import NormalizedAdaGrad
+from tf_onebit.training.copies import copies_of
 from tf_onebit.training.model_optimizers import inner_optimizer, optimizers_of
 from tf_onebit.training.optimizer import subclass
 
@@ -164,14 +167,23 @@ def set_factors(model, callback, values):
 def keep_unsent(model, before, now):
     """Has gradients that have yet to have an effect make the update that they would have made.
 
-    Where gradients wait in exchanges, as residuals and in the velocities of transforms, they are
-    multiplied with the factor of the learning rate when they were computed, over that of now.
+    Where gradients wait in exchanges, as residuals and in the velocities of transforms, or are
+    gathered by an optimizer, for an update of several minibatches or in velocities of its own, they
+    are multiplied with the factor of the learning rate when they were computed, over that of now.
+    (The velocities of Keras' own optimizers that have any hold updates, with their learning rate.)
 
     Args:
         model: Keras model.
         before, now: lists of floats, for each of `scaled_optimizers`.
     """
     for optimizer, old, new in zip(scaled_optimizers(model), before, now, strict=True):
+        if old == new:
+            continue
+        gathered = list(getattr(optimizer, "_accumulated_gradients", []))
+        if isinstance(optimizer, NormalizedAdaGrad):
+            gathered += optimizer.velocities
+        for copy in itertools.chain(*map(copies_of, gathered)):
+            copy.assign(copy * tf.cast(old / new, copy.dtype))
         if (exchange := getattr(optimizer, "gradient_exchange", None)) is not None:
             exchange.scale_unsent(old / new)
 

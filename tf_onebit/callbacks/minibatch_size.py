@@ -11,9 +11,9 @@ import numpy as np
 import tensorflow as tf
 
 from tf_onebit.callbacks import fit, learning_rate_factor, training_state
-from tf_onebit.callbacks.criterion import criterion_in, require_criterion
+from tf_onebit.callbacks.criterion import criterion_of_steps, require_criterion
 from tf_onebit.callbacks.size_plot import plot_sizes
-from tf_onebit.callbacks.snapshot import Snapshot
+from tf_onebit.callbacks.snapshot import Snapshot, can_be_taken
 from tf_onebit.callbacks.workers import Workers, require_together
 from tf_onebit.control import SizeSearch, higher_is_better, least_steps_of_trial, sizes_to_try
 from tf_onebit.data import ResizableBatches
@@ -37,10 +37,11 @@ class AutoMinibatchSize(keras.callbacks.Callback):
 
     The learning rate, be it a number or a schedule, is multiplied by a factor that follows the
     size: in proportion for SGD, which keeps the learning rate per sample, and with the square root
-    for Adam and its kin. Momentum and betas stay what they are, per step; residuals of an exchange
-    and velocities of its transforms are divided by what the learning rate grows by. Outside of a
-    step `optimizer.learning_rate` is what it was without this callback, and after `fit` steps have
-    that again. A later `fit` with the same callback goes on with its factor.
+    for Adam and its kin. Momentum and betas stay what they are, per step; gradients that wait, as
+    residuals of an exchange, in velocities (but those of Keras' SGD, which hold updates) and
+    accumulated, are divided by what the learning rate grows by. Outside of a step
+    `optimizer.learning_rate` is what it was without this callback, and after `fit` steps have that
+    again. A later `fit` with the same callback goes on with its factor.
 
     A search that is due when the epoch has fewer samples left than a trial needs waits for the
     beginning of the next. If all sizes fail (NaN), training goes on with the smallest, with a
@@ -156,6 +157,7 @@ class AutoMinibatchSize(keras.callbacks.Callback):
             *("monitor", "multiple", "learning_rate_rule", "tune_without_delay"),
         )
         settings = {name: getattr(self, name) for name in names}
+        settings["higher_is_better"] = self._higher_is_better
         self._workers.require_alike("AutoMinibatchSize", settings)
         self._require_sizes()
         self._powers = [
@@ -217,9 +219,8 @@ class AutoMinibatchSize(keras.callbacks.Callback):
         plot_sizes(self.history, self.data.position, path)
 
     def _search_if_possible(self):
-        exchanges = training_state.gradient_exchanges_of(self.model)
-        if not all(exchange.states_are_whole for exchange in exchanges):
-            return  # of a backup by other workers: after the first step
+        if not can_be_taken(self.model):
+            return
         if self._waits_in == self.data.epoch:
             return
         available = self._available
@@ -306,16 +307,19 @@ class AutoMinibatchSize(keras.callbacks.Callback):
     def _criterion(self, size):
         """What comes of training on the next samples with a size."""
         self.model.reset_metrics()
+        before = self.model.get_metrics_result()
+        peek = self.data.peek(self._trial_samples, size)
         try:
-            for minibatch in self.data.peek(self._trial_samples, size):
-                logs = self.model.train_function(minibatch)
+            logs = [self.model.train_function(minibatch) for minibatch in peek]
             # Which applies gradients that are still under way: those of the last minibatches.
-            logs = self.model._get_metrics_result_or_logs(logs)
+            after = self.model._get_metrics_result_or_logs(logs[-1])
         except tf.errors.InvalidArgumentError as error:
             if NOT_FINITE not in str(error):
                 raise
             return math.nan
-        return criterion_in(logs, self.monitor)
+        if after is logs[-1]:
+            after = self.model.get_metrics_result()
+        return criterion_of_steps(logs, peek.sizes, before, after, self.monitor)
 
     def _require_sizes(self):
         """Raises ValueError for sizes that workers cannot share, or trials too short for them."""

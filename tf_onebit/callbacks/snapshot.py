@@ -10,6 +10,22 @@ from tf_onebit.training.model_optimizers import (
 )
 
 
+def can_be_taken(model):
+    """Whether all is there that a snapshot of a model is to keep: if not, after the first step.
+
+    So it is of a model that is not built, and of a backup by another number of workers, whose
+    states the exchanges share out in their first step. An optimizer that the model was compiled
+    with is built.
+    """
+    exchanges = training_state.gradient_exchanges_of(model)
+    if not model.built or not all(exchange.states_are_whole for exchange in exchanges):
+        return False
+    if model.optimizer is not None and not model.optimizer.built:
+        with model.distribute_strategy.scope():
+            model.optimizer.build(model.trainable_variables)
+    return all(optimizer.built for optimizer in optimizers_of(model))
+
+
 class Snapshot:
     """The state of a training, as this process has it between two steps.
 
@@ -30,7 +46,7 @@ class Snapshot:
         """The snapshot of a model's training as it is.
 
         Args:
-            model: Keras model. It and its optimizers have their variables.
+            model: Keras model, of which one `can_be_taken`.
             occasion: at which all workers take it, in a few words.
         """
         state = training_state.collect(model, occasion)

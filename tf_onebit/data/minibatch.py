@@ -1,5 +1,7 @@
 """A minibatch of this process, in the form of an iterator that Keras' train function takes."""
 
+import itertools
+
 import tensorflow as tf
 
 
@@ -116,6 +118,7 @@ class Peek:
 
     Attributes:
         samples: how many samples they have, over all workers.
+        sizes: list of how many each of them has.
     """
 
     def __init__(self, minibatch_of, place, cuts):
@@ -123,10 +126,11 @@ class Peek:
         self._place = place
         self._cuts = cuts
         self.samples = cuts[-1] - cuts[0]
+        self.sizes = [stop - start for start, stop in itertools.pairwise(cuts)]
 
     def __len__(self):
         return len(self._cuts) - 1
 
     def __iter__(self):
-        for start, stop in zip(self._cuts[:-1], self._cuts[1:], strict=True):
+        for start, stop in itertools.pairwise(self._cuts):
             yield self._minibatch_of(self._place, start, stop)

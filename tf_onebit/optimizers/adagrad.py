@@ -149,6 +149,11 @@ class NormalizedAdaGrad(keras.optimizers.Optimizer):
         else:
             self._initial_batch_size = samples
 
+    @property
+    def velocities(self):
+        """Variables of gradients that learning rates of later steps will be multiplied with."""
+        return list(self._velocities) if self.built else []
+
     def _backend_update_step(self, grads, trainable_variables, learning_rate):
         self._samples.assign_add(ops.convert_to_tensor(self._samples_per_step))
         super()._backend_update_step(grads, trainable_variables, learning_rate)

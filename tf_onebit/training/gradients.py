@@ -140,6 +140,7 @@ class GradientExchange:
         """
         if ratio == 1.0:
             return
+        self._ratio *= ratio  # of an earlier run's states, for what is not built yet
         for exchanges, _ in self._built.values():
             for exchange in exchanges:
                 _load_own(exchange, exchange.state(), ratio)
