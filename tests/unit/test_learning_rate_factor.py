@@ -90,6 +90,14 @@ def test_learning_rate_outside_of_a_step_is_the_optimizers_own():
     assert learning_rate(model) == pytest.approx(0.025)
 
 
+def test_factor_acts_in_an_update_that_begins_in_the_optimizers_own_class():
+    """As a flush does, also with `tf.config.run_functions_eagerly`."""
+    model, weight = make_small_model(keras.optimizers.SGD(0.5)), keras.Variable([1.0])
+    set_factors(model, ME, [0.25])
+    keras.optimizers.SGD.apply(model.optimizer, [tf.constant([4.0])], [weight])
+    assert weight.numpy() == 1.0 - 0.125 * 4.0
+
+
 def test_factors_of_callbacks_multiply_until_all_have_ended():
     model = make_small_model()
     set_factors(model, ME, [0.5])

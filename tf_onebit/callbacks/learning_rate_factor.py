@@ -73,10 +73,10 @@ class _Scaled:
     _updates_under_way = 0
     _scaling = None
 
-    def apply(self, grads, trainable_variables=None):
+    def _backend_apply_gradients(self, grads, trainable_variables):
         self._updates_under_way += 1  # replicas have threads of their own
         try:
-            return super().apply(grads, trainable_variables)
+            super()._backend_apply_gradients(grads, trainable_variables)
         finally:
             self._updates_under_way -= 1
 
