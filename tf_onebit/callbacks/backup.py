@@ -38,7 +38,8 @@ class BackupAndRestore(keras.callbacks.Callback):
     training on them. So the order of the data must be a function of seed and epoch: arrays,
     `keras.utils.PyDataset`, or `tf.data`, with seeds (`keras.utils.set_random_seed`). With data
     that come in another order each time (generators, shuffling without a seed) it says so, and
-    begins the epoch anew, from the weights in its midst.
+    begins the epoch anew, from the weights in its midst. What is drawn at random while a batch is
+    read, to augment it, is the same only as a function of seed, epoch and the batch's number.
 
     Resumed with another number of workers, what had not been sent yet is divided among them anew.
 
