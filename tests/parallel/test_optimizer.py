@@ -16,8 +16,9 @@ from tests.parallel.training import (
     fit_whole,
     make_data,
     make_model,
+    with_layer,
 )
-from tf_onebit import FullPrecision, OneBit, WarmStart
+from tf_onebit import Delayed, FullPrecision, OneBit, Threshold, WarmStart
 
 STEPS = 6
 
@@ -70,6 +71,39 @@ def test_ranks_end_bitwise_equal_and_runs_repeat(name, world_size):
     )
     assert_same_bits_on_all_ranks(first)
     assert digest(first) == digest(second)
+
+
+class CountsTraces(keras.layers.Layer):
+    """An identity."""
+
+    def build(self, input_shape):
+        self.traces = 0
+
+    def call(self, x):
+        self.traces += 1
+        return x
+
+
+LATE = {
+    "one_bit": lambda: hvd.DistributedOptimizer(sgd(momentum=0.9), OneBit()),
+    "one_bit_adam": lambda: hvd.DistributedOptimizer(adam(), OneBit()),
+    "delayed": lambda: hvd.DistributedOptimizer(sgd(momentum=0.9), Delayed(OneBit())),
+    "skipping": lambda: hvd.DistributedOptimizer(sgd(), OneBit(), on_nonfinite="skip"),
+    "loss_scale": lambda: hvd.DistributedOptimizer(
+        keras.optimizers.LossScaleOptimizer(adam()), OneBit()
+    ),
+    "asynchronous": lambda: hvd.AsynchronousOptimizer(sgd(), Threshold(0.1)),
+}
+
+
+@pytest.mark.workers(2)
+@pytest.mark.parametrize("name", LATE)
+def test_a_step_is_traced_once_though_its_state_is_made_in_it(name, world_size):
+    layer = CountsTraces()
+    model = compiled(with_layer(lambda: layer)(), LATE[name]())
+    layer.traces = 0
+    fit_part(model, STEPS, world_size)
+    assert layer.traces == 1
 
 
 @pytest.mark.workers(2)

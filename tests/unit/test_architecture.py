@@ -34,7 +34,7 @@ MAY_IMPORT = {
     ],
     "tf_onebit.collectives": [f"collectives.{part}" for part in COLLECTIVES],
     **{f"tf_onebit.collectives.{part}": [] for part in COLLECTIVES},
-    "tf_onebit.collectives.engine": ["collectives.requests"],
+    "tf_onebit.collectives.engine": ["collectives.placement", "collectives.requests"],
     "tf_onebit.collectives.ordered_sum": ["collectives.requests"],
     "tf_onebit.exchanges": [
         "collectives.ordered_sum",

@@ -1,9 +1,8 @@
 """What carries the messages of the workers that run in this process."""
 
-import contextlib
-
 import tensorflow as tf
 
+from tf_onebit.collectives.placement import plain_variables
 from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, Broadcast, Cond
 
 
@@ -33,7 +32,7 @@ class Engine:
 
     def place(self, index):
         """Context in which the state of worker `ranks[index]` is created."""
-        return contextlib.nullcontext()
+        return plain_variables()
 
 
 class ProcessEngine(Engine):

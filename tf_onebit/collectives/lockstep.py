@@ -1,12 +1,10 @@
 """N workers inside one program: simulation, tests, several local devices."""
 
-import contextlib
-
 import tensorflow as tf
 
 from tf_onebit.collectives.engine import Engine
 from tf_onebit.collectives.ordered_sum import added_in_order
-from tf_onebit.collectives.placement import plain_variables
+from tf_onebit.collectives.placement import on_device, plain_variables
 from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, Broadcast, Cond
 
 
@@ -56,7 +54,7 @@ def run(generators, devices=None):
         requests, results = [], []
         for generator, answer, device in zip(generators, answers, devices, strict=True):
             try:
-                with _on(device):
+                with on_device(device):
                     requests.append(generator.send(answer))
             except StopIteration as stop:
                 results.append(stop.value)
@@ -70,10 +68,6 @@ def run(generators, devices=None):
                 f"{sorted((kind.__name__, name) for kind, name in asked)}."
             )
         answers = _answer(requests, devices)
-
-
-def _on(device):
-    return contextlib.nullcontext() if device is None else tf.device(device)
 
 
 def _answer(requests, devices):

@@ -66,7 +66,8 @@ class DeadReckoning(GradientExchange):
         exchange = self.template.clone()
         with tf.init_scope():
             self.engine.run([handshake(scope, describe(self.template, specs, world_size))])
-            exchange.build(specs, rank, world_size, scope)
+            with self.engine.place(0):
+                exchange.build(specs, rank, world_size, scope)
         if world_size > 1:
             self._pump = Pump(
                 self._max_staleness,

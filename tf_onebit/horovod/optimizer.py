@@ -4,6 +4,7 @@ import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
 
+from tf_onebit.collectives.placement import plain_variables
 from tf_onebit.exchanges.finite import values_of
 from tf_onebit.horovod.compression import requested_exchange
 from tf_onebit.horovod.gradients import horovod_exchange
@@ -66,7 +67,7 @@ def DistributedOptimizer(
     agreed = [*settings(optimizer), ("on_nonfinite", on_nonfinite)]
     gradient_exchange = horovod_exchange(template, op, agreed)
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        distributed = remake(optimizer, GlobalLossScale, name)
+        distributed = remake(optimizer, _LossScaleOverHorovod, name)
         inner = remake(optimizer.inner_optimizer, _OverHorovod, None)
         inner.loss_scaled = True
         distributed.inner_optimizer = inner
@@ -89,7 +90,19 @@ def _require_unscaled_loss():
         )
 
 
-class _OverHorovod(Distributed):
+class _BuiltInAStep:
+    """Makes its variables in the trace of the first step, but not as part of it: a mixin."""
+
+    def build(self, variables):
+        with plain_variables():
+            super().build(variables)
+
+
+class _LossScaleOverHorovod(_BuiltInAStep, GlobalLossScale):
+    """Decides on all workers alike."""
+
+
+class _OverHorovod(_BuiltInAStep, Distributed):
     """May leave out steps, and refuses to have its loss scaled by Keras."""
 
     loss_scaled = False
