@@ -89,9 +89,6 @@ LATE = {
     "one_bit_adam": lambda: hvd.DistributedOptimizer(adam(), OneBit()),
     "delayed": lambda: hvd.DistributedOptimizer(sgd(momentum=0.9), Delayed(OneBit())),
     "skipping": lambda: hvd.DistributedOptimizer(sgd(), OneBit(), on_nonfinite="skip"),
-    "loss_scale": lambda: hvd.DistributedOptimizer(
-        keras.optimizers.LossScaleOptimizer(adam()), OneBit()
-    ),
     "asynchronous": lambda: hvd.AsynchronousOptimizer(sgd(), Threshold(0.1)),
 }
 

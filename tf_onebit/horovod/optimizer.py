@@ -67,7 +67,7 @@ def DistributedOptimizer(
     agreed = [*settings(optimizer), ("on_nonfinite", on_nonfinite)]
     gradient_exchange = horovod_exchange(template, op, agreed)
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        distributed = remake(optimizer, _LossScaleOverHorovod, name)
+        distributed = remake(optimizer, GlobalLossScale, name)
         inner = remake(optimizer.inner_optimizer, _OverHorovod, None)
         inner.loss_scaled = True
         distributed.inner_optimizer = inner
@@ -90,19 +90,7 @@ def _require_unscaled_loss():
         )
 
 
-class _BuiltInAStep:
-    """Makes its variables in the trace of the first step, but not as part of it: a mixin."""
-
-    def build(self, variables):
-        with plain_variables():
-            super().build(variables)
-
-
-class _LossScaleOverHorovod(_BuiltInAStep, GlobalLossScale):
-    """Decides on all workers alike."""
-
-
-class _OverHorovod(_BuiltInAStep, Distributed):
+class _OverHorovod(Distributed):
     """May leave out steps, and refuses to have its loss scaled by Keras."""
 
     loss_scaled = False
@@ -110,7 +98,10 @@ class _OverHorovod(_BuiltInAStep, Distributed):
     def build(self, variables):
         if not self.loss_scaled:
             _require_unscaled_loss()
-        super().build(variables)
+        # Not so the variables of a LossScaleOptimizer: Keras needs the second trace that they
+        # cause, because the first has the initial scale as a constant.
+        with plain_variables():
+            super().build(variables)
 
     def apply(self, grads, trainable_variables=None):
         grads = list(grads)
