@@ -30,7 +30,7 @@ def parse(arguments):
     add("--growing-passes", type=int, default=7, help="of rows with something automatic")
     add("--minibatch-interval", type=int, default=100_000, help="frames between searches")
     add("--evaluation-interval", type=int, default=180_000, help="frames between evaluations")
-    add("--trial-frames", type=int, default=18_432, help="of each trial of a minibatch size")
+    add("--trial-frames", type=int, default=36_864, help="of each trial of a minibatch size")
     add("--error-margin", type=float, default=0.01, help="of a trial, relative")
     add("--depth", type=int, default=5, help="hidden layers")
     add("--width", type=int, default=256, help="units of a hidden layer")

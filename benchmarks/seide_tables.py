@@ -27,7 +27,8 @@ NO_FEEDBACK = ("--exchange", "onebit-no-feedback")
 LESS_OFTEN = 3
 GROWTH = 4  # of the minibatch, at least, to speak of a larger one
 LARGER = 1.01  # of minibatches with the trials without delay, at least, to speak of larger ones
-MINIBATCHES_OF_TRIAL = 3  # at least
+# What a size does to a model may show after tens of updates only.
+MINIBATCHES_OF_TRIAL = 30  # at least
 HEADER = ["", "frame accuracy [%]", "points lost", "on training data [%]", "frames per minibatch"]
 
 
