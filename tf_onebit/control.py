@@ -11,8 +11,8 @@ drops, the model is taken back to its best as well.
 import dataclasses
 import math
 
-# What a size does to a model shows in the minibatches after the first update.
-_LEAST_UPDATES_OF_TRIAL = 3
+# A momentum of 0.9 remembers ten updates; what a size does to a model hardly shows in fewer.
+_LEAST_UPDATES_OF_TRIAL = 10
 
 
 def higher_is_better(monitor, mode="auto"):
@@ -52,7 +52,7 @@ def least_steps_of_trial(accumulated, delay):
 
     Example:
         >>> least_steps_of_trial(accumulated=1, delay=0), least_steps_of_trial(8, 1)
-        (3, 32)
+        (10, 88)
     """
     return (_LEAST_UPDATES_OF_TRIAL + delay) * accumulated
 

@@ -48,7 +48,7 @@ def test_speech_is_learned_while_minibatch_and_learning_rate_are_decided(tmp_pat
     command = ["examples/speech/train.py", "--preset", "tiny", *SPEECH, "--epochs", "2"]
     command += ["--adagrad", "aggregate", "--momentum", "0.9", "--learning-rate", "0.04"]
     command += ["--delayed", "--warm-start-samples", "2000", "--output", str(output)]
-    command += ["--auto-minibatch", "--minibatch-interval", "20000", "--trial-frames", "600"]
+    command += ["--auto-minibatch", "--minibatch-interval", "20000", "--trial-frames", "1500"]
     command += ["--auto-learning-rate", "--evaluation-interval", "10000"]
     status, _, printed = run_job("horovod", 2, command)
     assert status == 0, printed

@@ -53,7 +53,7 @@ def test_delayed_devices_train_as_one_with_late_gradients(result):
 def test_devices_are_tuned(result):
     moved, searches, sizes, losses, criteria = result["tuned"]
     assert (moved, searches) == (0.0, 3)
-    assert sizes == [48, 96]
+    assert sizes == [12, 24]
     assert losses[1] < losses[0]
     assert criteria[-1] < criteria[0]
 

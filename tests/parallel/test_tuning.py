@@ -30,7 +30,7 @@ def make(engine, exchange, rate=0.1, make_model=make_model):
     else:
         with MultiWorkerMirroredStrategy(exchange).scope():
             model = compiled(make_model(), optimizer(rate, momentum=0.5), metrics=["accuracy"])
-    return model, ResizableBatches(samples(), 32, seed=1)
+    return model, ResizableBatches(samples(), 8, seed=1)
 
 
 def fit(model, data, *callbacks):
@@ -50,12 +50,12 @@ def test_workers_decide_alike_and_a_search_leaves_no_trace(engine, world_size):
     plain, data = make(engine, OneBit(min_size=0))
     expected = fit(plain, data)
     model, data = make(engine, OneBit(min_size=0))
-    size = AutoMinibatchSize(data, 160, 128, max_size=32, multiple=8, error_margin=1e9)
+    size = AutoMinibatchSize(data, 160, 128, max_size=8, multiple=2, error_margin=1e9)
     assert fit(model, data, size) == expected
     for mine, theirs in zip(state_of(model), state_of(plain), strict=True):
         np.testing.assert_array_equal(mine, theirs)
     tried = [[size for size, _ in trials] for trials in size.history["trials"]]
-    assert tried == [[], *3 * [[16, 24, 32]]]
+    assert tried == [[], *3 * [[4, 6, 8]]]
     histories = gather(size.history)
     assert all(history == histories[0] for history in histories)
 
@@ -64,7 +64,7 @@ def test_workers_decide_alike_and_a_search_leaves_no_trace(engine, world_size):
 def test_size_and_learning_rate_with_delayed_gradients(engine, world_size):
     model, data = make(engine, Delayed(OneBit(min_size=0)))
     size = AutoMinibatchSize(
-        data, 192, 192, max_size=32, multiple=8, error_margin=0.05, tune_without_delay=True
+        data, 192, 192, max_size=8, multiple=2, error_margin=0.05, tune_without_delay=True
     )
     x, labels = (array[rank() * 64 :][:64] for array in samples())
     held_out = (x, labels) if engine == "horovod" else tuple(a[:128] for a in samples())
@@ -90,11 +90,11 @@ def test_trial_that_diverges_fails_on_all_workers_and_training_goes_on(engine, w
                 model.optimizer.learning_rate = rate
                 weights.append(model.get_weights())
 
-    size = AutoMinibatchSize(data, 192, 128, multiple=8)
+    size = AutoMinibatchSize(data, 192, 128, multiple=2)
     with pytest.warns(UserWarning, match="With no minibatch size was the criterion finite"):
         model.fit(data, callbacks=[Diverging(), size, Diverging()], verbose=0)
     assert np.isnan(size.history["trials"][1][0][1])
-    assert size.history["global_batch_size"] == [32, 16]
+    assert size.history["global_batch_size"] == [8, 4]
     for mine, theirs in zip(*weights, strict=True):
         np.testing.assert_array_equal(mine, theirs)
     assert data.position == SAMPLES
@@ -105,7 +105,7 @@ class NotFiniteIfLarge(keras.layers.Layer):
     """Where a minibatch has a marked sample, and many."""
 
     def call(self, x):
-        is_bad = (tf.shape(x)[0] >= 16) & tf.reduce_any(x[:, 0] == 7.0)
+        is_bad = (tf.shape(x)[0] >= 4) & tf.reduce_any(x[:, 0] == 7.0)
         return x * tf.where(is_bad, np.float32(np.inf), np.float32(1.0))
 
 
@@ -120,14 +120,14 @@ def test_trial_whose_last_gradients_are_not_finite_fails_and_training_goes_on(en
 
     model, _ = make(engine, Delayed(OneBit(min_size=0)), make_model=make_model)
     x, labels = samples()
-    x[-32:, 0] = 7.0  # the last minibatch of the largest size
-    data = ResizableBatches((x, labels), 16, shuffle=False)
-    size = AutoMinibatchSize(data, 192, 192, multiple=16, max_size=32, error_margin=1e9)
+    x[-8:, 0] = 7.0  # the last minibatch of the largest size
+    data = ResizableBatches((x, labels), 4, shuffle=False)
+    size = AutoMinibatchSize(data, 192, 192, multiple=4, max_size=8, error_margin=1e9)
     model.fit(data, callbacks=[size], verbose=0)
     (small, finite), (large, not_finite) = size.history["trials"][1]
-    assert (small, large) == (16, 32)
+    assert (small, large) == (4, 8)
     assert np.isfinite(finite) and np.isnan(not_finite)
-    assert size.history["global_batch_size"] == [16, 16]
+    assert size.history["global_batch_size"] == [4, 4]
     assert data.position == SAMPLES
 
 
@@ -135,10 +135,10 @@ def test_trial_whose_last_gradients_are_not_finite_fails_and_training_goes_on(en
 def test_what_cannot_work_is_refused(engine, world_size):
     model, data = make(engine, OneBit())
     with pytest.raises(ValueError, match="min_size must be a multiple of the number of workers.*2"):
-        fit(model, data, AutoMinibatchSize(data, 192, 128, min_size=17, multiple=1))
+        fit(model, data, AutoMinibatchSize(data, 192, 128, min_size=5, multiple=1))
     model, data = make(engine, Delayed(OneBit()))
-    with pytest.raises(ValueError, match="at least 4 minibatches.*trial_samples=96"):
-        fit(model, data, AutoMinibatchSize(data, 192, 96, multiple=8))
+    with pytest.raises(ValueError, match="at least 11 minibatches.*trial_samples=80"):
+        fit(model, data, AutoMinibatchSize(data, 192, 80, multiple=2))
     model, data = make(engine, OneBit())
     for callback, name in (
         (AutoMinibatchSize(data, 192 + rank(), 128), "interval_samples of AutoMinibatchSize"),

@@ -141,8 +141,8 @@ def tuned():
     for callbacks in ([], [tf_onebit.callbacks.AutoMinibatchSize]):
         with strategy(tf_onebit.OneBit(min_size=0)).scope():
             model = compiled(make_model(), sgd(momentum=0.5)())
-        batches = tf_onebit.ResizableBatches(data(8), BATCH_SIZE, seed=1)
-        tuning = [c(batches, 192, 144, None, BATCH_SIZE, 1e9, multiple=4) for c in callbacks]
+        batches = tf_onebit.ResizableBatches(data(8), 12, seed=1)
+        tuning = [c(batches, 192, 144, None, 12, 1e9, multiple=1) for c in callbacks]
         model.fit(batches, epochs=2, callbacks=tuning, verbose=0)
         ends.append([v.numpy() for v in (*model.variables, *model.optimizer.variables)])
         states = model.optimizer.gradient_exchange.states()

@@ -21,6 +21,7 @@ from tests.parallel.training import compiled, make_data
 EPOCHS = 3  # but two where training is tuned
 SAMPLES = 200
 GLOBAL_BATCH_SIZE = 24  # of which none is left for a whole number of batches
+TUNED_BATCH_SIZE = 8
 
 
 class Noise(keras.layers.Layer):
@@ -96,7 +97,7 @@ class DeathInTrial(tf_onebit.callbacks.AutoMinibatchSize):
 
 def tuning(data, validation_data, die_in_trial):
     """Callbacks that tune training, of which the first may die."""
-    size = DeathInTrial(data, 96, trial_samples=96, multiple=4, error_margin=0.1)
+    size = DeathInTrial(data, 96, trial_samples=96, multiple=2, error_margin=0.1)
     size.trials_left = die_in_trial
     rate = tf_onebit.callbacks.AutoLearningRate(validation_data, 60, min_improvement=0.1)
     return [size, rate]
@@ -163,9 +164,9 @@ def make_exchange(options):
         return tf_onebit.Local()
     if options.tune:
         # Of which each has a state that the size of minibatches is part of.
-        adagrad = tf_onebit.transforms.NormalizedAdaGrad(100, GLOBAL_BATCH_SIZE)
+        adagrad = tf_onebit.transforms.NormalizedAdaGrad(100, TUNED_BATCH_SIZE)
         delayed = tf_onebit.Delayed(tf_onebit.OneBit(min_size=0, transforms=[adagrad]))
-        return tf_onebit.WarmStart(delayed, samples=90, global_batch_size=GLOBAL_BATCH_SIZE)
+        return tf_onebit.WarmStart(delayed, samples=90, global_batch_size=TUNED_BATCH_SIZE)
     exchange = tf_onebit.OneBit(min_size=0)
     if options.delayed:
         exchange = tf_onebit.Delayed(exchange)
@@ -180,7 +181,7 @@ def make_data_of_fit(options, rank, parts):
     """Arguments of `fit`: the data of a worker that has one of so many parts."""
     x, labels = samples()
     if options.tune:  # all workers have all of the data
-        return {"x": tf_onebit.ResizableBatches((x, labels), GLOBAL_BATCH_SIZE, seed=5)}
+        return {"x": tf_onebit.ResizableBatches((x, labels), TUNED_BATCH_SIZE, seed=5)}
     x, labels = x[rank % parts :: parts], labels[rank % parts :: parts]
     batch_size = GLOBAL_BATCH_SIZE // parts
     if options.data == "arrays":

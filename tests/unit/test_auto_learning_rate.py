@@ -137,21 +137,21 @@ def test_a_model_compiled_anew_goes_back_to_what_its_new_optimizer_has_learned()
 
 
 def test_gradients_not_sent_yet_go_back_to_the_size_there_is_now():
-    """Velocities of means over 32 samples count half as much in minibatches of 64."""
+    """Velocities of means over 8 samples count half as much in minibatches of 16."""
     hvd.init()
     exchange = OneBit(min_size=0, transforms=[Momentum(0.9)])
     model = make_small_model(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), exchange))
-    data, velocities = batches(), []
+    data, velocities = batches(8), []
 
     def note(model):
         (states,) = model.optimizer.gradient_exchange.states()
         velocities.append([v for name, v in states[0].items() if "transform" in name])
 
-    tuning = AutoMinibatchSize(data, 192, 192, min_size=32, multiple=32)
+    tuning = AutoMinibatchSize(data, 192, 192, min_size=8, multiple=8)
     tuning._criterion = lambda size: 1.0
     rate = control([1.0, 2.0], interval_samples=160)
     fit(model, data, [At(data, 160, note), rate, tuning, At(data, 320, note)])
-    assert tuning.history["global_batch_size"] == [32, 64]
+    assert tuning.history["global_batch_size"] == [8, 16]
     assert rate.history["reverted"] == [False, True]
     best, now = velocities
     assert any(np.any(velocity) for velocity in best)
@@ -307,10 +307,10 @@ def test_any_data_of_which_the_size_of_a_step_is_known():
 
 def test_both_callbacks_are_resumed_with_the_same_bits(tmp_path):
     def train(directory, *callbacks):
-        data, model = batches(), make_model(keras.optimizers.SGD(0.4, momentum=0.5))
+        data, model = batches(8), make_model(keras.optimizers.SGD(0.4, momentum=0.5))
         x, labels = samples()
         rate = AutoLearningRate((x[:64], labels[:64]), 64, "accuracy", min_improvement=0.01)
-        size = AutoMinibatchSize(data, 128, 96, multiple=8, error_margin=0.05)
+        size = AutoMinibatchSize(data, 128, 96, multiple=2, error_margin=0.05)
         backup = BackupAndRestore(directory, save_freq=2)
         history = fit(model, data, [rate, backup, size, *callbacks], epochs=2)
         assert any(rate.history["reverted"])
@@ -318,7 +318,7 @@ def test_both_callbacks_are_resumed_with_the_same_bits(tmp_path):
 
     expected = train(tmp_path / "other")
     with pytest.raises(InterruptedError):
-        train(tmp_path / "backups", Interruption(17))
+        train(tmp_path / "backups", Interruption(68))
     resumed = train(tmp_path / "backups")
     assert_same_bits(resumed[0], expected[0])
     assert resumed[1:] == expected[1:]

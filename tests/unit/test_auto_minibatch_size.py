@@ -8,11 +8,11 @@ import pytest
 import tensorflow as tf
 
 import tf_onebit.horovod as hvd
+from tests.unit import tuned
 from tests.unit.tuned import (
     At,
     Interruption,
     assert_same_bits,
-    batches,
     make_model,
     make_small_model,
     samples,
@@ -30,7 +30,11 @@ from tf_onebit.transforms import Momentum, NormalizedAdaGrad
 ANYTHING_GOES, NOTHING_GOES = 1e9, 0.0
 
 
-def tuning(data, interval_samples=192, trial_samples=96, multiple=8, **arguments):
+def batches(size=8, data=None):
+    return tuned.batches(size, data=data)
+
+
+def tuning(data, interval_samples=192, trial_samples=96, multiple=2, **arguments):
     return AutoMinibatchSize(data, interval_samples, trial_samples, multiple=multiple, **arguments)
 
 
@@ -44,10 +48,10 @@ def test_a_search_leaves_no_trace(steps_per_execution):
     plain = make_model(steps_per_execution=steps_per_execution)
     expected, expected_numbers = fit(plain, batches()), drawn()
     data, model = batches(), make_model(steps_per_execution=steps_per_execution)
-    callback = tuning(data, max_size=32, error_margin=ANYTHING_GOES)
+    callback = tuning(data, max_size=8, error_margin=ANYTHING_GOES)
     assert fit(model, data, [callback]) == expected
     tried = [[size for size, _ in trials] for trials in callback.history["trials"]]
-    assert tried == [[], [16, 24, 32], [16, 24, 32], [16, 24, 32]]
+    assert tried == [[], [4, 6, 8], [4, 6, 8], [4, 6, 8]]
     assert_same_bits(state_of(model), state_of(plain))
     assert drawn() == expected_numbers
 
@@ -63,16 +67,16 @@ def drawn():
 def test_criterion_is_that_of_training_with_this_size_from_there(make_optimizer, power):
     """And with the learning rate of this size, on the samples that come next."""
     data = batches()
-    callback = tuning(data, trial_samples=192, multiple=16, error_margin=ANYTHING_GOES)
+    callback = tuning(data, trial_samples=192, multiple=4, error_margin=ANYTHING_GOES)
     fit(make_small_model(make_optimizer(0.01)), data, [callback], epochs=1)
     (trials,) = callback.history["trials"][1:]
-    assert [size for size, _ in trials] == [16, 32, 48, 64]
+    assert [size for size, _ in trials] == [4, 8, 12, 16]
     for size, criterion in trials:
         data, model = batches(), make_small_model(make_optimizer(0.01))
 
         def change(model, data=data, size=size):
             data.resize(size)
-            model.optimizer.learning_rate = 0.01 * (size / 32) ** power
+            model.optimizer.learning_rate = 0.01 * (size / 8) ** power
             model.reset_metrics()  # so that the epoch's loss is that from here on
 
         history = fit(model, data, [At(data, 192, change)], epochs=1)
@@ -87,23 +91,23 @@ def test_criterion_is_that_of_training_with_this_size_from_there(make_optimizer,
 def test_learning_rate_per_sample_stays(learning_rate):
     data = batches()
     model = make_model(keras.optimizers.SGD(learning_rate, momentum=0.5, weight_decay=0.01))
-    callback = tuning(data, max_size=64, trial_samples=192, error_margin=ANYTHING_GOES)
+    callback = tuning(data, max_size=16, trial_samples=192, error_margin=ANYTHING_GOES)
     fit(model, data, [callback], epochs=1)
-    assert callback.history["global_batch_size"] == [32, 64]
+    assert callback.history["global_batch_size"] == [8, 16]
 
     class Doubled(keras.optimizers.schedules.LearningRateSchedule):
         def __call__(self, step):
             rate = learning_rate if isinstance(learning_rate, float) else learning_rate(step)
-            return rate * tf.where(step < 6, 1.0, 2.0)  # 192 samples are 6 steps of 32
+            return rate * tf.where(step < 24, 1.0, 2.0)  # 192 samples are 24 steps of 8
 
     data, expected = (
         batches(),
         make_model(keras.optimizers.SGD(Doubled(), momentum=0.5, weight_decay=0.01)),
     )
-    fit(expected, data, [At(data, 192, lambda model: data.resize(64))], epochs=1)
+    fit(expected, data, [At(data, 192, lambda model: data.resize(16))], epochs=1)
     assert_same_bits(model.get_weights(), expected.get_weights())
     rates = callback.history["learning_rate"]
-    at_search = learning_rate if isinstance(learning_rate, float) else float(learning_rate(6))
+    at_search = learning_rate if isinstance(learning_rate, float) else float(learning_rate(24))
     assert rates == pytest.approx([0.1, 2 * at_search])
 
 
@@ -112,20 +116,20 @@ def sgd(momentum):
 
 
 def adagrad(momentum):
-    return optimizers.NormalizedAdaGrad(0.1, 1e4, 32, momentum=momentum)
+    return optimizers.NormalizedAdaGrad(0.1, 1e4, 8, momentum=momentum)
 
 
 @pytest.mark.parametrize(
-    ("make_optimizer", "first"), [(sgd, []), (adagrad, [NormalizedAdaGrad(1e4, 32)])]
+    ("make_optimizer", "first"), [(sgd, []), (adagrad, [NormalizedAdaGrad(1e4, 8)])]
 )
 def test_momentum_follows_the_size(make_optimizer, first):
     """In an exchange and in an optimizer, whether it sums up gradients or, as Keras' SGD, steps."""
 
     def train(make_optimizer):
         data, model = batches(), make_model(make_optimizer(hvd.DistributedOptimizer))
-        callback = tuning(data, trial_samples=192, min_size=32, error_margin=ANYTHING_GOES)
+        callback = tuning(data, trial_samples=192, min_size=8, error_margin=ANYTHING_GOES)
         fit(model, data, [callback], epochs=1)
-        assert callback.history["global_batch_size"] == [32, 64]
+        assert callback.history["global_batch_size"] == [8, 16]
         return model.get_weights(), callback.history["trials"][1]
 
     hvd.init()
@@ -146,7 +150,7 @@ def test_learning_rate_of_others_is_scaled_and_left_to_them():
         return 0.1 if epoch == 0 else rate / 2
 
     data, model = batches(), make_small_model()
-    callback = tuning(data, max_size=64, trial_samples=192, error_margin=ANYTHING_GOES)
+    callback = tuning(data, max_size=16, trial_samples=192, error_margin=ANYTHING_GOES)
     fit(model, data, [callback, keras.callbacks.LearningRateScheduler(schedule)])
     np.testing.assert_allclose(seen, [0.1, 0.1])
     np.testing.assert_allclose(model.optimizer.learning_rate, 0.05)
@@ -158,13 +162,13 @@ def test_learning_rate_of_others_is_scaled_and_left_to_them():
 @pytest.mark.parametrize("rate_first", [True, False])
 def test_factor_is_in_force_in_fit_only_and_goes_on_in_the_next(rate_first):
     data, model = batches(), make_small_model()
-    size = tuning(data, 192, 192, max_size=64, error_margin=ANYTHING_GOES)
+    size = tuning(data, 192, 192, max_size=16, error_margin=ANYTHING_GOES)
     rate = AutoLearningRate(samples(), 384, min_improvement=1e9)
     rate._control.decide(1.0)  # so that the next evaluation reduces
     callbacks = [rate, size] if rate_first else [size, rate]
     fit(model, data, callbacks, epochs=1)
     assert size.history["learning_rate"] == pytest.approx([0.1, 0.2])
-    assert rate.history["learning_rate"][-1] == pytest.approx(0.1)  # halved, at size 64
+    assert rate.history["learning_rate"][-1] == pytest.approx(0.1)  # halved, at size 16
     assert learning_rate_factor.factors(model) == [1.0]
     fit(model, data, callbacks, epochs=1)
     assert learning_rate_factor.factors(model) == [1.0]
@@ -172,7 +176,7 @@ def test_factor_is_in_force_in_fit_only_and_goes_on_in_the_next(rate_first):
 
 
 @pytest.mark.parametrize(
-    ("error_margin", "sizes"), [(ANYTHING_GOES, [32, 48, 64, 64]), (NOTHING_GOES, None)]
+    ("error_margin", "sizes"), [(ANYTHING_GOES, [8, 12, 16, 16]), (NOTHING_GOES, None)]
 )
 def test_size_grows_and_shrinks_within_fit(error_margin, sizes):
     """Every sample is trained on once per epoch, in however many steps."""
@@ -193,7 +197,7 @@ def test_size_grows_and_shrinks_within_fit(error_margin, sizes):
     )
     # With a rate this high, large minibatches are worse.
     model.compile(keras.optimizers.SGD(0.5), "sparse_categorical_crossentropy")
-    callback = tuning(data, trial_samples=192, max_size=64, error_margin=error_margin)
+    callback = tuning(data, trial_samples=192, max_size=16, error_margin=error_margin)
     marks = []
     begin = keras.callbacks.LambdaCallback(
         on_train_batch_begin=lambda batch, logs: marks.append(len(seen))
@@ -212,8 +216,8 @@ def test_largest_feasible_size_is_taken():
     criteria = iter([1.0, 1.005, 1.0099, 1.02, 0.5])
     callback._criterion = lambda size: next(criteria)
     fit(make_small_model(), data, [callback], epochs=1)
-    assert callback.history["trials"][1] == [(16, 1.0), (24, 1.005), (32, 1.0099), (48, 1.02)]
-    assert callback.history["global_batch_size"] == [32, 32]
+    assert callback.history["trials"][1] == [(4, 1.0), (6, 1.005), (8, 1.0099), (12, 1.02)]
+    assert callback.history["global_batch_size"] == [8, 8]
 
 
 def test_nothing_is_traced_for_trials():
@@ -230,7 +234,7 @@ def test_nothing_is_traced_for_trials():
         model = keras.Sequential([Traced(), keras.layers.Dense(4)])
         model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
         data = batches()
-        callbacks = [tuning(data, max_size=64, error_margin=ANYTHING_GOES)] if searches else []
+        callbacks = [tuning(data, max_size=16, error_margin=ANYTHING_GOES)] if searches else []
         fit(model, data, callbacks)
         counts.append(len(traces))
     assert counts[0] == counts[1] > 0
@@ -246,7 +250,7 @@ def test_other_callbacks_see_no_trials():
             on_test_begin=lambda logs, calls=calls: calls.append("test"),
         )
         data = batches()
-        callback = tuning(data, max_size=32, error_margin=ANYTHING_GOES)
+        callback = tuning(data, max_size=8, error_margin=ANYTHING_GOES)
         fit(make_small_model(), data, [callback, other] if searches else [other])
         counts.append(len(calls))
     assert counts[0] == counts[1]
@@ -255,7 +259,7 @@ def test_other_callbacks_see_no_trials():
 def test_search_waits_for_an_epoch_that_has_the_samples_of_a_trial():
     # Due at 256, when the epoch of 384 samples has 128 left; 160 are needed.
     data = batches()
-    callback = tuning(data, 256, 160, max_size=32, error_margin=ANYTHING_GOES)
+    callback = tuning(data, 256, 160, max_size=8, error_margin=ANYTHING_GOES)
     fit(make_small_model(), data, [callback], epochs=3)
     assert callback.history["position"] == [0, 384, 768]
 
@@ -263,14 +267,14 @@ def test_search_waits_for_an_epoch_that_has_the_samples_of_a_trial():
 def test_search_that_waits_goes_on_waiting_when_it_is_resumed(tmp_path):
     def train(*callbacks, directory=tmp_path / "other"):
         data = batches()
-        callback = tuning(data, 256, 160, max_size=32, error_margin=ANYTHING_GOES)
+        callback = tuning(data, 256, 160, max_size=8, error_margin=ANYTHING_GOES)
         backup = BackupAndRestore(directory, save_freq=1)
         fit(make_small_model(), data, [callback, backup, *callbacks], epochs=2)
         return callback.history
 
     expected = train()
     with pytest.raises(InterruptedError):
-        train(Interruption(10), directory=tmp_path / "backups")  # at 320 samples
+        train(Interruption(40), directory=tmp_path / "backups")  # at 320 samples
     assert train(directory=tmp_path / "backups") == expected
 
 
@@ -278,7 +282,7 @@ def test_data_of_unknown_length():
     dataset = tf.data.Dataset.from_tensor_slices(samples()).batch(10).filter(lambda *_: True)
     data = batches(data=dataset)
     assert data.samples is None
-    callback = tuning(data, 256, 160, max_size=32, error_margin=ANYTHING_GOES)
+    callback = tuning(data, 256, 160, max_size=8, error_margin=ANYTHING_GOES)
     fit(make_small_model(), data, [callback], epochs=3)
     assert callback.history["position"] == [0, 384, 768]
 
@@ -291,9 +295,9 @@ def test_data_of_unknown_length_with_too_few_samples_for_a_trial():
         fit(make_small_model(), data, [tuning(data, 500, 400)], epochs=3)
     assert data.position == 0
     data = batches(data=dataset)
-    fit(make_small_model(), data, [At(data, 32, stop)])  # in the midst of an epoch
+    fit(make_small_model(), data, [At(data, 8, stop)])  # in the midst of an epoch
     callback = tuning(data, 500, 400)
-    with pytest.warns(UserWarning, match="size stays 32. An epoch must have the samples"):
+    with pytest.warns(UserWarning, match="size stays 8. An epoch must have the samples"):
         fit(make_small_model(), data, [callback], epochs=3)
     assert data.position == 3 * 384
     assert len(callback.history["position"]) == 1
@@ -307,7 +311,7 @@ def stop(model):
 def test_search_that_waits_looks_at_the_data_once_per_epoch(is_stream, expected):
     dataset = tf.data.Dataset.from_tensor_slices(samples()).batch(10).filter(lambda *_: True)
     data = batches(data=dataset if is_stream else None)
-    callback = tuning(data, 256, 160, max_size=32, error_margin=ANYTHING_GOES)
+    callback = tuning(data, 256, 160, max_size=8, error_margin=ANYTHING_GOES)
     peek, looks = data.peek, []
 
     def peek_noting(samples, size):
@@ -318,7 +322,7 @@ def test_search_that_waits_looks_at_the_data_once_per_epoch(is_stream, expected)
     fit(make_small_model(), data, [callback], epochs=2)
     assert callback.history["position"] == [0, 384]
     # At the beginning, at 256, at 384, where it is tried, and at 640.
-    assert len([size for size in looks if size > 32]) == expected
+    assert len([size for size in looks if size > 8]) == expected
 
 
 def test_training_that_ends_searches_no_more():
@@ -328,16 +332,16 @@ def test_training_that_ends_searches_no_more():
     assert callback.history["position"] == [0]
 
 
-def test_trial_has_three_updates_also_where_gradients_are_accumulated():
+def test_trial_has_ten_updates_also_where_gradients_are_accumulated():
     def model():
         return make_small_model(keras.optimizers.SGD(0.1, gradient_accumulation_steps=4))
 
-    data = batches(16)
-    callback = tuning(data, trial_samples=192, multiple=4, error_margin=ANYTHING_GOES)
+    data = batches(4)
+    callback = tuning(data, trial_samples=192, multiple=1, error_margin=ANYTHING_GOES)
     fit(model(), data, [callback], epochs=1)
-    assert [size for size, _ in callback.history["trials"][1]] == [8, 12, 16]
-    with pytest.raises(ValueError, match="at least 12 minibatches.*trial_samples=184"):
-        fit(model(), data, [tuning(data, trial_samples=184)], epochs=1)
+    assert [size for size, _ in callback.history["trials"][1]] == [2, 3, 4]
+    with pytest.raises(ValueError, match="at least 40 minibatches.*trial_samples=152"):
+        fit(model(), data, [tuning(data, trial_samples=152)], epochs=1)
 
 
 class OwnStep(keras.Model):
@@ -375,7 +379,7 @@ def test_criterion_that_no_metric_follows_is_the_mean_over_the_trial(monitor):
 
 def test_a_model_compiled_anew_has_no_trace_of_a_search_that_is_due_at_once():
     data, model, states = batches(), make_small_model(sgd(0.9)), []
-    callback = tuning(data, 384, max_size=32, error_margin=ANYTHING_GOES)
+    callback = tuning(data, 384, max_size=8, error_margin=ANYTHING_GOES)
     fit(model, data, [callback], epochs=1)
     model.compile(sgd(0.9), model.loss, run_eagerly=True)
     look = At(data, 384, lambda model: states.append(state_of(model)))
@@ -400,10 +404,10 @@ def test_where_all_sizes_fail_the_model_is_as_before_and_the_size_the_smallest(m
 
     callback = tuning(data, monitor=monitor)
     callbacks = [At(data, 192, diverge), callback, At(data, 192, stop)]
-    with pytest.warns(UserWarning, match="With no minibatch size was the criterion finite.*: 16."):
+    with pytest.warns(UserWarning, match="With no minibatch size was the criterion finite.*: 4."):
         fit(make_small_model(), data, callbacks)
     assert np.isnan(callback.history["trials"][1][0][1])
-    assert callback.history["global_batch_size"] == [32, 16]
+    assert callback.history["global_batch_size"] == [8, 4]
     assert_same_bits(states[1], states[0])
 
 
@@ -426,8 +430,8 @@ def test_error_within_a_trial_leaves_everything_as_it_was():
     with pytest.raises(InterruptedError, match="in the midst of a trial"):
         fit(model, data, [At(data, 192, break_step), callback])
     assert_same_bits(state_of(model), states[0])
-    assert (data.global_batch_size, data.position) == (32, 192)
-    assert callback.history["global_batch_size"] == [32]
+    assert (data.global_batch_size, data.position) == (8, 192)
+    assert callback.history["global_batch_size"] == [8]
     assert learning_rate_factor.factors(model) == [1.0]
 
 
@@ -438,8 +442,8 @@ def with_momentum_in_the_exchange():
 
 @pytest.mark.parametrize(
     ("backup_first", "step", "make_optimizer"),
-    # A search is due after 6 steps.
-    [(True, 7, None), (False, 20, None), (True, 7, with_momentum_in_the_exchange)],
+    # A search is due after 24 steps.
+    [(True, 25, None), (False, 70, None), (True, 25, with_momentum_in_the_exchange)],
 )
 def test_resumed_run_has_the_same_sizes_and_bits(backup_first, step, make_optimizer, tmp_path):
     def train(*callbacks, directory=tmp_path / "other"):
@@ -464,18 +468,18 @@ def test_resumed_run_has_the_same_sizes_and_bits(backup_first, step, make_optimi
 def test_epoch_resumed_at_its_very_end_keeps_its_logs(tmp_path):
     def train(*callbacks, directory=tmp_path / "other"):
         data = batches()
-        backup = BackupAndRestore(directory, save_freq=12)  # an epoch has 12 steps
+        backup = BackupAndRestore(directory, save_freq=48)  # an epoch has 48 steps
         return fit(make_small_model(), data, [backup, *callbacks])
 
     expected = train()
     with pytest.raises(InterruptedError):
-        train(Interruption(12), directory=tmp_path / "backups")
+        train(Interruption(48), directory=tmp_path / "backups")
     assert train(directory=tmp_path / "backups") == expected
 
 
 def test_plot_shows_the_sizes(tmp_path):
     data = batches()
-    callback = tuning(data, max_size=64, error_margin=ANYTHING_GOES)
+    callback = tuning(data, max_size=16, error_margin=ANYTHING_GOES)
     with pytest.raises(ValueError, match="nothing to plot before training"):
         callback.plot(tmp_path / "sizes.png")
     fit(make_small_model(), data, [callback])
@@ -497,7 +501,7 @@ def test_plot_without_matplotlib_says_so(tmp_path, monkeypatch):
         ({"interval_samples": 0}, "interval_samples=0"),
         ({"trial_samples": -1}, "trial_samples=-1"),
         ({"min_size": 64, "max_size": 32}, "max_size must not be below.*min_size=64, max_size=32"),
-        ({"max_size": 4}, "max_size must not be below.*max_size=4, multiple=8"),
+        ({"max_size": 1}, "max_size must not be below.*max_size=1, multiple=2"),
         ({"min_size": 1.5}, "min_size=1.5"),
         ({"error_margin": -0.1}, "error_margin=-0.1"),
         ({"mode": "most"}, "mode='most'"),
@@ -514,10 +518,10 @@ def test_arguments_are_checked(arguments, message):
     ("arguments", "message"),
     [
         ({"monitor": "auc"}, r"monitor='auc', and logs with \['accuracy', 'loss'\]"),
-        ({"trial_samples": 90}, "at least 3 minibatches.*trial_samples=90, and minibatches of 32"),
-        ({"trial_samples": 96, "min_size": 40}, "minibatches of 40. Use trial_samples=120"),
+        ({"trial_samples": 70}, "at least 10 minibatches.*trial_samples=70, and minibatches of 8"),
+        ({"trial_samples": 96, "min_size": 10}, "minibatches of 10. Use trial_samples=100"),
         ({"interval_samples": 999, "trial_samples": 400}, "and an epoch of 384 samples"),
-        ({"min_size": 9, "max_size": 15}, "multiple of 8 from min_size to max_size"),
+        ({"min_size": 7, "max_size": 7}, "multiple of 2 from min_size to max_size"),
     ],
 )
 def test_sizes_are_checked_in_fit(arguments, message):
@@ -541,5 +545,5 @@ def test_unknown_optimizer_needs_a_rule():
     data = batches()
     with pytest.raises(ValueError, match="the optimizer Mine. Use learning_rate_rule="):
         fit(make_small_model(Mine(0.1)), data, [tuning(data)])
-    callback = tuning(data, max_size=64, learning_rate_rule="sqrt", error_margin=ANYTHING_GOES)
+    callback = tuning(data, max_size=16, learning_rate_rule="sqrt", error_margin=ANYTHING_GOES)
     fit(make_small_model(Mine(0.1)), data, [callback], epochs=1)

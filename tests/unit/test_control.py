@@ -60,9 +60,9 @@ def test_minibatches_less_than_half_of_the_smallest_size_are_refused(last, min_s
 
 
 @pytest.mark.parametrize(
-    ("accumulated", "delay", "expected"), [(1, 0, 3), (1, 1, 4), (1, 2, 5), (8, 0, 24), (4, 1, 16)]
+    ("accumulated", "delay", "expected"), [(1, 0, 10), (1, 1, 11), (1, 2, 12), (8, 0, 80), (4, 1, 44)]
 )
-def test_trials_have_three_updates_beyond_those_of_the_delay(accumulated, delay, expected):
+def test_trials_have_ten_updates_beyond_those_of_the_delay(accumulated, delay, expected):
     assert least_steps_of_trial(accumulated, delay) == expected
 
 

@@ -50,11 +50,11 @@ class AutoMinibatchSize(keras.callbacks.Callback):
     Args:
         data: the `tf_onebit.ResizableBatches` that `fit` is given.
         interval_samples: number of samples between two searches. Default: 24 hours of speech.
-        trial_samples: number of samples of a trial. At least three updates of the model, each of
-            as many minibatches as gradients are accumulated over, and with delayed gradients as
+        trial_samples: number of samples of a trial. At least ten updates of the model, each of as
+            many minibatches as gradients are accumulated over, and with delayed gradients as
             many more as these are late. Default: 2 % of `interval_samples`.
         min_size: least size. Default: the least multiple.
-        max_size: greatest size. Default: as large as `trial_samples` allows, a third of them or
+        max_size: greatest size. Default: as large as `trial_samples` allows, a tenth of them or
             less, which is a limit always.
         error_margin: what a size may cost, relative to the smallest one's criterion.
         monitor: the criterion, a name in the logs: "loss" or a metric.
@@ -77,11 +77,11 @@ class AutoMinibatchSize(keras.callbacks.Callback):
 
     Example:
         >>> import numpy, tf_onebit
-        >>> x, y = numpy.ones([512, 8]), numpy.ones([512, 1])
+        >>> x, y = numpy.ones([640, 8]), numpy.ones([640, 1])
         >>> data = tf_onebit.ResizableBatches((x, y), global_batch_size=4)
         >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
         >>> model.compile(keras.optimizers.SGD(1e-4), loss="mse")
-        >>> tuning = AutoMinibatchSize(data, interval_samples=192, trial_samples=64, multiple=4)
+        >>> tuning = AutoMinibatchSize(data, interval_samples=192, trial_samples=160, multiple=4)
         >>> _ = model.fit(data, callbacks=[tuning], verbose=0)
         >>> tuning.history["global_batch_size"]
         [4, 8, 16]
@@ -335,7 +335,7 @@ class AutoMinibatchSize(keras.callbacks.Callback):
         largest = max(least, self.data.global_batch_size) * self._steps_of_minibatch
         if self._trial_samples < self._least_steps * largest:
             raise ValueError(
-                f"A trial must have at least {self._least_steps} minibatches, which are three "
+                f"A trial must have at least {self._least_steps} minibatches, which are ten "
                 "updates, and as many more as gradients are late. Received: trial_samples="
                 f"{self.trial_samples}, and minibatches of {largest}. Use trial_samples="
                 f"{self._least_steps * largest} or more, or smaller minibatches."
