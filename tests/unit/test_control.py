@@ -60,7 +60,8 @@ def test_minibatches_less_than_half_of_the_smallest_size_are_refused(last, min_s
 
 
 @pytest.mark.parametrize(
-    ("accumulated", "delay", "expected"), [(1, 0, 10), (1, 1, 11), (1, 2, 12), (8, 0, 80), (4, 1, 44)]
+    ("accumulated", "delay", "expected"),
+    [(1, 0, 10), (1, 1, 11), (1, 2, 12), (8, 0, 80), (4, 1, 44)],
 )
 def test_trials_have_ten_updates_beyond_those_of_the_delay(accumulated, delay, expected):
     assert least_steps_of_trial(accumulated, delay) == expected
