@@ -11,6 +11,8 @@ READ_FRAMES = 1024  # at a time, whatever the size of minibatches
 # Of a pass over the data. In the papers 24 h of 309 lie between two searches: of a corpus of a few
 # hours 2 % of so small a part would be a few minibatches.
 MINIBATCH_INTERVAL, EVALUATION_INTERVAL = 1.0, 0.5
+# Of the interval, and in steps: twice the size can be tried, be they delayed or not.
+PART_OF_TRIAL, LEAST_STEPS_OF_TRIAL = 0.02, 40
 
 
 def course_of(options, split, development, rank, workers):
@@ -117,10 +119,12 @@ class AutomaticCourse:
         self._size_control = self._rate_control = None
         if options.auto_minibatch:
             largest = options.max_minibatch // self._steps_per_minibatch
+            interval = options.minibatch_interval or round(MINIBATCH_INTERVAL * frames_in_pass)
+            least_trial = LEAST_STEPS_OF_TRIAL * self._data.global_batch_size
             self._size_control = tf_onebit.callbacks.AutoMinibatchSize(
                 self._data,
-                options.minibatch_interval or round(MINIBATCH_INTERVAL * frames_in_pass),
-                options.trial_frames,
+                interval,
+                options.trial_frames or max(round(PART_OF_TRIAL * interval), least_trial),
                 max_size=largest // workers * workers,  # which they share in equal parts
                 error_margin=options.error_margin,
                 monitor=options.minibatch_criterion,

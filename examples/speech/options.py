@@ -71,6 +71,9 @@ def parse_arguments(arguments=None, description=None):
     preset = parser.parse_known_args(arguments)[0].preset
     parser.set_defaults(**PRESETS[preset])
     options = parser.parse_args(arguments)
+    if not (options.delayed and options.auto_minibatch):  # what a preset makes of both
+        parser.set_defaults(tune_without_delay=False)
+        options = parser.parse_args(arguments)
     problem = conflicts.found_in(options)
     if problem:
         parser.error(problem)
@@ -147,7 +150,7 @@ def _add_control(parser):
     add = group.add_argument
     _add_switch(group, "--auto-minibatch", help="look for larger minibatches")
     add("--minibatch-interval", type=int, help="frames from one search to the next")
-    add("--trial-frames", type=int, help="of each trial of a search; default: 2 %% of its interval")
+    add("--trial-frames", type=int, help="of each trial of a search")
     add(
         "--error-margin",
         type=float,

@@ -1,5 +1,6 @@
 """AutoMinibatchSize in `fit`, in one process."""
 
+import re
 import sys
 
 import keras
@@ -18,7 +19,7 @@ from tests.unit.tuned import (
     samples,
     state_of,
 )
-from tf_onebit import OneBit, optimizers
+from tf_onebit import OneBit, ResizableBatches, optimizers
 from tf_onebit.callbacks import (
     AutoLearningRate,
     AutoMinibatchSize,
@@ -465,6 +466,29 @@ def test_resumed_run_has_the_same_sizes_and_bits(backup_first, step, make_optimi
     }
 
 
+@pytest.mark.parametrize("backup_first", [True, False])
+def test_other_workers_go_on_with_a_size_that_they_can_share(backup_first, tmp_path):
+    """And with its learning rate."""
+
+    def train(workers, *callbacks):
+        size = 2 * workers  # of the backup, if there is one
+        data = ResizableBatches(samples(), size, seed=1, rank=0, world_size=workers)
+        callback = tuning(data, 96, 96, multiple=1)
+        backup = BackupAndRestore(tmp_path, save_freq=1)
+        tuned = [backup, callback] if backup_first else [callback, backup]
+        fit(make_small_model(), data, [*tuned, *callbacks], epochs=1)
+        return callback.history
+
+    with pytest.raises(InterruptedError):
+        train(4, Interruption(8))
+    with pytest.warns(UserWarning, match="have 9 samples from here on: 8, which the state has"):
+        history = train(3)
+    assert history["global_batch_size"][:2] == [8, 9]
+    assert history["position"][:3] == [0, 64, 100]
+    expected = [0.1 * size / 8 for size in history["global_batch_size"]]
+    assert history["learning_rate"] == pytest.approx(expected)
+
+
 def test_epoch_resumed_at_its_very_end_keeps_its_logs(tmp_path):
     def train(*callbacks, directory=tmp_path / "other"):
         data = batches()
@@ -519,7 +543,7 @@ def test_arguments_are_checked(arguments, message):
     [
         ({"monitor": "auc"}, r"monitor='auc', and logs with \['accuracy', 'loss'\]"),
         ({"trial_samples": 70}, "at least 10 minibatches.*trial_samples=70, and minibatches of 8"),
-        ({"trial_samples": 96, "min_size": 10}, "minibatches of 10. Use trial_samples=100"),
+        ({"trial_samples": 96, "min_size": 10}, "of 10, the least by min_size.*trial_samples=200,"),
         ({"interval_samples": 999, "trial_samples": 400}, "and an epoch of 384 samples"),
         ({"min_size": 7, "max_size": 7}, "multiple of 2 from min_size to max_size"),
     ],
@@ -528,6 +552,17 @@ def test_sizes_are_checked_in_fit(arguments, message):
     data = batches()
     with pytest.raises(ValueError, match=message):
         fit(make_small_model(), data, [tuning(data, **arguments)])
+
+
+@pytest.mark.parametrize(
+    ("trial_samples", "max_size", "warns"), [(96, None, True), (96, 8, False), (100, None, False)]
+)
+def test_trials_too_short_to_grow_are_warned_about(trial_samples, max_size, warns, recwarn):
+    data = batches()
+    fit(make_small_model(), data, [tuning(data, 384, trial_samples, max_size=max_size)], epochs=1)
+    texts = [str(warning.message) for warning in recwarn]
+    expected = "more than 8 samples will not be tried.*trial_samples=96. Use trial_samples=160,"
+    assert any(re.search(expected, text) for text in texts) == warns
 
 
 def test_fit_must_have_the_same_data():

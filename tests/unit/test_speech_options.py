@@ -32,8 +32,10 @@ class TestOptions:
 
     def test_switches_of_presets_can_be_turned_off(self):
         assert options.parse_arguments(["--preset", "seide"]).delayed
-        off = ["--no-delayed", "--no-tune-without-delay"]
-        assert not options.parse_arguments(["--preset", "seide", *off]).delayed
+        for off in (["--no-delayed"], ["--no-auto-minibatch"], ["--no-tune-without-delay"]):
+            chosen = options.parse_arguments(["--preset", "seide", *off])
+            assert not chosen.tune_without_delay
+            assert chosen.delayed == ("--no-delayed" not in off)
 
     def test_the_schedule_fits_what_is_known_of_the_steps(self):
         assert options.parse_arguments([]).schedule == "cosine"

@@ -89,14 +89,15 @@ class TestCourse:
     def test_searches_are_as_asked_for(self):
         flags = "--minibatch-interval 900 --trial-frames 300 --error-margin 0"
         chosen = arguments(f"--auto-minibatch {flags} --minibatch-criterion accuracy")
-        default = arguments("--auto-minibatch --minibatch-interval 900")
+        flags = "--auto-minibatch --batch-size 16 --minibatch-interval"
+        short, long = (arguments(f"{flags} {interval}") for interval in (900, 90_000))
         searches = [
             course.course_of(o, learnable_split(), None, 0, 1).callbacks[0]
-            for o in (chosen, default)
+            for o in (chosen, short, long)
         ]
-        assert [s.trial_samples for s in searches] == [300, 18]
-        assert [s.error_margin for s in searches] == [0.0, 0.01]
-        assert [s.monitor for s in searches] == ["accuracy", "loss"]
+        assert [s.trial_samples for s in searches] == [300, 40 * 16, 1800]
+        assert [s.error_margin for s in searches] == [0.0, 0.01, 0.01]
+        assert [s.monitor for s in searches] == ["accuracy", "loss", "loss"]
 
     def test_the_largest_minibatch_has_equal_parts(self):
         chosen = arguments("--auto-minibatch --delayed --max-minibatch 8192")

@@ -13,9 +13,10 @@ import tensorflow as tf
 from tf_onebit.callbacks import fit, learning_rate_factor, training_state
 from tf_onebit.callbacks.criterion import criterion_of_steps, require_criterion
 from tf_onebit.callbacks.size_plot import plot_sizes
+from tf_onebit.callbacks.size_range import SizeRange
 from tf_onebit.callbacks.snapshot import Snapshot, can_be_taken
 from tf_onebit.callbacks.workers import Workers, require_together
-from tf_onebit.control import SizeSearch, higher_is_better, least_steps_of_trial, sizes_to_try
+from tf_onebit.control import SizeSearch, higher_is_better, least_steps_of_trial
 from tf_onebit.data import ResizableBatches
 from tf_onebit.exchanges.finite import NOT_FINITE
 from tf_onebit.samples import number_of_samples
@@ -159,19 +160,17 @@ class AutoMinibatchSize(keras.callbacks.Callback):
         settings = {name: getattr(self, name) for name in names}
         settings["higher_is_better"] = self._higher_is_better
         self._workers.require_alike("AutoMinibatchSize", settings)
-        self._require_sizes()
-        self._powers = [
-            learning_rate_factor.power_of_size(optimizer, self.learning_rate_rule)
-            for optimizer in learning_rate_factor.scaled_optimizers(self.model)
-        ]
+        self._range = self._make_range()
+        powers = self._powers
         self._tell(self.data.global_batch_size)
         if self._factors is None:
-            self._factors = [1.0] * len(self._powers)
+            self._factors = [1.0] * len(powers)
         learning_rate_factor.begin(self.model, self, self._factors)
         self._waits_in = None
         if self._due is None:
-            if self._is_at_begin_of_epoch and (available := self._available) < self._trial_samples:
-                raise self._too_few_samples(available)
+            available = self._available if self._is_at_begin_of_epoch else math.inf
+            if available < self._range.trial_samples:
+                raise self._range.too_few_samples(available)
             self._due = self.data.position + self.interval_samples
             self._note([])
 
@@ -195,6 +194,7 @@ class AutoMinibatchSize(keras.callbacks.Callback):
         return {
             "due": np.int64(self._due),
             "factors": np.array(self._factors),
+            "global_batch_size": np.int64(self.data.global_batch_size),
             "history": np.frombuffer(json.dumps(self.history).encode(), np.uint8),
         }
 
@@ -205,6 +205,11 @@ class AutoMinibatchSize(keras.callbacks.Callback):
         self.history = json.loads(state["history"].tobytes())
         self.history["trials"] = [[tuple(t) for t in ts] for ts in self.history["trials"]]
         self._tell(self.data.global_batch_size)
+        # Other workers may have had to go on with another size.
+        growth = self.data.global_batch_size / int(state["global_batch_size"])
+        if growth != 1:
+            self._follow_size(growth)
+            self._note([])
 
     def plot(self, path):
         """Writes a plot of minibatch size and trials over samples.
@@ -224,14 +229,14 @@ class AutoMinibatchSize(keras.callbacks.Callback):
         if self._waits_in == self.data.epoch:
             return
         available = self._available
-        if available >= self._trial_samples:
+        if available >= self._range.trial_samples:
             self._search()
             return
         self._waits_in = self.data.epoch  # of which ever less is left
         if self._is_at_begin_of_epoch:
             warnings.warn(
                 f"The minibatch size stays {self.data.global_batch_size}. "
-                f"{self._too_few_samples(available)}",
+                f"{self._range.too_few_samples(available)}",
                 stacklevel=2,
             )
 
@@ -240,14 +245,15 @@ class AutoMinibatchSize(keras.callbacks.Callback):
         """How many samples the epoch has left, as far as a trial needs them."""
         if self.data.remaining is not None:
             return self.data.remaining
-        return self.data.peek(self._trial_samples, self._trial_samples).samples
+        samples = self._range.trial_samples
+        return self.data.peek(samples, samples).samples
 
     @property
     def _is_at_begin_of_epoch(self):
         return self.data.offset == 0
 
     def _search(self):
-        sizes, last = self._sizes(), self.data.global_batch_size
+        sizes, last = self._range.sizes(), self.data.global_batch_size
         search = SizeSearch(sizes, self.error_margin, self._higher_is_better)
         if sizes != [last]:
             # What is under way has been computed with the learning rate until now.
@@ -268,23 +274,18 @@ class AutoMinibatchSize(keras.callbacks.Callback):
         self._due = self.data.position + self.interval_samples
         self._note(search.trials)
 
-    @property
-    def _steps_of_minibatch(self):
-        """How many steps of training a minibatch of a trial is divided into."""
-        return 2 if self.tune_without_delay and self._steps_of_delay else 1
-
-    @property
-    def _least_steps(self):
-        """How many minibatches a trial has at least."""
+    def _make_range(self):
+        """The sizes that can be tried: `SizeRange`."""
+        exchanges = training_state.gradient_exchanges_of(self.model)
+        delay = max((exchange.steps_of_delay for exchange in exchanges), default=0)
+        steps_of_minibatch = 2 if delay and self.tune_without_delay else 1
         optimizers = learning_rate_factor.scaled_optimizers(self.model)
         accumulated = max(optimizer.gradient_accumulation_steps or 1 for optimizer in optimizers)
-        delay = 0 if self.tune_without_delay else self._steps_of_delay
-        return least_steps_of_trial(accumulated, delay)
-
-    @property
-    def _steps_of_delay(self):
-        exchanges = training_state.gradient_exchanges_of(self.model)
-        return max((exchange.steps_of_delay for exchange in exchanges), default=0)
+        return SizeRange(
+            *(self.data, self.trial_samples, self.min_size, self.max_size, self.multiple),
+            least_steps_of_trial(accumulated, 0 if self.tune_without_delay else delay),
+            steps_of_minibatch,
+        )
 
     def _delay_of_trials(self):
         return without_delay(self.model) if self.tune_without_delay else contextlib.nullcontext()
@@ -294,7 +295,7 @@ class AutoMinibatchSize(keras.callbacks.Callback):
         factors = self._factors
         before = Snapshot.of(self.model, "a search for the minibatch size")
         while search.next_size is not None:
-            size = search.next_size * self._steps_of_minibatch
+            size = search.next_size * self._range.steps_of_minibatch
             self._tell(size)
             self._follow_size(size / last)
             try:
@@ -308,7 +309,7 @@ class AutoMinibatchSize(keras.callbacks.Callback):
         """What comes of training on the next samples with a size."""
         self.model.reset_metrics()
         before = self.model.get_metrics_result()
-        peek = self.data.peek(self._trial_samples, size)
+        peek = self.data.peek(self._range.trial_samples, size)
         try:
             logs = [self.model.train_function(minibatch) for minibatch in peek]
             # Which applies gradients that are still under way: those of the last minibatches.
@@ -321,35 +322,13 @@ class AutoMinibatchSize(keras.callbacks.Callback):
             after = self.model.get_metrics_result()
         return criterion_of_steps(logs, peek.sizes, before, after, self.monitor)
 
-    def _require_sizes(self):
-        """Raises ValueError for sizes that workers cannot share, or trials too short for them."""
-        parts = self.data.parts
-        for name in ("min_size", "max_size"):
-            size = getattr(self, name)
-            if size is not None and size % parts != 0:
-                raise ValueError(
-                    f"{name} must be a multiple of the number of workers, which is {parts}. "
-                    f"Received: {name}={size}. Use {-(-size // parts) * parts}."
-                )
-        least = -(-self._least // self._step_of_sizes) * self._step_of_sizes
-        largest = max(least, self.data.global_batch_size) * self._steps_of_minibatch
-        if self._trial_samples < self._least_steps * largest:
-            raise ValueError(
-                f"A trial must have at least {self._least_steps} minibatches, which are ten "
-                "updates, and as many more as gradients are late. Received: trial_samples="
-                f"{self.trial_samples}, and minibatches of {largest}. Use trial_samples="
-                f"{self._least_steps * largest} or more, or smaller minibatches."
-            )
-        if self.data.samples is not None and self.data.samples < self._trial_samples:
-            raise self._too_few_samples(self.data.samples)
-        self._sizes()  # which are there
-
-    def _too_few_samples(self, samples):
-        return ValueError(
-            "An epoch must have the samples of a trial. Received: trial_samples="
-            f"{self.trial_samples}, and an epoch of {samples} samples. Use a shorter trial, or "
-            "more data."
-        )
+    @property
+    def _powers(self):
+        """Of the size, which the learning rates of the optimizers follow."""
+        return [
+            learning_rate_factor.power_of_size(optimizer, self.learning_rate_rule)
+            for optimizer in learning_rate_factor.scaled_optimizers(self.model)
+        ]
 
     def _follow_size(self, growth):
         """Has the learning rate follow a size that has grown by so much."""
@@ -361,29 +340,6 @@ class AutoMinibatchSize(keras.callbacks.Callback):
     def _set_factors(self, factors):
         self._factors = factors
         learning_rate_factor.set_factors(self.model, self, factors)
-
-    def _sizes(self):
-        return sizes_to_try(
-            self.data.global_batch_size, self._least, self._greatest, self._step_of_sizes
-        )
-
-    @property
-    def _trial_samples(self):
-        """In which all workers have equal parts."""
-        return self.trial_samples // self.data.parts * self.data.parts
-
-    @property
-    def _step_of_sizes(self):
-        return math.lcm(self.multiple, self.data.parts)
-
-    @property
-    def _least(self):
-        return self._step_of_sizes if self.min_size is None else self.min_size
-
-    @property
-    def _greatest(self):
-        greatest = self._trial_samples // (self._least_steps * self._steps_of_minibatch)
-        return greatest if self.max_size is None else min(self.max_size, greatest)
 
     def _tell(self, size):
         """Tells those whose rules count samples how many a step has."""

@@ -198,7 +198,8 @@ class ResizableBatches(DataAdapter):
         up to there.
 
         Args:
-            state: from `state()`, of any worker, with as many of them or not.
+            state: from `state()`, of any worker, with as many of them or not. A size that those
+                there are now cannot share equally becomes the nearest that they can.
 
         Raises:
             ValueError: if it is of other data.
@@ -211,7 +212,7 @@ class ResizableBatches(DataAdapter):
                 f"{_count(state['samples'])}, for {_count(samples)}."
             )
         self._ahead.wait()
-        self._size = self._checked(state["global_batch_size"])
+        self._size = self._shareable(state["global_batch_size"])
         self._seed = state["seed"]
         self._position, self._epoch = state["position"], state["epoch"]
         self._offset = state["offset"]
@@ -380,6 +381,18 @@ class ResizableBatches(DataAdapter):
                 f"global_batch_size={size}, for {self.samples} samples."
             )
         return size
+
+    def _shareable(self, size):
+        """The size of another number of workers, for those there are now."""
+        parts = self._placement.parts
+        nearest = max(1, round(size / parts)) * parts
+        if nearest != size:
+            warnings.warn(
+                f"Minibatches have {nearest} samples from here on: {size}, which the state has, "
+                f"cannot be shared equally by {parts} workers.",
+                stacklevel=3,
+            )
+        return self._checked(nearest)
 
     def _require_same_on_all_workers(self):
         if self._engine is None:

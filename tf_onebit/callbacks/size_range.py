@@ -1,0 +1,88 @@
+"""Which minibatch sizes workers can share, and trials are long enough for."""
+
+import math
+import warnings
+
+from tf_onebit.control import sizes_to_try
+
+
+class SizeRange:
+    """The minibatch sizes that can be tried in trials of so many samples.
+
+    Args:
+        data: the `ResizableBatches`, as they are in a `fit`.
+        trial_samples, min_size, max_size, multiple: as in `AutoMinibatchSize`.
+        least_minibatches: how many minibatches a trial has at least.
+        steps_of_minibatch: how many steps of training a minibatch of a trial is divided into.
+
+    Attributes:
+        trial_samples: number of samples of a trial, in which all workers have equal parts.
+        steps_of_minibatch: as given.
+
+    Raises:
+        ValueError: for sizes that the workers cannot share equally, trials too short for the size
+            there is or the least, an epoch too short for a trial, or a range without a size.
+    """
+
+    def __init__(
+        self,
+        data,
+        trial_samples,
+        min_size,
+        max_size,
+        multiple,
+        least_minibatches,
+        steps_of_minibatch,
+    ):
+        for name, size in {"min_size": min_size, "max_size": max_size}.items():
+            if size is not None and size % data.parts != 0:
+                raise ValueError(
+                    f"{name} must be a multiple of the number of workers, which is {data.parts}. "
+                    f"Received: {name}={size}. Use {-(-size // data.parts) * data.parts}."
+                )
+        self.trial_samples = trial_samples // data.parts * data.parts
+        self.steps_of_minibatch = steps_of_minibatch
+        self._data, self._given = data, trial_samples
+        self._multiple = math.lcm(multiple, data.parts)
+        self._least = self._multiple if min_size is None else min_size
+        self._max_size = math.inf if max_size is None else max_size
+        self._least_minibatches = least_minibatches
+        self._limit = self.trial_samples // (least_minibatches * steps_of_minibatch)
+        self._require_trials_that_tell()
+        if data.samples is not None and data.samples < self.trial_samples:
+            raise self.too_few_samples(data.samples)
+        self.sizes()  # which are there
+
+    def sizes(self):
+        """The sizes to try after the one there is: list of ints, ascending."""
+        greatest = min(self._limit, self._max_size)
+        return sizes_to_try(self._data.global_batch_size, self._least, greatest, self._multiple)
+
+    def too_few_samples(self, samples):
+        """An error that says that an epoch is shorter than a trial."""
+        return ValueError(
+            f"An epoch must have the samples of a trial. Received: trial_samples={self._given}, "
+            f"and an epoch of {samples} samples. Use a shorter trial, or more data."
+        )
+
+    def _require_trials_that_tell(self):
+        now = self._data.global_batch_size
+        least = -(-self._least // self._multiple) * self._multiple
+        smallest = max(least, now) * self.steps_of_minibatch
+        samples = self._least_minibatches * smallest
+        longer = f"Use trial_samples={2 * samples}, which allows for twice as many"
+        if self.trial_samples < samples:
+            why = ", the least by min_size, multiple and number of workers" if least > now else ""
+            raise ValueError(
+                f"A trial must have at least {self._least_minibatches} minibatches, which are ten "
+                "updates, and as many more as gradients are late. Received: trial_samples="
+                f"{self._given}, and minibatches of {smallest}{why}. {longer}, or smaller "
+                "minibatches."
+            )
+        if self._max_size > now >= self._limit // self._multiple * self._multiple:
+            warnings.warn(
+                f"Minibatches of more than {now} samples will not be tried, as a trial has at "
+                f"least {self._least_minibatches}. Received: trial_samples={self._given}. "
+                f"{longer}.",
+                stacklevel=2,
+            )
