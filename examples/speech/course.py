@@ -121,10 +121,11 @@ class AutomaticCourse:
             largest = options.max_minibatch // self._steps_per_minibatch
             interval = options.minibatch_interval or round(MINIBATCH_INTERVAL * frames_in_pass)
             least_trial = LEAST_STEPS_OF_TRIAL * self._data.global_batch_size
+            trial = min(interval, max(round(PART_OF_TRIAL * interval), least_trial))
             self._size_control = tf_onebit.callbacks.AutoMinibatchSize(
                 self._data,
                 interval,
-                options.trial_frames or max(round(PART_OF_TRIAL * interval), least_trial),
+                options.trial_frames or trial,
                 max_size=largest // workers * workers,  # which they share in equal parts
                 error_margin=options.error_margin,
                 monitor=options.minibatch_criterion,
