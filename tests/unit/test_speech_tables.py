@@ -118,7 +118,7 @@ class TestTables:
             chosen = [o for o in chosen if o.auto_minibatch]
             assert len(chosen) == searching
             assert {o.trial_frames for o in chosen} == {18_432}
-            assert {o.max_minibatch for o in chosen} == {6144}
+            assert {o.max_minibatch for o in chosen} == {614}  # of thirty minibatches
             assert {o.error_margin for o in chosen} == {0.02}
             assert {o.minibatch_criterion for o in chosen} == {criterion}
 
