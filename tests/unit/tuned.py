@@ -44,13 +44,11 @@ def make_model(optimizer=None, **arguments):
 
 
 def make_small_model(optimizer=None):
-    """Of which a step is not traced: for tests of what happens between steps."""
+    """For tests of what happens between steps."""
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input((INPUTS,)), keras.layers.Dense(CLASSES)])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(
-        optimizer or keras.optimizers.SGD(0.1), loss, metrics=["accuracy"], run_eagerly=True
-    )
+    model.compile(optimizer or keras.optimizers.SGD(0.1), loss, metrics=["accuracy"])
     return model
 
 
