@@ -50,7 +50,7 @@ def test_workers_decide_alike_and_a_search_leaves_no_trace(engine, world_size):
     plain, data = make(engine, OneBit(min_size=0))
     expected = fit(plain, data)
     model, data = make(engine, OneBit(min_size=0))
-    size = AutoMinibatchSize(data, 160, 128, max_size=8, multiple=2, error_margin=1e9)
+    size = AutoMinibatchSize(data, 160, 80, max_size=8, multiple=2, error_margin=1e9)
     assert fit(model, data, size) == expected
     for mine, theirs in zip(state_of(model), state_of(plain), strict=True):
         np.testing.assert_array_equal(mine, theirs)
@@ -64,7 +64,7 @@ def test_workers_decide_alike_and_a_search_leaves_no_trace(engine, world_size):
 def test_size_and_learning_rate_with_delayed_gradients(engine, world_size):
     model, data = make(engine, Delayed(OneBit(min_size=0)))
     size = AutoMinibatchSize(
-        data, 192, 192, max_size=8, multiple=2, error_margin=0.05, tune_without_delay=True
+        data, 192, 160, max_size=8, multiple=2, error_margin=0.05, tune_without_delay=True
     )
     x, labels = (array[rank() * 64 :][:64] for array in samples())
     held_out = (x, labels) if engine == "horovod" else tuple(a[:128] for a in samples())
