@@ -68,15 +68,15 @@ class SizeRange:
     def _require_trials_that_tell(self):
         now = self._data.global_batch_size
         least = -(-self._least // self._multiple) * self._multiple
-        smallest = max(least, now) * self.steps_of_minibatch
-        samples = self._least_minibatches * smallest
+        size = max(least, now) * self.steps_of_minibatch
+        samples = self._least_minibatches * size
         longer = f"Use trial_samples={2 * samples}, which allows for twice as many"
         if self.trial_samples < samples:
             why = ", the least by min_size, multiple and number of workers" if least > now else ""
             raise ValueError(
                 f"A trial must have at least {self._least_minibatches} minibatches, which are ten "
                 "updates, and as many more as gradients are late. Received: trial_samples="
-                f"{self._given}, and minibatches of {smallest}{why}. {longer}, or smaller "
+                f"{self._given}, and minibatches of {size}{why}. {longer}, or smaller "
                 "minibatches."
             )
         if self._max_size > now >= self._limit // self._multiple * self._multiple:
