@@ -102,7 +102,54 @@ def test_what_comes_late_in_a_backward_pass_travels_in_the_next_step(rng):
     late = [f"bucket_{i} {stage}" for i in (6, 7) for stage in ("all_to_all", "all_gather")]
     assert requests_of(worker.hold(first)) == early
     assert sorted(requests_of(worker.exchange(second))) == sorted([*early, *gathered, *late])
-    assert requests_of(worker.release(1, second, 1.0)) == [*gathered, *late]
+    assert requests_of(worker.release(1, second, 1.0)) == [*late, *gathered]
+
+
+def ancestors_of(tensor):
+    """All operations that a tensor waits for, within a function and in the graph around it."""
+    found, waiting = set(), [tensor.op]
+    while waiting:
+        operation = waiting.pop()
+        if operation in found:
+            continue
+        found.add(operation)
+        waiting += [*operation.control_inputs, *(source.op for source in operation.inputs)]
+        captured = [outer for outer, inner in operation.graph.captures if inner.op is operation]
+        waiting += [outer.op for outer in captured if tf.is_symbolic_tensor(outer)]
+    return found
+
+
+def has_branch(operation, graph):
+    """Whether a graph is a branch of an operation."""
+    if operation.type not in ("If", "StatelessIf"):
+        return False
+    return graph.name in (operation.get_attr(f"{side}_branch").name for side in ("then", "else"))
+
+
+@pytest.mark.parametrize("warm", [False, True], ids=["delayed", "after_a_warm_start"])
+def test_the_last_messages_of_early_gradients_let_the_first_of_late_ones_pass(rng, warm):
+    """A link is never idle: what late messages are for is computed while early ones travel."""
+    shapes, requests = 8 * [(32, 32)], []
+    template = Delayed(OneBit(min_size=0, bucket_bytes=4096))
+    (worker,) = build(WarmStart(template, steps=1) if warm else template, 1, specs_of(shapes))
+
+    @tf.function
+    def step(gradients):
+        lockstep.run([observed(worker.exchange(gradients), requests.append)])
+
+    step.get_concrete_function(gradients_of(rng, shapes))
+    sent = {
+        (type(request).__name__, request.name.split("/")[1]): request.tensor
+        for request in requests
+        if "delayed" in request.name
+    }
+    for early in (f"bucket_{i}" for i in range(6)):
+        awaited = ancestors_of(sent["AllGather", early])
+        for late in ("bucket_6", "bucket_7"):
+            first, last = sent["AllToAll", late].op, sent["AllGather", late].op
+            # Of a branch only what it returns can be awaited from outside.
+            assert first in awaited or any(has_branch(op, first.graph) for op in awaited)
+            assert last not in awaited
 
 
 @pytest.mark.parametrize("name", ["one_bit", "threshold", "full_precision"])

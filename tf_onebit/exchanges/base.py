@@ -56,6 +56,9 @@ class Exchange(Configurable, tf.Module):
     takes_sparse = False
     # By how many steps gradients come back later than they were taken.
     steps_of_delay = 0
+    # Of the exchange that was traced last, where others should let its messages pass: int32 tensor
+    # that is there as soon as the first of them have come.
+    first_answer = None
 
     def __init__(self, bucket_bytes, exclude=()):
         super().__init__()
@@ -149,7 +152,8 @@ class Exchange(Configurable, tf.Module):
             message: list of tensors.
 
         Returns:
-            List of tensors: what this worker sends to all, and what else `deliver` needs.
+            List of tensors: what this worker sends to all, and what else `deliver` needs. If it
+            communicates, the last are the flags that came with the workers' messages.
         """
         yield from ()  # a generator that asks for nothing
         return message
@@ -180,6 +184,13 @@ class Exchange(Configurable, tf.Module):
 
         Args:
             early: whether there is still time in the step to aggregate them.
+        """
+
+    def deliver_after(self, answers):
+        """Tells, before an exchange is traced, what its last messages let pass.
+
+        Args:
+            answers: list of tensors, each `first_answer` of another exchange.
         """
 
     def alongside(self, exchange):

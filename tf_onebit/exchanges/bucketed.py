@@ -43,12 +43,13 @@ class Bucketed(Exchange):
         return {"template": serialize(self.template)}
 
     def create_state(self):
-        self._buckets, before = [], 0
+        self._buckets, self._is_early, before = [], [], 0
         size = sum(spec.size for spec in self.specs)
         for i, (template, indices) in enumerate(self._partition()):
             exchange = template.clone()
             specs = [self.specs[index] for index in indices]
-            exchange.set_early(before <= EARLY * size)
+            self._is_early.append(before <= EARLY * size or not self.template.steps_of_delay)
+            exchange.set_early(self._is_early[-1])
             before += sum(spec.size for spec in specs)
             scope = self.request_name(f"bucket_{i}")
             exchange.build(specs, self.rank, self.world_size, scope, self.unit)
@@ -99,9 +100,15 @@ class Bucketed(Exchange):
             exchanging: function of a bucket's exchange and its part of `tensors`.
             tensors: list, as the gradients.
         """
-        exchanged, flags = [None] * len(self.specs), []
-        for exchange, indices in self._buckets:
+        exchanged, flags, answers = [None] * len(self.specs), [], []
+        # The late ones first: early ones, which have less left to send, let them pass.
+        for is_early, (exchange, indices) in sorted(
+            zip(self._is_early, self._buckets, strict=True), key=lambda pair: pair[0]
+        ):
+            exchange.deliver_after(answers if is_early else [])
             bucket, bucket_flags = yield from exchanging(exchange, [tensors[i] for i in indices])
+            if not is_early and exchange.first_answer is not None:
+                answers.append(exchange.first_answer)
             for index, gradient in zip(indices, bucket, strict=True):
                 exchanged[index] = gradient
             # From 1 + the index in the bucket to 1 + the index in the list.

@@ -70,6 +70,7 @@ class Delayed(Exchange):
         self.steps = self.steps_of_delay = int(steps)
         self.wrapped = exchange
         self._early = True
+        self._passing = ()
         self.dtypes, self.takes_sparse = exchange.dtypes, exchange.takes_sparse
 
     def get_config(self):
@@ -77,6 +78,9 @@ class Delayed(Exchange):
 
     def set_early(self, early):
         self._early = early
+
+    def deliver_after(self, answers):
+        self._passing = tuple(answers)
 
     def create_state(self):
         self.wrapped.build(
@@ -119,8 +123,14 @@ class Delayed(Exchange):
 
     def _deliver(self, message, like, scale):
         """Generator: `Exchange.deliver`, after all that must be done before it."""
-        if not self._early:
+        if self._early:
+            # Within a branch tensors of the graph around can be awaited only as its own.
+            with tf.control_dependencies([tf.identity(answer) for answer in self._passing]):
+                message = [tf.identity(tensor) for tensor in message]
+        else:
             message = yield from self.wrapped.aggregate(message)
+            if type(self.wrapped).aggregate is not Exchange.aggregate:
+                self.first_answer = message[-1]
         return (yield from self.wrapped.deliver(message, like, scale))
 
     def _typed(self, message):

@@ -96,13 +96,12 @@ class WarmStart(Exchange):
         self._count(gradients, warm)
         if self.full_precision is self.compressed:
             return (yield from self.compressed.exchange(gradients, scale))
-        return (
-            yield Cond(
-                warm,
-                lambda: self.full_precision.exchange(gradients, scale),
-                lambda: self.compressed.exchange(gradients, scale),
-            )
+        exchanged, self.first_answer = yield Cond(
+            warm,
+            lambda: _with_first_answer(self.full_precision, gradients, scale),
+            lambda: _with_first_answer(self.compressed, gradients, scale),
         )
+        return exchanged
 
     def in_full_precision(self):
         in_full_precision = self.compressed.in_full_precision()
@@ -128,6 +127,9 @@ class WarmStart(Exchange):
     def set_early(self, early):
         self.compressed.set_early(early)
 
+    def deliver_after(self, answers):
+        self.compressed.deliver_after(answers)
+
     def delivers(self):
         return self._is_warm() | self.compressed.delivers()
 
@@ -139,7 +141,9 @@ class WarmStart(Exchange):
         return self.compressed.number_held()
 
     def release(self, number, like, scale):
-        return (yield from self.compressed.release(number, like, scale))
+        released = yield from self.compressed.release(number, like, scale)
+        self.first_answer = self.compressed.first_answer
+        return released
 
     def set_delay(self, on):
         self.compressed.set_delay(on)
@@ -177,3 +181,11 @@ class WarmStart(Exchange):
 
     def measures(self):
         return self._last().measures()
+
+
+def _with_first_answer(exchange, gradients, scale):
+    """Generator: what `exchange.exchange` returns, and its `first_answer`, or nothing for it."""
+    exchanged = yield from exchange.exchange(gradients, scale)
+    if exchange.first_answer is None:
+        return exchanged, tf.zeros([0], tf.int32)
+    return exchanged, exchange.first_answer
