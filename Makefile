@@ -13,7 +13,7 @@ train: setup
 
 # First what runs in one process; then jobs, of which two at a time fill the pauses of each other.
 test: setup
-	$(VENV)/bin/python -m pytest tests/cc tests/unit --numprocesses auto
+	$(VENV)/bin/python -m pytest tests/cc tests/unit tests/gpu --numprocesses auto
 	$(VENV)/bin/python -m pytest tests/parallel --numprocesses 2 --no-loadscope-reorder
 
 lint: setup

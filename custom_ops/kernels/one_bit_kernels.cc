@@ -1,16 +1,18 @@
-// The one-bit ops on the CPU: what a column is, where its message lies and who computes it. The
-// loops over a column's values are in one_bit_columns.h.
+// The one-bit ops: what they are given, and what they return. What they compute is in one_bit_cpu.h
+// and one_bit_gpu.h.
 
-#include <cmath>
 #include <string>
 #include <vector>
 
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
 
-#include "kernels/one_bit_columns.h"
+#include "kernels/one_bit_cpu.h"
 #include "kernels/op_common.h"
 #include "kernels/op_layout.h"
+#ifdef TF_ONEBIT_GPU
+#include "kernels/one_bit_gpu.h"
+#endif
 
 namespace tf_onebit {
 namespace {
@@ -23,62 +25,69 @@ using tensorflow::Tensor;
 using tensorflow::TensorShape;
 namespace errors = tensorflow::errors;
 
-// Columns are handed to threads in blocks of a fixed number, so that sums over blocks have the
-// same bits for any number of threads.
-constexpr int64_t kColumnsPerBlock = 32;
+#ifdef TF_ONEBIT_GPU
 
-// Calls work(first_column, end_column, block) for blocks of the columns [begin, end), in parallel.
-template <typename Work>
-void ForBlocks(OpKernelContext* context, const Layout& layout, int64_t begin, int64_t end,
-               const Work& work) {
-  if (begin == end) return;
-  const int64_t blocks = CeilDiv(end - begin, kColumnsPerBlock);
-  const int64_t values = layout.column(end).value - layout.column(begin).value;
-  // About one cycle per value: bandwidth bound.
-  ParallelFor(context, blocks, CeilDiv(values, blocks), [&](int64_t first, int64_t last) {
-    for (int64_t block = first; block < last; ++block) {
-      const int64_t column = begin + block * kColumnsPerBlock;
-      work(column, std::min(end, column + kColumnsPerBlock), block);
-    }
-    GetOneBitColumns().finish_streaming();
-  });
-}
-
-// Where a shard's message has the levels and the codes of a column.
-class MessageMap {
+// As OneBitOnCpu.
+class OneBitOnGpu {
  public:
-  MessageMap(const Layout& layout, int64_t shard)
-      : levels_at_(layout.levels_at() - 2 * layout.shard_start(shard)),
-        codes_at_(layout.codes_at() - layout.ShardBegin(shard).word) {}
-  int64_t levels(int64_t column) const { return levels_at_ + 2 * column; }
-  int64_t codes(const Column& column) const { return codes_at_ + column.word; }
+  absl::Status Encode(OpKernelContext* context, const Layout& layout, FloatType type,
+                      const std::vector<const void*>& gradients, const OneBitQuantizer& quantizer,
+                      int32_t* messages) {
+    Scratch scratch;
+    const int64_t* table;
+    TF_RETURN_IF_ERROR(table_.Get(context, layout, &table));
+    TF_RETURN_IF_ERROR(
+        scratch.Allocate(context, gpu::OneBitScratchBytes(layout.num_columns())));
+    return StatusOf(gpu::OneBitEncode({layout, table}, type, gradients, quantizer, messages,
+                                      scratch.data(), StreamOf(context)));
+  }
+
+  absl::Status DecodeSum(OpKernelContext* context, const Layout& layout, int64_t rank,
+                         const int32_t* messages, float* aggregate, float* plain) {
+    const int64_t* table;
+    TF_RETURN_IF_ERROR(table_.Get(context, layout, &table));
+    return StatusOf(gpu::OneBitDecodeSum({layout, table}, rank, messages, aggregate, plain,
+                                         StreamOf(context)));
+  }
+
+  absl::Status EncodeShard(OpKernelContext* context, const Layout& layout, int64_t rank,
+                           const float* aggregate, const OneBitQuantizer& quantizer,
+                           int32_t* message) {
+    Scratch scratch;
+    const int64_t* table;
+    TF_RETURN_IF_ERROR(table_.Get(context, layout, &table));
+    TF_RETURN_IF_ERROR(
+        scratch.Allocate(context, gpu::OneBitScratchBytes(layout.shard_columns(rank))));
+    return StatusOf(gpu::OneBitEncodeShard({layout, table}, rank, aggregate, quantizer, message,
+                                           scratch.data(), StreamOf(context)));
+  }
+
+  absl::Status Aggregate(OpKernelContext* context, const Layout& layout, int64_t rank,
+                         const int32_t* messages, const OneBitQuantizer& quantizer,
+                         int32_t* message, float* plain) {
+    Scratch scratch;
+    const int64_t* table;
+    TF_RETURN_IF_ERROR(table_.Get(context, layout, &table));
+    TF_RETURN_IF_ERROR(
+        scratch.Allocate(context, gpu::OneBitScratchBytes(layout.shard_columns(rank))));
+    return StatusOf(gpu::OneBitAggregate({layout, table}, rank, messages, quantizer, message, plain,
+                                         scratch.data(), StreamOf(context)));
+  }
+
+  absl::Status Decode(OpKernelContext* context, const Layout& layout, FloatType type,
+                      const int32_t* messages, const float* plain, float scale,
+                      const std::vector<void*>& gradients) {
+    const int64_t* table;
+    TF_RETURN_IF_ERROR(table_.Get(context, layout, &table));
+    return StatusOf(gpu::OneBitDecode({layout, table}, type, messages, plain, scale, gradients,
+                                      StreamOf(context)));
+  }
 
  private:
-  int64_t levels_at_, codes_at_;
+  DeviceTable table_;
 };
 
-// Zeroes what the levels and codes of this shard leave of a message: shards differ by a column.
-void ZeroPadding(const Layout& layout, int64_t shard, int32_t* message) {
-  const int64_t levels_end = layout.levels_at() + 2 * layout.shard_columns(shard);
-  const int64_t codes_end =
-      layout.codes_at() + layout.ShardEnd(shard).word - layout.ShardBegin(shard).word;
-  std::fill(message + levels_end, message + layout.codes_at(), 0);
-  std::fill(message + codes_end, message + layout.plain_at(), 0);
-}
-
-// The sum over the workers of the values that travel in full precision, in the order of ranks.
-absl::Status OutputPlain(OpKernelContext* context, int output, const Layout& layout,
-                         const int32_t* messages) {
-  Tensor* tensor;
-  TF_RETURN_IF_ERROR(context->allocate_output(output, {layout.plain_size()}, &tensor));
-  float* plain = tensor->flat<float>().data();
-  std::fill(plain, plain + layout.plain_size(), 0.0f);
-  for (int64_t k = 0; k < layout.num_shards(); ++k) {
-    const float* values = FloatsOf(messages + k * layout.worker_message_words() + layout.plain_at());
-    for (int64_t i = 0; i < layout.plain_size(); ++i) plain[i] += values[i];
-  }
-  return absl::OkStatus();
-}
+#endif  // TF_ONEBIT_GPU
 
 absl::Status CheckMessages(const Tensor& messages, int64_t shards, int64_t words) {
   if (messages.shape() == TensorShape({shards, words})) return absl::OkStatus();
@@ -88,6 +97,15 @@ absl::Status CheckMessages(const Tensor& messages, int64_t shards, int64_t words
                                  ". Do all workers use the same layout?");
 }
 
+absl::Status OutputFloats(OpKernelContext* context, int output, const TensorShape& shape,
+                          float** values) {
+  Tensor* tensor;
+  TF_RETURN_IF_ERROR(context->allocate_output(output, shape, &tensor));
+  *values = static_cast<float*>(tensor->data());
+  return absl::OkStatus();
+}
+
+// What the ops that quantize have in common.
 class OneBitEncodeBase : public OpKernel {
  public:
   explicit OneBitEncodeBase(OpKernelConstruction* context) : OpKernel(context) {
@@ -99,13 +117,18 @@ class OneBitEncodeBase : public OpKernel {
   }
 
  protected:
-  absl::Status OutputSumOfSquares(OpKernelContext* context, const std::vector<double>& blocks) {
+  // Opens the residual, input `input`, and makes the first two outputs: messages and sum of squares.
+  absl::Status Open(OpKernelContext* context, int input, int64_t size,
+                    const TensorShape& message_shape, LockedVariable* residual,
+                    OneBitQuantizer* quantizer, int32_t** messages) {
+    if (error_feedback_) {
+      TF_RETURN_IF_ERROR(residual->Open(context, input, "residual", size));
+    }
     Tensor* output;
-    TF_RETURN_IF_ERROR(context->allocate_output(1, {}, &output));
-    double sum = 0;
-    for (double block : blocks) sum += block;
-    output->scalar<float>()() = static_cast<float>(sum);
-    return absl::OkStatus();
+    TF_RETURN_IF_ERROR(context->allocate_output(0, message_shape, &output));
+    *messages = WordsOf(output);
+    *quantizer = {rule_, residual->at(0), nullptr};
+    return OutputFloats(context, 1, {}, &quantizer->sum_of_squares);
   }
 
   Layout layout_;
@@ -113,10 +136,9 @@ class OneBitEncodeBase : public OpKernel {
   bool error_feedback_;
 };
 
-template <typename T>
+template <typename Device, typename T>
 class OneBitEncodeOp : public OneBitEncodeBase {
  public:
-  using Value = typename Storage<T>::Type;
   using OneBitEncodeBase::OneBitEncodeBase;
 
   // Or the executor would queue it behind the rest of the backward pass, which is to overlap with
@@ -132,68 +154,20 @@ class OneBitEncodeOp : public OneBitEncodeBase {
                                         layout_.tensor_size(t)));
     }
     LockedVariable residual;
-    if (error_feedback_) {
-      OP_REQUIRES_OK(context, residual.Open(context, gradients.size(), "residual", layout_.size()));
-    }
-    const int64_t words = layout_.worker_message_words();
-    Tensor* output;
-    OP_REQUIRES_OK(context, context->allocate_output(0, {layout_.num_shards(), words}, &output));
-    int32_t* messages = output->flat<int32_t>().data();
-
-    const auto encode = GetOneBitColumns().encode<Value>();
-    FirstFailure not_finite;
-    std::vector<double> sums(CeilDiv(layout_.num_columns(), kColumnsPerBlock));
-    for (int64_t shard = 0; shard < layout_.num_shards(); ++shard) {
-      ZeroPadding(layout_, shard, messages + shard * words);
-    }
-    ForBlocks(context, layout_, 0, layout_.num_columns(),
-              [&](int64_t first, int64_t end, int64_t block) {
-                for (int64_t index = first; index < end; ++index) {
-                  const Column column = layout_.column(index);
-                  const int64_t shard = layout_.shard_of(index);
-                  const MessageMap map(layout_, shard);
-                  int32_t* message = messages + shard * words;
-                  const double sum = encode(
-                      Values(gradients[column.tensor]) + column.offset, residual.at(column.value),
-                      column.count, rule_, FloatsOf(message + map.levels(index)),
-                      CodesOf(message + map.codes(column)));
-                  if (std::isnan(sum)) {
-                    not_finite.Report(column.tensor);
-                  } else {
-                    sums[block] += sum;
-                  }
-                }
-              });
-    CopyPlain(gradients, messages, &not_finite);
-    for (int64_t shard = 0; shard < layout_.num_shards(); ++shard) {
-      messages[shard * words] = not_finite.flag();
-    }
-    OP_REQUIRES_OK(context, OutputSumOfSquares(context, sums));
+    OneBitQuantizer quantizer;
+    int32_t* messages;
+    OP_REQUIRES_OK(context, Open(context, gradients.size(), layout_.size(),
+                                 {layout_.num_shards(), layout_.worker_message_words()}, &residual,
+                                 &quantizer, &messages));
+    OP_REQUIRES_OK(context, device_.Encode(context, layout_, Storage<T>::kType,
+                                           PointersOf(gradients), quantizer, messages));
   }
 
  private:
-  static const Value* Values(const Tensor& tensor) {
-    return reinterpret_cast<const Value*>(tensor.flat<T>().data());
-  }
-
-  void CopyPlain(const OpInputList& gradients, int32_t* messages, FirstFailure* not_finite) {
-    const int64_t words = layout_.worker_message_words();
-    float* const first = FloatsOf(messages + layout_.plain_at());
-    float* out = first;
-    for (int tensor : layout_.plain_tensors()) {
-      const T* values = gradients[tensor].flat<T>().data();
-      for (int64_t i = 0; i < layout_.tensor_size(tensor); ++i) {
-        const float value = static_cast<float>(values[i]);
-        if (!std::isfinite(value)) not_finite->Report(tensor);
-        *out++ = value;
-      }
-    }
-    for (int64_t shard = 1; shard < layout_.num_shards(); ++shard) {
-      std::copy(first, first + layout_.plain_size(), first + shard * words);
-    }
-  }
+  Device device_;
 };
 
+template <typename Device>
 class OneBitDecodeSumOp : public OpKernel {
  public:
   explicit OneBitDecodeSumOp(OpKernelConstruction* context) : OpKernel(context) {
@@ -202,34 +176,21 @@ class OneBitDecodeSumOp : public OpKernel {
   }
 
   void Compute(OpKernelContext* context) override {
-    const Tensor& input = context->input(0);
-    const int64_t words = layout_.worker_message_words();
-    OP_REQUIRES_OK(context, CheckMessages(input, layout_.num_shards(), words));
-    const int32_t* messages = input.flat<int32_t>().data();
-    Tensor* output;
-    const int64_t size = layout_.shard_size(rank_);
-    OP_REQUIRES_OK(context, context->allocate_output(0, {size}, &output));
-    OP_REQUIRES_OK(context, OutputPlain(context, 1, layout_, messages));
-
-    float* aggregate = output->flat<float>().data();
-    const bool stream = size * sizeof(float) > kStreamBytes;
-    const int64_t first_value = layout_.ShardBegin(rank_).value;
-    const MessageMap map(layout_, rank_);
-    const OneBitColumns& columns = GetOneBitColumns();
-    ForBlocks(context, layout_, layout_.shard_start(rank_), layout_.shard_start(rank_ + 1),
-              [&](int64_t first, int64_t end, int64_t) {
-                for (int64_t index = first; index < end; ++index) {
-                  const Column column = layout_.column(index);
-                  columns.decode_sum(messages + map.levels(index), messages + map.codes(column),
-                                     words, layout_.num_shards(), column.count, stream,
-                                     aggregate + column.value - first_value);
-                }
-              });
+    const Tensor& messages = context->input(0);
+    OP_REQUIRES_OK(
+        context, CheckMessages(messages, layout_.num_shards(), layout_.worker_message_words()));
+    float *aggregate, *plain;
+    OP_REQUIRES_OK(context,
+                   OutputFloats(context, 0, {layout_.shard_size(rank_)}, &aggregate));
+    OP_REQUIRES_OK(context, OutputFloats(context, 1, {layout_.plain_size()}, &plain));
+    OP_REQUIRES_OK(context, device_.DecodeSum(context, layout_, rank_, WordsOf(messages), aggregate,
+                                              plain));
   }
 
  private:
   Layout layout_;
   int64_t rank_;
+  Device device_;
 };
 
 // The second stage: quantizes the aggregate of this worker's shard, wherever it comes from.
@@ -240,108 +201,77 @@ class EncodeShardBase : public OneBitEncodeBase {
   }
 
  protected:
-  // make_source() is called for each block of columns, in its thread; source(index, column) then
-  // gives the column's aggregate.
-  template <typename MakeSource>
-  absl::Status EncodeShard(OpKernelContext* context, const MakeSource& make_source) {
-    LockedVariable residual;
-    if (error_feedback_) {
-      TF_RETURN_IF_ERROR(residual.Open(context, 1, "residual", layout_.shard_size(rank_)));
-    }
-    Tensor* output;
-    TF_RETURN_IF_ERROR(context->allocate_output(0, {layout_.shard_message_words()}, &output));
-    int32_t* message = output->flat<int32_t>().data();
-
-    const auto encode = GetOneBitColumns().encode<float>();
-    const int64_t first_value = layout_.ShardBegin(rank_).value;
-    const MessageMap map(layout_, rank_);
-    FirstFailure not_finite;
-    std::vector<double> sums(CeilDiv(layout_.shard_columns(rank_), kColumnsPerBlock));
-    ZeroPadding(layout_, rank_, message);
-    ForBlocks(context, layout_, layout_.shard_start(rank_), layout_.shard_start(rank_ + 1),
-              [&](int64_t first, int64_t end, int64_t block) {
-                auto source = make_source();
-                for (int64_t index = first; index < end; ++index) {
-                  const Column column = layout_.column(index);
-                  const double sum =
-                      encode(source(index, column), residual.at(column.value - first_value),
-                             column.count, rule_, FloatsOf(message + map.levels(index)),
-                             CodesOf(message + map.codes(column)));
-                  if (std::isnan(sum)) {
-                    not_finite.Report(column.tensor);
-                  } else {
-                    sums[block] += sum;
-                  }
-                }
-              });
-    message[0] = not_finite.flag();
-    return OutputSumOfSquares(context, sums);
+  absl::Status OpenShard(OpKernelContext* context, LockedVariable* residual,
+                         OneBitQuantizer* quantizer, int32_t** message) {
+    return Open(context, 1, layout_.shard_size(rank_), {layout_.shard_message_words()}, residual,
+                quantizer, message);
   }
 
   int64_t rank_;
 };
 
+template <typename Device>
 class OneBitEncodeShardOp : public EncodeShardBase {
  public:
   using EncodeShardBase::EncodeShardBase;
 
   void Compute(OpKernelContext* context) override {
-    const Tensor& input = context->input(0);
+    const Tensor& aggregate = context->input(0);
     OP_REQUIRES_OK(context,
-                   CheckSize("aggregate", input.NumElements(), layout_.shard_size(rank_)));
-    const float* aggregate = input.flat<float>().data() - layout_.ShardBegin(rank_).value;
-    OP_REQUIRES_OK(context, EncodeShard(context, [aggregate] {
-                     return [aggregate](int64_t, const Column& column) {
-                       return aggregate + column.value;
-                     };
-                   }));
+                   CheckSize("aggregate", aggregate.NumElements(), layout_.shard_size(rank_)));
+    LockedVariable residual;
+    OneBitQuantizer quantizer;
+    int32_t* message;
+    OP_REQUIRES_OK(context, OpenShard(context, &residual, &quantizer, &message));
+    OP_REQUIRES_OK(context, device_.EncodeShard(context, layout_, rank_,
+                                                static_cast<const float*>(aggregate.data()),
+                                                quantizer, message));
   }
+
+ private:
+  Device device_;
 };
 
+template <typename Device>
 class OneBitAggregateOp : public EncodeShardBase {
  public:
   using EncodeShardBase::EncodeShardBase;
 
   void Compute(OpKernelContext* context) override {
-    const Tensor& input = context->input(0);
-    const int64_t words = layout_.worker_message_words();
-    OP_REQUIRES_OK(context, CheckMessages(input, layout_.num_shards(), words));
-    const int32_t* messages = input.flat<int32_t>().data();
-    const MessageMap map(layout_, rank_);
-    const OneBitColumns& columns = GetOneBitColumns();
+    const Tensor& messages = context->input(0);
     OP_REQUIRES_OK(
-        context, EncodeShard(context, [&] {
-          return [&, sum = std::vector<float>()](int64_t index, const Column& column) mutable {
-            sum.resize(std::max<size_t>(sum.size(), column.count));
-            columns.decode_sum(messages + map.levels(index), messages + map.codes(column), words,
-                               layout_.num_shards(), column.count, /*stream=*/false, sum.data());
-            return sum.data();
-          };
-        }));
-    OP_REQUIRES_OK(context, OutputPlain(context, 2, layout_, messages));
+        context, CheckMessages(messages, layout_.num_shards(), layout_.worker_message_words()));
+    LockedVariable residual;
+    OneBitQuantizer quantizer;
+    int32_t* message;
+    float* plain;
+    OP_REQUIRES_OK(context, OpenShard(context, &residual, &quantizer, &message));
+    OP_REQUIRES_OK(context, OutputFloats(context, 2, {layout_.plain_size()}, &plain));
+    OP_REQUIRES_OK(context, device_.Aggregate(context, layout_, rank_, WordsOf(messages), quantizer,
+                                              message, plain));
   }
+
+ private:
+  Device device_;
 };
 
-template <typename T>
+template <typename Device, typename T>
 class OneBitDecodeOp : public OpKernel {
  public:
-  using Value = typename Storage<T>::Type;
-
   explicit OneBitDecodeOp(OpKernelConstruction* context) : OpKernel(context) {
     OP_REQUIRES_OK(context, GetLayout(*context, &layout_));
     OP_REQUIRES_OK(context, context->GetAttr("scale", &scale_));
   }
 
   void Compute(OpKernelContext* context) override {
-    const Tensor& input = context->input(0);
+    const Tensor& messages = context->input(0);
     const Tensor& plain = context->input(1);
-    const int64_t words = layout_.shard_message_words();
-    OP_REQUIRES_OK(context, CheckMessages(input, layout_.num_shards(), words));
+    OP_REQUIRES_OK(
+        context, CheckMessages(messages, layout_.num_shards(), layout_.shard_message_words()));
     OP_REQUIRES_OK(context, CheckSize("plain", plain.NumElements(), layout_.plain_size()));
-    const int32_t* messages = input.flat<int32_t>().data();
     const int num_tensors = context->num_outputs();
     OP_REQUIRES_OK(context, CheckSize("gradients", num_tensors, layout_.num_tensors()));
-    std::vector<T*> gradients(num_tensors);
+    std::vector<void*> gradients(num_tensors);
     for (int t = 0; t < num_tensors; ++t) {
       const int input = context->num_inputs() - num_tensors + t;
       const TensorShape shape = context->input(input).shape();
@@ -349,56 +279,40 @@ class OneBitDecodeOp : public OpKernel {
       Tensor* gradient;
       OP_REQUIRES_OK(context,
                      context->forward_input_or_allocate_output({input}, t, shape, &gradient));
-      gradients[t] = gradient->flat<T>().data();
+      gradients[t] = gradient->data();
     }
-
-    const OneBitColumns& columns = GetOneBitColumns();
-    const auto decode = columns.decode<Value>();
-    ForBlocks(context, layout_, 0, layout_.num_columns(),
-              [&](int64_t first, int64_t end, int64_t) {
-                for (int64_t index = first; index < end; ++index) {
-                  const Column column = layout_.column(index);
-                  const int64_t shard = layout_.shard_of(index);
-                  const MessageMap map(layout_, shard);
-                  const int32_t* message = messages + shard * words;
-                  const bool stream = layout_.size() * sizeof(Value) > kStreamBytes;
-                  decode(FloatsOf(message + map.levels(index)),
-                         CodesOf(message + map.codes(column)), column.count, scale_, stream,
-                         reinterpret_cast<Value*>(gradients[column.tensor]) + column.offset);
-                }
-              });
-
-    const float* values = plain.flat<float>().data();
-    for (int tensor : layout_.plain_tensors()) {
-      for (int64_t i = 0; i < layout_.tensor_size(tensor); ++i) {
-        gradients[tensor][i] = static_cast<T>(*values++ * scale_);
-      }
-    }
+    OP_REQUIRES_OK(context, device_.Decode(context, layout_, Storage<T>::kType, WordsOf(messages),
+                                           static_cast<const float*>(plain.data()), scale_,
+                                           gradients));
   }
 
  private:
   Layout layout_;
   float scale_;
+  Device device_;
 };
 
-#define REGISTER_FOR(T)                                                              \
-  REGISTER_KERNEL_BUILDER(                                                           \
-      Name("TfOnebit>OneBitEncode").Device(tensorflow::DEVICE_CPU).TypeConstraint<T>("T"), \
-      OneBitEncodeOp<T>);                                                            \
-  REGISTER_KERNEL_BUILDER(                                                           \
-      Name("TfOnebit>OneBitDecode").Device(tensorflow::DEVICE_CPU).TypeConstraint<T>("T"), \
-      OneBitDecodeOp<T>)
-REGISTER_FOR(float);
-REGISTER_FOR(Eigen::half);
-REGISTER_FOR(Eigen::bfloat16);
+#define REGISTER_FOR(ON, NAME, T)                                                            \
+  REGISTER_KERNEL_BUILDER(Name("TfOnebit>OneBitEncode")                                      \
+                              .Device(NAME)                                                  \
+                              .HostMemory("residual")                                        \
+                              .TypeConstraint<T>("T"),                                       \
+                          OneBitEncodeOp<ON, T>);                                            \
+  REGISTER_KERNEL_BUILDER(Name("TfOnebit>OneBitDecode").Device(NAME).TypeConstraint<T>("T"), \
+                          OneBitDecodeOp<ON, T>)
+#define REGISTER(ON, NAME)                                                                        \
+  REGISTER_FOR(ON, NAME, float);                                                                  \
+  REGISTER_FOR(ON, NAME, Eigen::half);                                                            \
+  REGISTER_FOR(ON, NAME, Eigen::bfloat16);                                                        \
+  REGISTER_KERNEL_BUILDER(Name("TfOnebit>OneBitDecodeSum").Device(NAME),                          \
+                          OneBitDecodeSumOp<ON>);                                                 \
+  REGISTER_KERNEL_BUILDER(Name("TfOnebit>OneBitEncodeShard").Device(NAME).HostMemory("residual"), \
+                          OneBitEncodeShardOp<ON>);                                               \
+  REGISTER_KERNEL_BUILDER(Name("TfOnebit>OneBitAggregate").Device(NAME).HostMemory("residual"),   \
+                          OneBitAggregateOp<ON>)
+TF_ONEBIT_REGISTER(REGISTER, OneBitOnCpu, OneBitOnGpu);
+#undef REGISTER
 #undef REGISTER_FOR
-
-REGISTER_KERNEL_BUILDER(Name("TfOnebit>OneBitDecodeSum").Device(tensorflow::DEVICE_CPU),
-                        OneBitDecodeSumOp);
-REGISTER_KERNEL_BUILDER(Name("TfOnebit>OneBitEncodeShard").Device(tensorflow::DEVICE_CPU),
-                        OneBitEncodeShardOp);
-REGISTER_KERNEL_BUILDER(Name("TfOnebit>OneBitAggregate").Device(tensorflow::DEVICE_CPU),
-                        OneBitAggregateOp);
 
 }  // namespace
 }  // namespace tf_onebit

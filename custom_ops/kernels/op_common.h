@@ -5,8 +5,8 @@
 
 #include <atomic>
 #include <cstdint>
-#include <cstring>
 #include <limits>
+#include <vector>
 
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_mgr.h"
@@ -14,7 +14,8 @@
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/util/work_sharder.h"
 
-#include "lib/float16.h"
+#include "kernels/op_device.h"
+#include "lib/float_type.h"
 
 namespace tf_onebit {
 
@@ -24,14 +25,17 @@ struct Storage;
 template <>
 struct Storage<float> {
   using Type = float;
+  static constexpr FloatType kType = FloatType::kFloat32;
 };
 template <>
 struct Storage<Eigen::half> {
   using Type = float16;
+  static constexpr FloatType kType = FloatType::kFloat16;
 };
 template <>
 struct Storage<Eigen::bfloat16> {
   using Type = bfloat16;
+  static constexpr FloatType kType = FloatType::kBfloat16;
 };
 
 // An output larger than this does not stay in a cache until it is read again.
@@ -43,6 +47,22 @@ void ParallelFor(tensorflow::OpKernelContext* context, int64_t count, int64_t cy
                  const Work& work) {
   const auto& threads = *context->device()->tensorflow_cpu_worker_threads();
   tensorflow::Shard(threads.num_threads, threads.workers, count, cycles, work);
+}
+
+// The words of messages, whichever type they travel as.
+inline int32_t* WordsOf(tensorflow::Tensor* messages) {
+  return static_cast<int32_t*>(messages->data());
+}
+inline const int32_t* WordsOf(const tensorflow::Tensor& messages) {
+  return static_cast<const int32_t*>(messages.data());
+}
+
+// The memory of a list of tensors.
+template <typename List>
+std::vector<const void*> PointersOf(const List& tensors) {
+  std::vector<const void*> pointers;
+  for (int i = 0; i < tensors.size(); ++i) pointers.push_back(tensors[i].data());
+  return pointers;
 }
 
 // The lowest index reported by any thread, as the flag word of a message: 0 if none was.
@@ -93,12 +113,7 @@ class LockedVariable {
           ".");
     }
     TF_RETURN_IF_ERROR(CheckSize(what, tensor->NumElements(), size));
-    if (!tensor->RefCountIsOne()) {  // somebody still reads the old values: leave them theirs
-      tensorflow::Tensor copy;
-      TF_RETURN_IF_ERROR(context->allocate_temp(tensorflow::DT_FLOAT, tensor->shape(), &copy));
-      std::memcpy(copy.data(), tensor->data(), tensor->TotalBytes());
-      *tensor = copy;
-    }
+    TF_RETURN_IF_ERROR(OwnTensor(context, tensor));
     values_ = tensor->flat<float>().data();
     return absl::OkStatus();
   }

@@ -58,4 +58,6 @@ int ChosenSimd() {
   return chosen;
 }
 
+const char* ChosenSimdName() { return kNames[ChosenSimd()]; }
+
 }  // namespace tf_onebit

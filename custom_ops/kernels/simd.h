@@ -13,6 +13,7 @@ int WidestSimd();
 // TF_ONEBIT_SIMD asks for by its name. A value that is unknown, or asks for more than the processor
 // has, changes nothing. Read once.
 int ChosenSimd();
+const char* ChosenSimdName();
 
 }  // namespace tf_onebit
 

@@ -1,9 +1,7 @@
-// The threshold ops on the CPU: which values a message is about, and who computes it. The loops
-// over a block's values are in threshold_blocks.h.
+// The threshold ops: what they are given, and what they return. What they compute is in
+// threshold_cpu.h and threshold_gpu.h.
 
-#include <algorithm>
 #include <set>
-#include <string>
 #include <vector>
 
 #include "tensorflow/core/framework/op_kernel.h"
@@ -11,9 +9,11 @@
 
 #include "kernels/op_common.h"
 #include "kernels/op_parts.h"
-#include "kernels/threshold_blocks.h"
-#include "lib/golomb_rice.h"
-#include "lib/threshold.h"
+#include "kernels/op_threshold.h"
+#include "kernels/threshold_cpu.h"
+#ifdef TF_ONEBIT_GPU
+#include "kernels/threshold_gpu.h"
+#endif
 
 namespace tf_onebit {
 namespace {
@@ -26,75 +26,67 @@ using tensorflow::Tensor;
 using tensorflow::TensorShape;
 namespace errors = tensorflow::errors;
 
-// Calls work(stripe, index) for all stripes of a list, in parallel.
-template <typename Work>
-void ForStripes(OpKernelContext* context, const std::vector<Stripe>& stripes, const Work& work) {
-  if (stripes.empty()) return;
-  const int64_t count = stripes.size(), values = stripes.back().value + stripes.back().count;
-  // About one cycle per value: bandwidth bound.
-  ParallelFor(context, count, 1 + values / count, [&](int64_t first, int64_t end) {
-    for (int64_t i = first; i < end; ++i) work(stripes[i], i);
-    GetThresholdBlocks().finish_streaming();
-  });
-}
+#ifdef TF_ONEBIT_GPU
 
-// Messages as rows of `num_words` words each; row r is about part r % num_parts.
-struct Rows {
-  const int32_t* words;
-  int64_t num_rows;
-  int64_t num_words;
+// As ThresholdOnCpu, but the lengths of messages do not depend on what is in them.
+class ThresholdOnGpu {
+ public:
+  static constexpr int64_t kStripeSize = Parts::kWhole;
 
-  const int32_t* row(int64_t r) const { return words + r * num_words; }
+  absl::Status Encode(OpKernelContext* context, const Parts& parts, FloatType type,
+                      const std::vector<const void*>& gradients, float* residual,
+                      const float* threshold, const float* step, int64_t capacity, bool) {
+    Scratch scratch;
+    const int64_t* table;
+    Tensor* output;
+    TF_RETURN_IF_ERROR(table_.Get(context, parts, &table));
+    TF_RETURN_IF_ERROR(scratch.Allocate(context, gpu::ThresholdScratchBytes(parts)));
+    TF_RETURN_IF_ERROR(
+        context->allocate_output(0, {parts.num_parts(), kHeaderWords + capacity}, &output));
+    return StatusOf(gpu::ThresholdEncode({parts, table}, type, gradients, residual, threshold, step,
+                                         capacity, WordsOf(output), scratch.data(),
+                                         StreamOf(context)));
+  }
+
+  absl::Status DecodeSum(OpKernelContext* context, const Parts& parts, FloatType type,
+                         const ThresholdRows& rows, float scale,
+                         const std::vector<void*>& gradients) {
+    const int64_t* table;
+    TF_RETURN_IF_ERROR(table_.Get(context, parts, &table));
+    return StatusOf(
+        gpu::ThresholdDecodeSum({parts, table}, type, rows, scale, gradients, StreamOf(context)));
+  }
+
+  absl::Status Apply(OpKernelContext* context, const Parts& parts, const ThresholdRows& rows,
+                     const std::vector<void*>& variables) {
+    const int64_t* table;
+    TF_RETURN_IF_ERROR(table_.Get(context, parts, &table));
+    return StatusOf(gpu::ThresholdApply({parts, table}, rows, variables, StreamOf(context)));
+  }
+
+ private:
+  DeviceTable table_;
 };
 
-absl::Status GetRows(const Tensor& messages, const Parts& parts, Rows* rows) {
-  if (messages.dims() != 3 || messages.dim_size(1) != parts.num_parts()) {
-    return errors::InvalidArgument("messages must have shape [number of messages, ",
-                                   parts.num_parts(), ", words]. Received: shape=",
-                                   messages.shape().DebugString(),
-                                   ". Do all workers exchange the same gradients?");
-  }
-  *rows = {messages.flat<int32_t>().data(), messages.dim_size(0) * messages.dim_size(1),
-           messages.dim_size(2)};
-  return absl::OkStatus();
+// What is on a device is not looked at before the kernels run.
+absl::Status CheckMessages(const ThresholdOnGpu&, const ThresholdRows& rows, const Parts&) {
+  if (rows.num_rows == 0 || rows.num_words >= kHeaderWords) return absl::OkStatus();
+  return errors::InvalidArgument("Messages must have ", int{kHeaderWords},
+                                 " words or more. Received: ", rows.num_words, " words.");
 }
 
-absl::Status Corrupt(int64_t row, const Parts& parts, const char* fault) {
-  return errors::InvalidArgument("Message ", row / parts.num_parts(), " is corrupt: ", fault,
-                                 ". Do all workers run the same version of tf_onebit?");
+#endif  // TF_ONEBIT_GPU
+
+absl::Status CheckMessages(const ThresholdOnCpu&, const ThresholdRows& rows, const Parts& parts) {
+  return CheckMessages(rows, parts);
 }
 
-// Checks what came in before anything is written by it.
-absl::Status CheckMessages(const Rows& rows, const Parts& parts) {
-  for (int64_t r = 0; r < rows.num_rows; ++r) {
-    const char* fault = ThresholdMessageFault(rows.row(r), rows.num_words,
-                                              parts.part_size(r % parts.num_parts()));
-    if (fault != nullptr) return Corrupt(r, parts, fault);
-  }
-  return absl::OkStatus();
-}
-
-CodeRun CodesOfRow(const int32_t* row) {
-  const uint32_t* const codes = CodesOf(row + kHeaderWords);
-  return {codes, codes + static_cast<uint32_t>(row[kCountWord]),
-          FloatOf(static_cast<uint32_t>(row[kStepWord]))};
-}
-
-// Where the codes of values from `index` on begin.
-const uint32_t* FirstFrom(const CodeRun& run, int64_t index) {
-  return std::partition_point(run.next, run.end,
-                              [index](uint32_t code) { return IndexOf(code) < index; });
-}
-
-template <typename T>
+template <typename Device, typename T>
 class ThresholdEncodeOp : public OpKernel {
  public:
-  using Value = typename Storage<T>::Type;
-
   explicit ThresholdEncodeOp(OpKernelConstruction* context) : OpKernel(context) {
-    OP_REQUIRES_OK(context, GetParts(*context, &parts_));
+    OP_REQUIRES_OK(context, GetParts(*context, Device::kStripeSize, &parts_));
     OP_REQUIRES_OK(context, context->GetAttr("pad", &pad_));
-    stripes_ = StripesOf(parts_);
   }
 
   // As OneBitEncode: or the executor would queue it behind the rest of the backward pass.
@@ -113,117 +105,42 @@ class ThresholdEncodeOp : public OpKernel {
       OP_REQUIRES_OK(context, CheckSize("threshold, step and capacity",
                                         context->input(i).NumElements(), 1));
     }
-    const float threshold = context->input(first_scalar).flat<float>()(0);
-    const float step = context->input(first_scalar + 1).flat<float>()(0);
     const int64_t capacity = context->input(first_scalar + 2).flat<int64_t>()(0);
-    OP_REQUIRES(context, threshold > 0,
-                errors::InvalidArgument("threshold must be positive. Received: threshold=",
-                                        threshold, "."));
-    OP_REQUIRES(context, step >= 0 && IsFinite(step),
-                errors::InvalidArgument("step must be at least 0 and finite. Received: step=", step,
-                                        "."));
     OP_REQUIRES(context, capacity >= 0 && capacity <= kMaxPartSize,
                 errors::InvalidArgument("capacity must be a number of values, at most 2^31. ",
                                         "Received: capacity=", capacity, "."));
     LockedVariable residual;
     OP_REQUIRES_OK(context,
                    residual.Open(context, gradients.size(), "residual", parts_.size()));
-
-    std::vector<EncodedStripe> encoded(stripes_.size());
-    FirstFailure not_finite;
-    ForStripes(context, stripes_, [&](const Stripe& stripe, int64_t index) {
-      const Value* gradient = reinterpret_cast<const Value*>(
-          gradients[stripe.tensor].flat<T>().data());
-      if (!Encode(stripe, gradient + stripe.offset, residual.at(stripe.value), threshold,
-                  &encoded[index])) {
-        not_finite.Report(stripe.tensor);
-      }
-    });
-
-    std::vector<int64_t> exceeding(parts_.num_parts());
-    for (size_t i = 0; i < stripes_.size(); ++i) {
-      exceeding[stripes_[i].part] += encoded[i].codes.size();
-    }
-    int64_t longest = 0;
-    for (int64_t count : exceeding) longest = std::max(longest, count);
-    const int64_t words = kHeaderWords + (pad_ ? capacity : std::min(capacity, longest));
-    Tensor* output;
-    OP_REQUIRES_OK(context, context->allocate_output(0, {parts_.num_parts(), words}, &output));
-    int32_t* message = output->flat<int32_t>().data();
-    auto stripe = encoded.begin();
-    for (int64_t part = 0; part < parts_.num_parts(); ++part, message += words) {
-      int32_t* end = message + kHeaderWords;
-      double squares = 0;
-      for (; stripe != encoded.end() && stripes_[stripe - encoded.begin()].part == part; ++stripe) {
-        const int64_t room = message + kHeaderWords + capacity - end;
-        const int64_t sent = std::min<int64_t>(room, stripe->codes.size());
-        end = std::copy_n(stripe->codes.begin(), sent, end);
-        squares += stripe->squares;
-        for (auto code = stripe->codes.begin() + sent; code != stripe->codes.end(); ++code) {
-          // What does not fit waits for the next message.
-          float& kept = *residual.at(parts_.part_begin(part) + IndexOf(*code));
-          const double before = kept;
-          kept += SignedStep(*code, threshold);
-          squares += double{kept} * kept - before * before;
-        }
-      }
-      std::fill(end, message + words, 0);
-      message[kFlagWord] = not_finite.flag();
-      message[kWordsWord] = static_cast<int32_t>(end - message);
-      message[kCountWord] = static_cast<int32_t>(end - message - kHeaderWords);
-      message[kExceedingWord] = static_cast<int32_t>(exceeding[part]);
-      FloatsOf(message)[kStepWord] = step;
-      FloatsOf(message)[kSquaresWord] = static_cast<float>(squares);
-    }
+    const void* const threshold = context->input(first_scalar).data();
+    const void* const step = context->input(first_scalar + 1).data();
+    OP_REQUIRES_OK(context,
+                   device_.Encode(context, parts_, Storage<T>::kType, PointersOf(gradients),
+                                  residual.at(0), static_cast<const float*>(threshold),
+                                  static_cast<const float*>(step), capacity, pad_));
   }
 
  private:
-  struct EncodedStripe {
-    std::vector<uint32_t> codes;
-    double squares = 0;
-  };
-
-  // Returns whether all values are finite.
-  bool Encode(const Stripe& stripe, const Value* gradient, float* residual, float threshold,
-              EncodedStripe* encoded) const {
-    const auto encode = GetThresholdBlocks().encode(gradient);
-    const int64_t first_index = stripe.value - parts_.part_begin(stripe.part);
-    bool finite = true;
-    for (int64_t begin = 0; begin < stripe.count; begin += kBlockSize) {
-      uint32_t codes[kBlockSize];
-      const EncodedBlock block =
-          encode(gradient + begin, residual + begin, std::min(kBlockSize, stripe.count - begin),
-                 threshold, static_cast<uint32_t>(first_index + begin), codes);
-      encoded->codes.insert(encoded->codes.end(), codes, codes + block.num_codes);
-      encoded->squares += block.sum_of_squares;
-      finite &= block.finite;
-    }
-    return finite;
-  }
-
   Parts parts_;
-  std::vector<Stripe> stripes_;
   bool pad_;
+  Device device_;
 };
 
-template <typename T>
+template <typename Device, typename T>
 class ThresholdDecodeSumOp : public OpKernel {
  public:
-  using Value = typename Storage<T>::Type;
-
   explicit ThresholdDecodeSumOp(OpKernelConstruction* context) : OpKernel(context) {
-    OP_REQUIRES_OK(context, GetParts(*context, &parts_));
+    OP_REQUIRES_OK(context, GetParts(*context, Device::kStripeSize, &parts_));
     OP_REQUIRES_OK(context, context->GetAttr("scale", &scale_));
-    stripes_ = StripesOf(parts_);
   }
 
   void Compute(OpKernelContext* context) override {
-    Rows rows;
+    ThresholdRows rows;
     OP_REQUIRES_OK(context, GetRows(context->input(0), parts_, &rows));
-    OP_REQUIRES_OK(context, CheckMessages(rows, parts_));
+    OP_REQUIRES_OK(context, CheckMessages(device_, rows, parts_));
     OP_REQUIRES_OK(context,
                    CheckSize("gradients", context->num_outputs(), parts_.num_tensors()));
-    std::vector<Value*> gradients(context->num_outputs());
+    std::vector<void*> gradients(context->num_outputs());
     for (int t = 0; t < context->num_outputs(); ++t) {
       const TensorShape shape = context->input(1 + t).shape();
       OP_REQUIRES_OK(context,
@@ -231,79 +148,42 @@ class ThresholdDecodeSumOp : public OpKernel {
       Tensor* gradient;
       OP_REQUIRES_OK(context,
                      context->forward_input_or_allocate_output({1 + t}, t, shape, &gradient));
-      gradients[t] = reinterpret_cast<Value*>(gradient->flat<T>().data());
+      gradients[t] = gradient->data();
     }
-    const bool stream = parts_.size() * static_cast<int64_t>(sizeof(Value)) > kStreamBytes;
-    ForStripes(context, stripes_, [&](const Stripe& stripe, int64_t) {
-      Decode(rows, stripe, stream, gradients[stripe.tensor] + stripe.offset);
-    });
+    OP_REQUIRES_OK(context, device_.DecodeSum(context, parts_, Storage<T>::kType, rows, scale_,
+                                              gradients));
   }
 
  private:
-  void Decode(const Rows& rows, const Stripe& stripe, bool stream, Value* out) const {
-    const int64_t first_index = stripe.value - parts_.part_begin(stripe.part);
-    std::vector<CodeRun> runs;
-    for (int64_t r = stripe.part; r < rows.num_rows; r += parts_.num_parts()) {
-      CodeRun run = CodesOfRow(rows.row(r));
-      run.next = FirstFrom(run, first_index);
-      runs.push_back(run);
-    }
-    const auto decode = GetThresholdBlocks().decode(out);
-    for (int64_t begin = 0; begin < stripe.count; begin += kBlockSize) {
-      decode(runs.data(), runs.size(), static_cast<uint32_t>(first_index + begin),
-             std::min(kBlockSize, stripe.count - begin), scale_, stream, out + begin);
-    }
-  }
-
   Parts parts_;
-  std::vector<Stripe> stripes_;
   float scale_;
+  Device device_;
 };
 
+template <typename Device>
 class ThresholdApplyOp : public OpKernel {
  public:
   explicit ThresholdApplyOp(OpKernelConstruction* context) : OpKernel(context) {
-    OP_REQUIRES_OK(context, GetParts(*context, &parts_));
+    OP_REQUIRES_OK(context, GetParts(*context, Device::kStripeSize, &parts_));
   }
 
   void Compute(OpKernelContext* context) override {
     const int num_variables = context->num_inputs() - 1;
-    Rows rows;
+    ThresholdRows rows;
     OP_REQUIRES_OK(context, GetRows(context->input(num_variables), parts_, &rows));
-    OP_REQUIRES_OK(context, CheckMessages(rows, parts_));
+    OP_REQUIRES_OK(context, CheckMessages(device_, rows, parts_));
     OP_REQUIRES_OK(context, CheckSize("variables", num_variables, parts_.num_tensors()));
     OP_REQUIRES_OK(context, CheckDistinct(context, num_variables));
     std::vector<LockedVariable> variables(num_variables);
+    std::vector<void*> values;
     for (int t = 0; t < num_variables; ++t) {
       OP_REQUIRES_OK(context, variables[t].Open(context, t, "variable", parts_.tensor_size(t)));
+      values.push_back(variables[t].at(0));
     }
-    for (int64_t r = 0; r < rows.num_rows; ++r) {
-      CodeRun run = CodesOfRow(rows.row(r));
-      int64_t first = -parts_.part_begin(r % parts_.num_parts());  // of the variable, in the part
-      for (int t = 0; t < num_variables; ++t) {
-        const int64_t end = first + parts_.tensor_size(t);
-        const uint32_t* const begin = run.next;
-        run.next = FirstFrom(run, end);
-        Subtract({begin, run.next, run.step}, first, variables[t]);
-        first = end;
-      }
-    }
+    OP_REQUIRES_OK(context, device_.Apply(context, parts_, rows, values));
   }
 
  private:
-  // Far enough ahead of their use: every value is in a line of memory, and mostly a page, of its
-  // own.
-  static constexpr int64_t kPrefetchCodes = 32;
-
-  static void Subtract(const CodeRun& run, int64_t first, const LockedVariable& variable) {
-    for (const uint32_t* code = run.next; code != run.end; ++code) {
-      if (run.end - code > kPrefetchCodes) {
-        __builtin_prefetch(variable.at(IndexOf(code[kPrefetchCodes]) - first), 1);
-      }
-      *variable.at(IndexOf(*code) - first) -= SignedStep(*code, run.step);
-    }
-  }
-
   // A variable that is locked twice would be waited for forever.
   static absl::Status CheckDistinct(OpKernelContext* context, int num_variables) {
     std::set<const tensorflow::Var*> distinct;
@@ -319,117 +199,27 @@ class ThresholdApplyOp : public OpKernel {
   }
 
   Parts parts_;
+  Device device_;
 };
 
-// Replaces the codes of messages, behind their headers: the bodies of GolombRice ops.
-class RecodeBase : public OpKernel {
- public:
-  explicit RecodeBase(OpKernelConstruction* context) : OpKernel(context) {
-    OP_REQUIRES_OK(context, GetParts(*context, &parts_));
-  }
-
- protected:
-  // Bodies beside their rows' headers; at least `body_words` long.
-  absl::Status Output(OpKernelContext* context, const Rows& rows,
-                      const std::vector<std::vector<uint32_t>>& bodies, int64_t body_words) {
-    for (const auto& body : bodies) body_words = std::max<int64_t>(body_words, body.size());
-    const int64_t words = kHeaderWords + body_words;
-    Tensor* output;
-    TF_RETURN_IF_ERROR(context->allocate_output(
-        0, {context->input(0).dim_size(0), parts_.num_parts(), words}, &output));
-    int32_t* message = output->flat<int32_t>().data();
-    for (int64_t r = 0; r < rows.num_rows; ++r, message += words) {
-      int32_t* end = std::copy_n(rows.row(r), kHeaderWords, message);
-      end = std::copy(bodies[r].begin(), bodies[r].end(), end);
-      message[kWordsWord] = static_cast<int32_t>(end - message);
-      std::fill(end, message + words, 0);
-    }
-    return absl::OkStatus();
-  }
-
-  int64_t PartSizeOfRow(int64_t row) const { return parts_.part_size(row % parts_.num_parts()); }
-
-  Parts parts_;
-};
-
-class GolombRiceEncodeOp : public RecodeBase {
- public:
-  explicit GolombRiceEncodeOp(OpKernelConstruction* context) : RecodeBase(context) {
-    OP_REQUIRES_OK(context, context->GetAttr("pad", &pad_));
-  }
-
-  void Compute(OpKernelContext* context) override {
-    Rows rows;
-    OP_REQUIRES_OK(context, GetRows(context->input(0), parts_, &rows));
-    OP_REQUIRES_OK(context, CheckMessages(rows, parts_));
-    std::vector<std::vector<uint32_t>> bodies(rows.num_rows);
-    int64_t body_words = 0;
-    for (int64_t r = 0; r < rows.num_rows; ++r) {
-      const int64_t size = PartSizeOfRow(r), count = static_cast<uint32_t>(rows.row(r)[kCountWord]);
-      bodies[r].resize(GolombRiceMaxWords(count, size));
-      const uint32_t* const codes = CodesOf(rows.row(r) + kHeaderWords);
-      bodies[r].resize(GolombRiceEncode(codes, count, bodies[r].data()));
-      if (pad_) {
-        const int64_t capacity = std::min(size, rows.num_words - kHeaderWords);
-        body_words = std::max(body_words, GolombRiceMaxWords(capacity, size));
-      }
-    }
-    OP_REQUIRES_OK(context, Output(context, rows, bodies, body_words));
-  }
-
- private:
-  bool pad_;
-};
-
-class GolombRiceDecodeOp : public RecodeBase {
- public:
-  using RecodeBase::RecodeBase;
-
-  void Compute(OpKernelContext* context) override {
-    Rows rows;
-    OP_REQUIRES_OK(context, GetRows(context->input(0), parts_, &rows));
-    std::vector<std::vector<uint32_t>> bodies(rows.num_rows);
-    for (int64_t r = 0; r < rows.num_rows; ++r) {
-      const int32_t* const row = rows.row(r);
-      const int64_t size = PartSizeOfRow(r);
-      const char* fault = HeaderFault(row, rows.num_words, size);
-      if (fault == nullptr) {
-        const int64_t count = static_cast<uint32_t>(row[kCountWord]);
-        const int64_t words = static_cast<uint32_t>(row[kWordsWord]) - kHeaderWords;
-        // Two bits per code at least: no memory is taken for a count that cannot be.
-        bodies[r].resize(count > words * (kWordBits / 2) ? 0 : count);
-        if (static_cast<int64_t>(bodies[r].size()) != count ||
-            !GolombRiceDecode(CodesOf(row + kHeaderWords), words, count, size, bodies[r].data())) {
-          fault = "it does not decode to as many ascending indices as it says";
-        }
-      }
-      if (fault != nullptr) {
-        context->SetStatus(Corrupt(r, parts_, fault));
-        return;
-      }
-    }
-    OP_REQUIRES_OK(context, Output(context, rows, bodies, 0));
-  }
-};
-
-#define REGISTER_FOR(T)                                                                         \
-  REGISTER_KERNEL_BUILDER(                                                                      \
-      Name("TfOnebit>ThresholdEncode").Device(tensorflow::DEVICE_CPU).TypeConstraint<T>("T"),    \
-      ThresholdEncodeOp<T>);                                                                    \
-  REGISTER_KERNEL_BUILDER(                                                                      \
-      Name("TfOnebit>ThresholdDecodeSum").Device(tensorflow::DEVICE_CPU).TypeConstraint<T>("T"), \
-      ThresholdDecodeSumOp<T>)
-REGISTER_FOR(float);
-REGISTER_FOR(Eigen::half);
-REGISTER_FOR(Eigen::bfloat16);
+#define REGISTER_FOR(ON, NAME, T)                                                                  \
+  REGISTER_KERNEL_BUILDER(Name("TfOnebit>ThresholdEncode")                                         \
+                              .Device(NAME)                                                        \
+                              .HostMemory("residual")                                              \
+                              .HostMemory("capacity")                                              \
+                              .TypeConstraint<T>("T"),                                             \
+                          ThresholdEncodeOp<ON, T>);                                               \
+  REGISTER_KERNEL_BUILDER(Name("TfOnebit>ThresholdDecodeSum").Device(NAME).TypeConstraint<T>("T"), \
+                          ThresholdDecodeSumOp<ON, T>)
+#define REGISTER(ON, NAME)                                                                      \
+  REGISTER_FOR(ON, NAME, float);                                                                \
+  REGISTER_FOR(ON, NAME, Eigen::half);                                                          \
+  REGISTER_FOR(ON, NAME, Eigen::bfloat16);                                                      \
+  REGISTER_KERNEL_BUILDER(Name("TfOnebit>ThresholdApply").Device(NAME).HostMemory("variables"), \
+                          ThresholdApplyOp<ON>)
+TF_ONEBIT_REGISTER(REGISTER, ThresholdOnCpu, ThresholdOnGpu);
+#undef REGISTER
 #undef REGISTER_FOR
-
-REGISTER_KERNEL_BUILDER(Name("TfOnebit>ThresholdApply").Device(tensorflow::DEVICE_CPU),
-                        ThresholdApplyOp);
-REGISTER_KERNEL_BUILDER(Name("TfOnebit>GolombRiceEncode").Device(tensorflow::DEVICE_CPU),
-                        GolombRiceEncodeOp);
-REGISTER_KERNEL_BUILDER(Name("TfOnebit>GolombRiceDecode").Device(tensorflow::DEVICE_CPU),
-                        GolombRiceDecodeOp);
 
 }  // namespace
 }  // namespace tf_onebit

@@ -1,16 +1,16 @@
-// The ops of transforms on the CPU. What happens to a value is in lib/transforms.h, the loops over
-// a block of them in transform_blocks.h.
+// The ops of transforms: what they are given, and what they return. What they compute is in
+// transform_cpu.h and transform_gpu.h.
 
-#include <algorithm>
-#include <numeric>
 #include <vector>
 
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
 
 #include "kernels/op_common.h"
-#include "kernels/op_parts.h"
-#include "kernels/transform_blocks.h"
+#include "kernels/transform_cpu.h"
+#ifdef TF_ONEBIT_GPU
+#include "kernels/transform_gpu.h"
+#endif
 
 namespace tf_onebit {
 namespace {
@@ -22,27 +22,43 @@ using tensorflow::Tensor;
 using tensorflow::TensorShape;
 namespace errors = tensorflow::errors;
 
-// Calls work(stripe, stripe's index, offset of a block among all values, its size) for all blocks
-// of `stripes`, in parallel; those of a stripe in their order.
-template <typename Work>
-void ForBlocks(OpKernelContext* context, const std::vector<Stripe>& stripes, const Work& work) {
-  if (stripes.empty()) return;
-  const int64_t count = stripes.size();
-  const int64_t size = stripes.back().value + stripes.back().count;
-  // A few cycles per value: bandwidth bound.
-  ParallelFor(context, count, 1 + 4 * size / count, [&](int64_t first, int64_t end) {
-    for (int64_t i = first; i < end; ++i) {
-      for (int64_t at = 0; at < stripes[i].count; at += kBlockSize) {
-        work(stripes[i], i, stripes[i].value + at, std::min(kBlockSize, stripes[i].count - at));
-      }
-    }
-  });
-}
+#ifdef TF_ONEBIT_GPU
 
-std::vector<Stripe> StripesOfRuns(const std::vector<int64_t>& run_sizes) {
-  const int64_t size = std::accumulate(run_sizes.begin(), run_sizes.end(), int64_t{0});
-  return StripesOf(Parts(run_sizes, std::max(int64_t{1}, size)));
-}
+// As TransformsOnCpu, but `share` and `means` are not looked at before the kernels run.
+class TransformsOnGpu {
+ public:
+  static constexpr int64_t kStripeSize = Parts::kWhole;
+
+  absl::Status Accumulate(OpKernelContext* context, const Parts& runs, const float* gradient,
+                          const double* share, float* average, double* sums) {
+    Scratch scratch;
+    const int64_t* table;
+    TF_RETURN_IF_ERROR(table_.Get(context, runs, &table));
+    TF_RETURN_IF_ERROR(scratch.Allocate(context, gpu::AdagradScratchBytes(runs)));
+    return StatusOf(gpu::AdagradAccumulate(runs, table, gradient, share, average, sums,
+                                           scratch.data(), StreamOf(context)));
+  }
+
+  absl::Status Normalize(OpKernelContext* context, const Parts& runs, const float* gradient,
+                         const float* average, const double* means, float epsilon, float* out) {
+    return StatusOf(
+        gpu::AdagradNormalize(runs, gradient, average, means, epsilon, out, StreamOf(context)));
+  }
+
+  absl::Status Momentum(OpKernelContext* context, int64_t count, const float* gradient,
+                        float* velocity, float momentum, bool nesterov, float* out) {
+    return StatusOf(
+        gpu::Momentum(count, gradient, velocity, momentum, nesterov, out, StreamOf(context)));
+  }
+
+ private:
+  DeviceTable table_;
+};
+
+#endif  // TF_ONEBIT_GPU
+
+const float* Floats(const Tensor& tensor) { return static_cast<const float*>(tensor.data()); }
+const double* Doubles(const Tensor& tensor) { return static_cast<const double*>(tensor.data()); }
 
 // Opens the state of a gradient in input 0, a variable in input 1.
 absl::Status OpenState(OpKernelContext* context, const char* what, LockedVariable* state) {
@@ -54,66 +70,59 @@ absl::Status OutputGradient(OpKernelContext* context, float** values) {
   Tensor* output;
   TF_RETURN_IF_ERROR(
       context->forward_input_or_allocate_output({0}, 0, context->input(0).shape(), &output));
-  *values = output->flat<float>().data();
+  *values = static_cast<float*>(output->data());
   return absl::OkStatus();
 }
 
+template <typename Device>
 class AdagradBase : public OpKernel {
  public:
   explicit AdagradBase(OpKernelConstruction* context) : OpKernel(context) {
-    OP_REQUIRES_OK(context, context->GetAttr("run_sizes", &run_sizes_));
-    for (int64_t size : run_sizes_) {
+    std::vector<int64_t> run_sizes;
+    OP_REQUIRES_OK(context, context->GetAttr("run_sizes", &run_sizes));
+    for (int64_t size : run_sizes) {
       OP_REQUIRES(context, size >= 0,
                   errors::InvalidArgument("run_sizes must be numbers of values. Received: ", size,
                                           "."));
-      size_ += size;
     }
-    stripes_ = StripesOfRuns(run_sizes_);
+    runs_ = Parts(run_sizes, Parts::kWhole, Device::kStripeSize);
   }
 
  protected:
   absl::Status Open(OpKernelContext* context, LockedVariable* average) const {
-    TF_RETURN_IF_ERROR(CheckSize("gradient", context->input(0).NumElements(), size_));
+    TF_RETURN_IF_ERROR(CheckSize("gradient", context->input(0).NumElements(), runs_.size()));
     return OpenState(context, "average", average);
   }
 
-  std::vector<int64_t> run_sizes_;
-  int64_t size_ = 0;
-  std::vector<Stripe> stripes_;
+  // Runs of values, one after another, as tensors of one part.
+  Parts runs_;
+  Device device_;
 };
 
-class AdagradAccumulateOp : public AdagradBase {
+template <typename Device>
+class AdagradAccumulateOp : public AdagradBase<Device> {
  public:
-  using AdagradBase::AdagradBase;
+  using AdagradBase<Device>::AdagradBase;
 
   void Compute(OpKernelContext* context) override {
-    const Tensor& share_input = context->input(2);
-    OP_REQUIRES(context, share_input.NumElements() == 1,
+    const Tensor& share = context->input(2);
+    OP_REQUIRES(context, share.NumElements() == 1,
                 errors::InvalidArgument("share must be a scalar. Received: shape=",
-                                        share_input.shape().DebugString(), "."));
-    const double share = share_input.flat<double>()(0);
-    OP_REQUIRES(context, share >= 0 && share <= 1,
-                errors::InvalidArgument("share must be from 0 to 1. Received: share=", share, "."));
+                                        share.shape().DebugString(), "."));
     LockedVariable average;
-    OP_REQUIRES_OK(context, Open(context, &average));
-    Tensor* output;
-    const int64_t num_runs = run_sizes_.size();
-    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({num_runs}), &output));
-    const float* const gradient = context->input(0).flat<float>().data();
-    const auto accumulate = GetTransformBlocks().accumulate;
-    std::vector<double> partial(stripes_.size());
-    ForBlocks(context, stripes_, [&](const Stripe&, int64_t stripe, int64_t at, int64_t count) {
-      partial[stripe] += accumulate(gradient + at, average.at(at), count, static_cast<float>(share));
-    });
-    auto sums = output->flat<double>();
-    sums.setZero();
-    for (size_t i = 0; i < stripes_.size(); ++i) sums(stripes_[i].tensor) += partial[i];
+    OP_REQUIRES_OK(context, this->Open(context, &average));
+    Tensor* sums;
+    OP_REQUIRES_OK(context, context->allocate_output(0, {this->runs_.num_tensors()}, &sums));
+    OP_REQUIRES_OK(context, this->device_.Accumulate(
+                                context, this->runs_, Floats(context->input(0)), Doubles(share),
+                                average.at(0), static_cast<double*>(sums->data())));
   }
 };
 
-class AdagradNormalizeOp : public AdagradBase {
+template <typename Device>
+class AdagradNormalizeOp : public AdagradBase<Device> {
  public:
-  explicit AdagradNormalizeOp(OpKernelConstruction* context) : AdagradBase(context) {
+  explicit AdagradNormalizeOp(OpKernelConstruction* context) : AdagradBase<Device>(context) {
     OP_REQUIRES_OK(context, context->GetAttr("epsilon", &epsilon_));
     OP_REQUIRES(context, epsilon_ > 0 && IsFinite(epsilon_),
                 errors::InvalidArgument("epsilon must be positive. Received: epsilon=", epsilon_,
@@ -122,34 +131,26 @@ class AdagradNormalizeOp : public AdagradBase {
 
   void Compute(OpKernelContext* context) override {
     const Tensor& means = context->input(2);
-    const int64_t num_runs = run_sizes_.size();
+    const int64_t num_runs = this->runs_.num_tensors();
     OP_REQUIRES(context, means.shape() == TensorShape({num_runs}),
                 errors::InvalidArgument("means must have one number for each of ", num_runs,
                                         " runs. Received: shape=", means.shape().DebugString(),
                                         "."));
-    std::vector<Normalizer> normalizers;
-    for (int64_t run = 0; run < num_runs; ++run) {
-      const double mean = means.flat<double>()(run);
-      OP_REQUIRES(context, mean >= 0 && IsFinite(mean),
-                  errors::InvalidArgument("means must be finite and at least 0. Received: means[",
-                                          run, "]=", mean, "."));
-      normalizers.push_back(NormalizerOf(mean, epsilon_));
-    }
     LockedVariable average;
-    OP_REQUIRES_OK(context, Open(context, &average));
-    const float* const gradient = context->input(0).flat<float>().data();
+    OP_REQUIRES_OK(context, this->Open(context, &average));
+    const float* const gradient = Floats(context->input(0));
     float* out;
     OP_REQUIRES_OK(context, OutputGradient(context, &out));
-    const auto normalize = GetTransformBlocks().normalize;
-    ForBlocks(context, stripes_, [&](const Stripe& stripe, int64_t, int64_t at, int64_t count) {
-      normalize(gradient + at, average.at(at), count, normalizers[stripe.tensor], out + at);
-    });
+    OP_REQUIRES_OK(context,
+                   this->device_.Normalize(context, this->runs_, gradient, average.at(0),
+                                           Doubles(means), epsilon_, out));
   }
 
  private:
   float epsilon_;
 };
 
+template <typename Device>
 class MomentumOp : public OpKernel {
  public:
   explicit MomentumOp(OpKernelConstruction* context) : OpKernel(context) {
@@ -163,27 +164,29 @@ class MomentumOp : public OpKernel {
   void Compute(OpKernelContext* context) override {
     LockedVariable velocity;
     OP_REQUIRES_OK(context, OpenState(context, "velocity", &velocity));
-    const Tensor& input = context->input(0);
-    const float* const gradient = input.flat<float>().data();
+    const int64_t count = context->input(0).NumElements();
+    const float* const gradient = Floats(context->input(0));
     float* out;
     OP_REQUIRES_OK(context, OutputGradient(context, &out));
-    const auto momentum = GetTransformBlocks().momentum;
-    ForBlocks(context, StripesOfRuns({input.NumElements()}),
-              [&](const Stripe&, int64_t, int64_t at, int64_t count) {
-                momentum(gradient + at, velocity.at(at), count, momentum_, nesterov_, out + at);
-              });
+    OP_REQUIRES_OK(context, device_.Momentum(context, count, gradient, velocity.at(0), momentum_,
+                                             nesterov_, out));
   }
 
  private:
   float momentum_;
   bool nesterov_;
+  Device device_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("TfOnebit>AdagradAccumulate").Device(tensorflow::DEVICE_CPU),
-                        AdagradAccumulateOp);
-REGISTER_KERNEL_BUILDER(Name("TfOnebit>AdagradNormalize").Device(tensorflow::DEVICE_CPU),
-                        AdagradNormalizeOp);
-REGISTER_KERNEL_BUILDER(Name("TfOnebit>Momentum").Device(tensorflow::DEVICE_CPU), MomentumOp);
+#define REGISTER(ON, NAME)                                                                       \
+  REGISTER_KERNEL_BUILDER(Name("TfOnebit>AdagradAccumulate").Device(NAME).HostMemory("average"), \
+                          AdagradAccumulateOp<ON>);                                              \
+  REGISTER_KERNEL_BUILDER(Name("TfOnebit>AdagradNormalize").Device(NAME).HostMemory("average"),  \
+                          AdagradNormalizeOp<ON>);                                               \
+  REGISTER_KERNEL_BUILDER(Name("TfOnebit>Momentum").Device(NAME).HostMemory("velocity"),         \
+                          MomentumOp<ON>)
+TF_ONEBIT_REGISTER(REGISTER, TransformsOnCpu, TransformsOnGpu);
+#undef REGISTER
 
 }  // namespace
 }  // namespace tf_onebit

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "lib/host_device.h"
+
 namespace tf_onebit {
 
 struct float16 {  // IEEE 754 binary16: 1 sign, 5 exponent, 10 fraction bits
@@ -16,26 +18,23 @@ struct bfloat16 {  // the upper half of a float: 1 sign, 8 exponent, 7 fraction 
   uint16_t bits;
 };
 
-// Functions here are static: each source file is compiled for its own instruction set and must
-// not share the code of an inline function with the others.
-
-static inline uint32_t BitsOf(float value) {
+TF_ONEBIT_HOST_DEVICE uint32_t BitsOf(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof(bits));
   return bits;
 }
 
-static inline float FloatOf(uint32_t bits) {
+TF_ONEBIT_HOST_DEVICE float FloatOf(uint32_t bits) {
   float value;
   std::memcpy(&value, &bits, sizeof(value));
   return value;
 }
 
-static inline float ToFloat(float value) { return value; }
+TF_ONEBIT_HOST_DEVICE float ToFloat(float value) { return value; }
 
-static inline float ToFloat(bfloat16 value) { return FloatOf(uint32_t{value.bits} << 16); }
+TF_ONEBIT_HOST_DEVICE float ToFloat(bfloat16 value) { return FloatOf(uint32_t{value.bits} << 16); }
 
-static inline float ToFloat(float16 value) {
+TF_ONEBIT_HOST_DEVICE float ToFloat(float16 value) {
   const uint32_t sign = (value.bits & 0x8000u) << 16;
   const uint32_t magnitude = value.bits & 0x7FFFu;
   if (magnitude < 0x0400u) {  // zero or subnormal: units of 2^-24
@@ -49,15 +48,15 @@ static inline float ToFloat(float16 value) {
 
 // Rounds to nearest even. A NaN stays one; what is too large becomes infinite.
 template <typename T>
-static T FromFloat(float value);
+TF_ONEBIT_HOST_DEVICE T FromFloat(float value);
 
 template <>
-inline float FromFloat<float>(float value) {
+TF_ONEBIT_HOST_DEVICE_MEMBER inline float FromFloat<float>(float value) {
   return value;
 }
 
 template <>
-inline bfloat16 FromFloat<bfloat16>(float value) {
+TF_ONEBIT_HOST_DEVICE_MEMBER inline bfloat16 FromFloat<bfloat16>(float value) {
   const uint32_t bits = BitsOf(value);
   if ((bits & 0x7FFFFFFFu) > 0x7F800000u) {
     return {static_cast<uint16_t>(bits >> 16 | 0x0040u)};
@@ -66,7 +65,7 @@ inline bfloat16 FromFloat<bfloat16>(float value) {
 }
 
 template <>
-inline float16 FromFloat<float16>(float value) {
+TF_ONEBIT_HOST_DEVICE_MEMBER inline float16 FromFloat<float16>(float value) {
   const uint32_t sign = BitsOf(value) >> 16 & 0x8000u;
   const uint32_t magnitude = BitsOf(value) & 0x7FFFFFFFu;
   uint32_t half;

@@ -2,21 +2,17 @@
 //
 // A run of values is cut into blocks of kBlockSize. Within a block there are 32 partial sums in
 // float32, one for each bit of a code word: value i is added to lane i % 32, in the order of i.
-// SumOfLanes adds the lanes as a tree, and the blocks' sums are added in float64, first to last. A
-// lane adds at most kBlockSize / 32 values, which keeps the error the same however long the run.
+// SumOfLanes adds the lanes as a tree, and the blocks' sums are added in float64: first to last
+// within a column. A lane adds at most kBlockSize / 32 values, which keeps the error the same
+// however long the run.
 
 #ifndef TF_ONEBIT_LIB_LANES_H_
 #define TF_ONEBIT_LIB_LANES_H_
 
 #include <cstdint>
+#include <vector>
 
-// Static, because each source file is compiled for its own instruction set and must not share the
-// code of an inline function with the others.
-#ifdef __CUDACC__
-#define TF_ONEBIT_HOST_DEVICE __host__ __device__ static inline
-#else
-#define TF_ONEBIT_HOST_DEVICE static inline
-#endif
+#include "lib/host_device.h"
 
 namespace tf_onebit {
 
@@ -24,15 +20,32 @@ constexpr int kWordBits = 32;
 constexpr int64_t kBlockSize = 4096;
 
 // False for NaN and the infinities: their difference from themselves is NaN.
+TF_ONEBIT_HOST_DEVICE bool IsFinite(float value) { return value - value == 0; }
 TF_ONEBIT_HOST_DEVICE bool IsFinite(double value) { return value - value == 0; }
 
 // Leaves the sum in lanes[0] too; the order is that of a warp's shuffle-down reduction. A template,
 // so that each step has a constant width and becomes a vector instruction.
-template <int kWidth = kWordBits / 2>
-TF_ONEBIT_HOST_DEVICE float SumOfLanes(float* lanes) {
+template <int kWidth = kWordBits / 2, typename Value>
+TF_ONEBIT_HOST_DEVICE Value SumOfLanes(Value* lanes) {
   for (int lane = 0; lane < kWidth; ++lane) lanes[lane] += lanes[lane + kWidth];
   if constexpr (kWidth > 1) SumOfLanes<kWidth / 2>(lanes);
   return lanes[0];
+}
+
+static inline float SumOfSquares(const float* values, int64_t count) {
+  float lanes[kWordBits] = {};
+  for (int64_t i = 0; i < count; ++i) lanes[i % kWordBits] += values[i] * values[i];
+  return SumOfLanes(lanes);
+}
+
+// Sums of many columns or blocks are added up in lanes as well, but more of them: one for each
+// thread of a GPU's block.
+constexpr int kManyLanes = 1024;
+
+static inline double SumOfMany(const double* sums, int64_t count) {
+  std::vector<double> lanes(kManyLanes);
+  for (int64_t i = 0; i < count; ++i) lanes[i % kManyLanes] += sums[i];
+  return SumOfLanes<kManyLanes / 2>(lanes.data());
 }
 
 }  // namespace tf_onebit

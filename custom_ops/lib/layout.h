@@ -16,11 +16,10 @@
 #include <cstdint>
 #include <vector>
 
+#include "lib/indexing.h"
+#include "lib/lanes.h"
+
 namespace tf_onebit {
-
-constexpr int64_t kCodesPerWord = 32;
-
-inline int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 struct Column {
   int tensor;      // index in the list of gradients
@@ -30,6 +29,63 @@ struct Column {
   int64_t count;   // number of values
 };
 
+// A tensor that is cut into columns, and what precedes it.
+struct Cut {
+  int64_t tensor;
+  int64_t size, row_size, column_size;
+  int64_t columns_per_row, words_per_row;
+  int64_t first_column, first_word, first_value;
+};
+
+// The first column of a shard, and that one's first word and value.
+struct ShardStart {
+  int64_t column, word, value;
+};
+
+// A plain tensor, and how many plain values precede it.
+struct PlainRun {
+  int64_t tensor, size, first;
+};
+
+// What kernels read of a layout: plain data. A device has a copy of the lists.
+struct LayoutView {
+  const Cut* cuts;
+  const ShardStart* shards;  // and one more, where the last shard ends
+  const PlainRun* plain_runs;
+  int64_t num_cuts, num_shards, num_plain_runs;
+  int64_t levels_at, codes_at, plain_at, plain_size;
+
+  TF_ONEBIT_HOST_DEVICE_MEMBER int64_t worker_message_words() const {
+    return plain_at + plain_size;
+  }
+  TF_ONEBIT_HOST_DEVICE_MEMBER int64_t shard_message_words() const { return plain_at; }
+
+  // Column `index` in [0, number of columns).
+  TF_ONEBIT_HOST_DEVICE_MEMBER Column column(int64_t index) const {
+    const Cut& cut = cuts[LastBy(index, cuts, num_cuts, &Cut::first_column)];
+    const int64_t row = (index - cut.first_column) / cut.columns_per_row;
+    const int64_t piece = index - cut.first_column - row * cut.columns_per_row;
+    const int64_t begin = piece * cut.column_size, first = row * cut.row_size;
+    const int64_t row_left = cut.row_size - begin, left = cut.size - first - begin;
+    const int64_t in_row = cut.column_size < row_left ? cut.column_size : row_left;
+    return {static_cast<int>(cut.tensor), first + begin, cut.first_value + first + begin,
+            cut.first_word + row * cut.words_per_row + piece * CeilDiv(cut.column_size, kWordBits),
+            in_row < left ? in_row : left};
+  }
+
+  TF_ONEBIT_HOST_DEVICE_MEMBER int64_t shard_of(int64_t column) const {
+    return LastBy(column, shards, num_shards, &ShardStart::column);
+  }
+
+  // Where the message of a shard has the levels and the codes of a column.
+  TF_ONEBIT_HOST_DEVICE_MEMBER int64_t levels_of(int64_t column, int64_t shard) const {
+    return levels_at + 2 * (column - shards[shard].column);
+  }
+  TF_ONEBIT_HOST_DEVICE_MEMBER int64_t codes_of(const Column& column, int64_t shard) const {
+    return codes_at + column.word - shards[shard].word;
+  }
+};
+
 class Layout {
  public:
   Layout() = default;
@@ -37,33 +93,33 @@ class Layout {
   // The four lists must be consistent; see Valid().
   Layout(const std::vector<int64_t>& sizes, const std::vector<int64_t>& row_sizes,
          const std::vector<int64_t>& column_sizes, const std::vector<int64_t>& shard_starts)
-      : sizes_(sizes), shard_starts_(shard_starts) {
-    Cut end{};
+      : sizes_(sizes) {
     for (size_t t = 0; t < sizes.size(); ++t) {
       if (column_sizes[t] == 0) {
-        plain_tensors_.push_back(static_cast<int>(t));
+        plain_runs_.push_back({static_cast<int64_t>(t), sizes[t], plain_size_});
         plain_size_ += sizes[t];
         continue;
       }
-      Cut cut = end;
-      cut.tensor = static_cast<int>(t);
+      Cut cut{};
+      cut.tensor = static_cast<int64_t>(t);
       cut.size = sizes[t];
       cut.row_size = row_sizes[t];
       cut.column_size = column_sizes[t];
       cut.columns_per_row = CeilDiv(cut.row_size, cut.column_size);
       cut.words_per_row = WordsInRun(cut.row_size, cut.column_size);
+      cut.first_column = end_.column;
+      cut.first_word = end_.word;
+      cut.first_value = end_.value;
       cuts_.push_back(cut);
       const int64_t rest = cut.size % cut.row_size;
-      end.first_column +=
-          cut.size / cut.row_size * cut.columns_per_row + CeilDiv(rest, cut.column_size);
-      end.first_word +=
-          cut.size / cut.row_size * cut.words_per_row + WordsInRun(rest, cut.column_size);
-      end.first_value += cut.size;
+      end_.column += cut.size / cut.row_size * cut.columns_per_row + CeilDiv(rest, cut.column_size);
+      end_.word += cut.size / cut.row_size * cut.words_per_row + WordsInRun(rest, cut.column_size);
+      end_.value += cut.size;
     }
-    end_ = end;
+    for (int64_t column : shard_starts) shards_.push_back(StartAt(column));
     for (int64_t k = 0; k < num_shards(); ++k) {
       levels_per_shard_ = std::max(levels_per_shard_, 2 * shard_columns(k));
-      words_per_shard_ = std::max(words_per_shard_, ShardEnd(k).word - ShardBegin(k).word);
+      words_per_shard_ = std::max(words_per_shard_, shard(k + 1).word - shard(k).word);
     }
   }
 
@@ -86,67 +142,66 @@ class Layout {
   }
 
   int64_t num_tensors() const { return static_cast<int64_t>(sizes_.size()); }
-  int64_t num_columns() const { return end_.first_column; }
+  int64_t num_columns() const { return end_.column; }
   int64_t num_shards() const {
-    return shard_starts_.empty() ? 0 : static_cast<int64_t>(shard_starts_.size()) - 1;
+    return shards_.empty() ? 0 : static_cast<int64_t>(shards_.size()) - 1;
   }
-  int64_t tensor_size(int tensor) const { return sizes_[tensor]; }
-  const std::vector<int>& plain_tensors() const { return plain_tensors_; }
+  int64_t tensor_size(int64_t tensor) const { return sizes_[tensor]; }
+  const std::vector<PlainRun>& plain_runs() const { return plain_runs_; }
   int64_t plain_size() const { return plain_size_; }
   // Number of values in columns: the size of the worker's residual.
-  int64_t size() const { return end_.first_value; }
+  int64_t size() const { return end_.value; }
 
-  int64_t shard_start(int64_t shard) const { return shard_starts_[shard]; }
-  int64_t shard_columns(int64_t shard) const {
-    return shard_starts_[shard + 1] - shard_starts_[shard];
-  }
-  int64_t shard_size(int64_t shard) const { return ShardEnd(shard).value - ShardBegin(shard).value; }
-  int64_t shard_of(int64_t column) const {
-    return std::upper_bound(shard_starts_.begin(), shard_starts_.end(), column) -
-           shard_starts_.begin() - 1;
-  }
+  // Shard `k` in [0, num_shards()); for num_shards(), where the last one ends.
+  const ShardStart& shard(int64_t k) const { return shards_[k]; }
+  int64_t shard_columns(int64_t k) const { return shard(k + 1).column - shard(k).column; }
+  int64_t shard_size(int64_t k) const { return shard(k + 1).value - shard(k).value; }
 
-  int64_t levels_at() const { return 1; }
-  int64_t codes_at() const { return levels_at() + levels_per_shard_; }
-  int64_t plain_at() const { return codes_at() + words_per_shard_; }
-  int64_t worker_message_words() const { return plain_at() + plain_size_; }
-  int64_t shard_message_words() const { return plain_at(); }
+  int64_t worker_message_words() const { return view().worker_message_words(); }
+  int64_t shard_message_words() const { return view().shard_message_words(); }
 
-  // Column `index` in [0, num_columns()); for num_columns(), an empty column at the end.
-  Column column(int64_t index) const {
-    if (index == num_columns()) return {-1, 0, end_.first_value, end_.first_word, 0};
-    const Cut& cut = *(std::upper_bound(cuts_.begin(), cuts_.end(), index,
-                                        [](int64_t i, const Cut& c) { return i < c.first_column; }) -
-                       1);
-    const int64_t row = (index - cut.first_column) / cut.columns_per_row;
-    const int64_t piece = (index - cut.first_column) % cut.columns_per_row;
-    const int64_t row_end = std::min((row + 1) * cut.row_size, cut.size);
-    const int64_t offset = row * cut.row_size + piece * cut.column_size;
-    return {cut.tensor, offset, cut.first_value + offset,
-            cut.first_word + row * cut.words_per_row +
-                piece * CeilDiv(cut.column_size, kCodesPerWord),
-            std::min(cut.column_size, row_end - offset)};
+  // With the lists of this layout, which must outlive it.
+  LayoutView view() const { return ViewOf(cuts_.data(), shards_.data(), plain_runs_.data()); }
+
+  // All lists one after another, for a copy on a device; and the view with the lists of that copy.
+  std::vector<int64_t> table() const {
+    std::vector<int64_t> table;
+    AppendItems(cuts_, &table);
+    AppendItems(shards_, &table);
+    AppendItems(plain_runs_, &table);
+    return table;
   }
-  Column ShardBegin(int64_t shard) const { return column(shard_starts_[shard]); }
-  Column ShardEnd(int64_t shard) const { return column(shard_starts_[shard + 1]); }
+  LayoutView view(const int64_t* table) const {
+    const Cut* const cuts = reinterpret_cast<const Cut*>(table);
+    const ShardStart* const shards = reinterpret_cast<const ShardStart*>(cuts + cuts_.size());
+    return ViewOf(cuts, shards, reinterpret_cast<const PlainRun*>(shards + shards_.size()));
+  }
 
  private:
-  struct Cut {  // a tensor that is cut into columns, and what precedes it
-    int tensor;
-    int64_t size, row_size, column_size;
-    int64_t columns_per_row, words_per_row;
-    int64_t first_column, first_word, first_value;
-  };
-
   static int64_t WordsInRun(int64_t size, int64_t column_size) {
-    return size / column_size * CeilDiv(column_size, kCodesPerWord) +
-           CeilDiv(size % column_size, kCodesPerWord);
+    return size / column_size * CeilDiv(column_size, kWordBits) +
+           CeilDiv(size % column_size, kWordBits);
   }
 
-  std::vector<int64_t> sizes_, shard_starts_;
-  std::vector<int> plain_tensors_;
+  LayoutView ViewOf(const Cut* cuts, const ShardStart* shards, const PlainRun* plain_runs) const {
+    constexpr int64_t kLevelsAt = 1;
+    const int64_t codes_at = kLevelsAt + levels_per_shard_;
+    return {cuts, shards, plain_runs, static_cast<int64_t>(cuts_.size()), num_shards(),
+            static_cast<int64_t>(plain_runs_.size()), kLevelsAt, codes_at,
+            codes_at + words_per_shard_, plain_size_};
+  }
+
+  ShardStart StartAt(int64_t index) const {
+    if (index == num_columns()) return end_;
+    const Column column = view().column(index);
+    return {index, column.word, column.value};
+  }
+
+  std::vector<int64_t> sizes_;
   std::vector<Cut> cuts_;
-  Cut end_{};
+  std::vector<ShardStart> shards_;
+  std::vector<PlainRun> plain_runs_;
+  ShardStart end_{};
   int64_t plain_size_ = 0, levels_per_shard_ = 0, words_per_shard_ = 0;
 };
 

@@ -16,6 +16,13 @@ namespace tf_onebit {
 //               plus the mean absolute deviation from it
 enum class LevelRule { kMean, kSymmetric };
 
+// How values are encoded, and what encoding updates.
+struct OneBitQuantizer {
+  LevelRule rule;
+  float* residual;        // nullptr: there is no error feedback
+  float* sum_of_squares;  // of the new residual
+};
+
 TF_ONEBIT_HOST_DEVICE int64_t NumWords(int64_t count) {
   return (count + kWordBits - 1) / kWordBits;
 }

@@ -29,6 +29,16 @@ enum ThresholdHeader {
   kHeaderWords
 };
 
+// Messages as rows of `num_words` words each; row r is about part r % (number of parts).
+struct ThresholdRows {
+  const int32_t* words;
+  int64_t num_rows, num_words;
+
+  TF_ONEBIT_HOST_DEVICE_MEMBER const int32_t* row(int64_t r) const {
+    return words + r * num_words;
+  }
+};
+
 TF_ONEBIT_HOST_DEVICE uint32_t IndexOf(uint32_t code) { return code & ~kNegativeBit; }
 
 // +step or -step.

@@ -54,8 +54,9 @@ absl::Status DecodeShape(InferenceContext* c) {
 REGISTER_OP("TfOnebit>OneBitEncode")
     .Input("gradients: N * T")
     .Input("residual: resource")
-    .Output("messages: int32")
+    .Output("messages: W")
     .Output("residual_sum_of_squares: float")
+    .Attr("W: {int32, float} = DT_INT32")
     .Attr("N: int >= 1")
     .Attr("T: {float, half, bfloat16}")
     .Attr("sizes: list(int)")
@@ -76,6 +77,8 @@ column size 0 are copied in full precision into every message.
 gradients: The local gradients, as many values each as `sizes` says.
 residual: float32 variable with as many values as all columns together; updated in place.
   Not read if `error_feedback` is false.
+W: How the 32-bit words of messages travel: as int32, or as float32 with the same bits, because
+  TensorFlow keeps int32 tensors of a GPU in host memory.
 messages: `[world_size, words]`; row k is the message to the owner of shard k. Word 0 is zero, or
   1 + the index of the first gradient that holds a value which is not finite; its column is sent
   as zeros and keeps its residual.
@@ -83,9 +86,10 @@ residual_sum_of_squares: Of the residual after the update.
 )doc");
 
 REGISTER_OP("TfOnebit>OneBitDecodeSum")
-    .Input("messages: int32")
+    .Input("messages: W")
     .Output("aggregate: float")
     .Output("plain: float")
+    .Attr("W: {int32, float} = DT_INT32")
     .Attr("sizes: list(int)")
     .Attr("row_sizes: list(int)")
     .Attr("column_sizes: list(int)")
@@ -103,8 +107,9 @@ plain: The sum over the workers of the values that travel in full precision.
 REGISTER_OP("TfOnebit>OneBitEncodeShard")
     .Input("aggregate: float")
     .Input("residual: resource")
-    .Output("message: int32")
+    .Output("message: W")
     .Output("residual_sum_of_squares: float")
+    .Attr("W: {int32, float} = DT_INT32")
     .Attr("sizes: list(int)")
     .Attr("row_sizes: list(int)")
     .Attr("column_sizes: list(int)")
@@ -124,11 +129,12 @@ residual_sum_of_squares: Of the residual after the update.
 )doc");
 
 REGISTER_OP("TfOnebit>OneBitAggregate")
-    .Input("messages: int32")
+    .Input("messages: W")
     .Input("residual: resource")
-    .Output("message: int32")
+    .Output("message: W")
     .Output("residual_sum_of_squares: float")
     .Output("plain: float")
+    .Attr("W: {int32, float} = DT_INT32")
     .Attr("sizes: list(int)")
     .Attr("row_sizes: list(int)")
     .Attr("column_sizes: list(int)")
@@ -147,10 +153,11 @@ residual, message, residual_sum_of_squares: As in OneBitEncodeShard.
 )doc");
 
 REGISTER_OP("TfOnebit>OneBitDecode")
-    .Input("messages: int32")
+    .Input("messages: W")
     .Input("plain: float")
     .Input("gradients: N * T")
     .Output("exchanged: N * T")
+    .Attr("W: {int32, float} = DT_INT32")
     .Attr("N: int >= 1")
     .Attr("T: {float, half, bfloat16}")
     .Attr("sizes: list(int)")

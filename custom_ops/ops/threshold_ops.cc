@@ -13,14 +13,14 @@ using tensorflow::shape_inference::InferenceContext;
 
 absl::Status EncodeShape(InferenceContext* c) {
   Parts parts;
-  TF_RETURN_IF_ERROR(GetParts(*c, &parts));
+  TF_RETURN_IF_ERROR(GetParts(*c, Parts::kWhole, &parts));
   c->set_output(0, c->MakeShape({c->MakeDim(parts.num_parts()), c->UnknownDim()}));
   return absl::OkStatus();
 }
 
 absl::Status RecodeShape(InferenceContext* c) {
   Parts parts;
-  TF_RETURN_IF_ERROR(GetParts(*c, &parts));
+  TF_RETURN_IF_ERROR(GetParts(*c, Parts::kWhole, &parts));
   tensorflow::shape_inference::ShapeHandle messages;
   TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 3, &messages));
   c->set_output(0, c->MakeShape({c->Dim(messages, 0), c->MakeDim(parts.num_parts()),
@@ -40,7 +40,8 @@ REGISTER_OP("TfOnebit>ThresholdEncode")
     .Input("threshold: float")
     .Input("step: float")
     .Input("capacity: int64")
-    .Output("message: int32")
+    .Output("message: W")
+    .Attr("W: {int32, float} = DT_INT32")
     .Attr("N: int >= 1")
     .Attr("T: {float, half, bfloat16}")
     .Attr("sizes: list(int)")
@@ -59,18 +60,20 @@ residual: float32 variable with as many values as all of them; updated in place.
 threshold: Positive.
 step: What a value that is sent stands for; at least 0 and finite.
 capacity: The most values in the message of a part. Others stay in the residual.
+W: How the 32-bit words of messages travel, as in OneBitEncode.
 message: `[parts, words]`: the message of each run of `part_size` values. Its words are
   flag (0, or 1 + the index of the first gradient that holds a value which is not finite: that value
   stays as it was in the residual), length in words, number of values sent, number of values above
   the threshold, step, sum of squares of the residual, and then, for each value in ascending order,
   its index with the highest bit set if it is negative. If `pad`, the message has room for
-  `capacity` values, else for as many as are sent.
+  `capacity` values, else for as many as are sent; on a GPU it always has room for `capacity`.
 )doc");
 
 REGISTER_OP("TfOnebit>ThresholdDecodeSum")
-    .Input("messages: int32")
+    .Input("messages: W")
     .Input("gradients: N * T")
     .Output("exchanged: N * T")
+    .Attr("W: {int32, float} = DT_INT32")
     .Attr("N: int >= 1")
     .Attr("T: {float, half, bfloat16}")
     .Attr("sizes: list(int)")
@@ -88,7 +91,8 @@ exchanged: Like `gradients`: `scale` times the sum of the workers' steps, each w
 
 REGISTER_OP("TfOnebit>ThresholdApply")
     .Input("variables: N * resource")
-    .Input("messages: int32")
+    .Input("messages: W")
+    .Attr("W: {int32, float} = DT_INT32")
     .Attr("N: int >= 1")
     .Attr("sizes: list(int)")
     .Attr("part_size: int = 2147483648")
@@ -102,8 +106,9 @@ messages: `[number of messages, parts, words]`; applied in that order.
 )doc");
 
 REGISTER_OP("TfOnebit>GolombRiceEncode")
-    .Input("messages: int32")
-    .Output("coded: int32")
+    .Input("messages: W")
+    .Output("coded: W")
+    .Attr("W: {int32, float} = DT_INT32")
     .Attr("sizes: list(int)")
     .Attr("part_size: int = 2147483648")
     .Attr("pad: bool = true")
@@ -118,8 +123,9 @@ coded: `[number of messages, parts, words]`. The headers are the same but for th
 )doc");
 
 REGISTER_OP("TfOnebit>GolombRiceDecode")
-    .Input("coded: int32")
-    .Output("messages: int32")
+    .Input("coded: W")
+    .Output("messages: W")
+    .Attr("W: {int32, float} = DT_INT32")
     .Attr("sizes: list(int)")
     .Attr("part_size: int = 2147483648")
     .SetShapeFn(RecodeShape)

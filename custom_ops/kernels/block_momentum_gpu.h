@@ -1,0 +1,42 @@
+// The ops of blockwise model-update filtering on a GPU: what block_momentum_kernels.cc has launched
+// on a stream. See one_bit_gpu.h for what holds for all of them.
+//
+// Lists are in host memory, and have pointers to device memory. T is float, double, float16 or
+// bfloat16; State is double if T is, else float.
+
+#ifndef TF_ONEBIT_KERNELS_BLOCK_MOMENTUM_GPU_H_
+#define TF_ONEBIT_KERNELS_BLOCK_MOMENTUM_GPU_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "lib/block_momentum.h"
+
+namespace tf_onebit {
+namespace gpu {
+
+// Without deltas, their list is empty.
+template <typename T>
+const char* BlockDifference(const std::vector<const T*>& variables,
+                            const std::vector<const StateOf<T>*>& globals,
+                            const std::vector<const StateOf<T>*>& deltas,
+                            const std::vector<int64_t>& sizes, StateOf<T> scale,
+                            StateOf<T> look_ahead, const std::vector<T*>& differences,
+                            void* stream);
+
+template <typename T>
+const char* BlockUpdate(const BlockUpdateRule<StateOf<T>>& rule, const std::vector<const T*>& means,
+                        const std::vector<int64_t>& sizes, const std::vector<T*>& variables,
+                        const std::vector<StateOf<T>*>& globals,
+                        const std::vector<StateOf<T>*>& deltas, void* stream);
+
+template <typename T>
+const char* MomentsUpdate(const MomentsUpdateRule<StateOf<T>>& rule,
+                          const std::vector<const T*>& means, const std::vector<int64_t>& sizes,
+                          const std::vector<T*>& variables, const std::vector<StateOf<T>*>& begins,
+                          void* stream);
+
+}  // namespace gpu
+}  // namespace tf_onebit
+
+#endif  // TF_ONEBIT_KERNELS_BLOCK_MOMENTUM_GPU_H_

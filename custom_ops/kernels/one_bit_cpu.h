@@ -1,0 +1,246 @@
+// The one-bit ops on the CPU: what a column is, where its message lies and who computes it. The
+// loops over a column's values are in one_bit_columns.h. For files that include TensorFlow.
+
+#ifndef TF_ONEBIT_KERNELS_ONE_BIT_CPU_H_
+#define TF_ONEBIT_KERNELS_ONE_BIT_CPU_H_
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "kernels/one_bit_columns.h"
+#include "kernels/op_common.h"
+#include "lib/layout.h"
+#include "lib/one_bit.h"
+
+namespace tf_onebit {
+
+class OneBitOnCpu {
+ public:
+  absl::Status Encode(tensorflow::OpKernelContext* context, const Layout& layout, FloatType type,
+                      const std::vector<const void*>& gradients, const OneBitQuantizer& quantizer,
+                      int32_t* messages) {
+    WithType(type, [&](auto zero) {
+      EncodeAs<decltype(zero)>(context, layout, gradients, quantizer, messages);
+    });
+    return absl::OkStatus();
+  }
+
+  absl::Status DecodeSum(tensorflow::OpKernelContext* context, const Layout& layout, int64_t rank,
+                         const int32_t* messages, float* aggregate, float* plain) {
+    const int64_t words = layout.worker_message_words();
+    const bool stream = layout.shard_size(rank) * sizeof(float) > kStreamBytes;
+    const ShardStart& shard = layout.shard(rank);
+    const LayoutView view = layout.view();
+    const OneBitColumns& columns = GetOneBitColumns();
+    ForColumns(context, layout, shard.column, layout.shard(rank + 1).column, [&](int64_t index) {
+      const Column column = view.column(index);
+      columns.decode_sum(messages + view.levels_of(index, rank),
+                         messages + view.codes_of(column, rank), words, layout.num_shards(),
+                         column.count, stream, aggregate + column.value - shard.value);
+    });
+    SumPlain(layout, messages, plain);
+    return absl::OkStatus();
+  }
+
+  absl::Status EncodeShard(tensorflow::OpKernelContext* context, const Layout& layout,
+                           int64_t rank, const float* aggregate, const OneBitQuantizer& quantizer,
+                           int32_t* message) {
+    const int64_t first_value = layout.shard(rank).value;
+    EncodeShardFrom(context, layout, rank, quantizer, message,
+                    [&](int64_t, const Column& column) {
+                      return aggregate + column.value - first_value;
+                    });
+    return absl::OkStatus();
+  }
+
+  absl::Status Aggregate(tensorflow::OpKernelContext* context, const Layout& layout, int64_t rank,
+                         const int32_t* messages, const OneBitQuantizer& quantizer,
+                         int32_t* message, float* plain) {
+    const LayoutView view = layout.view();
+    const OneBitColumns& columns = GetOneBitColumns();
+    EncodeShardFrom(
+        context, layout, rank, quantizer, message,
+        [&, sum = std::vector<float>()](int64_t index, const Column& column) mutable {
+          sum.resize(std::max<size_t>(sum.size(), column.count));
+          columns.decode_sum(messages + view.levels_of(index, rank),
+                             messages + view.codes_of(column, rank), layout.worker_message_words(),
+                             layout.num_shards(), column.count, /*stream=*/false, sum.data());
+          return static_cast<const float*>(sum.data());
+        });
+    SumPlain(layout, messages, plain);
+    return absl::OkStatus();
+  }
+
+  absl::Status Decode(tensorflow::OpKernelContext* context, const Layout& layout, FloatType type,
+                      const int32_t* messages, const float* plain, float scale,
+                      const std::vector<void*>& gradients) {
+    WithType(type, [&](auto zero) {
+      DecodeAs<decltype(zero)>(context, layout, messages, plain, scale, gradients);
+    });
+    return absl::OkStatus();
+  }
+
+ private:
+  // Columns are handed to threads in blocks of as many.
+  static constexpr int64_t kColumnsPerBlock = 32;
+
+  // Calls work(column) for the columns [begin, end), in parallel, each thread a copy of its own.
+  template <typename Work>
+  static void ForColumns(tensorflow::OpKernelContext* context, const Layout& layout, int64_t begin,
+                         int64_t end, const Work& work) {
+    if (begin == end) return;
+    const int64_t blocks = CeilDiv(end - begin, kColumnsPerBlock);
+    const Column last = layout.view().column(end - 1);
+    const int64_t values = last.value + last.count - layout.view().column(begin).value;
+    // About one cycle per value: bandwidth bound.
+    ParallelFor(context, blocks, CeilDiv(values, blocks), [&](int64_t first, int64_t last) {
+      const int64_t end_column = std::min(end, begin + last * kColumnsPerBlock);
+      Work mine = work;
+      for (int64_t i = begin + first * kColumnsPerBlock; i < end_column; ++i) mine(i);
+      GetOneBitColumns().finish_streaming();
+    });
+  }
+
+  // Zeroes what the levels and codes of this shard leave of a message: shards differ by a column.
+  static void ZeroPadding(const Layout& layout, int64_t shard, int32_t* message) {
+    const LayoutView view = layout.view();
+    const int64_t levels_end = view.levels_at + 2 * layout.shard_columns(shard);
+    const int64_t codes_end =
+        view.codes_at + layout.shard(shard + 1).word - layout.shard(shard).word;
+    std::fill(message + levels_end, message + view.codes_at, 0);
+    std::fill(message + codes_end, message + view.plain_at, 0);
+  }
+
+  // The sum over the workers of the values that travel in full precision, in the order of ranks.
+  static void SumPlain(const Layout& layout, const int32_t* messages, float* plain) {
+    std::fill(plain, plain + layout.plain_size(), 0.0f);
+    const int64_t words = layout.worker_message_words();
+    for (int64_t k = 0; k < layout.num_shards(); ++k) {
+      const float* values = FloatsOf(messages + k * words + layout.view().plain_at);
+      for (int64_t i = 0; i < layout.plain_size(); ++i) plain[i] += values[i];
+    }
+  }
+
+  // Collects what encoding says of columns.
+  class Sums {
+   public:
+    Sums(int64_t first_column, int64_t num_columns) : first_(first_column), sums_(num_columns) {}
+
+    // `sum` is NaN for a column that is not finite.
+    void Add(int64_t index, const Column& column, double sum) {
+      if (std::isnan(sum)) {
+        not_finite.Report(column.tensor);
+      } else {
+        sums_[index - first_] = sum;
+      }
+    }
+    float total() const { return static_cast<float>(SumOfMany(sums_.data(), sums_.size())); }
+
+    FirstFailure not_finite;
+
+   private:
+    int64_t first_;
+    std::vector<double> sums_;
+  };
+
+  template <typename T>
+  static void EncodeAs(tensorflow::OpKernelContext* context, const Layout& layout,
+                       const std::vector<const void*>& gradients, const OneBitQuantizer& quantizer,
+                       int32_t* messages) {
+    const auto encode = GetOneBitColumns().encode<T>();
+    const int64_t words = layout.worker_message_words();
+    const LayoutView view = layout.view();
+    Sums sums(0, layout.num_columns());
+    for (int64_t shard = 0; shard < layout.num_shards(); ++shard) {
+      ZeroPadding(layout, shard, messages + shard * words);
+    }
+    ForColumns(context, layout, 0, layout.num_columns(), [&](int64_t index) {
+      const Column column = view.column(index);
+      const int64_t shard = view.shard_of(index);
+      int32_t* const message = messages + shard * words;
+      sums.Add(index, column,
+               encode(static_cast<const T*>(gradients[column.tensor]) + column.offset,
+                      At(quantizer.residual, column.value), column.count, quantizer.rule,
+                      FloatsOf(message + view.levels_of(index, shard)),
+                      CodesOf(message + view.codes_of(column, shard))));
+    });
+    CopyPlain<T>(layout, gradients, messages, &sums.not_finite);
+    for (int64_t shard = 0; shard < layout.num_shards(); ++shard) {
+      messages[shard * words] = sums.not_finite.flag();
+    }
+    *quantizer.sum_of_squares = sums.total();
+  }
+
+  template <typename T>
+  static void CopyPlain(const Layout& layout, const std::vector<const void*>& gradients,
+                        int32_t* messages, FirstFailure* not_finite) {
+    float* const first = FloatsOf(messages + layout.view().plain_at);
+    float* out = first;
+    for (const PlainRun& run : layout.plain_runs()) {
+      const T* const values = static_cast<const T*>(gradients[run.tensor]);
+      for (int64_t i = 0; i < run.size; ++i) {
+        const float value = ToFloat(values[i]);
+        if (!IsFinite(value)) not_finite->Report(run.tensor);
+        *out++ = value;
+      }
+    }
+    for (int64_t shard = 1; shard < layout.num_shards(); ++shard) {
+      std::copy(first, first + layout.plain_size(), first + shard * layout.worker_message_words());
+    }
+  }
+
+  // The second stage: quantizes the aggregate of this worker's shard. source(index, column) gives
+  // that of a column, until it is called again in the same thread.
+  template <typename Source>
+  static void EncodeShardFrom(tensorflow::OpKernelContext* context, const Layout& layout,
+                              int64_t rank, const OneBitQuantizer& quantizer, int32_t* message,
+                              const Source& source) {
+    const auto encode = GetOneBitColumns().encode<float>();
+    const ShardStart& shard = layout.shard(rank);
+    const LayoutView view = layout.view();
+    Sums sums(shard.column, layout.shard_columns(rank));
+    ZeroPadding(layout, rank, message);
+    const int64_t end = layout.shard(rank + 1).column;
+    ForColumns(context, layout, shard.column, end, [&, mine = Source(source)](int64_t index) mutable {
+      const Column column = view.column(index);
+      sums.Add(index, column,
+               encode(mine(index, column), At(quantizer.residual, column.value - shard.value),
+                      column.count, quantizer.rule, FloatsOf(message + view.levels_of(index, rank)),
+                      CodesOf(message + view.codes_of(column, rank))));
+    });
+    message[0] = sums.not_finite.flag();
+    *quantizer.sum_of_squares = sums.total();
+  }
+
+  template <typename T>
+  static void DecodeAs(tensorflow::OpKernelContext* context, const Layout& layout,
+                       const int32_t* messages, const float* plain, float scale,
+                       const std::vector<void*>& gradients) {
+    const auto decode = GetOneBitColumns().decode<T>();
+    const int64_t words = layout.shard_message_words();
+    const bool stream = layout.size() * static_cast<int64_t>(sizeof(T)) > kStreamBytes;
+    const LayoutView view = layout.view();
+    ForColumns(context, layout, 0, layout.num_columns(), [&](int64_t index) {
+      const Column column = view.column(index);
+      const int64_t shard = view.shard_of(index);
+      const int32_t* const message = messages + shard * words;
+      decode(FloatsOf(message + view.levels_of(index, shard)),
+             CodesOf(message + view.codes_of(column, shard)), column.count, scale, stream,
+             static_cast<T*>(gradients[column.tensor]) + column.offset);
+    });
+    for (const PlainRun& run : layout.plain_runs()) {
+      T* const values = static_cast<T*>(gradients[run.tensor]);
+      for (int64_t i = 0; i < run.size; ++i) {
+        values[i] = FromFloat<T>(plain[run.first + i] * scale);
+      }
+    }
+  }
+
+  static float* At(float* values, int64_t i) { return values == nullptr ? nullptr : values + i; }
+};
+
+}  // namespace tf_onebit
+
+#endif  // TF_ONEBIT_KERNELS_ONE_BIT_CPU_H_

@@ -1,0 +1,53 @@
+// The one-bit ops on a GPU: what one_bit_kernels.cc has launched on a stream.
+//
+// Every pointer to data is one of device memory. Nothing waits for the device, and the same input
+// gives the same bits, those of the CPU: sums are in the order of lib/lanes.h. Functions return
+// nullptr, or what CUDA says went wrong.
+
+#ifndef TF_ONEBIT_KERNELS_ONE_BIT_GPU_H_
+#define TF_ONEBIT_KERNELS_ONE_BIT_GPU_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "lib/float_type.h"
+#include "lib/layout.h"
+#include "lib/one_bit.h"
+
+namespace tf_onebit {
+namespace gpu {
+
+// A layout, and where a device has a copy of its table.
+struct DeviceLayout {
+  const Layout& layout;
+  const int64_t* table;
+};
+
+// Of the scratch memory that encoding so many columns takes.
+int64_t OneBitScratchBytes(int64_t num_columns);
+
+// `gradients` is a list in host memory, one pointer for each tensor.
+const char* OneBitEncode(const DeviceLayout& layout, FloatType type,
+                         const std::vector<const void*>& gradients,
+                         const OneBitQuantizer& quantizer, int32_t* messages, void* scratch,
+                         void* stream);
+
+const char* OneBitDecodeSum(const DeviceLayout& layout, int64_t rank, const int32_t* messages,
+                            float* aggregate, float* plain, void* stream);
+
+const char* OneBitEncodeShard(const DeviceLayout& layout, int64_t rank, const float* aggregate,
+                              const OneBitQuantizer& quantizer, int32_t* message, void* scratch,
+                              void* stream);
+
+const char* OneBitAggregate(const DeviceLayout& layout, int64_t rank, const int32_t* messages,
+                            const OneBitQuantizer& quantizer, int32_t* message, float* plain,
+                            void* scratch, void* stream);
+
+const char* OneBitDecode(const DeviceLayout& layout, FloatType type, const int32_t* messages,
+                         const float* plain, float scale, const std::vector<void*>& gradients,
+                         void* stream);
+
+}  // namespace gpu
+}  // namespace tf_onebit
+
+#endif  // TF_ONEBIT_KERNELS_ONE_BIT_GPU_H_

@@ -1,0 +1,395 @@
+// The threshold kernels on a GPU.
+//
+// Encoding reads a gradient and its residual once and writes the residual. Where the values that
+// exceed the threshold go in a message depends on how many come before them: so a first kernel
+// marks them with a bit each, a second counts, and a third, which reads the bits only, writes their
+// codes in the order of their indices.
+
+#include "kernels/threshold_gpu.h"
+
+#include "kernels/gpu.h"
+
+namespace tf_onebit {
+namespace gpu {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / kWarpSize;
+
+constexpr uint32_t kNoFailure = 0xFFFFFFFFu;
+
+// What the kernels of one encoding hand on. Of each block: the sum of squares of its residual, how
+// many values exceed the threshold and how many in its part do before them; and for each value
+// whether it does, and if any of its word does, whether it is negative.
+struct Scratch {
+  static constexpr int64_t kWordsPerBlock = kBlockSize / kWordBits;
+
+  double* squares;
+  uint32_t *counts, *before;
+  uint32_t *exceeding, *negative;
+  uint32_t* first_failure;  // the first tensor with a value that is not finite
+
+  Scratch(void* memory, int64_t blocks)
+      : squares(static_cast<double*>(memory)),
+        counts(reinterpret_cast<uint32_t*>(squares + blocks)),
+        before(counts + blocks),
+        exceeding(before + blocks),
+        negative(exceeding + blocks * kWordsPerBlock),
+        first_failure(negative + blocks * kWordsPerBlock) {}
+
+  static int64_t Bytes(int64_t blocks) {
+    return blocks * (sizeof(double) + (2 + 2 * kWordsPerBlock) * sizeof(uint32_t)) +
+           sizeof(uint32_t);
+  }
+};
+
+// A warp has a block of values, a piece of them at a time.
+constexpr int kPerLane = 16;
+constexpr int64_t kPiece = kPerLane * kWarpSize;
+
+template <typename T>
+__global__ __launch_bounds__(kThreads) void EncodeBlocks(
+    const __grid_constant__ TensorPointers<const T*> tensors, const __grid_constant__ PartsView parts,
+    const __grid_constant__ Scratch scratch, int64_t first_tensor, int64_t first, int64_t end,
+    float* residual, const float* threshold_input) {
+  __shared__ Staging<kPerLane, kWarps> staging;
+  const int lane = LaneOfThread();
+  const int64_t index = first + static_cast<int64_t>(blockIdx.x) * kWarps + WarpOfThread();
+  if (index >= end) return;
+  const Block block = parts.block(index);
+  const T* const gradients = tensors.at[block.tensor - first_tensor] + block.offset;
+  float* const residuals = residual + block.value;
+  const float threshold = *threshold_input;
+
+  float squares = 0;
+  uint32_t count = 0;
+  bool all_finite = true;
+  for (int64_t begin = 0; begin < block.count; begin += kPiece) {
+    const int64_t left = block.count - begin;
+    WarpValues<kPerLane> values;
+    values.Load(gradients + begin, residuals + begin, left, staging.OfWarp());
+    uint32_t exceeding_word = 0, negative_word = 0;  // of this lane's word
+#pragma unroll
+    for (int m = 0; m < kPerLane; ++m) {
+      const int64_t i = m * kWarpSize + lane;
+      const float corrected = values.at[m];
+      const bool finite = IsFinite(corrected), is_negative = corrected < 0;
+      const bool exceeds = finite && fabsf(corrected) > threshold;
+      const float rest = corrected - (is_negative ? -threshold : threshold);
+      float kept = exceeds ? rest : corrected;
+      if (!finite) {
+        all_finite = false;
+        kept = residuals[begin + i];
+      }
+      values.at[m] = kept;
+      if (i < left) squares += kept * kept;
+      const uint32_t exceeding = __ballot_sync(kWholeWarp, exceeds);
+      const uint32_t negative = __ballot_sync(kWholeWarp, is_negative);
+      if (lane == m) {
+        exceeding_word = exceeding;
+        negative_word = negative;
+      }
+      count += __popc(exceeding);
+    }
+    values.Store(residuals + begin, left, staging.OfWarp());
+    if (lane < kPerLane) {
+      const int64_t at = index * Scratch::kWordsPerBlock + begin / kWordBits + lane;
+      scratch.exceeding[at] = exceeding_word;
+      if (exceeding_word != 0) scratch.negative[at] = negative_word;
+    }
+  }
+  squares = WarpSum(squares);
+  const bool failed = __ballot_sync(kWholeWarp, !all_finite) != 0;
+  if (lane == 0) {
+    scratch.squares[index] = squares;
+    scratch.counts[index] = count;
+    if (failed) atomicMin(scratch.first_failure, static_cast<uint32_t>(block.tensor));
+  }
+}
+
+// Counts what comes before each block of a part, and writes what headers say of it: a block of
+// threads has a part.
+__global__ __launch_bounds__(kManyLanes) void CountBefore(const __grid_constant__ PartsView parts,
+                                                          const __grid_constant__ Scratch scratch,
+                                                          int64_t capacity, int32_t* message) {
+  __shared__ uint32_t of_warps[kManyLanes / kWarpSize];
+  const int lane = LaneOfThread(), warp = WarpOfThread();
+  const PartStart* const part = parts.parts + blockIdx.x;
+  uint32_t before = 0;
+  for (int64_t begin = part[0].block; begin < part[1].block; begin += kManyLanes) {
+    const int64_t index = begin + threadIdx.x;
+    const uint32_t count = index < part[1].block ? scratch.counts[index] : 0;
+    uint32_t up_to_lane = count;
+#pragma unroll
+    for (int width = 1; width < kWarpSize; width *= 2) {
+      const uint32_t lower = __shfl_up_sync(kWholeWarp, up_to_lane, width);
+      if (lane >= width) up_to_lane += lower;
+    }
+    if (lane == kWarpSize - 1) of_warps[warp] = up_to_lane;
+    __syncthreads();
+    uint32_t up_to_warp = 0, all = 0;
+    for (int w = 0; w < kManyLanes / kWarpSize; ++w) {
+      if (w < warp) up_to_warp += of_warps[w];
+      all += of_warps[w];
+    }
+    if (index < part[1].block) scratch.before[index] = before + up_to_warp + up_to_lane - count;
+    before += all;
+    __syncthreads();
+  }
+  if (threadIdx.x != 0) return;
+  const uint32_t sent = before < capacity ? before : static_cast<uint32_t>(capacity);
+  int32_t* const header = message + blockIdx.x * (kHeaderWords + capacity);
+  header[kWordsWord] = static_cast<int32_t>(kHeaderWords + sent);
+  header[kCountWord] = static_cast<int32_t>(sent);
+  header[kExceedingWord] = static_cast<int32_t>(before);
+}
+
+// Writes the codes of what exceeds the threshold; what does not fit goes back to the residual.
+__global__ __launch_bounds__(kThreads) void WriteCodes(const __grid_constant__ PartsView parts,
+                                                       const __grid_constant__ Scratch scratch,
+                                                       float* residual,
+                                                       const float* threshold_input,
+                                                       int64_t capacity, int32_t* message) {
+  const int lane = LaneOfThread();
+  const int64_t index = static_cast<int64_t>(blockIdx.x) * kWarps + WarpOfThread();
+  if (index >= parts.num_blocks || scratch.counts[index] == 0) return;
+  const Block block = parts.block(index);
+  const uint32_t first_index = static_cast<uint32_t>(block.value - parts.parts[block.part].value);
+  uint32_t* const codes =
+      reinterpret_cast<uint32_t*>(message + block.part * (kHeaderWords + capacity) + kHeaderWords);
+  const float threshold = *threshold_input;
+  int64_t at = scratch.before[index];
+  bool fits = true;
+  for (int64_t first_word = 0; first_word * kWordBits < block.count; first_word += kWarpSize) {
+    const int64_t word = first_word + lane;
+    const int64_t in_scratch = index * Scratch::kWordsPerBlock + word;
+    uint32_t exceeding = word * kWordBits < block.count ? scratch.exceeding[in_scratch] : 0;
+    const uint32_t negative = exceeding != 0 ? scratch.negative[in_scratch] : 0;
+    int up_to_lane = __popc(exceeding);
+#pragma unroll
+    for (int width = 1; width < kWarpSize; width *= 2) {
+      const int lower = __shfl_up_sync(kWholeWarp, up_to_lane, width);
+      if (lane >= width) up_to_lane += lower;
+    }
+    int64_t mine = at + up_to_lane - __popc(exceeding);
+    at += __shfl_sync(kWholeWarp, up_to_lane, kWarpSize - 1);
+    for (; exceeding != 0; exceeding &= exceeding - 1, ++mine) {
+      const int bit = __ffs(exceeding) - 1;
+      const uint32_t in_block = static_cast<uint32_t>(word * kWordBits + bit);
+      const uint32_t code = (first_index + in_block) | (negative >> bit << 31);
+      if (mine < capacity) {
+        codes[mine] = code;
+      } else {
+        residual[block.value + in_block] += SignedStep(code, threshold);
+        fits = false;
+      }
+    }
+  }
+  if (__ballot_sync(kWholeWarp, !fits) == 0) return;
+  __syncwarp();  // the residual has been written by other threads of the warp
+  float squares = 0;
+  for (int64_t i = lane; i < block.count; i += kWarpSize) {
+    const float kept = residual[block.value + i];
+    squares += kept * kept;
+  }
+  squares = WarpSum(squares);
+  if (lane == 0) scratch.squares[index] = squares;
+}
+
+// Writes the rest of the headers: a block of threads has a part.
+__global__ __launch_bounds__(kManyLanes) void FinishEncode(const __grid_constant__ PartsView parts,
+                                                           const __grid_constant__ Scratch scratch,
+                                                           const float* step, int64_t capacity,
+                                                           int32_t* message) {
+  const PartStart* const part = parts.parts + blockIdx.x;
+  const double squares =
+      SumOfManyOnBlock(scratch.squares + part[0].block, part[1].block - part[0].block);
+  if (threadIdx.x != 0) return;
+  int32_t* const header = message + blockIdx.x * (kHeaderWords + capacity);
+  const uint32_t failure = *scratch.first_failure;
+  header[kFlagWord] = failure == kNoFailure ? 0 : static_cast<int32_t>(1 + failure);
+  header[kStepWord] = static_cast<int32_t>(BitsOf(*step));
+  header[kSquaresWord] = static_cast<int32_t>(BitsOf(static_cast<float>(squares)));
+}
+
+// The codes of a row, whatever it says of their number.
+struct Codes {
+  const uint32_t* codes;
+  int64_t count;
+  float step;
+
+  __device__ Codes(const ThresholdRows& rows, int64_t row) {
+    const int32_t* const words = rows.row(row);
+    const int64_t said = static_cast<uint32_t>(words[kCountWord]);
+    const int64_t room = rows.num_words - kHeaderWords;
+    codes = reinterpret_cast<const uint32_t*>(words + kHeaderWords);
+    count = said < room ? said : room;
+    step = FloatOf(static_cast<uint32_t>(words[kStepWord]));
+  }
+
+  // How many codes are of lower indices.
+  __device__ int64_t Below(int64_t index) const {
+    int64_t begin = 0, end = count;
+    while (begin < end) {
+      const int64_t middle = (begin + end) / 2;
+      if (IndexOf(codes[middle]) < index) {
+        begin = middle + 1;
+      } else {
+        end = middle;
+      }
+    }
+    return begin;
+  }
+};
+
+// A block of threads has a block of values, and adds up messages in shared memory.
+template <typename T>
+__global__ __launch_bounds__(kThreads) void DecodeSumBlocks(
+    const __grid_constant__ TensorPointers<T*> tensors, const __grid_constant__ PartsView parts,
+    const __grid_constant__ ThresholdRows rows, float scale, int64_t first_tensor, int64_t first) {
+  constexpr int kMessagesAtOnce = kThreads / 2;
+  __shared__ float4 memory[kBlockSize / 4];
+  __shared__ int64_t bounds[kMessagesAtOnce][2];
+  float* const sums = &memory[0].x;
+  const int thread = static_cast<int>(threadIdx.x);
+  const Block block = parts.block(first + blockIdx.x);
+  const int64_t first_index = block.value - parts.parts[block.part].value;
+  for (int i = thread; i < kBlockSize / 4; i += kThreads) memory[i] = {};
+  const int64_t num_messages = rows.num_rows / parts.num_parts;
+  for (int64_t k = 0; k < num_messages; k += kMessagesAtOnce) {
+    const int64_t at_once = num_messages - k < kMessagesAtOnce ? num_messages - k : kMessagesAtOnce;
+    if (thread < 2 * at_once) {
+      const Codes codes(rows, (k + thread / 2) * parts.num_parts + block.part);
+      bounds[thread / 2][thread % 2] =
+          codes.Below(thread % 2 == 0 ? first_index : first_index + block.count);
+    }
+    __syncthreads();
+    for (int64_t j = 0; j < at_once; ++j) {
+      if (bounds[j][0] >= bounds[j][1]) continue;
+      const Codes codes(rows, (k + j) * parts.num_parts + block.part);
+      for (int64_t i = bounds[j][0] + thread; i < bounds[j][1]; i += kThreads) {
+        const int64_t at = IndexOf(codes.codes[i]) - first_index;
+        if (at >= 0 && at < block.count) sums[at] += SignedStep(codes.codes[i], codes.step);
+      }
+      __syncthreads();
+    }
+    __syncthreads();
+  }
+  T* const out = tensors.at[block.tensor - first_tensor] + block.offset;
+  const bool aligned = IsAligned(out);
+  for (int64_t i = int64_t{thread} * 4; i < block.count; i += kThreads * 4) {
+    T values[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) values[j] = FromFloat<T>(sums[i + j] * scale);
+    Store4(values, block.count - i, aligned, out + i);
+  }
+}
+
+// Subtracts what one row says from variables.
+__global__ __launch_bounds__(kThreads) void ApplyRow(
+    const __grid_constant__ TensorPointers<float*> tensors, const __grid_constant__ PartsView parts,
+    const __grid_constant__ ThresholdRows rows, int64_t row, int64_t first_tensor,
+    int64_t end_tensor) {
+  const Codes codes(rows, row);
+  const int64_t part = row % parts.num_parts;
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i >= codes.count) return;
+  const int64_t value = parts.parts[part].value + IndexOf(codes.codes[i]);
+  const Stripe& stripe =
+      parts.stripes[LastBy(value, parts.stripes, parts.num_stripes, &Stripe::value)];
+  const int64_t in_stripe = value - stripe.value;
+  if (stripe.tensor < first_tensor || stripe.tensor >= end_tensor || in_stripe >= stripe.count) {
+    return;
+  }
+  float* const variable = tensors.at[stripe.tensor - first_tensor] + stripe.offset + in_stripe;
+  *variable -= SignedStep(codes.codes[i], codes.step);
+}
+
+// Calls work(pointers, first tensor, end tensor, first block, end block) for all tensors.
+template <typename T, typename Pointers, typename Work>
+void ForTensors(const Parts& parts, const Pointers& tensors, const Work& work) {
+  const std::vector<Stripe>& stripes = parts.stripes();
+  size_t s = 0;
+  for (int64_t first = 0; first < parts.num_tensors(); first += kTensorsPerLaunch) {
+    const int64_t end = std::min(parts.num_tensors(), first + kTensorsPerLaunch);
+    TensorPointers<T*> pointers = {};
+    for (int64_t t = first; t < end; ++t) pointers.at[t - first] = static_cast<T*>(tensors[t]);
+    const int64_t first_block = s < stripes.size() ? stripes[s].first_block : parts.num_blocks();
+    while (s < stripes.size() && stripes[s].tensor < end) ++s;
+    const int64_t end_block = s < stripes.size() ? stripes[s].first_block : parts.num_blocks();
+    work(pointers, first, end, first_block, end_block);
+  }
+}
+
+}  // namespace
+
+int64_t ThresholdScratchBytes(const Parts& parts) { return Scratch::Bytes(parts.num_blocks()); }
+
+const char* ThresholdEncode(const DeviceParts& parts, FloatType type,
+                            const std::vector<const void*>& gradients, float* residual,
+                            const float* threshold, const float* step, int64_t capacity,
+                            int32_t* message, void* scratch_memory, void* stream_of_op) {
+  const cudaStream_t stream = static_cast<cudaStream_t>(stream_of_op);
+  const PartsView view = parts.parts.view(parts.table);
+  const Scratch scratch(scratch_memory, view.num_blocks);
+  cudaError_t status =
+      cudaMemsetAsync(scratch.first_failure, 0xFF, sizeof(*scratch.first_failure), stream);
+  if (status == cudaSuccess) {
+    const int64_t words = view.num_parts * (kHeaderWords + capacity);
+    status = cudaMemsetAsync(message, 0, words * sizeof(*message), stream);
+  }
+  WithType(type, [&](auto zero) {
+    using T = decltype(zero);
+    ForTensors<const T>(parts.parts, gradients, [&](const TensorPointers<const T*>& pointers,
+                                                    int64_t first_tensor, int64_t, int64_t first,
+                                                    int64_t end) {
+      Launch(stream, CeilDiv(end - first, kWarps), kThreads, &status, EncodeBlocks<T>, pointers,
+             view, scratch, first_tensor, first, end, residual, threshold);
+    });
+  });
+  Launch(stream, view.num_parts, kManyLanes, &status, CountBefore, view, scratch, capacity,
+         message);
+  Launch(stream, CeilDiv(view.num_blocks, kWarps), kThreads, &status, WriteCodes, view, scratch,
+         residual, threshold, capacity, message);
+  Launch(stream, view.num_parts, kManyLanes, &status, FinishEncode, view, scratch, step, capacity,
+         message);
+  return TextOf(status);
+}
+
+const char* ThresholdDecodeSum(const DeviceParts& parts, FloatType type,
+                               const ThresholdRows& messages, float scale,
+                               const std::vector<void*>& gradients, void* stream_of_op) {
+  const cudaStream_t stream = static_cast<cudaStream_t>(stream_of_op);
+  const PartsView view = parts.parts.view(parts.table);
+  cudaError_t status = cudaSuccess;
+  WithType(type, [&](auto zero) {
+    using T = decltype(zero);
+    ForTensors<T>(parts.parts, gradients, [&](const TensorPointers<T*>& pointers,
+                                              int64_t first_tensor, int64_t, int64_t first,
+                                              int64_t end) {
+      Launch(stream, end - first, kThreads, &status, DecodeSumBlocks<T>, pointers, view, messages,
+             scale, first_tensor, first);
+    });
+  });
+  return TextOf(status);
+}
+
+const char* ThresholdApply(const DeviceParts& parts, const ThresholdRows& messages,
+                           const std::vector<void*>& variables, void* stream_of_op) {
+  const cudaStream_t stream = static_cast<cudaStream_t>(stream_of_op);
+  const PartsView view = parts.parts.view(parts.table);
+  cudaError_t status = cudaSuccess;
+  const int64_t blocks = CeilDiv(messages.num_words - kHeaderWords, kThreads);
+  ForTensors<float>(parts.parts, variables, [&](const TensorPointers<float*>& pointers,
+                                                int64_t first_tensor, int64_t end_tensor, int64_t,
+                                                int64_t) {
+    for (int64_t row = 0; row < messages.num_rows; ++row) {
+      Launch(stream, blocks, kThreads, &status, ApplyRow, pointers, view, messages, row,
+             first_tensor, end_tensor);
+    }
+  });
+  return TextOf(status);
+}
+
+}  // namespace gpu
+}  // namespace tf_onebit

@@ -1,0 +1,134 @@
+// The kernels of transforms on a GPU: what lib/transforms.h says of one value.
+
+#include "kernels/transform_gpu.h"
+
+#include "kernels/gpu_tensors.h"
+#include "lib/transforms.h"
+
+namespace tf_onebit {
+namespace gpu {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / kWarpSize;
+
+// A warp has a block of values, a piece of them at a time.
+constexpr int kPerLane = 16;
+constexpr int64_t kPiece = kPerLane * kWarpSize;
+
+__device__ float FiniteOr(float old, float value) { return IsFinite(value) ? value : old; }
+
+// Follows the squares of a block, and sums up standard deviations in the order of lib/lanes.h.
+__global__ __launch_bounds__(kThreads) void AccumulateBlocks(
+    const __grid_constant__ PartsView runs, const float* gradient, const double* share_input,
+    float* average, double* of_blocks) {
+  __shared__ Staging<kPerLane, kWarps> staging;
+  const int64_t index = static_cast<int64_t>(blockIdx.x) * kWarps + WarpOfThread();
+  if (index >= runs.num_blocks) return;
+  const Block block = runs.block(index);
+  const float share = static_cast<float>(*share_input);
+  float sum = 0;
+  for (int64_t begin = 0; begin < block.count; begin += kPiece) {
+    const int64_t at = block.value + begin, left = block.count - begin;
+    WarpValues<kPerLane> gradients, averages;
+    gradients.Load(gradient + at, nullptr, left, staging.OfWarp());
+    averages.Load(average + at, nullptr, left, staging.OfWarp());
+#pragma unroll
+    for (int m = 0; m < kPerLane; ++m) {
+      const float old = averages.at[m];
+      averages.at[m] = FiniteOr(old, FollowSquares(old, gradients.at[m], share));
+      if (m * kWarpSize + LaneOfThread() < left) sum += sqrtf(averages.at[m]);
+    }
+    averages.Store(average + at, left, staging.OfWarp());
+  }
+  sum = WarpSum(sum);
+  if (LaneOfThread() == 0) of_blocks[index] = sum;
+}
+
+// Adds up the sums of blocks: a block of threads has a run with values, which is a stripe.
+__global__ __launch_bounds__(kManyLanes) void SumRuns(const __grid_constant__ PartsView runs,
+                                                      const double* of_blocks, double* sums) {
+  const Stripe& run = runs.stripes[blockIdx.x];
+  const double sum = SumOfManyOnBlock(of_blocks + run.first_block, CeilDiv(run.count, kBlockSize));
+  if (threadIdx.x == 0) sums[run.tensor] = sum;
+}
+
+struct Normalize {
+  const double* means;
+  float epsilon;
+
+  __device__ void operator()(void* const* arrays, int64_t run, int64_t i, int64_t left,
+                             bool aligned) const {
+    const Normalizer normalizer = NormalizerOf(means[run], epsilon);
+    float gradient[4], average[4];
+    Load4(static_cast<const float*>(arrays[0]) + i, left, aligned, gradient);
+    Load4(static_cast<const float*>(arrays[1]) + i, left, aligned, average);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float relative = sqrtf(average[j]) * normalizer.per_mean;
+      gradient[j] = gradient[j] / (relative > normalizer.floor ? relative : normalizer.floor);
+    }
+    Store4(gradient, left, aligned, static_cast<float*>(arrays[2]) + i);
+  }
+};
+
+struct MoveOn {
+  float momentum;
+  bool nesterov;
+
+  __device__ void operator()(void* const* arrays, int64_t, int64_t i, int64_t left,
+                             bool aligned) const {
+    float* const velocities = static_cast<float*>(arrays[1]) + i;
+    float gradient[4], velocity[4], out[4];
+    Load4(static_cast<const float*>(arrays[0]) + i, left, aligned, gradient);
+    Load4<float>(velocities, left, aligned, velocity);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float moved = FollowMomentum(velocity[j], gradient[j], momentum);
+      out[j] = nesterov ? FollowMomentum(moved, gradient[j], momentum) : moved;
+      velocity[j] = FiniteOr(velocity[j], moved);
+    }
+    Store4(velocity, left, aligned, velocities);
+    Store4(out, left, aligned, static_cast<float*>(arrays[2]) + i);
+  }
+};
+
+}  // namespace
+
+int64_t AdagradScratchBytes(const Parts& runs) { return runs.num_blocks() * sizeof(double); }
+
+const char* AdagradAccumulate(const Parts& runs, const int64_t* table, const float* gradient,
+                              const double* share, float* average, double* sums, void* scratch,
+                              void* stream_of_op) {
+  const cudaStream_t stream = static_cast<cudaStream_t>(stream_of_op);
+  const PartsView view = runs.view(table);
+  double* const of_blocks = static_cast<double*>(scratch);
+  // A run without values has no stripe.
+  cudaError_t status = cudaMemsetAsync(sums, 0, runs.num_tensors() * sizeof(*sums), stream);
+  Launch(stream, CeilDiv(view.num_blocks, kWarps), kThreads, &status, AccumulateBlocks, view,
+         gradient, share, average, of_blocks);
+  Launch(stream, view.num_stripes, kManyLanes, &status, SumRuns, view, of_blocks, sums);
+  return TextOf(status);
+}
+
+const char* AdagradNormalize(const Parts& runs, const float* gradient, const float* average,
+                             const double* means, float epsilon, float* out, void* stream) {
+  std::vector<Arrays<3>> arrays;
+  int64_t begin = 0;
+  for (int64_t run = 0; run < runs.num_tensors(); ++run) {
+    arrays.push_back({{const_cast<float*>(gradient + begin), const_cast<float*>(average + begin),
+                       out + begin},
+                      runs.tensor_size(run), 0});
+    begin += runs.tensor_size(run);
+  }
+  return LaunchForFour(arrays, Normalize{means, epsilon}, stream);
+}
+
+const char* Momentum(int64_t count, const float* gradient, float* velocity, float momentum,
+                     bool nesterov, float* out, void* stream) {
+  const std::vector<Arrays<3>> arrays = {{{const_cast<float*>(gradient), velocity, out}, count, 0}};
+  return LaunchForFour(arrays, MoveOn{momentum, nesterov}, stream);
+}
+
+}  // namespace gpu
+}  // namespace tf_onebit

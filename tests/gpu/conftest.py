@@ -1,0 +1,13 @@
+"""Every test of kernels runs emulated, and on a GPU where there is one."""
+
+import pytest
+
+from tests.gpu.devices import Cuda, Emulated
+
+
+@pytest.fixture(params=[Emulated, Cuda], ids=lambda device: device.name)
+def device(request):
+    reason = request.param.missing()
+    if reason is not None:
+        pytest.skip(reason)
+    return request.param

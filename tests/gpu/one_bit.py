@@ -1,0 +1,149 @@
+"""The one-bit kernels through their C interface, with NumPy's arrays in and out."""
+
+import ctypes
+import importlib.util
+
+import numpy as np
+
+from tests.gpu.arrays import HostObject, Kernels, integers
+from tests.gpu.devices import ROOT
+from tests.gpu.formats import NUMBERS, STORAGE
+
+RULES = {"mean": 0, "symmetric": 1}
+
+
+def _layout_module():
+    """tf_onebit.layout, without TensorFlow, which importing tf_onebit takes."""
+    spec = importlib.util.spec_from_file_location("layout", ROOT / "tf_onebit" / "layout.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+layout = _layout_module()
+
+
+class _DeviceLayout(ctypes.Structure):
+    _fields_ = [("layout", ctypes.c_void_p), ("table", ctypes.c_void_p)]
+
+
+class _Quantizer(ctypes.Structure):
+    _fields_ = [
+        ("rule", ctypes.c_int32),
+        ("residual", ctypes.c_void_p),
+        ("sum_of_squares", ctypes.c_void_p),
+        ("scratch", ctypes.c_void_p),
+    ]
+
+
+class OneBitKernels(Kernels):
+    """The one-bit kernels for one layout.
+
+    Methods take and return NumPy arrays. A residual is an array of the device, updated in place.
+    """
+
+    def __init__(self, device, layout, levels="mean", error_feedback=True, misaligned=False):
+        super().__init__(device, misaligned)
+        self.layout = layout
+        self._rule, self._error_feedback = RULES[levels], error_feedback
+        lists = layout.sizes, layout.row_sizes, layout.column_sizes, layout.shard_starts
+        sizes, row_sizes, column_sizes, shard_starts = map(integers, lists)
+        self._host_layout = HostObject(
+            self,
+            "layout",
+            ctypes.c_int64(len(layout.sizes)),
+            *(sizes, row_sizes, column_sizes),
+            ctypes.c_int64(layout.world_size),
+            shard_starts,
+        )
+        self.device_layout = ctypes.byref(
+            _DeviceLayout(self._host_layout.object, device.pointer(self._host_layout.table))
+        )
+
+    def residual(self, size):
+        return self.to_device(np.zeros(size, np.float32))
+
+    def shard_columns(self, rank):
+        return self.layout.shard_starts[rank + 1] - self.layout.shard_starts[rank]
+
+    def quantizer(self, num_columns, residual):
+        """How so many columns are encoded: what the kernels take, and the sum of squares."""
+        scratch = self.scratch(self.integer("one_bit_scratch_bytes", ctypes.c_int64(num_columns)))
+        squares = self.empty(1, np.float32)
+        quantizer = _Quantizer(
+            self._rule,
+            self.device.pointer(residual) if self._error_feedback else None,
+            self.device.pointer(squares),
+            self.device.pointer(scratch),
+        )
+        quantizer.arrays = residual, squares, scratch  # which live as long
+        return quantizer, squares
+
+    def encode(self, gradients, residual, dtype="float32"):
+        """Messages `[world_size, words]`, and the sum of squares of the new residual."""
+        gradients = [self.to_device(gradient) for gradient in gradients]
+        messages = self.empty((self.layout.world_size, self.layout.worker_message_bytes // 4))
+        squares = self._quantize(
+            "one_bit_encode",
+            self.layout.num_columns,
+            residual,
+            [ctypes.c_int32(NUMBERS[dtype]), self.pointers(gradients)],
+            [self.pointer(messages)],
+        )
+        return self.numpy(messages), squares
+
+    def decode_sum(self, messages, rank):
+        """The aggregate of a shard, and the sums of the plain values."""
+        messages = self.to_device(messages)
+        aggregate = self.empty(self.layout.shard_sizes[rank], np.float32)
+        plain = self.empty(self.layout.plain_size, np.float32)
+        arrays = map(self.pointer, (messages, aggregate, plain))
+        self.call("one_bit_decode_sum", self.device_layout, ctypes.c_int64(rank), *arrays)
+        return self.numpy(aggregate), self.numpy(plain)
+
+    def encode_shard(self, aggregate, residual, rank):
+        """The message about a shard, and the sum of squares of the new residual."""
+        aggregate = self.to_device(aggregate)
+        message = self.empty(self.layout.shard_message_bytes // 4)
+        squares = self._quantize(
+            "one_bit_encode_shard",
+            self.shard_columns(rank),
+            residual,
+            [ctypes.c_int64(rank), self.pointer(aggregate)],
+            [self.pointer(message)],
+        )
+        return self.numpy(message), squares
+
+    def aggregate(self, messages, residual, rank):
+        """`decode_sum` and `encode_shard` in one: message, sum of squares and plain values."""
+        messages = self.to_device(messages)
+        message = self.empty(self.layout.shard_message_bytes // 4)
+        plain = self.empty(self.layout.plain_size, np.float32)
+        squares = self._quantize(
+            "one_bit_aggregate",
+            self.shard_columns(rank),
+            residual,
+            [ctypes.c_int64(rank), self.pointer(messages)],
+            [self.pointer(message), self.pointer(plain)],
+        )
+        return self.numpy(message), squares, self.numpy(plain)
+
+    def decode(self, messages, plain, scale=1.0, dtype="float32"):
+        """A list of gradients, flat."""
+        messages, plain = self.to_device(messages), self.to_device(plain)
+        gradients = [self.empty(size, STORAGE[dtype]) for size in self.layout.sizes]
+        self.call(
+            "one_bit_decode",
+            self.device_layout,
+            ctypes.c_int32(NUMBERS[dtype]),
+            self.pointer(messages),
+            self.pointer(plain),
+            ctypes.c_float(scale),
+            self.pointers(gradients),
+        )
+        return [self.numpy(gradient) for gradient in gradients]
+
+    def _quantize(self, function, num_columns, residual, inputs, outputs):
+        quantizer, squares = self.quantizer(num_columns, residual)
+        self.call(function, self.device_layout, *inputs, ctypes.byref(quantizer), *outputs)
+        return float(self.numpy(squares)[0])

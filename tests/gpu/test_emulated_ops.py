@@ -1,0 +1,79 @@
+"""The tests of the ops, with the GPU kernels in the place of those for the CPU, emulated."""
+
+import fcntl
+import importlib.metadata
+import importlib.util
+import pathlib
+import shutil
+import subprocess
+import sys
+import sysconfig
+
+import pytest
+
+from tests.gpu.devices import ROOT
+from tf_onebit._version import __version__
+
+BUILD_FOLDER = ROOT / "build" / "tests_gpu_ops"
+TESTS = [
+    "test_ops.py",
+    "test_ops_nonfinite.py",
+    "test_threshold_ops.py",
+    "test_transform_ops.py",
+    "test_block_momentum_ops.py",
+    "test_one_bit.py",
+]
+# What is otherwise on a GPU (docs/gpu.md): messages always have room for their capacity, and what
+# is in its memory is not looked at before it is used.
+NOT_ON_GPUS = [
+    "without_padding",
+    "share_that_is_none_is_refused",
+    "mean_that_is_none_is_refused",
+    "instruction_sets",
+]
+
+
+def run(*command, **options):
+    result = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options
+    )
+    assert result.returncode == 0, f"{' '.join(map(str, command))}\n{result.stdout}"
+
+
+@pytest.fixture(scope="module")
+def library():
+    """The library of ops, with kernels for GPUs that run on the CPU."""
+    tensorflow = pathlib.Path(importlib.util.find_spec("tensorflow").origin).parent
+    version = importlib.metadata.version("tensorflow-cpu")
+    cmake, ninja = (pathlib.Path(sysconfig.get_path("scripts")) / n for n in ("cmake", "ninja"))
+    BUILD_FOLDER.mkdir(parents=True, exist_ok=True)
+    # Two processes of pytest must not build in the same folder at once.
+    with (BUILD_FOLDER / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        run(
+            *(cmake, f"-S{ROOT / 'custom_ops'}", f"-B{BUILD_FOLDER}", "-GNinja"),
+            *(f"-DCMAKE_MAKE_PROGRAM={ninja}", f"-DTENSORFLOW_DIR={tensorflow}"),
+            *(f"-DTENSORFLOW_VERSION={version}", f"-DTF_ONEBIT_VERSION={__version__}"),
+            *("-DTF_ONEBIT_EMULATE_GPU=ON", "-DCMAKE_BUILD_TYPE=None", "-DCMAKE_CXX_FLAGS=-O1"),
+        )
+        run(cmake, "--build", BUILD_FOLDER)
+    return BUILD_FOLDER / "libtf_onebit_ops.so"
+
+
+@pytest.fixture(scope="module")
+def checkout(library, tmp_path_factory):
+    """The package with that library, and the tests."""
+    folder = tmp_path_factory.mktemp("emulated")
+    ignored = shutil.ignore_patterns("__pycache__", "*.so")
+    for name in ("tf_onebit", "tests"):
+        shutil.copytree(ROOT / name, folder / name, ignore=ignored)
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    shutil.copy(library, folder / "tf_onebit")
+    return folder
+
+
+@pytest.mark.parametrize("name", TESTS)
+def test_ops_behave_as_on_the_cpu(checkout, name):
+    selection = " and ".join(f"not {name}" for name in NOT_ON_GPUS)
+    command = [sys.executable, "-m", "pytest", "-q", f"tests/unit/{name}", "-k", selection]
+    run(*command, cwd=checkout)

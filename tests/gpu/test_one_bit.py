@@ -1,0 +1,215 @@
+"""The one-bit kernels against the oracle, and what they promise beside it."""
+
+import math
+
+import numpy as np
+import pytest
+
+from tests.gpu.devices import Emulated
+from tests.gpu.formats import to_float64, to_storage
+from tests.gpu.one_bit import OneBitKernels, layout
+from tests.reference.one_bit import Cluster, columns_of
+
+# Columns for every kernel: of 1, 33, 128, 512, 1024 values and more than a block of threads takes
+# in one go; and lists in full precision.
+SHAPES = [
+    (33,),
+    (1, 1),
+    (31, 1),
+    (2, 97),
+    (),
+    (3, 3, 4, 24),
+    (0,),
+    (5, 512),
+    (3, 1024),
+    (2, 40_000),
+]
+MIN_COLUMN_SIZE, MAX_COLUMN_SIZE = 32, 64 * 1024
+ROUNDING = {"float32": 2e-6, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+
+
+def layout_of(shapes, world_size, min_column_size=MIN_COLUMN_SIZE, max_column_size=MAX_COLUMN_SIZE):
+    cuts = [
+        (math.prod(shape), *layout.column_cut(shape, min_column_size, max_column_size))
+        if len(shape) > 1
+        else layout.plain_cut(shape)
+        for shape in shapes
+    ]
+    return layout.Layout(cuts, world_size)
+
+
+def values_of(rng, shapes, dtype="float32"):
+    """Heavy-tailed values, with zeros of both signs."""
+    tensors = []
+    for size in map(math.prod, shapes):
+        values = rng.normal(size=size) * np.exp(rng.normal(size=size))
+        values[3::7], values[5::11] = 0.0, -0.0
+        tensors.append(to_storage(values, dtype))
+    return tensors
+
+
+def coded(tensors, shapes, dtype="float32"):
+    pairs = zip(tensors, shapes, strict=True)
+    return np.concatenate([to_float64(t, dtype).ravel() for t, shape in pairs if len(shape) > 1])
+
+
+def oracle_of(shapes, world_size, max_column_size=MAX_COLUMN_SIZE, **settings):
+    slices, start = [], 0
+    for shape in shapes:
+        if len(shape) > 1:
+            columns = columns_of(shape, MIN_COLUMN_SIZE, max_column_size)
+            slices += [slice(start + column.start, start + column.stop) for column in columns]
+            start += math.prod(shape)
+    return Cluster(world_size, slices, start, **settings)
+
+
+class Workers:
+    """What all workers of an exchange have."""
+
+    def __init__(self, device, world_size, shapes=SHAPES, misaligned=False, **settings):
+        self.layout = layout_of(shapes, world_size)
+        self.kernels = OneBitKernels(device, self.layout, misaligned=misaligned, **settings)
+        self.residuals = [self.kernels.residual(self.layout.size) for _ in range(world_size)]
+        self.shard_residuals = [self.kernels.residual(n) for n in self.layout.shard_sizes]
+        self.fused_residuals = [self.kernels.residual(n) for n in self.layout.shard_sizes]
+
+    def exchange(self, gradients, dtype="float32"):
+        """Everything that is computed on the way, and the mean over workers at its end."""
+        kernels, ranks = self.kernels, range(self.layout.world_size)
+        encoded = [
+            kernels.encode(mine, residual, dtype)
+            for mine, residual in zip(gradients, self.residuals, strict=True)
+        ]
+        received = np.stack([messages for messages, _ in encoded], axis=1)
+        sums = [kernels.decode_sum(received[k], k) for k in ranks]
+        sent = [kernels.encode_shard(sums[k][0], self.shard_residuals[k], k) for k in ranks]
+        fused = [kernels.aggregate(received[k], self.fused_residuals[k], k) for k in ranks]
+        messages = np.stack([message for message, _ in sent])
+        decoded = kernels.decode(messages, sums[0][1], 1 / len(ranks), dtype)
+        return encoded, sums, sent, fused, decoded
+
+    def numpy(self, residuals):
+        return [self.kernels.device.numpy(residual) for residual in residuals]
+
+
+@pytest.mark.parametrize("error_feedback", [True, False], ids=["feedback", "no_feedback"])
+@pytest.mark.parametrize("levels", ["mean", "symmetric"])
+@pytest.mark.parametrize("world_size, dtype", [(1, "bfloat16"), (2, "float16"), (5, "float32")])
+def test_an_exchange_is_that_of_the_oracle(device, rng, world_size, dtype, levels, error_feedback):
+    settings = {"levels": levels, "error_feedback": error_feedback}
+    workers = Workers(device, world_size, **settings)
+    oracle = oracle_of(SHAPES, world_size, **settings)
+    for _ in range(2):
+        gradients = [values_of(rng, SHAPES, dtype) for _ in range(world_size)]
+        encoded, sums, sent, fused, decoded = workers.exchange(gradients, dtype)
+        expected = oracle.exchange([coded(mine, SHAPES, dtype) for mine in gradients])
+    for residual, worker in zip(workers.numpy(workers.residuals), oracle.workers, strict=True):
+        np.testing.assert_allclose(residual, worker.residual, rtol=2e-6, atol=2e-5)
+    for (_, squares), worker in zip(encoded, oracle.workers, strict=True):
+        assert squares == pytest.approx((worker.residual**2).sum(), rel=1e-4)
+    aggregate = np.concatenate([aggregate for aggregate, _ in sums])
+    np.testing.assert_allclose(aggregate, oracle.aggregate, rtol=2e-6, atol=2e-5)
+    residual = np.concatenate(workers.numpy(workers.shard_residuals))
+    np.testing.assert_allclose(residual, oracle.owners.residual, rtol=2e-6, atol=2e-5)
+    np.testing.assert_allclose(
+        coded(decoded, SHAPES, dtype), expected / world_size, rtol=ROUNDING[dtype], atol=2e-5
+    )
+    plain_sums = [
+        sum(to_float64(tensor, dtype) for tensor in tensors)
+        for tensors in zip(*gradients, strict=True)
+    ]
+    for tensor, total, shape in zip(decoded, plain_sums, SHAPES, strict=True):
+        if len(shape) < 2:
+            np.testing.assert_allclose(
+                to_float64(tensor, dtype), total / world_size, rtol=2 * ROUNDING[dtype], atol=1e-6
+            )
+    for k in range(world_size):
+        for actual, separate in zip(fused[k], (*sent[k], sums[k][1]), strict=True):
+            np.testing.assert_array_equal(actual, separate)
+
+
+def bits_of(results):
+    if isinstance(results, np.ndarray):
+        return results.tobytes()
+    if isinstance(results, float):
+        return np.float32(results).tobytes()
+    return b"".join(map(bits_of, results))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("misaligned", [False, True], ids=["aligned", "misaligned"])
+def test_every_run_has_the_bits_of_the_emulation(device, rng, dtype, misaligned):
+    gradients = [values_of(rng, SHAPES, dtype) for _ in range(3)]
+    results = []
+    for on, offset in [(Emulated, False), (device, misaligned), (device, misaligned)]:
+        workers = Workers(on, 3, misaligned=offset)
+        exchanged = workers.exchange(gradients, dtype)
+        results.append(bits_of([exchanged, workers.numpy(workers.residuals)]))
+    assert results[1] == results[0]
+    assert results[2] == results[0]
+
+
+@pytest.mark.parametrize("shape", [(4, 70), (4, 500), (4, 1000), (4, 5000)])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_column_that_is_not_finite_is_sent_as_zeros_and_keeps_its_residual(
+    device, rng, shape, bad
+):
+    shapes = [(2, 64), shape, (3,)]
+    workers = Workers(device, 2, shapes)
+    gradients = [values_of(rng, shapes) for _ in range(2)]
+    workers.exchange(gradients)
+    before = workers.numpy(workers.residuals)[0].copy()
+    gradients[0][1][shape[1] + 3] = bad
+    encoded, *_, decoded = workers.exchange(gradients)
+    assert [list(messages[:, 0]) for messages, _ in encoded] == [[2, 2], [0, 0]]
+    start = 2 * 64 + shape[1]
+    after = workers.numpy(workers.residuals)[0]
+    np.testing.assert_array_equal(after[start:][: shape[1]], before[start:][: shape[1]])
+    assert not np.array_equal(after, before)
+    assert all(np.isfinite(tensor).all() for tensor in decoded)
+    assert np.isfinite([squares for _, squares in encoded]).all()
+
+
+def test_a_plain_value_that_is_not_finite_is_flagged(device, rng):
+    shapes = [(2, 64), (3,), (5,)]
+    workers = Workers(device, 2, shapes)
+    gradients = [values_of(rng, shapes) for _ in range(2)]
+    gradients[1][2][4] = np.nan
+    encoded, *_ = workers.exchange(gradients)
+    assert [list(messages[:, 0]) for messages, _ in encoded] == [[0, 0], [3, 3]]
+
+
+def test_more_tensors_than_a_launch_takes(device, rng):
+    shapes = [(2, 32), (7,)] * 300
+    workers = Workers(device, 2, shapes)
+    oracle = oracle_of(shapes, 2)
+    gradients = [values_of(rng, shapes) for _ in range(2)]
+    *_, decoded = workers.exchange(gradients)
+    expected = oracle.exchange([coded(mine, shapes) for mine in gradients])
+    np.testing.assert_allclose(coded(decoded, shapes), expected / 2, rtol=2e-6, atol=2e-5)
+    for mine, other, mean in zip(*gradients, decoded, strict=True):
+        if mine.size == 7:
+            np.testing.assert_allclose(mean, (mine + other) / 2, rtol=1e-6)
+
+
+@pytest.mark.parametrize("shapes", [[(0, 64)], [(0,)], [(3,)], [(1, 40)]])
+def test_shards_without_columns(device, rng, shapes):
+    workers = Workers(device, 4, shapes)
+    gradients = [values_of(rng, shapes) for _ in range(4)]
+    encoded, *_, decoded = workers.exchange(gradients)
+    assert all((messages[:, 0] == 0).all() for messages, _ in encoded)
+    assert [tensor.size for tensor in decoded] == [math.prod(shape) for shape in shapes]
+    assert all(np.isfinite(tensor).all() for tensor in decoded)
+
+
+def test_what_levels_and_codes_leave_of_a_message_is_zero(device, rng):
+    shapes = [(5, 40), (2, 33)]
+    workers = Workers(device, 3, shapes)
+    (messages, _), *_ = workers.exchange([values_of(rng, shapes) for _ in range(3)])[0]
+    plan = workers.layout
+    columns = [plan.shard_starts[k + 1] - plan.shard_starts[k] for k in range(3)]
+    assert len(set(columns)) > 1
+    for message, count in zip(messages, columns, strict=True):
+        levels = message[1 : 1 + 2 * max(columns)]
+        assert levels[: 2 * count].all()
+        assert not levels[2 * count :].any()

@@ -1,0 +1,73 @@
+"""The threshold kernels through their C interface, with NumPy's arrays in and out."""
+
+import ctypes
+
+import numpy as np
+
+from tests.gpu.arrays import HostObject, Kernels, integers
+from tests.gpu.formats import NUMBERS, STORAGE
+
+FLAG, WORDS, COUNT, EXCEEDING, STEP, SQUARES, HEADER_WORDS = range(7)
+
+
+class ThresholdKernels(Kernels):
+    """The threshold kernels for one list of sizes.
+
+    Methods take and return NumPy arrays. A residual and variables are arrays of the device, updated
+    in place.
+    """
+
+    def __init__(self, device, sizes, part_size=2**31, misaligned=False):
+        super().__init__(device, misaligned)
+        self.sizes, self.num_parts = sizes, max(1, -(-sum(sizes) // part_size))
+        self.parts = HostObject(
+            self,
+            "parts",
+            ctypes.c_int64(len(sizes)),
+            integers(sizes),
+            ctypes.c_int64(part_size),
+        )
+        self.arguments = self.parts.object, self.pointer(self.parts.table)
+
+    def encode(self, gradients, residual, threshold, step, capacity, dtype="float32"):
+        """Messages `[parts, words]`."""
+        gradients = [self.to_device(gradient) for gradient in gradients]
+        scalars = [self.to_device(np.float32([value])) for value in (threshold, step)]
+        message = self.empty((self.num_parts, HEADER_WORDS + capacity))
+        scratch = self.scratch(self.integer("threshold_scratch_bytes", self.parts.object))
+        self.call(
+            "threshold_encode",
+            *self.arguments,
+            ctypes.c_int32(NUMBERS[dtype]),
+            self.pointers(gradients),
+            self.pointer(residual),
+            *map(self.pointer, scalars),
+            ctypes.c_int64(capacity),
+            self.pointer(message),
+            self.pointer(scratch),
+        )
+        return self.numpy(message)
+
+    def decode_sum(self, messages, scale=1.0, dtype="float32"):
+        """A list of gradients, from messages `[number, parts, words]`."""
+        messages = self.to_device(messages)
+        gradients = [self.empty(size, STORAGE[dtype]) for size in self.sizes]
+        self.call(
+            "threshold_decode_sum",
+            *self.arguments,
+            ctypes.c_int32(NUMBERS[dtype]),
+            *self.rows(messages),
+            ctypes.c_float(scale),
+            self.pointers(gradients),
+        )
+        return [self.numpy(gradient) for gradient in gradients]
+
+    def apply(self, variables, messages):
+        messages = self.to_device(messages)
+        self.call(
+            "threshold_apply", *self.arguments, *self.rows(messages), self.pointers(variables)
+        )
+
+    def rows(self, messages):
+        number, parts, words = messages.shape
+        return self.pointer(messages), ctypes.c_int64(number * parts), ctypes.c_int64(words)
