@@ -15,6 +15,7 @@ from tf_onebit.exchanges.transforming import (
     transformed_alone,
     unchanged,
 )
+from tf_onebit.exchanges.wire import WIRE_DTYPE, integers
 from tf_onebit.layout import CODES_PER_WORD, WORD_BYTES, Layout, column_cut, plain_cut
 
 
@@ -138,6 +139,7 @@ class OneBit(Exchange):
             self.transformed_locally(gradients),
             self.worker_residual,
             self.layout,
+            dtype=WIRE_DTYPE,
             **self._quantizer,
         )
 
@@ -146,14 +148,14 @@ class OneBit(Exchange):
         received = yield AllToAll(messages, self.request_name("all_to_all"))
         shard, shard_squares, plain = yield from self._aggregate(received)
         self._sum_of_squares.assign(worker_squares + shard_squares)
-        return [shard, plain, received[:, 0]]
+        return [shard, plain, integers(received[:, 0])]
 
     def deliver(self, message, like, scale):
         shard, plain, worker_flags = message
         gathered = yield AllGather(shard[tf.newaxis], self.request_name("all_gather"))
         like = [tf.convert_to_tensor(gradient) for gradient in like]
         exchanged = ops.one_bit_decode(gathered, plain, like, self.layout, scale)
-        flags = tf.where(worker_flags > 0, worker_flags, gathered[:, 0])
+        flags = tf.where(worker_flags > 0, worker_flags, integers(gathered[:, 0]))
         return exchanged, with_narrow_overflow(flags, exchanged)
 
     def transformed_locally(self, gradients):
@@ -167,9 +169,9 @@ class OneBit(Exchange):
         to_owners = [self.world_size, layout.worker_message_bytes // WORD_BYTES]
         to_all = [layout.shard_message_bytes // WORD_BYTES]
         squares, plain, flags = [], [layout.plain_size], [self.world_size]
-        parts = [(to_owners, tf.int32), (squares, tf.float32)]
+        parts = [(to_owners, WIRE_DTYPE), (squares, tf.float32)]
         if aggregated:
-            parts = [(to_all, tf.int32), (plain, tf.float32), (flags, tf.int32)]
+            parts = [(to_all, WIRE_DTYPE), (plain, tf.float32), (flags, tf.int32)]
         return [tf.Variable(tf.zeros(*part), trainable=False) for part in parts]
 
     def _aggregate(self, received):
@@ -181,12 +183,17 @@ class OneBit(Exchange):
         aggregate, plain = ops.one_bit_decode_sum(received, self.layout, self.rank)
         # A step that ends in an error leaves the transforms' state as it was.
         aggregate, plain = yield Cond(
-            tf.reduce_all(tf.equal(received[:, 0], 0)),
+            tf.reduce_all(tf.equal(integers(received[:, 0]), 0)),
             lambda: transformed(self.transforms, aggregate, plain),
             lambda: unchanged(aggregate, plain),
         )
         message, squares = ops.one_bit_encode_shard(
-            aggregate, self.shard_residual, self.layout, self.rank, **self._quantizer
+            aggregate,
+            self.shard_residual,
+            self.layout,
+            self.rank,
+            dtype=received.dtype,
+            **self._quantizer,
         )
         return message, squares, plain
 

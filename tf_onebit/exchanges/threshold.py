@@ -12,6 +12,7 @@ from tf_onebit.exchanges.base import Exchange, require_same_kind
 from tf_onebit.exchanges.capacity import Capacity
 from tf_onebit.exchanges.finite import with_narrow_overflow
 from tf_onebit.exchanges.tau import Tau
+from tf_onebit.exchanges.wire import WIRE_DTYPE, integers
 from tf_onebit.ops import threshold as words
 
 WORD_BYTES = 4
@@ -135,7 +136,7 @@ class Threshold(Exchange):
             pad: whether the message is as long as one of `capacity` values can be.
 
         Returns:
-            int32 `[1, parts, words]`, coded as the exchange does.
+            `[1, parts, words]`, words of `WIRE_DTYPE`, coded as the exchange does.
         """
         encoded = ops.threshold_encode(
             gradients,
@@ -144,6 +145,7 @@ class Threshold(Exchange):
             rate * self._tau.step(),
             capacity,
             pad=pad,
+            dtype=WIRE_DTYPE,
             **self._parts,
         )[tf.newaxis]
         if self.coding == "golomb_rice":
@@ -151,7 +153,7 @@ class Threshold(Exchange):
         return encoded
 
     def decode(self, messages):
-        """Messages of any workers, int32 `[number, parts, words]`, without their coding."""
+        """Messages of any workers, words `[number, parts, words]`, without their coding."""
         if self.coding == "golomb_rice":
             return ops.golomb_rice_decode(messages, **self._parts)
         return messages
@@ -160,7 +162,7 @@ class Threshold(Exchange):
         """Lets tau follow what was sent.
 
         Args:
-            messages: int32 `[number, parts, words]`, of the workers that have the same tau.
+            messages: `[number, parts, words]` of `WIRE_DTYPE`, of workers that have the same tau.
             mine: the index of the own one.
 
         Returns:
@@ -169,7 +171,7 @@ class Threshold(Exchange):
         self._message_words.assign(tf.size(messages[mine], tf.int64))
         headers = messages[:, :, : words.HEADER_WORDS]
         exceeding = tf.cast(tf.bitcast(headers[:, :, words.EXCEEDING], tf.uint32), tf.int64)
-        squares = tf.bitcast(headers[:, :, words.SQUARES], tf.float32)
+        squares = headers[:, :, words.SQUARES]
         values = tf.cast(tf.shape(headers)[0], tf.float64) * max(1, self._size)
         density = tf.cast(tf.cast(tf.reduce_sum(exceeding), tf.float64) / values, tf.float32)
         mean_square = tf.reduce_sum(squares) / tf.cast(values, tf.float32)
@@ -189,12 +191,14 @@ class Threshold(Exchange):
         exchanged = ops.threshold_decode_sum(
             self.decode(gathered), like, scale=scale, **self._parts
         )
-        return exchanged, with_narrow_overflow(gathered[:, 0, words.FLAG], exchanged)
+        return exchanged, with_narrow_overflow(integers(gathered[:, 0, words.FLAG]), exchanged)
 
     def message_variables(self, aggregated):
         parts = max(1, math.ceil(self._size / self.part_size))
         return [
-            tf.Variable(tf.zeros([1, parts, 0], tf.int32), shape=[1, parts, None], trainable=False),
+            tf.Variable(
+                tf.zeros([1, parts, 0], WIRE_DTYPE), shape=[1, parts, None], trainable=False
+            ),
             tf.Variable(0, trainable=False),
         ]
 

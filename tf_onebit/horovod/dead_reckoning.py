@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tf_onebit import ops
 from tf_onebit.exchanges.handshake import describe, handshake
+from tf_onebit.exchanges.wire import integers
 from tf_onebit.horovod.pump import Pump
 from tf_onebit.ops import threshold as message
 from tf_onebit.training.gradients import GradientExchange, spec_of
@@ -48,7 +49,7 @@ class DeadReckoning(GradientExchange):
         most = min(sum(spec.size for spec in specs), exchange.part_size)
         mine = exchange.message(gradients, most, rate, pad=False)
         exchange.follow(mine, 0)
-        arrived = tf.numpy_function(self._swap, [mine], tf.int32)
+        arrived = tf.numpy_function(self._swap, [integers(mine)], tf.int32)
         arrived = tf.ensure_shape(arrived, [None, mine.shape[1], None])
         # Not before: with a gradient that is not finite, the weights stay as they are.
         with tf.control_dependencies([arrived]):

@@ -1,9 +1,14 @@
-"""The ops of 1-bit SGD."""
+"""The ops of 1-bit SGD.
+
+Messages are 32-bit words: int32, or float32 with the same bits.
+"""
+
+import tensorflow as tf
 
 from tf_onebit.ops.library import library
 
 
-def one_bit_encode(gradients, residual, layout, levels="mean", error_feedback=True):
+def one_bit_encode(gradients, residual, layout, levels="mean", error_feedback=True, dtype=tf.int32):
     """Quantizes gradients to one bit per value, with error feedback.
 
     Equation (Seide et al. 2014, section 3), for every column:
@@ -22,9 +27,10 @@ def one_bit_encode(gradients, residual, layout, levels="mean", error_feedback=Tr
         layout: `tf_onebit.layout.Layout`.
         levels: "mean" or "symmetric".
         error_feedback: if False, the residual is neither read nor written.
+        dtype: of the words: `tf.int32`, or `tf.float32` for those that are to stay on a GPU.
 
     Returns:
-        `messages`, int32 `[world_size, words]`: row k goes to the owner of shard k. Word 0 is 0,
+        `messages`, words `[world_size, words]`: row k goes to the owner of shard k. Word 0 is 0,
         or 1 + the index of the first gradient with a value that is not finite.
         `residual_sum_of_squares`, float32 scalar.
 
@@ -45,6 +51,7 @@ def one_bit_encode(gradients, residual, layout, levels="mean", error_feedback=Tr
         residual=residual.handle,
         levels=levels,
         error_feedback=error_feedback,
+        W=dtype,
         **layout.attributes(),
     )
 
@@ -55,7 +62,7 @@ def one_bit_decode_sum(messages, layout, rank):
         aggregate = sum over k of level_k[code_k]
 
     Args:
-        messages: int32 `[world_size, words]`; row k came from rank k. Summed in that order.
+        messages: words `[world_size, words]`; row k came from rank k. Summed in that order.
         layout: `tf_onebit.layout.Layout`.
         rank: the owner of the shard.
 
@@ -79,7 +86,9 @@ def one_bit_decode_sum(messages, layout, rank):
     return library.tf_onebit_one_bit_decode_sum(messages=messages, rank=rank, **layout.attributes())
 
 
-def one_bit_encode_shard(aggregate, residual, layout, rank, levels="mean", error_feedback=True):
+def one_bit_encode_shard(
+    aggregate, residual, layout, rank, levels="mean", error_feedback=True, dtype=tf.int32
+):
     """Quantizes the aggregate of a shard, by the equation of `one_bit_encode`.
 
     The second quantization of Seide et al. 2014, section 3.1, with a residual of its own.
@@ -87,11 +96,11 @@ def one_bit_encode_shard(aggregate, residual, layout, rank, levels="mean", error
     Args:
         aggregate: float32 `[layout.shard_sizes[rank]]`.
         residual: float32 variable of the same size. Updated in place.
-        layout, levels, error_feedback: as in `one_bit_encode`.
+        layout, levels, error_feedback, dtype: as in `one_bit_encode`.
         rank: the owner of the shard.
 
     Returns:
-        `message`, int32 `[words]`, for all workers, and `residual_sum_of_squares`.
+        `message`, words `[words]`, for all workers, and `residual_sum_of_squares`.
 
     Raises:
         InvalidArgumentError: if the aggregate or the residual does not have the shard's size.
@@ -110,6 +119,7 @@ def one_bit_encode_shard(aggregate, residual, layout, rank, levels="mean", error
         rank=rank,
         levels=levels,
         error_feedback=error_feedback,
+        W=dtype,
         **layout.attributes(),
     )
 
@@ -122,8 +132,8 @@ def one_bit_aggregate(messages, residual, layout, rank, levels="mean", error_fee
         residual, levels, error_feedback: as in `one_bit_encode_shard`.
 
     Returns:
-        `message` and `residual_sum_of_squares`, as `one_bit_encode_shard`, and `plain`, as
-        `one_bit_decode_sum`: the same bits.
+        `message`, of the type of `messages`, and `residual_sum_of_squares`, as
+        `one_bit_encode_shard`, and `plain`, as `one_bit_decode_sum`: the same bits.
 
     Raises:
         InvalidArgumentError: if the messages or the residual do not fit the layout.
@@ -154,7 +164,7 @@ def one_bit_decode(messages, plain, gradients, layout, scale=1.0):
         gradient = scale * level[code]
 
     Args:
-        messages: int32 `[world_size, words]`; row k holds shard k.
+        messages: words `[world_size, words]`; row k holds shard k.
         plain: float32 `[layout.plain_size]`, from `one_bit_decode_sum`.
         gradients: list of the local gradients. Their values are not read: in a graph, where
             nothing else needs them, the result takes their memory.

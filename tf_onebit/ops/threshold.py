@@ -1,7 +1,8 @@
 """The ops of threshold-sparse updates.
 
-A message is int32 `[parts, words]`: one row for each run of `part_size` values, because an index
-has 31 bits. A row is a header, the values sent, and padding. Words of the header:
+A message is `[parts, words]`, of 32-bit words: int32, or float32 with the same bits. There is one
+row for each run of `part_size` values, because an index has 31 bits. A row is a header, the values
+sent, and padding. Words of the header:
 
     FLAG       0, or 1 + the index of the first gradient with a value that is not finite
     WORDS      length of the message, header included and padding not
@@ -14,6 +15,8 @@ Then follows a word for each value that is sent, in ascending order: its index, 
 set if it is negative. `golomb_rice_encode` puts fewer bits in their place.
 """
 
+import tensorflow as tf
+
 from tf_onebit.ops.library import library
 
 FLAG, WORDS, COUNT, EXCEEDING, STEP, SQUARES, HEADER_WORDS = range(7)
@@ -21,7 +24,15 @@ MAX_PART_SIZE = 2**31
 
 
 def threshold_encode(
-    gradients, residual, threshold, step, capacity, sizes, part_size=MAX_PART_SIZE, pad=True
+    gradients,
+    residual,
+    threshold,
+    step,
+    capacity,
+    sizes,
+    part_size=MAX_PART_SIZE,
+    pad=True,
+    dtype=tf.int32,
 ):
     """Encodes what exceeds a threshold, with error feedback (Strom 2015, section 2.6, 4 to 7).
 
@@ -40,10 +51,12 @@ def threshold_encode(
         capacity: int64 scalar: the most values in a message of a part.
         sizes: list of the gradients' numbers of values.
         part_size: number of values that one message is about.
-        pad: whether a message has the length of one with `capacity` values.
+        pad: whether a message has the length of one with `capacity` values. On a GPU it always
+            has.
+        dtype: of the words: `tf.int32`, or `tf.float32` for those that are to stay on a GPU.
 
     Returns:
-        int32 `[parts, words]`.
+        Words `[parts, words]`.
 
     Raises:
         InvalidArgumentError: if sizes do not agree, or a number is out of its range.
@@ -66,6 +79,7 @@ def threshold_encode(
         sizes=sizes,
         part_size=part_size,
         pad=pad,
+        W=dtype,
     )
 
 
@@ -75,7 +89,7 @@ def threshold_decode_sum(messages, gradients, sizes, part_size=MAX_PART_SIZE, sc
         gradient = scale * sum over k of step_k * sent_k
 
     Args:
-        messages: int32 `[world_size, parts, words]`; row k came from rank k. Added in that order,
+        messages: words `[world_size, parts, words]`; row k came from rank k. Added in that order,
             in float32.
         gradients: list of the local gradients. Their values are not read: in a graph, where
             nothing else needs them, the result takes their memory.
@@ -108,7 +122,7 @@ def threshold_apply(variables, messages, part_size=MAX_PART_SIZE):
 
     Args:
         variables: list of float32 variables. Updated in place, each under its lock.
-        messages: int32 `[number of messages, parts, words]`.
+        messages: words `[number of messages, parts, words]`.
         part_size: as in `threshold_encode`.
 
     Returns:
@@ -140,12 +154,12 @@ def golomb_rice_encode(messages, sizes, part_size=MAX_PART_SIZE, pad=True):
     with density d take about `1.5 + log2(1 / d)` bits and the sign: 11.5 + 1 for d = 0.001.
 
     Args:
-        messages: int32 `[number of messages, parts, words]`, as from `threshold_encode`.
+        messages: words `[number of messages, parts, words]`, as from `threshold_encode`.
         sizes, part_size: as there.
         pad: whether the result has the length that any messages of that many words fit in.
 
     Returns:
-        int32 `[number of messages, parts, words]`.
+        Words `[number of messages, parts, words]`.
 
     Raises:
         InvalidArgumentError: if a message is corrupt.
@@ -167,11 +181,11 @@ def golomb_rice_decode(coded, sizes, part_size=MAX_PART_SIZE):
     """The inverse of `golomb_rice_encode`, without padding.
 
     Args:
-        coded: int32 `[number of messages, parts, words]`.
+        coded: words `[number of messages, parts, words]`.
         sizes, part_size: as there.
 
     Returns:
-        int32 `[number of messages, parts, words]`, as long as the longest needs to be.
+        Words `[number of messages, parts, words]`, as long as the longest needs to be.
 
     Raises:
         InvalidArgumentError: if a message is corrupt.
