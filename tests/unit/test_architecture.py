@@ -16,7 +16,8 @@ COLLECTIVES = ["engine", "found", "ordered_sum", "placement", "requests"]
 # What each part may import of the package itself. The longest prefix counts.
 MAY_IMPORT = {
     "tf_onebit": ["_version"],
-    "tf_onebit.cli": ["launch"],
+    "tf_onebit.cli": ["doctor", "launch"],
+    "tf_onebit.doctor": ["ops", "_version"],
     "tf_onebit.launch": [],
     "tf_onebit._version": [],
     "tf_onebit.configurable": [],

@@ -3,14 +3,16 @@
 import ctypes
 import pathlib
 import struct
+import warnings
 
 import tensorflow as tf
 
 from tf_onebit._version import __version__
+from tf_onebit.ops.gpu_driver import driver_fault, driver_version
 from tf_onebit.ops.memory import keep_freed_memory
 
 _BUILD_COMMAND = "`make setup`, or `python setup.py build_ext --inplace`, in the source folder"
-_PATH = pathlib.Path(__file__).parents[1] / "libtf_onebit_ops.so"
+PATH = pathlib.Path(__file__).parents[1] / "libtf_onebit_ops.so"
 
 
 def _require_whole(path):
@@ -52,5 +54,36 @@ def load(path):
     return loaded
 
 
-library = load(_PATH)
+library = load(PATH)
 keep_freed_memory()
+
+
+def _warn_of_driver():
+    fault = driver_fault(cuda_version(), driver_version())
+    if fault is not None:
+        warnings.warn(f"The ops of tf_onebit do not run on GPUs: {fault}", stacklevel=1)
+
+
+def simd():
+    """The instructions that kernels on the CPU use: "avx512", "avx2" or "plain"."""
+    return _text("tf_onebit_simd")
+
+
+def cuda_version():
+    """The version of CUDA that kernels for GPUs were compiled with; empty without such kernels."""
+    return _text("tf_onebit_cuda_version")
+
+
+def gpu_targets():
+    """What GPUs the kernels were compiled for, for example "80-real 90-real 100": machine code for
+    compute capabilities 8.0, 9.0 and 10.0, and what later ones are translated from; or empty."""
+    return _text("tf_onebit_gpu_targets")
+
+
+def _text(name):
+    function = getattr(ctypes.CDLL(str(PATH)), name)
+    function.restype = ctypes.c_char_p
+    return function().decode()
+
+
+_warn_of_driver()

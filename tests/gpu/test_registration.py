@@ -1,0 +1,47 @@
+"""A library that was built with nvcc has a kernel on GPUs for every op, whatever TensorFlow it is
+loaded into."""
+
+import json
+
+import pytest
+
+from tests.unit.programs import run_python
+
+# Registers, and prints for each op the kinds of devices and their numbers of kernels.
+PROGRAM = """
+import collections, json
+from tensorflow.python.framework import kernels
+from tf_onebit.ops import library
+from tf_onebit import ops
+
+counts = {}
+for name in ops.__all__:
+    op = "TfOnebit>" + "".join(part.capitalize() for part in name.split("_"))
+    registered = kernels.get_registered_kernels_for_op(op).kernel
+    counts[name] = collections.Counter(kernel.device_type for kernel in registered)
+print(json.dumps([library.cuda_version(), library.gpu_targets(), counts]))
+"""
+# Whose messages are a thousandth of the gradients: they are coded on the CPU.
+ON_CPU_ONLY = {"golomb_rice_encode", "golomb_rice_decode"}
+
+
+@pytest.fixture(scope="module")
+def registered():
+    status, output, errors = run_python(PROGRAM)
+    assert status == 0, errors
+    return json.loads(output.splitlines()[-1])
+
+
+def test_every_op_has_kernels_on_the_cpu(registered):
+    _, _, counts = registered
+    assert all(count.get("CPU") for count in counts.values())
+
+
+def test_every_op_has_the_same_kernels_on_gpus(registered):
+    cuda_version, targets, counts = registered
+    if not cuda_version:
+        pytest.skip("the library was built without nvcc")
+    assert targets.split()[:2] == ["80-real", "90-real"]
+    for name, count in counts.items():
+        expected = 0 if name in ON_CPU_ONLY else count["CPU"]
+        assert count.get("GPU", 0) == expected, name

@@ -1,0 +1,164 @@
+"""`tf-onebit doctor`: what is installed, and what runs on a GPU or why nothing does."""
+
+import dataclasses
+import importlib.metadata
+import os
+import platform
+
+from tf_onebit._version import __version__
+
+TENSORFLOW_DISTRIBUTIONS = ("tensorflow", "tensorflow-cpu")
+# Of the GPUs that the kernels are compiled for.
+OLDEST_COMPUTE_CAPABILITY = (8, 0)
+
+
+def add_command(commands):
+    """Adds `doctor` to the commands of an `argparse` parser."""
+    parser = commands.add_parser(
+        "doctor",
+        help="say what is installed, and whether GPUs would be used",
+        description="Says what is installed, what the compiled ops are built for, and whether they "
+        "would run on a GPU: if not, why, and what to do. Ends with status 1 if the ops do not "
+        "load.",
+    )
+    parser.set_defaults(run=lambda options: doctor())
+
+
+def doctor():
+    """Prints the report, and returns 1 if the compiled ops cannot be used, else 0."""
+    # TensorFlow's own notes would bury it.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    print(f"tf_onebit {__version__}, Python {platform.python_version()}")
+    print(", ".join(_versions()))
+    try:
+        from tf_onebit.ops import library
+    except ImportError as error:
+        print(f"Compiled ops: {error}")
+        return 1
+    print(f"Compiled ops: {library.PATH}, on the CPU with {library.simd()} instructions")
+    facts = gpu_facts(library)
+    if facts.cuda_version:
+        print(f"Kernels for GPUs: CUDA {facts.cuda_version}, for {library.gpu_targets()}")
+    else:
+        print("Kernels for GPUs: none")
+    print(f"Driver of NVIDIA: {_driver_text(facts.driver_version)}")
+    print(f"GPUs that TensorFlow sees: {', '.join(map(str, facts.gpus)) or 'none'}")
+    reasons = reasons_against_gpus(facts)
+    if not reasons:
+        print("GPUs are used.")
+    for reason in reasons:
+        print(f"Not on a GPU: {reason}")
+    return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Gpu:
+    """A GPU as TensorFlow sees it."""
+
+    name: str
+    compute_capability: tuple
+
+    def __str__(self):
+        return f"{self.name} (compute capability {_dotted(self.compute_capability)})"
+
+
+@dataclasses.dataclass(frozen=True)
+class GpuFacts:
+    """What decides whether the ops run on a GPU.
+
+    Attributes:
+        cuda_version: of the compiled kernels, for example "13.0.48"; empty without kernels.
+        driver_version: the version of CUDA that the driver is for, as (major, minor), or None.
+        tensorflow_has_cuda: whether TensorFlow is built for GPUs.
+        gpus: list of `Gpu`.
+        visible_devices: the environment variable CUDA_VISIBLE_DEVICES, or None.
+    """
+
+    cuda_version: str
+    driver_version: tuple | None
+    tensorflow_has_cuda: bool
+    gpus: list
+    visible_devices: str | None = None
+
+
+def gpu_facts(library):
+    """The facts of this machine: `GpuFacts`.
+
+    Args:
+        library: the module `tf_onebit.ops.library`.
+    """
+    import tensorflow as tf
+
+    from tf_onebit.ops.gpu_driver import driver_version
+
+    gpus = []
+    for device in tf.config.list_physical_devices("GPU"):
+        details = tf.config.experimental.get_device_details(device)
+        gpus.append(
+            Gpu(details.get("device_name", device.name), details.get("compute_capability", (0, 0)))
+        )
+    return GpuFacts(
+        library.cuda_version(),
+        driver_version(),
+        tf.test.is_built_with_cuda(),
+        gpus,
+        os.environ.get("CUDA_VISIBLE_DEVICES"),
+    )
+
+
+def reasons_against_gpus(facts):
+    """Why the ops would not run on a GPU, with what to do about it: list of sentences.
+
+    Args:
+        facts: `GpuFacts`.
+    """
+    from tf_onebit.ops.gpu_driver import driver_fault
+
+    reasons = []
+    if not facts.cuda_version:
+        reasons.append(
+            "the compiled ops have no kernels for GPUs, because no nvcc was found when they were "
+            "built. Install the CUDA toolkit, 12.0 or later, put its nvcc on the PATH, and build "
+            "them again: python setup.py build_ext --inplace"
+        )
+    if not facts.tensorflow_has_cuda:
+        reasons.append(
+            "this TensorFlow is built without CUDA. Install the other one in its place, and build "
+            "the ops again: python -m pip uninstall tensorflow-cpu && "
+            'python -m pip install "tensorflow[and-cuda]==2.21.0"'
+        )
+    if facts.driver_version is None:
+        reasons.append("no driver of NVIDIA's was found (libcuda.so.1). Install one, for a GPU.")
+    fault = driver_fault(facts.cuda_version, facts.driver_version)
+    if fault is not None:
+        reasons.append(fault)
+    if facts.tensorflow_has_cuda and facts.driver_version is not None and not facts.gpus:
+        reasons.append(
+            "TensorFlow sees no GPU. Received: "
+            f"CUDA_VISIBLE_DEVICES={facts.visible_devices!r}. If nvidia-smi shows one, TensorFlow "
+            'does not find its CUDA libraries: python -m pip install "tensorflow[and-cuda]==2.21.0"'
+        )
+    for gpu in facts.gpus:
+        if gpu.compute_capability < OLDEST_COMPUTE_CAPABILITY:
+            reasons.append(
+                f"{gpu} is too old: the kernels are for {_dotted(OLDEST_COMPUTE_CAPABILITY)} and "
+                "later. Hide it with CUDA_VISIBLE_DEVICES, and the ops run on the CPU."
+            )
+    return reasons
+
+
+def _versions():
+    for name in (*TENSORFLOW_DISTRIBUTIONS, "keras", "horovod", "numpy"):
+        try:
+            yield f"{name} {importlib.metadata.version(name)}"
+        except importlib.metadata.PackageNotFoundError:
+            if name == "horovod":
+                yield "no horovod"
+
+
+def _driver_text(version):
+    return "none" if version is None else f"for CUDA up to {_dotted(version)}"
+
+
+def _dotted(version):
+    return ".".join(map(str, version))

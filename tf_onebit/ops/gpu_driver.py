@@ -1,0 +1,37 @@
+"""The driver of NVIDIA's GPUs, and whether it runs the compiled kernels."""
+
+import ctypes
+
+# The first drivers for CUDA's major versions.
+_FIRST_DRIVERS = {12: "525", 13: "580"}
+
+
+def driver_version():
+    """The newest version of CUDA that the installed driver runs: (major, minor), or None."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    version = ctypes.c_int(0)
+    if driver.cuDriverGetVersion(ctypes.byref(version)) != 0 or version.value == 0:
+        return None
+    return version.value // 1000, version.value % 1000 // 10
+
+
+def driver_fault(cuda_version, driver):
+    """Why a driver does not run kernels, with what to do about it: a sentence, or None.
+
+    Args:
+        cuda_version: that the kernels are compiled with, for example "13.0.88"; empty: none are.
+        driver: what `driver_version` returned.
+    """
+    if not cuda_version or driver is None:
+        return None
+    major = int(cuda_version.split(".")[0])
+    if driver[0] >= major:
+        return None
+    return (
+        f"the driver is for CUDA {driver[0]}.{driver[1]}, and the kernels are compiled with CUDA "
+        f"{cuda_version}. Install driver {_FIRST_DRIVERS.get(major, 'for that CUDA')} or later, or "
+        "build the ops with an nvcc of the driver's version: python setup.py build_ext --inplace"
+    )
