@@ -8,9 +8,13 @@ wheel is kept in a cache outside of the checkout, so that only the first run for
 versions takes minutes.
 
     .venv/bin/python tools/build_horovod.py
+
+With `--gpu` its collectives take tensors of GPUs as they are, through NCCL: for `tensorflow`, not
+`tensorflow-cpu`. That needs nvcc, and NCCL, which `pip install "tensorflow[and-cuda]"` brings.
 """
 
 import argparse
+import dataclasses
 import importlib.metadata
 import os
 import pathlib
@@ -43,15 +47,35 @@ XLA_SOURCE = "horovod/tensorflow/xla_mpi_ops.cc"
 # what replaces them, and in how many places.
 DUPLEX = "duplex"
 RECEIVE_FIRST = {
-    "alltoallv.cc": (
-        r"(\n *in->send\([^;]*;)(\n *out->recv\([^;]*;)",
-        r"""\2
+    "third_party/gloo/gloo/alltoallv.cc": [
+        (
+            r"(\n *in->send\([^;]*;)(\n *out->recv\([^;]*;)",
+            r"""\2
   }
   for (int i = 1; i < worldSize; i++) {
     int sendRank = (myRank + i) % worldSize;\1""",
-        1,
-    ),
-    "allgatherv.cc": (r"(\n *out->send\([^;]*;)(\n *out->recv\([^;]*;)", r"\2\1", 2),
+            1,
+        )
+    ],
+    "third_party/gloo/gloo/allgatherv.cc": [
+        (r"(\n *out->send\([^;]*;)(\n *out->recv\([^;]*;)", r"\2\1", 2)
+    ],
+}
+# TensorFlow has moved the header of its streams, and they tell their handle themselves; and nvcc 13
+# knows no C++ older than 17.
+GPU_STREAMS = {
+    "horovod/tensorflow/mpi_ops.cc": [
+        (r'"tensorflow/compiler/(xla/stream_executor/stream\.h")', r'"\1', 1),
+        (r"\nnamespace stream_executor \{\nnamespace gpu \{\n[^}]*\}[^}]*\}[^\n]*", "", 1),
+        (
+            r"stream_executor::gpu::AsGpuStreamValue\(\s*(device_context->stream\(\))\)",
+            r"static_cast<GpuStreamHandle>(\1->platform_specific_handle().stream)",
+            None,
+        ),
+    ],
+    "horovod/common/ops/cuda/CMakeLists.txt": [
+        (r"set\(CMAKE_CUDA_STANDARD 11\)", "set(CMAKE_CUDA_STANDARD 17)", 1)
+    ],
 }
 
 BUILD_SETTINGS = {
@@ -77,22 +101,29 @@ def main():
         default=default_cache_dir(),
         help="where built wheels are kept (default: %(default)s)",
     )
+    parser.add_argument("--gpu", action="store_true", help="with collectives on GPUs, through NCCL")
     arguments = parser.parse_args()
     try:
-        install_horovod(arguments.cache_dir)
+        install_horovod(arguments.cache_dir, arguments.gpu)
     except BuildError as error:
         sys.exit(f"error: {error}")
 
 
-def install_horovod(cache_dir):
-    """Installs Horovod from the cache, or builds it first. Only a wheel that works is cached."""
-    entry_dir = cache_dir / cache_key()
+def install_horovod(cache_dir, gpu=False):
+    """Installs Horovod from the cache, or builds it first. Only a wheel that works is cached.
+
+    Args:
+        cache_dir: path of the cache.
+        gpu: whether its collectives run on GPUs.
+    """
+    nccl = find_nccl() if gpu else None
+    entry_dir = cache_dir / cache_key(nccl)
     cached_wheels = sorted(entry_dir.glob("horovod-*.whl"))
     if cached_wheels:
         print(f"Installing the cached {cached_wheels[0]}", flush=True)
         try:
             install(cached_wheels[0])
-            verify()
+            verify(gpu)
         except BuildError as error:
             raise BuildError(
                 f"{error}\nThe wheel came from the cache. To build it afresh: rm -r {entry_dir}"
@@ -101,9 +132,9 @@ def install_horovod(cache_dir):
     check_prerequisites()
     entry_dir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="build_horovod_") as build_dir:
-        wheel = build_wheel(pathlib.Path(build_dir))
+        wheel = build_wheel(pathlib.Path(build_dir), nccl)
         install(wheel)
-        verify()
+        verify(gpu)
         # An interrupted copy must not look like a wheel.
         partial = shutil.copyfile(wheel, entry_dir / f"{wheel.name}.{os.getpid()}.partial")
         os.replace(partial, entry_dir / wheel.name)
@@ -115,7 +146,7 @@ def default_cache_dir():
     return pathlib.Path(cache_home) / "tf_onebit" / "horovod"
 
 
-def cache_key():
+def cache_key(nccl=None):
     """Names everything that the compiled library depends on."""
     return "-".join(
         (
@@ -123,6 +154,7 @@ def cache_key():
             f"tensorflow_{tensorflow_version()}",
             sys.implementation.cache_tag,
             sysconfig.get_platform(),
+            *([] if nccl is None else [f"nccl_{nccl.version}", f"cuda_{cuda_version()}"]),
         )
     )
 
@@ -156,7 +188,41 @@ def check_prerequisites():
         )
 
 
-def build_wheel(build_dir):
+@dataclasses.dataclass(frozen=True)
+class Nccl:
+    """NCCL as a package of this Python."""
+
+    version: str
+    include_dir: pathlib.Path
+    library: pathlib.Path
+
+
+def find_nccl():
+    for distribution in importlib.metadata.distributions():
+        if (distribution.name or "").lower().startswith("nvidia-nccl-cu"):
+            folder = pathlib.Path(distribution.locate_file("nvidia/nccl"))
+            libraries = sorted((folder / "lib").glob("libnccl.so.*"))
+            if libraries:
+                return Nccl(distribution.version, folder / "include", libraries[0])
+    raise BuildError(
+        f"NCCL is not installed for {sys.executable}, and --gpu needs it.\n"
+        "Install it first, with the TensorFlow that uses GPUs: "
+        f'{sys.executable} -m pip install "tensorflow[and-cuda]==2.21.0"'
+    )
+
+
+def cuda_version():
+    """The version of nvcc, for example "13.0"."""
+    if shutil.which("nvcc") is None:
+        raise BuildError(
+            "nvcc not found, and --gpu needs it.\n"
+            "Install the CUDA toolkit, 12.0 or later, and put its nvcc on the PATH."
+        )
+    text = subprocess.run(["nvcc", "--version"], capture_output=True, text=True).stdout
+    return re.search(r"release ([\d.]+)", text)[1]
+
+
+def build_wheel(build_dir, nccl=None):
     print(
         f"Building Horovod {HOROVOD_VERSION} for TensorFlow {tensorflow_version()};"
         " this takes some minutes",
@@ -164,7 +230,11 @@ def build_wheel(build_dir):
     )
     source_dir = download_source(build_dir)
     leave_out_xla_operations(source_dir)
-    receive_first(source_dir / "third_party" / "gloo" / "gloo")
+    substitute(source_dir, RECEIVE_FIRST)
+    environment = build_environment()
+    if nccl is not None:
+        substitute(source_dir, GPU_STREAMS)
+        environment |= gpu_settings(build_dir, nccl)
     wheel_dir = build_dir / "wheel"
     pip(
         "wheel",
@@ -173,7 +243,7 @@ def build_wheel(build_dir):
         "--no-deps",
         f"--wheel-dir={wheel_dir}",
         str(source_dir),
-        env=build_environment(),
+        env=environment,
     )
     (wheel,) = wheel_dir.glob("horovod-*.whl")
     return wheel
@@ -206,16 +276,39 @@ def leave_out_xla_operations(source_dir):
     cmake_lists.write_text("".join(kept))
 
 
-def receive_first(gloo_dir):
-    for name, (pattern, replacement, expected) in RECEIVE_FIRST.items():
-        source = gloo_dir / name
-        text, count = re.subn(pattern, replacement, source.read_text())
-        if count != expected:
-            raise BuildError(
-                f"Gloo's {name} should send and then receive in {expected} places. "
-                f"Received: {count} places. Is this Horovod {HOROVOD_VERSION}?"
-            )
-        source.write_text(text)
+def substitute(source_dir, substitutions):
+    """Changes files by regular expressions: see RECEIVE_FIRST. None: in any number of places."""
+    for name, changes in substitutions.items():
+        text = (source_dir / name).read_text()
+        for pattern, replacement, expected in changes:
+            text, count = re.subn(pattern, replacement, text)
+            if count != expected and (expected is not None or count == 0):
+                raise BuildError(
+                    f"{name} should have {expected or 'some'} places like {pattern!r}. "
+                    f"Received: {count} places. Is this Horovod {HOROVOD_VERSION}?"
+                )
+        (source_dir / name).write_text(text)
+
+
+def gpu_settings(build_dir, nccl):
+    """What the build's environment has for GPUs."""
+    # The linker looks for a name without a version, which the package does not have.
+    library_dir = build_dir / "nccl"
+    library_dir.mkdir()
+    (library_dir / "libnccl.so").symlink_to(nccl.library)
+    # The nvcc on the PATH may be a script that calls another.
+    plan = subprocess.run(
+        ["nvcc", "--dryrun", "-x", "cu", os.devnull], capture_output=True, text=True
+    )
+    cuda_home = re.search(r"\bTOP=(.+)", plan.stderr)[1]
+    return {
+        "HOROVOD_GPU_OPERATIONS": "NCCL",
+        "HOROVOD_CUDA_HOME": os.path.realpath(cuda_home),
+        "HOROVOD_NCCL_INCLUDE": str(nccl.include_dir),
+        "HOROVOD_NCCL_LIB": str(library_dir),
+        "HOROVOD_NCCL_LINK": "SHARED",
+        "LDFLAGS": f"-Wl,-rpath,{nccl.library.parent}",
+    }
 
 
 def build_environment():
@@ -238,18 +331,18 @@ def pip(*arguments, env=None):
         raise BuildError(f"this command failed, see its output above: {' '.join(command)}")
 
 
-def verify():
+def verify(gpu):
     """Checks that Horovod's launcher and its operations load, and that they can communicate."""
     program = (
         "import horovod.runner.launch, horovod.tensorflow as hvd\n"
         "hvd.init()\n"
-        "print('gloo_built', hvd.gloo_built(), 'size', hvd.size())"
+        "print('gloo_built', hvd.gloo_built(), 'nccl_built', bool(hvd.nccl_built()), hvd.size())"
     )
     # From the root, so that nothing in the current folder hides an installed module.
     result = subprocess.run(
         [sys.executable, "-c", program], cwd="/", text=True, capture_output=True
     )
-    if "gloo_built True size 1" not in result.stdout:
+    if f"gloo_built True nccl_built {gpu} 1" not in result.stdout:
         raise BuildError(f"the installed Horovod does not work:\n{result.stdout}{result.stderr}")
 
 
