@@ -1,0 +1,379 @@
+"""The kernels on a GPU beside a copy of memory, and beside the same mathematics in CuPy.
+
+    python benchmarks/gpu.py
+
+Needs a GPU, nvcc, CuPy and NumPy, but no TensorFlow: the kernels are called through their C
+interface, as in tests/gpu. The model is the papers' DNN, 46M weights in columns of 512; eight
+workers. Rows take turns, and every figure is a ratio within a turn: of the bytes that a kernel must
+read and write per second, over those of a copy from device to device. `--device emulated` tries the
+program out on the CPU, whose times mean nothing.
+"""
+
+import argparse
+import ctypes
+import pathlib
+import sys
+
+import numpy as np
+from report import Spread, machine_facts, print_machine_facts, print_table, verdict, write_json
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+from tests.gpu.arrays import Kernels, integers  # noqa: E402
+from tests.gpu.devices import Cuda, Emulated  # noqa: E402
+from tests.gpu.one_bit import OneBitKernels, layout  # noqa: E402
+from tests.gpu.threshold import HEADER_WORDS, ThresholdKernels  # noqa: E402
+
+DEVICES = {device.name: device for device in (Cuda, Emulated)}
+WIDTHS = (429, *[2048] * 7, 9304)
+COLUMN_SIZE = 512
+WORLD_SIZE = 8
+DENSITY = 1e-3
+FLOAT_BYTES = 4
+TAU = 1.0
+
+# What must be reached: the part of a copy's bandwidth, by row.
+LIMITS = {
+    "1-bit encode": 0.85,
+    "1-bit decode and sum of 8": 0.85,
+    "1-bit decode": 0.85,
+    "threshold encode": 0.80,
+    "block update": 0.90,
+}
+EXCHANGE, EXCHANGE_IN_CUPY = "whole exchange", "whole exchange, CuPy"
+EXCHANGE_SECONDS, EXCHANGE_SPEEDUP = 0.4e-3, 5.0
+
+
+class Row:
+    """Something to time.
+
+    Args:
+        run: function that launches it.
+        num_bytes: what it must read and write.
+    """
+
+    def __init__(self, run, num_bytes):
+        self.run, self.num_bytes = run, num_bytes
+
+
+def copy_row(device, size):
+    source = device.array(np.ones(size, np.float32))
+    target = device.array(np.zeros(size, np.float32))
+    xp = device.array_module()
+    return Row(lambda: xp.copyto(target, source), 2 * source.nbytes)
+
+
+def one_bit_rows(device, shapes, rng):
+    """The 1-bit kernels: of a whole model, and, of one shard that large, the sum of messages."""
+    cuts = [
+        (rows * columns, *layout.column_cut((rows, columns), 64, COLUMN_SIZE))
+        for rows, columns in shapes
+    ]
+    kernels = OneBitKernels(device, layout.Layout(cuts, WORLD_SIZE))
+    plan = kernels.layout
+    gradients = [
+        device.array(rng.standard_normal(rows * columns, np.float32)) for rows, columns in shapes
+    ]
+    residual, shard_residual = (kernels.residual(size) for size in (plan.size, plan.shard_sizes[0]))
+    worker_words, shard_words = plan.worker_message_bytes // 4, plan.shard_message_bytes // 4
+    messages = kernels.empty((WORLD_SIZE, worker_words))
+    message, gathered = kernels.empty(shard_words), kernels.empty((WORLD_SIZE, shard_words))
+    received = kernels.to_device(np.zeros((WORLD_SIZE, worker_words), np.int32))
+    aggregate = kernels.empty(plan.shard_sizes[0], np.float32)
+    plain = kernels.empty(0, np.float32)
+    quantizer, _ = kernels.quantizer(plan.num_columns, residual)
+    shard_quantizer, _ = kernels.quantizer(kernels.shard_columns(0), shard_residual)
+    pointers, float32, rank = kernels.pointers(gradients), ctypes.c_int32(0), ctypes.c_int64(0)
+    scale = ctypes.c_float(1 / WORLD_SIZE)
+
+    def encode():
+        kernels.call(
+            "one_bit_encode",
+            kernels.device_layout,
+            float32,
+            pointers,
+            ctypes.byref(quantizer),
+            kernels.pointer(messages),
+        )
+
+    def decode_sum():
+        kernels.call(
+            "one_bit_decode_sum",
+            kernels.device_layout,
+            rank,
+            *map(kernels.pointer, (received, aggregate, plain)),
+        )
+
+    def encode_shard():
+        kernels.call(
+            "one_bit_encode_shard",
+            kernels.device_layout,
+            rank,
+            kernels.pointer(aggregate),
+            ctypes.byref(shard_quantizer),
+            kernels.pointer(message),
+        )
+
+    def fused_aggregate():
+        kernels.call(
+            "one_bit_aggregate",
+            kernels.device_layout,
+            rank,
+            kernels.pointer(received),
+            ctypes.byref(shard_quantizer),
+            *map(kernels.pointer, (message, plain)),
+        )
+
+    def decode():
+        kernels.call(
+            "one_bit_decode",
+            kernels.device_layout,
+            float32,
+            *map(kernels.pointer, (gathered, plain)),
+            scale,
+            pointers,
+        )
+
+    def exchange():
+        encode()
+        decode_sum()
+        encode_shard()
+        decode()
+
+    def fused_exchange():
+        encode()
+        fused_aggregate()
+        decode()
+
+    # What a worker gets: messages about its shard, and those of all shards.
+    encode()
+    received[...] = messages[:1]
+    decode_sum()
+    encode_shard()
+    gathered[...] = message
+
+    encode_bytes = 3 * FLOAT_BYTES * plan.size + messages.nbytes
+    sum_bytes = received.nbytes + aggregate.nbytes
+    shard_bytes = 3 * aggregate.nbytes + message.nbytes
+    decode_bytes = gathered.nbytes + FLOAT_BYTES * plan.size
+    return {
+        "1-bit encode": Row(encode, encode_bytes),
+        "1-bit decode": Row(decode, decode_bytes),
+        EXCHANGE: Row(exchange, encode_bytes + sum_bytes + shard_bytes + decode_bytes),
+        "the same, sum and second encode in one": Row(
+            fused_exchange, encode_bytes + sum_bytes + shard_bytes + decode_bytes
+        ),
+    }
+
+
+def decode_sum_rows(device, num_values):
+    """The sum of eight messages about a shard of so many values."""
+    cut = (WORLD_SIZE * num_values, num_values, COLUMN_SIZE)
+    kernels = OneBitKernels(device, layout.Layout([cut], WORLD_SIZE))
+    plan, xp = kernels.layout, device.array_module()
+    received = kernels.empty((WORLD_SIZE, plan.worker_message_bytes // 4))
+    received[...] = 0
+    aggregate = kernels.empty(plan.shard_sizes[0], np.float32)
+    plain = kernels.empty(0, np.float32)
+    assert xp.isfinite(received.view(np.float32)).all()
+
+    def decode_sum():
+        kernels.call(
+            "one_bit_decode_sum",
+            kernels.device_layout,
+            ctypes.c_int64(0),
+            *map(kernels.pointer, (received, aggregate, plain)),
+        )
+
+    return {"1-bit decode and sum of 8": Row(decode_sum, received.nbytes + aggregate.nbytes)}
+
+
+def threshold_rows(device, num_values, rng):
+    kernels = ThresholdKernels(device, [num_values])
+    # A gradient of tau on a residual of a half is sent in every launch, and leaves it as it was.
+    is_sent = rng.random(num_values, np.float32) < DENSITY
+    gradient = device.array(np.where(is_sent, np.float32(TAU), np.float32(0)))
+    kept = np.float32(0.1) * rng.standard_normal(num_values, np.float32)
+    residual = kernels.to_device(np.where(is_sent, np.float32(TAU / 2), kept))
+    tau = kernels.to_device(np.float32([TAU]))
+    capacity = int(1.2 * DENSITY * num_values)
+    messages = kernels.empty((WORLD_SIZE, 1, HEADER_WORDS + capacity))
+    scratch = kernels.scratch(kernels.integer("threshold_scratch_bytes", kernels.parts.object))
+    sums = kernels.empty(num_values, np.float32)
+
+    def encode():
+        kernels.call(
+            "threshold_encode",
+            *kernels.arguments,
+            ctypes.c_int32(0),
+            kernels.pointers([gradient]),
+            *map(kernels.pointer, (residual, tau, tau)),
+            ctypes.c_int64(capacity),
+            *map(kernels.pointer, (messages, scratch)),
+        )
+
+    def decode_sum():
+        kernels.call(
+            "threshold_decode_sum",
+            *kernels.arguments,
+            ctypes.c_int32(0),
+            *kernels.rows(messages),
+            ctypes.c_float(1 / WORLD_SIZE),
+            kernels.pointers([sums]),
+        )
+
+    encode()
+    messages[1:] = messages[:1]
+    return {
+        "threshold encode": Row(encode, 3 * gradient.nbytes + messages[0].nbytes),
+        "threshold decode and sum of 8": Row(decode_sum, sums.nbytes + messages.nbytes),
+    }
+
+
+def block_rows(device, num_values):
+    """The update of all weights at the end of a block: mean, weights, global model and delta."""
+    kernels = Kernels(device)
+    mean, variable, model, delta = (
+        kernels.to_device(np.zeros(num_values, np.float32)) for _ in range(4)
+    )
+    coefficients = np.float64([0.9, 1.0, 0.9])
+
+    def update():
+        kernels.call(
+            "block_update_float32",
+            ctypes.c_int64(1),
+            kernels.pointers([mean]),
+            integers([num_values]),
+            coefficients.ctypes.data_as(ctypes.c_void_p),
+            *map(ctypes.c_int32, (1, 0)),
+            *(kernels.pointers([array]) for array in (variable, model, delta)),
+        )
+
+    # Mean, model and delta are read; weights, model and delta are written.
+    return {"block update": Row(update, 6 * mean.nbytes)}
+
+
+def array_rows(device, num_values, rng):
+    """The whole exchange as a user of CuPy would write it."""
+    xp = device.array_module()
+    columns = (num_values // COLUMN_SIZE // WORLD_SIZE * WORLD_SIZE, COLUMN_SIZE)
+    gradient = device.array(rng.standard_normal(columns, np.float32))
+    residual = xp.zeros(columns, np.float32)
+    shard_residual = xp.zeros((columns[0] // WORLD_SIZE, COLUMN_SIZE), np.float32)
+
+    def encode(values, residual):
+        corrected = values + residual
+        positive = corrected >= 0
+        upper_sum = xp.where(positive, corrected, 0).sum(axis=1)
+        lower_sum = corrected.sum(axis=1) - upper_sum
+        ones = positive.sum(axis=1)
+        upper = upper_sum / xp.maximum(ones, 1)
+        lower = lower_sum / xp.maximum(COLUMN_SIZE - ones, 1)
+        levels = xp.stack([lower, upper], axis=1).astype(np.float32)
+        xp.subtract(corrected, xp.where(positive, levels[:, 1:], levels[:, :1]), out=residual)
+        return xp.packbits(positive.ravel()), levels
+
+    def decode(codes, levels):
+        bits = xp.unpackbits(codes).reshape(-1, COLUMN_SIZE)
+        return xp.where(bits, levels[:, 1:], levels[:, :1])
+
+    shard = len(shard_residual)
+
+    def exchange():
+        codes, levels = encode(gradient, residual)
+        mine = codes[: shard * COLUMN_SIZE // 8], levels[:shard]
+        aggregate = decode(*mine)
+        for _ in range(WORLD_SIZE - 1):
+            aggregate += decode(*mine)
+        codes, levels = encode(aggregate, shard_residual)
+        return [decode(codes, levels) for _ in range(WORLD_SIZE)]
+
+    return {EXCHANGE_IN_CUPY: Row(exchange, 0)}
+
+
+def make_rows(device, shapes, rng):
+    num_values = sum(rows * columns for rows, columns in shapes)
+    return {
+        "copy": copy_row(device, num_values),
+        **one_bit_rows(device, shapes, rng),
+        **decode_sum_rows(device, num_values // COLUMN_SIZE * COLUMN_SIZE),
+        **threshold_rows(device, num_values, rng),
+        **block_rows(device, num_values),
+        **array_rows(device, num_values, rng),
+    }
+
+
+def measure(device, rows, rounds, launches):
+    """Seconds of one launch by row: a list, one of each round."""
+    for row in rows.values():
+        row.run()
+    seconds = {name: [] for name in rows}
+    for _ in range(rounds):
+        for name, row in rows.items():
+            taken = device.seconds(lambda run=row.run: [run() for _ in range(launches)])
+            seconds[name].append(taken / launches)
+    return seconds
+
+
+def report(rows, seconds):
+    """Prints the table, and returns the part of a copy's bandwidth by row."""
+    rates = {name: [row.num_bytes / taken for taken in seconds[name]] for name, row in rows.items()}
+    parts = {
+        name: Spread.of(np.divide(rates[name], rates["copy"]))
+        for name, row in rows.items()
+        if row.num_bytes
+    }
+    table = [
+        [
+            name,
+            Spread.of([1e3 * taken for taken in seconds[name]]).text(3),
+            f"{row.num_bytes / 1e6:.0f}" if row.num_bytes else "",
+            f"{1e-9 * np.median(rates[name]):.0f}" if row.num_bytes else "",
+            parts[name].text(2) if row.num_bytes else "",
+        ]
+        for name, row in rows.items()
+    ]
+    print_table("medians [quartiles]", ["", "ms", "MB", "GB/s", "of a copy"], table)
+    return parts
+
+
+def judge(parts, seconds):
+    print()
+    verdicts = [
+        verdict(f"{name}, of a copy's bandwidth", parts[name].median, limit, at_most=False)
+        for name, limit in LIMITS.items()
+    ]
+    whole = float(np.median(seconds[EXCHANGE]))
+    faster = Spread.of(np.divide(seconds[EXCHANGE_IN_CUPY], seconds[EXCHANGE])).median
+    return [
+        *verdicts,
+        verdict(f"{EXCHANGE}, ms", 1e3 * whole, 1e3 * EXCHANGE_SECONDS),
+        verdict(f"{EXCHANGE}, times faster than CuPy", faster, EXCHANGE_SPEEDUP, at_most=False),
+    ]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", choices=DEVICES, default=Cuda.name)
+    parser.add_argument("--widths", type=int, nargs="+", default=WIDTHS, help="of the layers")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--launches", type=int, default=10, help="of each row per round")
+    parser.add_argument("--output", default="results/gpu.json")
+    arguments = parser.parse_args()
+    device = DEVICES[arguments.device]
+    reason = device.missing()
+    if reason is not None:
+        parser.error(f"there is no device to measure: {reason}. Try it out: --device emulated")
+    facts = machine_facts() | {"device": device.description()}
+    print_machine_facts(facts)
+    shapes = list(zip(arguments.widths, arguments.widths[1:], strict=False))
+    rows = make_rows(device, shapes, np.random.default_rng(1))
+    seconds = measure(device, rows, arguments.rounds, arguments.launches)
+    parts = report(rows, seconds)
+    verdicts = judge(parts, seconds)
+    content = {"machine": facts, "arguments": vars(arguments), "seconds": seconds}
+    write_json(arguments.output, content | {"verdicts": verdicts})
+
+
+if __name__ == "__main__":
+    main()
