@@ -118,8 +118,9 @@ def reasons_against_gpus(facts):
     if not facts.cuda_version:
         reasons.append(
             "the compiled ops have no kernels for GPUs, because no nvcc was found when they were "
-            "built. Install the CUDA toolkit, 12.0 or later, put its nvcc on the PATH, and build "
-            "them again: python setup.py build_ext --inplace"
+            "built, and with GPUs that TensorFlow sees training fails. Install the CUDA toolkit, "
+            "12.0 or later, put its nvcc on the PATH, and build them again: python setup.py "
+            "build_ext --inplace. Or hide the GPUs: CUDA_VISIBLE_DEVICES=-1"
         )
     if not facts.tensorflow_has_cuda:
         reasons.append(

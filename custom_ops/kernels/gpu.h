@@ -171,7 +171,7 @@ __device__ inline double SumOfManyOnBlock(const double* sums, int64_t count) {
     __syncthreads();
     if (thread < width) lanes[thread] += lanes[thread + width];
   }
-  return lanes[0];
+  return thread == 0 ? lanes[0] : 0.0;
 }
 
 // The shared memory that the warps of a block of threads stage values in.

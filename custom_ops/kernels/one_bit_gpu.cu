@@ -289,7 +289,9 @@ __global__ __launch_bounds__(kThreads) void EncodeLongColumns(
       float sum = 0;
 #pragma unroll 4
       for (int64_t i = begin + LaneOfThread(); i - LaneOfThread() < block_end; i += kWarpSize) {
-        sum += i < block_end ? work(corrected(i), i, true) : work(0.0f, i, false);
+        // One call for all threads of the warp, because it may hold a ballot.
+        const bool exists = i < block_end;
+        sum += work(exists ? corrected(i) : 0.0f, i, exists);
       }
       return WarpSum(sum);
     });

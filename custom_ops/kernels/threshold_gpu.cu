@@ -295,6 +295,7 @@ __global__ __launch_bounds__(kThreads) void ApplyRow(
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (i >= codes.count) return;
   const int64_t value = parts.parts[part].value + IndexOf(codes.codes[i]);
+  if (value >= parts.parts[part + 1].value) return;
   const Stripe& stripe =
       parts.stripes[LastBy(value, parts.stripes, parts.num_stripes, &Stripe::value)];
   const int64_t in_stripe = value - stripe.value;

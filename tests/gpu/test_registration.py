@@ -27,6 +27,7 @@ ON_CPU_ONLY = {"golomb_rice_encode", "golomb_rice_decode"}
 
 @pytest.fixture(scope="module")
 def registered():
+    pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
     status, output, errors = run_python(PROGRAM)
     assert status == 0, errors
     return json.loads(output.splitlines()[-1])

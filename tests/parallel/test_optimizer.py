@@ -281,6 +281,13 @@ def test_all_ranks_skip_a_step_that_overflows_on_one(mixed_float16, on_nonfinite
 
 
 @pytest.mark.workers(2)
+def test_xla_is_refused_where_gradients_are_exchanged(world_size):
+    model = compiled(make_model(), hvd.DistributedOptimizer(sgd(), OneBit()), jit_compile=True)
+    with pytest.raises(ValueError, match="Compile it with jit_compile=False"):
+        fit_part(model, 1, world_size)
+
+
+@pytest.mark.workers(2)
 def test_mixed_float16_needs_a_loss_scale_optimizer(request, world_size):
     made_before = hvd.DistributedOptimizer(adam(), OneBit())
     request.getfixturevalue("mixed_float16")

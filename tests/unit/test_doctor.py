@@ -29,7 +29,7 @@ def test_nothing_is_said_against_a_gpu_that_fits():
 @pytest.mark.parametrize(
     "changes, what_happened, what_to_do",
     [
-        ({"cuda_version": ""}, "have no kernels for GPUs", "setup.py build_ext --inplace"),
+        ({"cuda_version": ""}, "have no kernels for GPUs", "CUDA_VISIBLE_DEVICES=-1"),
         ({"tensorflow_has_cuda": False}, "built without CUDA", "tensorflow[and-cuda]==2.21.0"),
         ({"driver_version": None}, "no driver of NVIDIA's", "Install one"),
         (

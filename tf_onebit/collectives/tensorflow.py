@@ -25,7 +25,9 @@ class TensorFlowEngine(ProcessEngine):
     still at it. But when it comes to use the first again, all are through with that.
 
     Each collective has an ordering token of its own: without one, or with a common one, they
-    would run one after another in the order of tracing, and no bucket would overlap another.
+    would run one after another in the order of tracing, and no bucket would overlap another. NCCL
+    needs that order, which is the same on all workers. A token is on the worker's device: where it
+    is, a collective runs.
 
     Args:
         rank: of this worker.
@@ -47,6 +49,8 @@ class TensorFlowEngine(ProcessEngine):
             "group_key": group_key,
             "communication_hint": implementation,
         }
+        self._common_token = None
+        self._needs_order = implementation == "nccl"
         self._channels = {}
         self._first_keys = itertools.count(_FIRST_KEY, _KEYS_PER_NAME)
         self._rank_at = self._place_of = list(range(world_size))
@@ -149,11 +153,17 @@ class TensorFlowEngine(ProcessEngine):
         if channel not in self._channels:
             with tf.init_scope(), plain_variables("CPU:0"):
                 uses = tf.Variable(0, trainable=False)
-            self._channels[channel] = next(self._first_keys), uses
-        first_key, uses = self._channels[channel]
+            self._channels[channel] = next(self._first_keys), uses, self._new_token()
+        first_key, uses, token = self._channels[channel]
         # Not in a step that ends for want of data.
         with tf.control_dependencies([tensor]):
-            return first_key + uses.assign_add(1) % 2, uses
+            return first_key + uses.assign_add(1) % 2, token
+
+    def _new_token(self):
+        if self._common_token is None or not self._needs_order:
+            with tf.init_scope(), plain_variables(self._device):
+                self._common_token = tf.Variable(0.0, trainable=False)
+        return self._common_token
 
 
 def _wire_dtype(tensor):

@@ -19,7 +19,7 @@ from tf_onebit.distribute.optimizer import adopt, calling_optimizer, require_ado
 from tf_onebit.distribute.replicas import sum_of_replicas
 from tf_onebit.training.calls import CallNumbers
 from tf_onebit.training.gradients import resolve_exchange
-from tf_onebit.training.model_optimizers import flush_where_shown
+from tf_onebit.training.model_optimizers import flush_where_shown, require_no_xla
 
 # TensorFlow counts the groups of each strategy from 1, and would take those of a second strategy
 # for the first one's, whose collectives had other shapes.
@@ -39,11 +39,7 @@ class _Exchanging:
 
 
 def _check_model(model, strategy):
-    if model.jit_compile:
-        raise ValueError(
-            "XLA cannot compile the exchange of gradients. Received: a model compiled with "
-            "jit_compile=True. Compile it with jit_compile=False."
-        )
+    require_no_xla(model)
     require_adopted(model.optimizer, strategy)
     if strategy.exchange.steps_of_delay:
         flush_where_shown(model)

@@ -81,13 +81,15 @@ class DeadReckoning(GradientExchange):
         return [exchange]
 
     def _swap(self, mine):
-        (message,) = mine
+        (words,) = mine
+        # On a GPU a message has room for all values.
+        words = words[:, : words[:, message.WORDS].max()]
         if self._pump is None:
-            fault = _fault_of([spec.name for spec in self.built[0].specs], message, rank=0)
+            fault = _fault_of([spec.name for spec in self.built[0].specs], words, rank=0)
             if fault is not None:
                 raise fault
             return mine[:0]
-        return _stacked(self._pump.swap(message), len(message))
+        return _stacked(self._pump.swap(words), len(words))
 
     def _apply(self, exchange, variables, messages):
         values = [v.value if isinstance(v, keras.Variable) else v for v in variables]

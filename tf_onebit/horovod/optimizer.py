@@ -10,7 +10,11 @@ from tf_onebit.horovod.compression import requested_exchange
 from tf_onebit.horovod.gradients import horovod_exchange
 from tf_onebit.horovod.remake import remake, require_not_distributed, take_over
 from tf_onebit.training.calls import drawn_tensors
-from tf_onebit.training.model_optimizers import flush_where_shown, model_in_training
+from tf_onebit.training.model_optimizers import (
+    flush_where_shown,
+    model_in_training,
+    require_no_xla,
+)
 from tf_onebit.training.optimizer import Distributed, GlobalLossScale, settings
 
 
@@ -105,12 +109,15 @@ class _OverHorovod(Distributed):
 
     def apply(self, grads, trainable_variables=None):
         grads = list(grads)
+        model = model_in_training(self)
+        if model is not None and self.gradient_exchange.changes_gradients:
+            require_no_xla(model)
         # In the step that finds that the data have ended nothing may be counted. The last gradient
         # is the first that a backward pass makes: to wait for it delays no exchange.
         awaited = [values_of(gradient) for gradient in grads if gradient is not None][-1:]
         if self.gradient_exchange.steps_of_delay:
             awaited = drawn_tensors()  # what has been under way does not wait for gradients
-            if (model := model_in_training(self)) is not None:
+            if model is not None:
                 flush_where_shown(model)
         with tf.control_dependencies(awaited):
             self._apply(grads, trainable_variables)

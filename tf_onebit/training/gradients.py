@@ -249,6 +249,11 @@ class GradientExchange:
         return exchanged
 
     @property
+    def changes_gradients(self):
+        """Whether this worker's gradients do not just stay what they are."""
+        return not (self._is_alone or isinstance(self.template, Local))
+
+    @property
     def _is_alone(self):
         """A single worker exchanges nothing, unless it transforms, or several have left it some."""
         is_single = self.group.world_size == 1 and self._in_full_precision() is None

@@ -106,6 +106,16 @@ def knowing_batch_size(model):
     return known
 
 
+def require_no_xla(model):
+    """Raises ValueError for a model whose steps Keras has XLA compile."""
+    if model.jit_compile:
+        raise ValueError(
+            "XLA cannot compile the exchange of gradients. Received: a model compiled with "
+            "jit_compile=True, which Keras chooses by itself where there is a GPU. Compile it with "
+            "jit_compile=False."
+        )
+
+
 def model_in_training(optimizer):
     """The model whose `train_step` calls for an update by an optimizer, or None."""
     frame = inspect.currentframe()
