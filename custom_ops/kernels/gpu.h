@@ -18,6 +18,13 @@ namespace {
 constexpr unsigned kWholeWarp = 0xFFFFFFFFu;
 constexpr int kWarpSize = kWordBits;  // a ballot of a warp is a word of codes
 
+// Of a block, in kernels whose warps work on columns or blocks of values of their own.
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / kWarpSize;
+
+// In the place of the first tensor with a value that is not finite, where there is none.
+constexpr uint32_t kNoFailure = 0xFFFFFFFFu;
+
 // Kernels with pointers to tensors take this many at once, and are launched again for the others.
 constexpr int kTensorsPerLaunch = 256;
 

@@ -15,11 +15,6 @@ namespace tf_onebit {
 namespace gpu {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kWarps = kThreads / kWarpSize;
-
-constexpr uint32_t kNoFailure = 0xFFFFFFFFu;
-
 // What encoding leaves for FinishEncode to add up: for each column, its sum of squares.
 struct Scratch {
   double* sums;

@@ -13,11 +13,6 @@ namespace tf_onebit {
 namespace gpu {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kWarps = kThreads / kWarpSize;
-
-constexpr uint32_t kNoFailure = 0xFFFFFFFFu;
-
 // What the kernels of one encoding hand on. Of each block: the sum of squares of its residual, how
 // many values exceed the threshold and how many in its part do before them; and for each value
 // whether it does, and if any of its word does, whether it is negative.

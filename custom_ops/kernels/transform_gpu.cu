@@ -9,9 +9,6 @@ namespace tf_onebit {
 namespace gpu {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kWarps = kThreads / kWarpSize;
-
 // A warp has a block of values, a piece of them at a time.
 constexpr int kPerLane = 16;
 constexpr int64_t kPiece = kPerLane * kWarpSize;

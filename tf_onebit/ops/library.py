@@ -25,6 +25,13 @@ def _require_whole(path):
         raise OSError(f"{path} is cut short")
 
 
+def _text(path, name):
+    """What a function of a library returns, which is a string of C."""
+    function = getattr(ctypes.CDLL(str(path)), name)
+    function.restype = ctypes.c_char_p
+    return function().decode()
+
+
 def load(path):
     """Loads the op library, after making sure that it was built for what is installed."""
     if not path.exists():
@@ -37,15 +44,13 @@ def load(path):
         _require_whole(path)
         # TensorFlow first: it notes which ops a library brings while it loads it.
         loaded = tf.load_op_library(str(path))
-        build_info = ctypes.CDLL(str(path)).tf_onebit_build_info
+        built = _text(path, "tf_onebit_build_info")
     except (tf.errors.OpError, OSError, AttributeError) as error:
         raise ImportError(
             f"The compiled ops of tf_onebit do not load: {error}. They were built for another "
             f"TensorFlow, or not completely. Expected: {expected}. Build them with "
             f"{_BUILD_COMMAND}."
         ) from error
-    build_info.restype = ctypes.c_char_p
-    built = build_info().decode()
     if built != expected:
         raise ImportError(
             f"The compiled ops of tf_onebit are stale. Expected: {expected}. Found: {built} in "
@@ -66,24 +71,18 @@ def _warn_of_driver():
 
 def simd():
     """The instructions that kernels on the CPU use: "avx512", "avx2" or "plain"."""
-    return _text("tf_onebit_simd")
+    return _text(PATH, "tf_onebit_simd")
 
 
 def cuda_version():
     """The version of CUDA that kernels for GPUs were compiled with; empty without such kernels."""
-    return _text("tf_onebit_cuda_version")
+    return _text(PATH, "tf_onebit_cuda_version")
 
 
 def gpu_targets():
     """What GPUs the kernels were compiled for, for example "80-real 90-real 100": machine code for
     compute capabilities 8.0, 9.0 and 10.0, and what later ones are translated from; or empty."""
-    return _text("tf_onebit_gpu_targets")
-
-
-def _text(name):
-    function = getattr(ctypes.CDLL(str(PATH)), name)
-    function.restype = ctypes.c_char_p
-    return function().decode()
+    return _text(PATH, "tf_onebit_gpu_targets")
 
 
 _warn_of_driver()
