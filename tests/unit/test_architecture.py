@@ -65,6 +65,7 @@ MAY_IMPORT = {
     ],
     "tf_onebit.training": [
         "block_momentum",
+        "collectives.placement",
         "collectives.requests",
         "exchanges",
         "ops",

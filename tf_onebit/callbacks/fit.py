@@ -3,12 +3,20 @@
 import inspect
 
 
-def frame_of_fit(model):
-    """The frame of the `model.fit` that calls: Keras hands its data to no one else."""
+def find_fit(model):
+    """The frame of the `model.fit` that calls, or None: Keras hands its data to no one else."""
     for frame in _calling_frames():
         if frame.f_code.co_name == "fit" and frame.f_locals.get("self") is model:
             return frame
-    raise RuntimeError("Callbacks of tf_onebit work in model.fit only.")
+    return None
+
+
+def frame_of_fit(model):
+    """The frame of the `model.fit` that calls."""
+    frame = find_fit(model)
+    if frame is None:
+        raise RuntimeError("Callbacks of tf_onebit work in model.fit only.")
+    return frame
 
 
 def data_of_fit(model):

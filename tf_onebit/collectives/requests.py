@@ -75,8 +75,24 @@ def observed(generator, note):
     Of a `Cond` with those that its branches make.
     """
 
+    def noted(request):
+        note(request)
+        return (yield request)
+
+    return through(generator, noted)
+
+
+def through(generator, asking):
+    """Generator: has another ask in a different way, also in branches.
+
+    Args:
+        generator: whose requests these are.
+        asking: function from a request, other than a `Cond`, to a generator that returns the
+            answer.
+    """
+
     def branch(make):
-        return lambda: observed(make(), note)
+        return lambda: through(make(), asking)
 
     answer = None
     while True:
@@ -86,7 +102,6 @@ def observed(generator, note):
             return stop.value
         if isinstance(request, Cond):
             then, otherwise = branch(request.then), branch(request.otherwise)
-            request = dataclasses.replace(request, then=then, otherwise=otherwise)
+            answer = yield dataclasses.replace(request, then=then, otherwise=otherwise)
         else:
-            note(request)
-        answer = yield request
+            answer = yield from asking(request)

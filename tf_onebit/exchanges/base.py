@@ -6,6 +6,7 @@ import re
 import tensorflow as tf
 
 from tf_onebit.configurable import Configurable, serialize
+from tf_onebit.exchanges.stages import Stages
 
 FLOAT_BYTES = 4
 
@@ -59,6 +60,7 @@ class Exchange(Configurable, tf.Module):
     # Of the exchange that was traced last, where others should let its messages pass: int32 tensor
     # that is there as soon as the first of them have come.
     first_answer = None
+    stages = Stages()
 
     def __init__(self, bucket_bytes, exclude=()):
         super().__init__()
@@ -131,8 +133,9 @@ class Exchange(Configurable, tf.Module):
             and `flags`, int32 `[world_size]`: entry k is 0, or 1 + the index of the first
             gradient in which rank k met a value that is not finite.
         """
-        message = yield from self.aggregate(self.encode(gradients))
-        return (yield from self.deliver(message, gradients, scale))
+        message = self.stages.encode(self, gradients)
+        message = yield from self.stages.aggregate(self, message)
+        return (yield from self.stages.deliver(self, message, gradients, scale))
 
     def encode(self, gradients):
         """The first stage: what this worker sends of its gradients. Does not communicate.
@@ -178,6 +181,17 @@ class Exchange(Configurable, tf.Module):
             aggregated: whether it is what `aggregate` returns, or what `encode` does.
         """
         raise NotImplementedError(f"{type(self).__name__} must define message_variables.")
+
+    def set_stages(self, stages_of):
+        """Says who runs the stages of what is traced from now on.
+
+        Args:
+            stages_of: function from a bucket's scope to its `Stages`.
+        """
+        stages = stages_of(self.scope)
+        for part in (self, *self.submodules):
+            if isinstance(part, Exchange):
+                part.stages = stages
 
     def set_early(self, early):
         """Tells, before it is built, when in a backward pass its gradients come.
@@ -265,6 +279,13 @@ class Exchange(Configurable, tf.Module):
         """Of all that this worker has not sent yet."""
         return 0.0
 
+    def residual_squares(self):
+        """As `residual_sum_of_squares`, by name of the gradient: dictionary of floats.
+
+        Takes a pass over the residual. Of what has no residual there is nothing.
+        """
+        return {}
+
     def measures(self):
         """Further figures of the last exchange: dictionary of floats, for the Monitor."""
         return {}
@@ -290,6 +311,21 @@ class Exchange(Configurable, tf.Module):
 
     def request_name(self, stage):
         return f"{self.scope}/{stage}"
+
+
+def squares_of_runs(residual, runs):
+    """The sums of squares of the runs that a residual is made of: dictionary of floats.
+
+    Args:
+        residual: float32 vector or variable.
+        runs: iterable of (name, number of values).
+    """
+    squares, begin = {}, 0
+    for name, size in runs:
+        run = residual[begin : begin + size]
+        squares[name] = squares.get(name, 0.0) + float(tf.reduce_sum(tf.square(run)))
+        begin += size
+    return squares
 
 
 def part_of(state, prefix):

@@ -142,6 +142,10 @@ class Bucketed(Exchange):
             )
         )
 
+    def set_stages(self, stages_of):
+        for exchange, _ in self._buckets:
+            exchange.set_stages(stages_of)
+
     def set_delay(self, on):
         for exchange, _ in self._buckets:
             exchange.set_delay(on)
@@ -173,6 +177,9 @@ class Bucketed(Exchange):
 
     def residual_sum_of_squares(self):
         return sum(exchange.residual_sum_of_squares() for exchange, _ in self._buckets)
+
+    def residual_squares(self):
+        return {k: v for e, _ in self._buckets for k, v in e.residual_squares().items()}
 
     def measures(self):
         """The buckets' figures, averaged by their numbers of values."""

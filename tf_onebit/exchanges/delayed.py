@@ -106,19 +106,20 @@ class Delayed(Exchange):
 
     def hold(self, gradients):
         _, newest = yield from self._newest(gradients)
+        self.stages.hold(newest)
         self._push(newest)
         self._held.assign_add(1)
 
     def _newest(self, gradients):
         """Generator: the gradients, once nobody needs them any more, and their message."""
-        message = self.wrapped.encode(gradients)
+        message = self.stages.encode(self.wrapped, gradients)
         # What is delivered takes the memory of the gradients, which must have been read by then.
         with tf.control_dependencies(message):
             like = [
                 tf.nest.map_structure(tf.identity, g, expand_composites=True) for g in gradients
             ]
         if self._early:
-            message = yield from self.wrapped.aggregate(message)
+            message = yield from self.stages.aggregate(self.wrapped, message)
         return like, self._typed(message)
 
     def _deliver(self, message, like, scale):
@@ -128,10 +129,10 @@ class Delayed(Exchange):
             with tf.control_dependencies([tf.identity(answer) for answer in self._passing]):
                 message = [tf.identity(tensor) for tensor in message]
         else:
-            message = yield from self.wrapped.aggregate(message)
+            message = yield from self.stages.aggregate(self.wrapped, message)
             if type(self.wrapped).aggregate is not Exchange.aggregate:
                 self.first_answer = message[-1]
-        return (yield from self.wrapped.deliver(message, like, scale))
+        return (yield from self.stages.deliver(self.wrapped, message, like, scale))
 
     def _typed(self, message):
         """A message of the types and shapes of the variables that hold it."""
@@ -210,6 +211,9 @@ class Delayed(Exchange):
 
     def residual_sum_of_squares(self):
         return self.wrapped.residual_sum_of_squares()
+
+    def residual_squares(self):
+        return self.wrapped.residual_squares()
 
     def measures(self):
         return self.wrapped.measures()

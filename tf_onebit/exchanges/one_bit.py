@@ -6,7 +6,7 @@ import tensorflow as tf
 from tf_onebit import ops
 from tf_onebit.collectives.requests import AllGather, AllToAll, Cond
 from tf_onebit.configurable import deserialize, serialize
-from tf_onebit.exchanges.base import Exchange, has_unsent
+from tf_onebit.exchanges.base import Exchange, has_unsent, squares_of_runs
 from tf_onebit.exchanges.finite import with_narrow_overflow
 from tf_onebit.exchanges.in_full_precision import InFullPrecision
 from tf_onebit.exchanges.transforming import (
@@ -271,3 +271,14 @@ class OneBit(Exchange):
 
     def residual_sum_of_squares(self):
         return float(self._sum_of_squares)
+
+    def residual_squares(self):
+        if not self._quantizer["error_feedback"]:
+            return {}
+        mine = zip(self.specs, self.layout.sizes, self.layout.column_sizes, strict=True)
+        runs = [(spec.name, size) for spec, size, column_size in mine if column_size]
+        squares = squares_of_runs(self.worker_residual, runs)
+        shard_runs = [(self.specs[i].name, size) for i, size in self.layout.shard_runs(self.rank)]
+        for name, square in squares_of_runs(self.shard_residual, shard_runs).items():
+            squares[name] += square
+        return squares

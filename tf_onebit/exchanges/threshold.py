@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tf_onebit import ops
 from tf_onebit.collectives.requests import AllGather
-from tf_onebit.exchanges.base import Exchange, require_same_kind
+from tf_onebit.exchanges.base import Exchange, require_same_kind, squares_of_runs
 from tf_onebit.exchanges.capacity import Capacity
 from tf_onebit.exchanges.finite import with_narrow_overflow
 from tf_onebit.exchanges.tau import Tau
@@ -226,6 +226,10 @@ class Threshold(Exchange):
 
     def residual_sum_of_squares(self):
         return float(self._sum_of_squares)
+
+    def residual_squares(self):
+        names = [spec.name for spec in self.specs]
+        return squares_of_runs(self.residual, zip(names, self._sizes, strict=True))
 
     def measures(self):
         return {"density": float(self._density), "tau": self._tau.in_units()}

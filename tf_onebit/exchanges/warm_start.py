@@ -179,6 +179,9 @@ class WarmStart(Exchange):
     def residual_sum_of_squares(self):
         return self._last().residual_sum_of_squares()
 
+    def residual_squares(self):
+        return self.compressed.residual_squares()
+
     def measures(self):
         return self._last().measures()
 

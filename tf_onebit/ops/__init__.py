@@ -15,6 +15,7 @@ from tf_onebit.ops.threshold import (
     threshold_decode_sum,
     threshold_encode,
 )
+from tf_onebit.ops.timing import record_time, take_times
 from tf_onebit.ops.transforms import adagrad_accumulate, adagrad_normalize, momentum
 
 __all__ = [
@@ -31,6 +32,8 @@ __all__ = [
     "one_bit_decode_sum",
     "one_bit_encode",
     "one_bit_encode_shard",
+    "record_time",
+    "take_times",
     "threshold_apply",
     "threshold_decode_sum",
     "threshold_encode",

@@ -1,9 +1,11 @@
 """Block synchronization: workers train apart, and meet at the end of every block."""
 
+import collections
 import contextlib
 import dataclasses
 import enum
 import re
+import time
 
 import numpy as np
 import tensorflow as tf
@@ -53,6 +55,8 @@ class BlockSynchronization:
     Attributes:
         equivalent_steps: rho_n.
         batches: number of this process's batches in the block, for whoever ends it to count.
+        latest: of the latest synchronizations, when each began, with waiting for the others, and
+            ended: in nanoseconds since 1970.
     """
 
     def __init__(
@@ -93,6 +97,7 @@ class BlockSynchronization:
         self._has_model = self._begun = self._shown = self._ended = False
         self._blocks = self._steps = 0  # that have been synchronized
         self.batches = 0
+        self.latest = collections.deque(maxlen=100)
 
     @property
     def steps(self):
@@ -149,7 +154,7 @@ class BlockSynchronization:
             ValueError: on all workers, if some have been given other weights than the rest.
             InvalidArgumentError: on all workers, if one has weights that are not finite.
         """
-        waits = self._ended
+        waits, began = self._ended, time.time_ns()
         if not waits:
             self.train()
         rows, *_ = self.engine.run(
@@ -168,6 +173,7 @@ class BlockSynchronization:
         # Worker 0 leads, unless it has no data.
         leader = next(rank for rank, count in enumerate(steps) if count)
         self._end_block(Block(tuple(steps), leader if self._warmup_left > 0 else None))
+        self.latest.append((began, time.time_ns()))
         return End(min(ends))
 
     def _end_block(self, block):
@@ -298,6 +304,10 @@ class BlockSynchronization:
     def residual_sum_of_squares(self):
         """Of all that this process's first worker has not sent yet."""
         return sum(built.residual_sum_of_squares() for built in self._built)
+
+    def residual_squares(self):
+        """The same, by name of what has a residual: dictionary of floats."""
+        return {k: v for built in self._built for k, v in built.residual_squares().items()}
 
     @property
     def _built(self):

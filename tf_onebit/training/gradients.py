@@ -11,6 +11,7 @@ from tf_onebit.exchanges.base import has_unsent
 from tf_onebit.exchanges.finite import all_finite, not_finite_flag
 from tf_onebit.exchanges.handshake import handshake
 from tf_onebit.samples import number_of_samples
+from tf_onebit.training.recorder import stages_of
 
 # Counts what is exchanged, in the order of first use: all workers must take part in each, so they
 # count alike. (They need not make the same objects: one may log, test or save more than another.)
@@ -91,6 +92,7 @@ class GradientExchange:
         self._global_batch_size = None
         self.delays = True
         self._released = None
+        self._recorder = None
         self.flushing = {}
         self.variables = self.latest = None
 
@@ -131,6 +133,21 @@ class GradientExchange:
         if self._global_batch_size is not None:
             for exchange in exchanges:
                 exchange.set_global_batch_size(self._global_batch_size)
+
+    def record_times(self, recorder):
+        """Has times taken of what is traced from now on, but for flushes.
+
+        Args:
+            recorder: `Recorder`; or None, for none to be taken.
+        """
+        self._recorder = recorder
+        for exchanges, _ in self._built.values():
+            self._set_stages(exchanges, recorder)
+
+    def _set_stages(self, exchanges, recorder):
+        for exchange in exchanges:
+            worker = self.group.members[exchange.rank]
+            exchange.set_stages(functools.partial(stages_of, recorder, worker))
 
     def scale_unsent(self, ratio):
         """Multiplies all that is of gradients and has yet to have an effect.
@@ -311,10 +328,12 @@ class GradientExchange:
     def _release(self, like):
         index, number = self._released
         exchanges, _ = list(self._built.values())[index]
+        self._set_stages(exchanges, None)
         results = self.group.run(
             exchange.release(number, _like(exchange.specs, mine), self.scale)
             for exchange, mine in zip(exchanges, like, strict=True)
         )
+        self._set_stages(exchanges, self._recorder)
         return [list(tensors) for tensors, _ in results]
 
     def set_delay(self, on):
@@ -378,6 +397,7 @@ class GradientExchange:
                 if not self.delays:
                     for exchange in exchanges:
                         exchange.set_delay(False)
+            self._set_stages(exchanges, self._recorder)
             # With the variables, because the ids of objects that are gone come again.
             self._built[key] = exchanges, variables
         exchanges, _ = self._built[key]

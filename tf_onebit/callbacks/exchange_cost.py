@@ -1,0 +1,54 @@
+"""Whether an exchange costs more than it saves."""
+
+import numpy as np
+
+from tf_onebit.callbacks.exchange_times import pieces, seconds
+
+# An exchange that sends nearly as much as in full precision does not compress, or not yet.
+_LEAST_DIFFERENCE = 0.01
+# A step may be an exception, and a few readings are not.
+_READINGS = 3
+
+
+class ExchangeCost:
+    """Adds up what compression has cost in a job, and what it has saved."""
+
+    def __init__(self):
+        self._readings = self._updates = 0
+        self._cost_seconds = self._carried_seconds = 0.0
+        self._bytes = self._saved_bytes = 0
+
+    def add(self, times, bytes_sent, full_bytes):
+        """Adds a reading.
+
+        Args:
+            times: `ExchangeTimes`.
+            bytes_sent: bytes per exchange.
+            full_bytes: bytes of the same exchange in full precision.
+        """
+        if not bytes_sent or abs(full_bytes - bytes_sent) < _LEAST_DIFFERENCE * full_bytes:
+            return
+        self._readings += 1
+        self._updates += times.updates
+        self._cost_seconds += seconds(pieces(np.concatenate([times.worked, times.visible])))
+        self._carried_seconds += seconds(times.carried)
+        self._bytes += bytes_sent * times.updates
+        self._saved_bytes += (full_bytes - bytes_sent) * times.updates
+
+    @property
+    def warning(self):
+        """What there is to say about it, or None."""
+        if self._readings < _READINGS or not self._carried_seconds:
+            return None
+        bytes_per_second = self._bytes / self._carried_seconds
+        saved_seconds = max(0, self._saved_bytes) / bytes_per_second
+        if self._cost_seconds <= saved_seconds:
+            return None
+        cost_ms, saved_ms = (1e3 * s / self._updates for s in (self._cost_seconds, saved_seconds))
+        return (
+            f"The exchange of gradients costs more than it saves: {cost_ms:.3g} ms per step for "
+            "encoding, decoding and what is not hidden by computation, where the "
+            f"{max(0, self._saved_bytes) / self._updates / 1e6:.3g} MB that it saves would take "
+            f"{saved_ms:.3g} ms, at the {bytes_per_second / 1e6:.3g} MB/s that were measured. Use "
+            "tf_onebit.FullPrecision(), or an exchange that compresses more."
+        )

@@ -1,0 +1,155 @@
+"""When the stages of exchanges, and their collectives, begin and end: taken in the graph."""
+
+import itertools
+import typing
+
+import numpy as np
+import tensorflow as tf
+
+from tf_onebit import ops
+from tf_onebit.collectives.placement import plain_variables
+from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, through
+from tf_onebit.exchanges.base import Exchange
+from tf_onebit.exchanges.stages import Stages
+
+# What Horovod's timeline calls these.
+WAITS = "WAIT_FOR_DATA"
+_COLLECTIVES = {AllToAll: "ALLTOALL", AllGather: "ALLGATHER", AllReduce: "ALLREDUCE"}
+
+_numbers = itertools.count()
+
+
+class Span(typing.NamedTuple):
+    """What begins and ends once in an exchange of a bucket.
+
+    Attributes:
+        worker: rank among all of the job.
+        bucket: scope of the bucket.
+        stage: "encode", "aggregate", "deliver", or "hold": of no length, where nothing is given
+            back.
+        part: None for the stage as a whole; the kind of a collective, "ALLTOALL" and so on; or
+            `WAITS`: for the memory that delayed gradients are put into.
+        name: of the collective, or the stage.
+    """
+
+    worker: int
+    bucket: str
+    stage: str
+    part: str | None
+    name: str
+
+
+class Recorder:
+    """Has times taken in graphs, and keeps them until somebody takes them."""
+
+    def __init__(self):
+        self._number = next(_numbers)
+        self._places = {}
+
+    def begin(self, span, tensors):
+        """Records that a span begins when `tensors` are there. Returns the operation."""
+        return self._record(span, 0, tensors)
+
+    def end(self, span, tensors):
+        """Records that a span ends when `tensors` are there. Returns the operation."""
+        return self._record(span, 1, tensors)
+
+    def _record(self, span, side, tensors):
+        if span not in self._places:
+            # One that all had in common would make them wait for each other.
+            with tf.init_scope(), plain_variables("CPU:0"):
+                token = tf.Variable(0.0, trainable=False)
+            self._places[span] = len(self._places), token
+        place, token = self._places[span]
+        with tf.control_dependencies(_awaitable(tensors)):
+            return ops.record_time(token, self._number, 2 * place + side)
+
+    def take(self):
+        """What has been recorded since the last time.
+
+        Returns:
+            Dictionary from `Span` to int64 `[number, 2]`: begin and end of each, in nanoseconds
+            since 1970.
+        """
+        events, times = (tensor.numpy() for tensor in ops.take_times(self._number))
+        taken = {}
+        for span, (place, _) in self._places.items():
+            begins, ends = times[events == 2 * place], times[events == 2 * place + 1]
+            # A step that fails, or ends for want of data, may begin what it does not end.
+            after = np.searchsorted(ends, begins)
+            until = np.append(begins[1:], np.iinfo(np.int64).max)
+            ends = np.append(ends, until[-1:])[after]
+            taken[span] = np.stack([begins, ends], axis=1)[ends < until]
+        return {span: intervals for span, intervals in taken.items() if len(intervals)}
+
+
+def stages_of(recorder, worker, bucket):
+    """The `Stages` of a worker's bucket, whose times a `Recorder` takes; or no times, for None."""
+    return Stages() if recorder is None else _TimedStages(recorder, worker, bucket)
+
+
+class _TimedStages(Stages):
+    def __init__(self, recorder, worker, bucket):
+        self._recorder = recorder
+        self._worker, self._bucket = worker, bucket
+        self._encoded = None
+
+    def encode(self, exchange, gradients):
+        self._encoded = gradients
+        span = self._span("encode")
+        begun = self._recorder.begin(span, gradients)
+        # What makes a message passes for cheap, and would be run before the time is taken.
+        with tf.control_dependencies([begun]):
+            message = super().encode(exchange, gradients)
+        self._recorder.end(span, message)
+        return message
+
+    def aggregate(self, exchange, message):
+        if type(exchange).aggregate is Exchange.aggregate:
+            return super().aggregate(exchange, message)
+        return self._timed("aggregate", super().aggregate(exchange, message), message)
+
+    def deliver(self, exchange, message, like, scale):
+        if like is not self._encoded:  # a message of an earlier step
+            waits = self._span("deliver", WAITS)
+            self._recorder.begin(waits, message)
+            self._recorder.end(waits, [message, like])
+        return self._timed("deliver", super().deliver(exchange, message, like, scale), message)
+
+    def hold(self, message):
+        span = self._span("hold")
+        self._recorder.begin(span, message)
+        self._recorder.end(span, message)
+
+    def _span(self, stage, part=None, name=None):
+        return Span(self._worker, self._bucket, stage, part, name or stage)
+
+    def _timed(self, stage, generator, message):
+        def asking(request):
+            span = self._span(stage, _COLLECTIVES[type(request)], request.name)
+            self._recorder.begin(span, _tensors_of(request))
+            answer = yield request
+            answered = self._recorder.end(span, answer)
+            # Where answers come every thread may be in use: what needs them would overtake.
+            with tf.control_dependencies([answered]):
+                return tf.nest.map_structure(tf.identity, answer)
+
+        span = self._span(stage)
+        self._recorder.begin(span, message)
+        result = yield from through(generator, asking)
+        self._recorder.end(span, result)
+        return result
+
+
+def _tensors_of(request):
+    return request.tensors if isinstance(request, AllReduce) else [request.tensor]
+
+
+def _awaitable(tensors):
+    """Tensors that control dependencies can be upon: of this graph."""
+    tensors = tf.nest.flatten(tensors, expand_composites=True)
+    if tf.executing_eagerly():
+        return tensors
+    graph = tf.compat.v1.get_default_graph()
+    # A branch would have all of it wait for what is of the graph around.
+    return [tensor if tensor.graph is graph else tf.identity(tensor) for tensor in tensors]
