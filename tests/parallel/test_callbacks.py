@@ -1,5 +1,6 @@
 """Callbacks in `model.fit`."""
 
+import json
 import math
 
 import keras
@@ -205,6 +206,42 @@ def read_scalars(log_dir):
                 number = float(tf.make_ndarray(value.tensor))
                 scalars.setdefault(value.tag, []).append((event.step, number))
     return scalars
+
+
+@pytest.mark.workers(2)
+def test_monitor_times_the_exchange_and_changes_no_bit(world_size, tmp_path):
+    monitor = Monitor(2, tmp_path / "logs", timeline=tmp_path / "trace.json")
+    weights = []
+    for callbacks in ([], [monitor]):
+        exchange = WarmStart(OneBit(bucket_bytes=8192), steps=2)
+        model = compiled(
+            make_model(), hvd.DistributedOptimizer(keras.optimizers.Adam(0.01), exchange)
+        )
+        fit_part(model, 9, world_size, callbacks=callbacks)
+        weights.append(digest(model.get_weights()))
+    assert len(set(weights)) == 1
+
+    scalars = {name: values[-1][1] for name, values in read_scalars(tmp_path).items()}
+    assert 0 < scalars["exchange/work_seconds"] < scalars["exchange/seconds"]
+    assert 0 <= scalars["exchange/hidden_share"] < 1
+    assert scalars["exchange/seconds"] < scalars["step/seconds"]
+    norms = {name: value for name, value in scalars.items() if name.startswith("residual_norm/")}
+    first, _, second, *_ = model.trainable_variables  # the last kernel is small
+    assert set(norms) == {f"residual_norm/{kernel.path}" for kernel in (first, second)}
+    assert math.hypot(*norms.values()) == pytest.approx(residual_norm(model.optimizer), rel=1e-4)
+
+    events = json.loads((tmp_path / f"trace.{rank()}.json").read_text())["traceEvents"]
+    spans = [event for event in events if event["ph"] == "X"]
+    assert {event["pid"] for event in spans} == {rank()}
+    steps = [event for event in spans if event["name"] == "STEP"]
+    buckets = len(model.optimizer.gradient_exchange.built[0]._buckets)
+    assert len(steps) == 8 and buckets > 1
+    for step in steps:
+        begin, end = step["ts"], step["ts"] + step["dur"]
+        inside = [e for e in spans if begin <= e["ts"] and e["ts"] + e["dur"] <= end]
+        names = [event["name"] for event in inside]
+        assert names.count("ENCODE") == names.count("DECODE") == buckets
+        assert names.count("ALLTOALL") == (0 if step is steps[0] else buckets)
 
 
 @pytest.mark.workers(2)

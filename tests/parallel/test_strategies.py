@@ -18,7 +18,7 @@ from tests.parallel.training import (
     make_model,
     with_layer,
 )
-from tf_onebit import FullPrecision, Local, OneBit
+from tf_onebit import Delayed, FullPrecision, Local, OneBit, WarmStart
 from tf_onebit.distribute import MultiWorkerMirroredStrategy
 
 
@@ -272,6 +272,21 @@ def test_monitor_shows_the_exchange(world_size):
     history = fit(model, world_size, callbacks=[tf_onebit.callbacks.Monitor()]).history
     assert history["compression_ratio"][-1] > 4
     assert history["residual_norm"][-1] > 0
+
+
+@workers
+def test_monitor_times_steps_that_are_executed_together(world_size):
+    weights = []
+    monitor = tf_onebit.callbacks.Monitor(update_freq=1)
+    for callbacks in ([], [monitor]):
+        exchange = WarmStart(Delayed(OneBit(bucket_bytes=8192)), steps=2)
+        model = in_scope(exchange, steps_per_execution=3)
+        fit(model, world_size, epochs=2, callbacks=callbacks)
+        weights.append(digest(arrays_of(model)))
+    assert len(set(weights)) == 1
+    times = monitor._times
+    assert 0 < times["exchange/work_seconds"] < times["exchange/seconds"] < times["step/seconds"]
+    assert 0 < times["exchange/hidden_share"] <= 1
 
 
 @workers

@@ -1,5 +1,8 @@
 """The Monitor callback, as far as one worker shows it."""
 
+import json
+import time
+
 import keras
 import numpy as np
 import pytest
@@ -9,6 +12,7 @@ from tensorflow.core.util import event_pb2
 import tf_onebit
 import tf_onebit.horovod as hvd
 from tf_onebit.callbacks import Monitor
+from tf_onebit.callbacks.exchange_cost import ExchangeCost
 
 LOGS = ["bytes_sent", "compression_ratio", "residual_norm"]
 BATCHES = 6
@@ -19,13 +23,40 @@ def one_worker():
     hvd.init()
 
 
-def fit(monitor, optimizer=None, epochs=1, callbacks=(), steps_per_execution=1):
-    model = keras.Sequential([keras.Input([4]), keras.layers.Dense(2)])
+class Counting(keras.Sequential):
+    """Counts how often its training step is traced."""
+
+    traces = 0
+
+    def train_step(self, data):
+        self.traces += 1
+        return super().train_step(data)
+
+
+def make_model(optimizer=None, **arguments):
+    keras.utils.set_random_seed(0)
+    model = Counting([keras.Input([4]), keras.layers.Dense(2)])
     if optimizer is None:
         optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), tf_onebit.OneBit())
-    model.compile(optimizer, loss="mse", steps_per_execution=steps_per_execution)
+    model.compile(optimizer, loss="mse", **arguments)
+    return model
+
+
+def exchanging_model(**arguments):
+    """One that does have something to exchange, though it is alone."""
+    template = tf_onebit.OneBit(transforms=[tf_onebit.transforms.Momentum(0.9)])
+    optimizer = keras.optimizers.SGD(0.1, **arguments)
+    return make_model(hvd.DistributedOptimizer(optimizer, template))
+
+
+def fit_model(model, callbacks, epochs=1):
     x, y = np.ones([BATCHES, 4]), np.ones([BATCHES, 2])
-    return model.fit(x, y, batch_size=1, epochs=epochs, callbacks=[monitor, *callbacks], verbose=0)
+    return model.fit(x, y, batch_size=1, epochs=epochs, callbacks=callbacks, verbose=0)
+
+
+def fit(monitor, optimizer=None, epochs=1, callbacks=(), steps_per_execution=1):
+    model = make_model(optimizer, steps_per_execution=steps_per_execution)
+    return fit_model(model, [monitor, *callbacks], epochs)
 
 
 class BatchLogs(keras.callbacks.Callback):
@@ -82,13 +113,112 @@ def test_tensorboard_gets_a_scalar_every_so_many_batches_of_an_epoch(
     fit(monitor, epochs=2, steps_per_execution=steps_per_execution)
     values = {"bytes_sent": 0.0, "compression_ratio": 1.0, "residual_norm": 0.0}
     expected = [(step, f"exchange/{name}", values[name]) for step in steps for name in LOGS]
-    assert scalars_in(tmp_path) == expected
+    written = [scalar for scalar in scalars_in(tmp_path) if scalar[1].startswith("exchange/")]
+    assert written == expected
 
 
 def test_nothing_is_written_without_a_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     fit(Monitor(update_freq=1))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_tensorboard_gets_times_and_what_steps_are_made_with(tmp_path):
+    model = exchanging_model(gradient_accumulation_steps=2)
+    model.optimizer.gradient_exchange.set_global_batch_size(64)
+    monitor = Monitor(update_freq=1, log_dir=tmp_path, predicted_step_seconds=0.5)
+    fit_model(model, [monitor])
+    latest = {name: value for _, name, value in scalars_in(tmp_path)}
+    assert latest["step/learning_rate"] == pytest.approx(0.1)
+    assert latest["step/global_batch_size"] == 64
+    assert latest["step/predicted_seconds"] == 0.5
+    assert 0 < latest["exchange/work_seconds"] <= latest["exchange/seconds"]
+    assert latest["exchange/seconds"] < latest["step/seconds"] < 1
+    assert 0 <= latest["exchange/hidden_share"] <= 1
+
+
+def test_minibatch_size_is_that_of_the_data(tmp_path):
+    data = tf_onebit.ResizableBatches((np.ones([12, 4]), np.ones([12, 2])), global_batch_size=3)
+    monitor = Monitor(update_freq=1, log_dir=tmp_path)
+    make_model().fit(data, callbacks=[monitor], verbose=0)
+    assert {v for _, name, v in scalars_in(tmp_path) if name == "step/global_batch_size"} == {3}
+
+
+def test_first_step_which_is_traced_does_not_count(tmp_path):
+    class Slow(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            time.sleep(0.3 if batch == 0 else 0)
+
+    monitor = Monitor(update_freq=1, log_dir=tmp_path)
+    fit(monitor, callbacks=[Slow()])
+    seconds = [value for _, name, value in scalars_in(tmp_path) if name == "step/seconds"]
+    assert len(seconds) == BATCHES - 1
+    assert max(seconds) < 0.3
+
+
+def test_fit_with_and_without_a_monitor_gives_the_same_bits():
+    weights = []
+    for callbacks in ([Monitor(update_freq=2)], []):
+        model = exchanging_model()
+        fit_model(model, callbacks)
+        weights.append([w.tobytes() for w in model.get_weights()])
+    assert weights[0] == weights[1]
+
+
+def test_training_step_is_as_before_after_a_fit_with_a_monitor():
+    model, monitor = exchanging_model(), Monitor()
+    fit_model(model, [])
+    function, traces = model.train_function, model.traces
+    fit_model(model, [monitor])
+    assert model.train_function is function
+    assert model.traces > traces
+    traces = model.traces
+    fit_model(model, [])
+    fit_model(model, [monitor])
+    assert model.traces == traces  # each has been traced before
+    assert monitor._recorder.take() == {}
+
+
+def test_nothing_is_traced_anew_where_nothing_is_exchanged():
+    model = make_model()
+    fit_model(model, [])
+    traces = model.traces
+    fit_model(model, [Monitor()])
+    assert model.traces == traces
+
+
+def test_timeline_has_all_steps_but_the_first(tmp_path):
+    fit_model(exchanging_model(), [Monitor(timeline=tmp_path / "trace.json")], epochs=2)
+    events = json.loads((tmp_path / "trace.0.json").read_text())["traceEvents"]
+    names = [event["name"] for event in events if event["ph"] == "X"]
+    steps = 2 * BATCHES - 1
+    assert {name: names.count(name) for name in ("STEP", "ENCODE", "ALLTOALL", "DECODE")} == {
+        "STEP": steps,
+        "ENCODE": steps,
+        "ALLTOALL": steps,
+        "DECODE": steps,
+    }
+    step, *_ = (event for event in events if event["name"] == "STEP")
+    (encode,) = (
+        event
+        for event in events
+        if event["name"] == "ENCODE" and 0 <= event["ts"] - step["ts"] < step["dur"]
+    )
+    assert encode["dur"] < step["dur"]
+
+
+def test_a_costly_exchange_is_told_once(monkeypatch):
+    monkeypatch.setattr(ExchangeCost, "warning", "costs too much")
+    with pytest.warns(UserWarning, match="costs too much") as caught:
+        fit_model(exchanging_model(), [Monitor(update_freq=1)], epochs=2)
+    assert len([w for w in caught if "costs too much" in str(w.message)]) == 1
+
+
+@pytest.mark.parametrize("seconds", [0, -0.1])
+def test_a_prediction_that_is_not_positive_is_refused(seconds):
+    message = f"predicted_step_seconds must be a positive number .*predicted_step_seconds={seconds}"
+    with pytest.raises(ValueError, match=message):
+        Monitor(predicted_step_seconds=seconds)
 
 
 @pytest.mark.parametrize("update_freq", [0, -1])

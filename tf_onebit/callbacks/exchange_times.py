@@ -108,16 +108,23 @@ def _last_of_buckets(spans, stages, begins=False):
 
 def work_of(spans):
     """What a stage does beside waiting: dictionary from the `Span` of a stage to intervals."""
-    parts, work = {}, {}
+    collectives, waits, work = {}, {}, {}
     for span, intervals in spans.items():
         if span.part is not None:
+            parts = waits if span.part == WAITS else collectives
             parts.setdefault(span[:3], []).append(intervals)
     for span, intervals in spans.items():
-        if span.part is not None or span.stage == "hold":
-            continue
-        within = joined(parts.get(span[:3], []))
-        rest = pieces(intervals, within)
-        if len(within):  # it asks as soon as it begins
-            rest = rest[~np.isin(rest[:, 0], intervals[:, 0])]
-        work[span] = rest
+        if span.part is None and span.stage != "hold":
+            asked, waited = (joined(parts.get(span[:3], [])) for parts in (collectives, waits))
+            work[span] = pieces(intervals, np.concatenate([asked, waited]))
+            if len(asked):
+                work[span] = _after_answers(work[span], intervals, np.sort(asked[:, 1]))
     return work
+
+
+def _after_answers(rest, stages, answers):
+    """Those of `rest` that follow an answer within their stage: it asks as soon as it begins."""
+    begins = rest[:, 0]
+    latest = np.append(answers, -1)[np.searchsorted(answers, begins, side="right") - 1]
+    began = stages[np.searchsorted(stages[:, 0], begins, side="right") - 1, 0]
+    return rest[latest >= began]

@@ -172,6 +172,9 @@ class Monitor(keras.callbacks.Callback):
             self._recorder.take()
             return
         ended = time.time_ns()
+        blocks = self._gradient_exchange().blocks
+        if blocks is not None and blocks.latest and blocks.latest[-1][0] > self._began:
+            ended = blocks.latest[-1][0]  # by a callback that comes before this one
         self._batches += batch - self._first_batch + 1
         self._batches_seconds += (ended - self._began) / 1e9
         if self._timeline is not None and not self._timeline.is_full:

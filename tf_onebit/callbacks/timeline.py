@@ -45,7 +45,7 @@ class Timeline:
 
     def add_synchronizations(self, intervals):
         """Adds synchronizations of blocks: list of (begin, end)."""
-        self._spans += [(self._rank, _STEPS, "SYNCHRONIZE", *one, {}) for one in intervals]
+        self._spans += [(self._rank, "blocks", "SYNCHRONIZE", *one, {}) for one in intervals]
 
     def add_exchanges(self, spans):
         """Adds what a `Recorder` has recorded: dictionary from `Span` to intervals."""

@@ -1,0 +1,202 @@
+"""Times of exchanges, taken in the graph."""
+
+import collections
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_onebit import Delayed, FullPrecision, OneBit, Threshold, WarmStart
+from tf_onebit.collectives.lockstep import LockstepEngine
+from tf_onebit.training.gradients import GradientExchange
+from tf_onebit.training.recorder import WAITS, Recorder, Span
+from tf_onebit.transforms import NormalizedAdaGrad
+
+WORKERS, STEPS = 2, 5
+SHAPES = [(64, 64), (64,), (64, 64), (64,)]
+EXCHANGES = {
+    "one_bit": lambda: OneBit(bucket_bytes=2**14),
+    "transforms": lambda: OneBit(
+        transforms=[NormalizedAdaGrad(time_constant=100, global_batch_size=2)]
+    ),
+    "threshold": lambda: Threshold(0.5),
+    "full_precision": FullPrecision,
+    "warm_start": lambda: WarmStart(OneBit(), steps=2),
+    "delayed": lambda: Delayed(OneBit(bucket_bytes=2**14)),
+    "warm_start_delayed": lambda: WarmStart(Delayed(OneBit()), steps=2),
+}
+every_exchange = pytest.mark.parametrize("make", EXCHANGES.values(), ids=EXCHANGES)
+
+
+class Job:
+    """Two workers in one program, that exchange random gradients."""
+
+    def __init__(self, template, recorder=None):
+        engine = LockstepEngine(["CPU:0"] * WORKERS)
+        self.exchange = GradientExchange(template, engine, mean=True)
+        self.exchange.record_times(recorder)
+        self.variables = [tf.Variable(tf.zeros(shape)) for shape in SHAPES]
+        self.step = self.traced()
+        self._rng = np.random.default_rng(0)
+
+    def traced(self):
+        return tf.function(self._step, autograph=False)
+
+    def _step(self, gradients):
+        exchange = self.exchange
+        if not exchange.template.steps_of_delay:
+            return exchange(gradients, self.variables)
+        return tf.cond(
+            exchange.delivers(gradients[0], self.variables),
+            lambda: exchange(gradients, self.variables),
+            lambda: exchange.hold(gradients, self.variables),
+        )
+
+    def gradients(self):
+        of_all = [[self._rng.standard_normal(s) for s in SHAPES] for _ in range(WORKERS)]
+        return [[tf.constant(g, tf.float32) for g in mine] for mine in of_all]
+
+    def run(self, steps=STEPS):
+        return [self.step(self.gradients()) for _ in range(steps)]
+
+
+def arrays(results):
+    return [np.asarray(tensor) for tensor in tf.nest.flatten(results)]
+
+
+@every_exchange
+def test_taking_times_changes_no_bit(make):
+    timed, plain = Job(make(), Recorder()), Job(make())
+    for a, b in zip(arrays(timed.run()), arrays(plain.run()), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@every_exchange
+def test_what_ends_has_begun_and_what_follows_comes_later(make):
+    recorder = Recorder()
+    Job(make(), recorder).run()
+    spans = recorder.take()
+    assert {span.worker for span in spans} == {0, 1}
+    for span, intervals in spans.items():
+        assert (intervals[:, 0] <= intervals[:, 1]).all(), span
+        assert (intervals[1:, 0] >= intervals[:-1, 1]).all(), span
+
+
+def counts(spans, worker=0, bucket="0"):
+    """How often each stage, or part of one, occurs in a bucket."""
+    return {
+        (span.stage, span.part): len(intervals)
+        for span, intervals in spans.items()
+        if span.worker == worker and span.bucket.endswith(f"bucket_{bucket}")
+    }
+
+
+def test_stages_of_a_bucket_follow_each_other():
+    recorder = Recorder()
+    Job(OneBit(bucket_bytes=2**14), recorder).run()
+    spans = recorder.take()
+    order = [
+        ("encode", None),
+        ("aggregate", "ALLTOALL"),
+        ("deliver", "ALLGATHER"),
+    ]
+    assert len({span.bucket for span in spans}) == 2
+    for worker in range(WORKERS):
+        for bucket in range(2):
+            found = counts(spans, worker, bucket)
+            assert found == dict.fromkeys([*order, ("aggregate", None), ("deliver", None)], STEPS)
+            mine = [
+                next(
+                    spans[span]
+                    for span in spans
+                    if (span.worker, span.stage, span.part) == (worker, *one)
+                    and span.bucket.endswith(f"bucket_{bucket}")
+                )
+                for one in order
+            ]
+            for before, after in zip(mine, mine[1:], strict=False):
+                assert (before[:, 0] <= after[:, 0]).all() and (before[:, 1] <= after[:, 1]).all()
+
+
+def test_branches_are_recorded_where_they_are_taken():
+    recorder = Recorder()
+    Job(WarmStart(OneBit(), steps=2), recorder).run()
+    found = counts(recorder.take())
+    assert found["encode", None] == found["deliver", None] == STEPS
+    assert found["deliver", "ALLREDUCE"] == 2
+    assert found["aggregate", "ALLTOALL"] == STEPS - 2
+
+
+def test_collectives_of_transforms_are_recorded():
+    recorder = Recorder()
+    job = Job(EXCHANGES["transforms"](), recorder)
+    job.run()
+    # One matrix of the two straddles the shards, or none: the mean over it takes a sum.
+    asked = collections.Counter(span.part for span in recorder.take() if span.part)
+    assert set(asked) <= {"ALLTOALL", "ALLGATHER", "ALLREDUCE"} and asked["ALLTOALL"] == WORKERS
+
+
+def test_delayed_gradients_are_held_first_and_may_wait_for_memory():
+    recorder = Recorder()
+    Job(Delayed(OneBit(bucket_bytes=2**14)), recorder).run()
+    found = counts(recorder.take())
+    assert found["encode", None] == STEPS
+    assert found["hold", None] == 1
+    assert found["deliver", None] == found["deliver", WAITS] == STEPS - 1
+
+
+def test_a_flush_is_not_recorded():
+    recorder = Recorder()
+    job = Job(Delayed(OneBit()), recorder)
+    job.run()
+    recorder.take()
+    ((index, number, variables),) = job.exchange.held()
+    with job.exchange.releasing(index, number):
+        job.exchange([[tf.zeros(shape) for shape in SHAPES]] * WORKERS, variables)
+    assert recorder.take() == {}
+    job.run(1)
+    assert recorder.take() != {}
+
+
+def op_types(function, gradients):
+    """How many ops of each type a traced function has, in all its branches."""
+    graph = function.get_concrete_function(gradients).graph.as_graph_def()
+    nodes = [*graph.node, *(node for f in graph.library.function for node in f.node_def)]
+    return collections.Counter(node.op for node in nodes)
+
+
+@every_exchange
+def test_what_is_traced_without_a_recorder_has_none_of_it(make):
+    recorder = Recorder()
+    job, plain = Job(make(), recorder), Job(make())
+    gradients = job.gradients()
+    timed = op_types(job.step, gradients)
+    job.exchange.record_times(None)
+    assert timed["TfOnebit>RecordTime"] > 0
+    assert op_types(job.traced(), gradients) == op_types(plain.step, gradients)
+
+
+def test_what_has_not_ended_is_left_out():
+    recorder, span = Recorder(), Span(0, "bucket_0", "encode", None, "encode")
+    for record in (recorder.begin, recorder.begin, recorder.end, recorder.begin):
+        record(span, [])
+    (intervals,) = recorder.take().values()
+    assert len(intervals) == 1
+    assert recorder.take() == {}
+
+
+def test_more_than_fits_is_dropped():
+    recorder, span = Recorder(), Span(0, "bucket_0", "encode", None, "encode")
+
+    @tf.function(autograph=False)
+    def steps(number):
+        def step(i):
+            with tf.control_dependencies([recorder.begin(span, [i])]):
+                recorder.end(span, [i])
+            return (i + 1,)
+
+        return tf.while_loop(lambda i: i < number, step, [0])
+
+    steps(2**15 + 10)
+    (intervals,) = recorder.take().values()
+    assert len(intervals) == 2**15
