@@ -17,7 +17,7 @@ START = 1_700_000_000_000_000_000
 def spans_of(stages, worker=0):
     """Spans from a list of (bucket, stage, part, *(begin, end) in milliseconds)."""
     return {
-        Span(worker, bucket, stage, part, f"{bucket}/{part or stage}"): np.array(
+        Span(worker, bucket, stage, part, f"{bucket}/{part}" if part else stage): np.array(
             [[START + round(time * MS) for time in interval] for interval in intervals]
         )
         for bucket, stage, part, *intervals in stages
@@ -80,6 +80,24 @@ def test_delayed_gradients_are_hidden_also_where_they_wait():
     # 10 to 11, 40 to 47, 50 to 51 and 52 to 54, of which all that follows 50, and 10 to 11, shows.
     assert seconds(times.under_way) == pytest.approx(0.011)
     assert times.hidden_share == pytest.approx(7 / 11)
+
+
+def test_what_a_step_aggregates_for_the_next_shows():
+    times = ExchangeTimes.of(
+        spans_of(
+            [
+                ("bucket_0", "encode", None, (10, 11), (50, 51)),
+                ("bucket_0", "hold", None, (11, 11)),
+                ("bucket_0", "aggregate", None, (11, 15), (51, 60)),
+                ("bucket_0", "aggregate", "ALLTOALL", (11, 14), (51, 58)),
+                ("bucket_0", "deliver", None, (45, 54)),
+                ("bucket_0", "deliver", "ALLGATHER", (45, 47)),
+                ("bucket_0", "deliver", WAITS, (45, 52)),
+            ]
+        )
+    )
+    # 10 to 15, 45 to 47 and 50 to 60, of which what travels from 45 on is hidden.
+    assert times.hidden_share == pytest.approx(2 / 17)
 
 
 def test_nothing_is_known_of_no_exchange():

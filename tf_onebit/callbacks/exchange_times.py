@@ -54,8 +54,7 @@ class ExchangeTimes:
         updates: number of exchanges.
         gradients: `[updates]`: when the last local gradient was there.
         under_way: when one of the next two was going on.
-        visible: the part of that in which all local gradients were there, and the exchanged ones
-            were not yet.
+        visible: the part of that in which all local gradients were there already.
         carried: when collectives were running.
         worked: when some bucket was encoded, added up or decoded, or waited for its turn.
     """
@@ -77,7 +76,8 @@ class ExchangeTimes:
         done = _last_of_buckets(spans, ["deliver", "hold"])
         updates = min(len(encoded), len(done))
         encoded, done = encoded[:updates], done[:updates]
-        after = np.stack([encoded, np.maximum(encoded, done)], axis=1)
+        ends = np.maximum(encoded, _with_early_aggregates(done, spans))
+        after = np.stack([encoded, ends], axis=1)
         return cls(
             updates=updates,
             gradients=encoded,
@@ -104,6 +104,19 @@ def _last_of_buckets(spans, stages, begins=False):
     times = [np.sort(np.concatenate(of_bucket)) for of_bucket in times.values()]
     exchanges = min(map(len, times))
     return np.max([of_bucket[:exchanges] for of_bucket in times], axis=0)
+
+
+def _with_early_aggregates(done, spans):
+    """When each step was through also with what it aggregates for a later one to deliver."""
+    done = done.copy()
+    for span, intervals in spans.items():
+        if span.part is None and span.stage == "aggregate":
+            encoded = spans.get(span._replace(stage="encode", name="encode"), _NONE)
+            # Else it is that of the step before, which comes first.
+            if len(encoded) == len(intervals) and (intervals[:, 0] >= encoded[:, 0]).all():
+                steps = min(len(done), len(intervals))
+                done[:steps] = np.maximum(done[:steps], intervals[:steps, 1])
+    return done
 
 
 def work_of(spans):

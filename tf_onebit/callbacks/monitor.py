@@ -43,7 +43,7 @@ class Monitor(keras.callbacks.Callback):
     together with
 
     - `exchange/seconds`: for how long an exchange is under way, of any bucket.
-    - `exchange/hidden_share`: the part of that in which the step had still something else to do.
+    - `exchange/hidden_share`: the part of that in which local gradients were still being computed.
     - `exchange/work_seconds`: for how long something is encoded, added up or decoded.
     - `exchange/synchronization_seconds`: with `BlockMomentum`, what the end of a block takes.
     - `step/seconds`: what a step takes, or, with gradient accumulation, an update.
