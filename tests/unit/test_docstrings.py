@@ -37,6 +37,7 @@ PUBLIC = [
     *(ops.golomb_rice_encode, ops.golomb_rice_decode),
     *(ops.block_difference, ops.block_update, ops.moments_update),
     *(ops.adagrad_accumulate, ops.adagrad_normalize, ops.momentum),
+    *(ops.record_time, ops.take_times),
     *(transforms.NormalizedAdaGrad, transforms.Momentum, optimizers.NormalizedAdaGrad),
 ]
 

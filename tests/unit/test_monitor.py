@@ -179,6 +179,20 @@ def test_training_step_is_as_before_after_a_fit_with_a_monitor():
     assert monitor._recorder.take() == {}
 
 
+def test_training_step_is_as_before_also_after_a_fit_that_was_interrupted():
+    class Interrupted(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            raise KeyboardInterrupt
+
+    model, monitor = exchanging_model(), Monitor()
+    fit_model(model, [])
+    function = model.train_function
+    with pytest.raises(KeyboardInterrupt):
+        fit_model(model, [monitor, Interrupted()])
+    fit_model(model, [monitor])
+    assert model.train_function is function
+
+
 def test_nothing_is_traced_anew_where_nothing_is_exchanged():
     model = make_model()
     fit_model(model, [])

@@ -129,6 +129,7 @@ class Monitor(keras.callbacks.Callback):
             self._begin_recording()
 
     def _begin_recording(self):
+        self._end_recording()  # of a `fit` that was interrupted
         self._gradient_exchange().record_times(self._recorder)
         function = self.model.train_function
         if function is not None and function is self._functions[0]:
