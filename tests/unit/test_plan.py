@@ -12,9 +12,8 @@ from tests.unit import planned
 from tf_onebit import cli
 from tf_onebit.exchanges import FullPrecision, OneBit, Threshold
 from tf_onebit.exchanges.base import GradientSpec
+from tf_onebit.measurement import Alone, measure_exchange
 from tf_onebit.preflight.computation import ModelInStep
-from tf_onebit.preflight.exchange_work import measure_exchange
-from tf_onebit.preflight.links import Alone
 
 MODEL = "tests.unit.planned:make_model"
 SPECS = [

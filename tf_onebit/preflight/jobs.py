@@ -5,7 +5,7 @@ import os
 import pathlib
 import sys
 
-from tf_onebit.preflight.links import Alone, Links
+from tf_onebit.measurement import Alone, Links
 
 
 def workers_of_job():

@@ -3,9 +3,9 @@
 import dataclasses
 
 from tf_onebit.exchanges import FullPrecision, OneBit, Threshold
+from tf_onebit.measurement import measure_block, measure_exchange, with_block_work
 from tf_onebit.planner import Method, interpolated, narrowed, with_more_workers
 from tf_onebit.preflight.computation import ModelInStep
-from tf_onebit.preflight.exchange_work import measure_block, measure_exchange, with_block_work
 
 FULL_PRECISION = "full precision"
 

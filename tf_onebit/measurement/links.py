@@ -12,7 +12,7 @@ from tf_onebit.planner import Link
 
 _FLOAT_BYTES = 4
 _FIRST_BYTES = 256 * 1024
-_MOST_BYTES = 32 * 2**20
+_MOST_BYTES = 16 * 2**20
 # What a message must take to say something, beyond what links let pass at once after a pause.
 _LEAST_SECONDS = 0.15
 _LATENCY_RUNS, _RUNS = 20, 3
@@ -114,9 +114,11 @@ class Links:
             (answer,) = self._engine.run([ask(_REQUESTS[kind](values, name))])
             return tf.nest.flatten(answer)[0]
 
+        values = tf.zeros(self._shape(kind, sent_bytes))
         if name not in self._functions:
-            self._functions[name] = tf.function(run, autograph=False)
-        function, values = self._functions[name], tf.zeros(self._shape(kind, sent_bytes))
+            spec = tf.TensorSpec(values.shape)
+            self._functions[name] = tf.function(run, autograph=False).get_concrete_function(spec)
+        function = self._functions[name]
         return lambda: function(values)[..., :1].numpy()
 
     def _shape(self, kind, sent_bytes):
