@@ -26,8 +26,8 @@ class NormalizedAdaGrad(Transform):
         a = (1 - exp(-n / time_constant)) / (1 - exp(-s / time_constant))
 
     with s samples up to the end of the step: the average is one of those squares only that there
-    have been. After the first step sigma is `|g|`. Each tensor of the list of gradients is a matrix,
-    biases too.
+    have been. After the first step sigma is `|g|`. Each tensor of the list of gradients is a
+    matrix, biases too.
 
     Squares that come before and after a change of the batch size are averaged as they are, though
     smaller batches have gradients with larger variance.
