@@ -229,6 +229,8 @@ def is_not_run(command):
 
 @pytest.mark.parametrize("command", dict.fromkeys(COMMANDS), ids=str)
 def test_command_is_understood(command, monkeypatch):
+    # Options are written out, though programs take their beginnings, too.
+    monkeypatch.setattr(argparse.ArgumentParser, "_get_option_tuples", lambda *_: [])
     if not is_not_run(command):
         check(command, list(command.words), monkeypatch)
 
