@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import importlib
 import inspect
 import json
 import re
@@ -124,41 +125,54 @@ COMMANDS = [command for path in PATHS for command in commands(path)]
 
 
 class _Parsed(BaseException):
-    """A program has parsed its command line, and is not to go on."""
+    """A program has parsed its command line, and is not to go on.
+
+    Attributes:
+        others: list of arguments that it leaves to the training that it starts.
+    """
+
+    def __init__(self, others=()):
+        self.others = list(others)
 
 
-def run_until_parsed(script, arguments, monkeypatch, only_known=False):
-    """Runs a program until it has read its command line: errors end in SystemExit."""
+def run_until_parsed(script, arguments, only_names=False):
+    """Runs a program until it has read its command line: errors end in SystemExit.
+
+    Args:
+        script: path.
+        arguments: list of strings.
+        only_names: whether the options are only to exist.
+    """
     parse_known = argparse.ArgumentParser.parse_known_args
 
-    def parse(self, given=None, namespace=None, *, others_allowed=False):
+    def parse(self, given=None, namespace=None, others_allowed=False):
         given = sys.argv[1:] if given is None else given
-        if only_known:
-            options = {option for option in given if option.startswith("--")}
-            if not options <= set(self._option_string_actions):
-                self.error(f"unknown options: {given}")
+        if only_names:
+            unknown = {word for word in given if word.startswith("--")}
+            unknown -= set(self._option_string_actions)
+            if unknown:
+                self.error(f"unknown options: {unknown}")
             raise _Parsed
         _, others = parse_known(self, given, namespace)
         if others and not others_allowed:
             self.error(f"unknown arguments: {others}")
-        if others:  # those of the training that it starts
-            monkeypatch.undo()
-            speech_options.parse_arguments(others)
-        raise _Parsed
+        raise _Parsed(others)
 
-    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse)
-    monkeypatch.setattr(
-        argparse.ArgumentParser,
-        "parse_known_args",
-        lambda self, *given: parse(self, *given, others_allowed=True),
-    )
-    monkeypatch.setattr(sys, "argv", [str(script), *arguments])
+    def parse_some(self, given=None, namespace=None):
+        parse(self, given, namespace, others_allowed=True)
+
     # Tests do without it, because it takes seconds to import.
     digits = types.SimpleNamespace(load_digits=None)
-    monkeypatch.setitem(sys.modules, "sklearn", types.SimpleNamespace(datasets=digits))
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", digits)
-    with pytest.raises(_Parsed):
-        runpy.run_path(str(script), run_name="__main__")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "sklearn", types.SimpleNamespace(datasets=digits))
+        patch.setitem(sys.modules, "sklearn.datasets", digits)
+        patch.setattr(argparse.ArgumentParser, "parse_args", parse)
+        patch.setattr(argparse.ArgumentParser, "parse_known_args", parse_some)
+        patch.setattr(sys, "argv", [str(script), *arguments])
+        with pytest.raises(_Parsed) as parsed:
+            runpy.run_path(str(script), run_name="__main__")
+    if parsed.value.others:
+        speech_options.parse_arguments(parsed.value.others)
 
 
 def check(command, words, monkeypatch):
@@ -186,7 +200,7 @@ def check(command, words, monkeypatch):
     elif program == "python":
         check(command, arguments, monkeypatch)
     elif program.endswith(".py"):
-        check_script(command, program, arguments, monkeypatch)
+        check_script(command, program, arguments)
     else:
         pytest.fail(f"No test knows what to do with: {command}")
 
@@ -196,13 +210,13 @@ def check_own(command, arguments, monkeypatch):
     started = []
     monkeypatch.setattr(launch, "launch", lambda workers, line: started.append(line) or 0)
     if arguments[0] != "launch":
-        run_until_parsed(ROOT / "tf_onebit" / "cli.py", arguments, monkeypatch)
+        run_until_parsed(ROOT / "tf_onebit" / "cli.py", arguments)
         return
     assert cli.main(arguments) == 0
     check(command, *started, monkeypatch)
 
 
-def check_script(command, program, arguments, monkeypatch):
+def check_script(command, program, arguments):
     folders = [ROOT]
     if command.is_mention:
         folders += [command.path.parent, ROOT / "tf_onebit", ROOT / "examples" / "speech"]
@@ -211,14 +225,14 @@ def check_script(command, program, arguments, monkeypatch):
         assert not arguments  # the reader's own
         return
     assert script.exists(), f"{command}: there is no such program"
-    if not command.is_mention and script == ROOT / "examples" / "speech" / "train.py":
-        if "--help" not in arguments:
-            speech_options.parse_arguments(arguments)
+    if arguments == ["--help"] or (command.is_mention and not arguments):
         return
-    if command.is_mention and not arguments:
-        return
-    only_known = command.is_mention and script.name == "train.py"
-    run_until_parsed(script, arguments, monkeypatch, only_known)
+    if command.is_mention and script.name == "train.py":
+        run_until_parsed(script, arguments, only_names=True)
+    elif script == ROOT / "examples" / "speech" / "train.py":
+        speech_options.parse_arguments(arguments)
+    else:
+        run_until_parsed(script, arguments)
 
 
 def is_not_run(command):
@@ -238,6 +252,15 @@ def test_command_is_understood(command, monkeypatch):
 def test_every_reason_not_to_run_a_command_is_needed():
     used = {reason for command in COMMANDS for reason in is_not_run(command)}
     assert used == set(NOT_RUN)
+
+
+@pytest.mark.parametrize("name", ["tf_onebit", *(f"tf_onebit.{m}" for m in tf_onebit._SUBMODULES)])
+def test_the_api_has_every_public_name(name):
+    text = "".join(path.read_text() for path in (ROOT / "docs" / "api").glob("*.md"))
+    public = set(importlib.import_module(name).__all__) - {*tf_onebit._SUBMODULES, "__version__"}
+    entries = set(re.findall(rf"^\.\. auto\w+:: {name}\.(\w+)$", text, re.MULTILINE))
+    # Horovod's own are in a list.
+    assert public <= entries | set(re.findall(r"`(\w+)`", text)), public - entries
 
 
 def test_links_lead_to_files():
