@@ -32,6 +32,7 @@ nitpick_ignore = [("py:exc", "InvalidArgumentError"), ("py:exc", "UnknownError")
 # In docstrings `name` is code, as in Markdown.
 default_role = "code"
 autodoc_member_order = "bysource"
+autodoc_inherit_docstrings = False  # Keras' of every method of a callback, for example
 autodoc_typehints = "none"
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
