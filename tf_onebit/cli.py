@@ -4,7 +4,7 @@ import argparse
 import sys
 
 from tf_onebit import doctor, launch
-from tf_onebit.preflight import command as plan
+from tf_onebit.preflight import bench, plan
 
 
 def main(arguments=None):
@@ -13,6 +13,7 @@ def main(arguments=None):
     commands = parser.add_subparsers(required=True, metavar="command")
     launch.add_command(commands)
     plan.add_command(commands)
+    bench.add_command(commands)
     doctor.add_command(commands)
     options = parser.parse_args(arguments)
     return options.run(options)

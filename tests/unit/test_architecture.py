@@ -17,7 +17,7 @@ COLLECTIVES = ["engine", "found", "ordered_sum", "placement", "requests"]
 # What each part may import of the package itself. The longest prefix counts.
 MAY_IMPORT = {
     "tf_onebit": ["_version"],
-    "tf_onebit.cli": ["doctor", "launch", "preflight.command"],
+    "tf_onebit.cli": ["doctor", "launch", "preflight.bench", "preflight.plan"],
     "tf_onebit.doctor": ["ops", "_version"],
     "tf_onebit.launch": [],
     "tf_onebit._version": [],
