@@ -36,7 +36,7 @@ class Row(NamedTuple):
 def rows(steps):
     step = ("--inter-op-threads", "2", "--steps", str(steps))
     blocks = ("--optimizer", "SGD", "--exchange", "1-bit", "--sync-period", str(SYNC_PERIOD))
-    density = ("--target-density", "0.001", "--warm-up-steps", "20")
+    density = ("--target-density", "0.001", "--warm-up-steps", "150")
     return [
         Row("full precision", "step_worker.py", (*step, "--exchange", "full_precision")),
         Row("1-bit", "step_worker.py", (*step, "--exchange", "one_bit")),
