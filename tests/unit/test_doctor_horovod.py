@@ -26,6 +26,13 @@ def test_nothing_is_said_against_horovod_as_the_tool_builds_it(facts):
     assert lines[1] == "Horovod's operations on the CPU: gloo"
 
 
+def test_operations_on_the_cpu_are_mpis_where_nothing_else_is_said():
+    both = dataclasses.replace(GOOD, built=("mpi", "gloo"))
+    assert "Horovod's operations on the CPU: mpi" in doctor.horovod_lines("0.28.1", both)
+    gloo = dataclasses.replace(both, cpu_operations="gloo")
+    assert "Horovod's operations on the CPU: gloo" in doctor.horovod_lines("0.28.1", gloo)
+
+
 @pytest.mark.parametrize(
     "facts, changes, is_fault, what_happened, what_to_do",
     [
