@@ -10,7 +10,8 @@ keras.utils.set_random_seed(1)
 images, digits = load_digits(return_X_y=True)
 held_out = images[1440:], digits[1440:]
 images, digits = images[hvd.rank() : 1440 : hvd.size()], digits[hvd.rank() : 1440 : hvd.size()]
-batches = tf.data.Dataset.from_tensor_slices((images, digits)).shuffle(1440).batch(32)
+batches = tf.data.Dataset.from_tensor_slices((images, digits))
+batches = batches.shuffle(1440).batch(32, drop_remainder=True)
 
 model = keras.Sequential(
     [
@@ -34,7 +35,7 @@ def train_step(x, y):
     optimizer.apply(tape.gradient(loss, variables), model.trainable_variables)
 
 
-for _ in range(5):
+for _ in range(3):
     for x, y in batches:
         train_step(x, y)
 print(f"held-out loss: {loss_function(held_out[1], model(held_out[0])):.6f}")

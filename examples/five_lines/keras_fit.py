@@ -29,7 +29,7 @@ model.fit(
     images,
     digits,
     batch_size=32,
-    epochs=5,
+    epochs=3,
     verbose=0,
 )
 print(f"held-out loss: {model.evaluate(*held_out, verbose=0):.6f}")
