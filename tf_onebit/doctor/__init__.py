@@ -7,7 +7,8 @@ import platform
 
 from tf_onebit._version import __version__
 from tf_onebit.doctor.fault import Fault
-from tf_onebit.doctor.gpus import Gpu, GpuFacts, reasons_against_gpus
+from tf_onebit.doctor.gpus import Gpu, GpuFacts, ops_report, reasons_against_gpus
+from tf_onebit.doctor.horovod import horovod_report
 
 __all__ = ["Gpu", "GpuFacts", "add_command", "doctor", "reasons_against_gpus"]
 
@@ -64,9 +65,7 @@ def _report(hosts):
             "tensorflow-cpu==2.21.0"
         )
         return
-    # They import TensorFlow, and other commands do without.
-    from tf_onebit.doctor.gpus import ops_report
-    from tf_onebit.doctor.horovod import horovod_report
+    # It imports TensorFlow, and other commands do without.
     from tf_onebit.doctor.peers import peers_report
 
     yield from ops_report()

@@ -96,7 +96,7 @@ def horovod_lines(version, facts):
     else:
         yield Fault(f"Horovod has no operations on the CPU. Build it with Gloo: {_BUILD}.")
     built, library = facts.nccl_built or "none", facts.nccl_library or "none"
-    yield f"NCCL: {built} built into Horovod, {library} found on this machine"
+    yield f"NCCL: {built} built into Horovod, {library} found by the loader"
     if facts.nccl_built and not facts.nccl_library:
         yield Fault(
             f"Horovod is built with NCCL {facts.nccl_built}, and libnccl.so.2 is not found. "
