@@ -26,8 +26,12 @@ extensions = [
 myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 3
 
-# TensorFlow's, which docstrings name as programs catch them.
-nitpick_ignore = [("py:exc", "InvalidArgumentError"), ("py:exc", "UnknownError")]
+# TensorFlow's, which docstrings name as programs catch them, and NumPy's.
+nitpick_ignore = [
+    ("py:exc", "InvalidArgumentError"),
+    ("py:exc", "UnknownError"),
+    ("py:class", "numpy.ndarray"),
+]
 
 # In docstrings `name` is code, as in Markdown.
 default_role = "code"

@@ -55,6 +55,11 @@ def languages(path):
     return {match[1] for match in _FENCE.finditer(path.read_text())}
 
 
+def made_by_diffs(path):
+    """The programs that the diffs of a document make: set of names."""
+    return set(re.findall(r"^\+\+\+ (\S+)$", path.read_text(), re.MULTILINE))
+
+
 def spans(path):
     """Code within the text: list of strings, on one line each."""
     return [" ".join(span.split()) for span in _SPAN.findall(_FENCE.sub("", path.read_text()))]
@@ -70,5 +75,6 @@ def commands(path):
     for span in spans(path):
         if _COMMAND.match(span) and "..." not in span:
             words = tuple(shlex.split(span))
-            found.append(Command(path, words, is_mention=words[0].endswith(".py")))
+            is_mention = words[0].endswith(".py") or (words[0] == "tf-onebit" and len(words) == 2)
+            found.append(Command(path, words, is_mention))
     return [command for command in found if command.words]

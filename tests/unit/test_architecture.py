@@ -18,9 +18,10 @@ COLLECTIVES = ["engine", "found", "ordered_sum", "placement", "requests"]
 MAY_IMPORT = {
     "tf_onebit": ["_version"],
     "tf_onebit.cli": ["doctor", "launch", "preflight.bench", "preflight.plan"],
-    "tf_onebit.doctor": ["ops", "_version"],
+    "tf_onebit.doctor": ["cluster_spec", "doctor", "ops", "_version"],
     "tf_onebit.launch": [],
     "tf_onebit._version": [],
+    "tf_onebit.cluster_spec": [],
     "tf_onebit.configurable": [],
     "tf_onebit.control": [],
     "tf_onebit.planner": ["planner"],
@@ -94,7 +95,7 @@ MAY_IMPORT = {
         "training",
     ],
     "tf_onebit.data": ["collectives.found", "collectives.requests", "data"],
-    "tf_onebit.distribute": ["collectives", "distribute", "exchanges", "training"],
+    "tf_onebit.distribute": ["cluster_spec", "collectives", "distribute", "exchanges", "training"],
     "tf_onebit.horovod": [
         "collectives",
         "configurable",
@@ -116,7 +117,7 @@ USERS = {
         "tf_onebit.training.model_optimizers",
         "tf_onebit.training.optimizer",
     ],
-    "horovod": ["tf_onebit.collectives.horovod", "tf_onebit.horovod"],
+    "horovod": ["tf_onebit.collectives.horovod", "tf_onebit.doctor.horovod", "tf_onebit.horovod"],
 }
 
 
