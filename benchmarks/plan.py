@@ -2,6 +2,8 @@
 
     sudo .venv/bin/python benchmarks/plan.py
 
+and how long it takes to plan, and to simulate a step of 1,000 workers that are all different.
+
 Workers in network namespaces with shaped links, each pinned to a core (four share two cores), first
 plan together and then train the DNN 429 - 7x2048 - 9304 (45M parameters), over Horovod, with 64
 samples each: in full precision, with 1-bit and with threshold-sparse gradients, and in blocks.
@@ -11,6 +13,7 @@ Everybody has one intra-op thread and two inter-op threads.
 import argparse
 import os
 import pathlib
+import time
 from typing import NamedTuple
 
 import numpy as np
@@ -18,10 +21,13 @@ from launch import run_workers
 from network import hosts_on_a_bridge, rate_argument
 from report import Spread, machine_facts, print_machine_facts, print_table, verdict, write_json
 
+from tf_onebit.planner import Bucket, Collective, Computation, Link, Worker, simulate
+
 DIRECTORY = pathlib.Path(__file__).parent
 SYNC_PERIOD = 16
 MOST_DIFFERENCE = 0.15
 MOST_SECONDS = 60
+SIMULATED_WORKERS, MOST_SIMULATION_SECONDS = 1000, 10
 THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "2"}
 
 
@@ -83,6 +89,22 @@ def measure(workers, rate, arguments):
     return planned, measured
 
 
+def simulation_seconds():
+    """Of some steps of many workers, with stragglers, and 1-bit gradients in ten buckets."""
+    links = {kind: Link(0.001, 118e6, 0.8e-9) for kind in ("all_to_all", "all_gather")}
+    worker = Worker(Computation(0.06, 0.16, 0.02), links)
+    collectives = tuple(Collective(0.003, kind, 0.3e6) for kind in links)
+    slowdowns = np.random.default_rng(1).lognormal(0, 0.1, [5, SIMULATED_WORKERS])
+    start = time.perf_counter()
+    simulate(
+        [(worker, SIMULATED_WORKERS)],
+        10 * [Bucket(4.5e6, collectives, 0.004)],
+        steps=len(slowdowns),
+        slowdowns=slowdowns,
+    )
+    return time.perf_counter() - start
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
@@ -96,7 +118,9 @@ def main():
     os.environ.update(THREADS)
     facts = machine_facts()
     print_machine_facts(facts)
-    table, verdicts, reports = [], [], []
+    claim = f"seconds to simulate 5 steps of {SIMULATED_WORKERS:,} workers"
+    verdicts = [verdict(claim, simulation_seconds(), MOST_SIMULATION_SECONDS)]
+    table, reports = [], []
     for workers in arguments.workers:
         for rate in arguments.rate:
             print(f"\n{workers} workers, links of {rate}", flush=True)
