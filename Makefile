@@ -4,7 +4,7 @@ PYTHON ?= python3.11
 VENV := .venv
 LIBRARY := tf_onebit/libtf_onebit_ops.so
 
-.PHONY: setup train test lint clean
+.PHONY: setup train test lint docs clean
 
 setup: $(VENV)/.requirements $(VENV)/.package $(LIBRARY) $(VENV)/.horovod
 
@@ -19,6 +19,10 @@ test: setup
 lint: setup
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
+
+# Strictly: a reference that leads nowhere, or a docstring that is no valid text, is an error.
+docs: setup
+	$(VENV)/bin/python -m sphinx -W --keep-going -n --quiet --jobs auto docs build/docs
 
 # Leaves .venv, and the corpus and Horovod's wheel, which are kept outside of the checkout.
 clean:

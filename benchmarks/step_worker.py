@@ -16,7 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_onebit import Delayed, OneBit, Threshold, WarmStart
+from tf_onebit import Delayed, FullPrecision, OneBit, Threshold, WarmStart
 from tf_onebit.collectives.engine import ProcessEngine
 from tf_onebit.collectives.requests import AllGather, AllToAll
 from tf_onebit.distribute import MultiWorkerMirroredStrategy
@@ -34,6 +34,7 @@ HOROVOD_COMPRESSION = {
 
 # Exchanges of ours, and which of the arguments are theirs.
 SETTINGS = {
+    "full_precision": (FullPrecision, ("bucket_bytes",)),
     "one_bit": (OneBit, ("max_column_size", "bucket_bytes")),
     "threshold": (Threshold, ("target_density", "coding", "bucket_bytes")),
 }

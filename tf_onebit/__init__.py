@@ -5,6 +5,7 @@ import importlib
 from tf_onebit._version import __version__
 
 _MODULE_OF = {
+    "Auto": "tf_onebit.exchanges",
     "Delayed": "tf_onebit.exchanges",
     "Exchange": "tf_onebit.exchanges",
     "FullPrecision": "tf_onebit.exchanges",

@@ -4,6 +4,7 @@ import argparse
 import sys
 
 from tf_onebit import doctor, launch
+from tf_onebit.preflight import bench, plan
 
 
 def main(arguments=None):
@@ -11,6 +12,8 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(prog="tf-onebit", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="command")
     launch.add_command(commands)
+    plan.add_command(commands)
+    bench.add_command(commands)
     doctor.add_command(commands)
     options = parser.parse_args(arguments)
     return options.run(options)

@@ -234,7 +234,7 @@ def test_monitor_times_the_exchange_and_changes_no_bit(world_size, tmp_path):
     spans = [event for event in events if event["ph"] == "X"]
     assert {event["pid"] for event in spans} == {rank()}
     steps = [event for event in spans if event["name"] == "STEP"]
-    buckets = len(model.optimizer.gradient_exchange.built[0]._buckets)
+    buckets = len(model.optimizer.gradient_exchange.built[0].buckets)
     assert len(steps) == 8 and buckets > 1
     for step in steps:
         begin, end = step["ts"], step["ts"] + step["dur"]

@@ -2,6 +2,7 @@
 
 import ast
 import pathlib
+import sys
 
 import pytest
 
@@ -16,12 +17,32 @@ COLLECTIVES = ["engine", "found", "ordered_sum", "placement", "requests"]
 # What each part may import of the package itself. The longest prefix counts.
 MAY_IMPORT = {
     "tf_onebit": ["_version"],
-    "tf_onebit.cli": ["doctor", "launch"],
-    "tf_onebit.doctor": ["ops", "_version"],
+    "tf_onebit.cli": ["doctor", "launch", "preflight.bench", "preflight.plan"],
+    "tf_onebit.doctor": ["cluster_spec", "doctor", "ops", "_version"],
     "tf_onebit.launch": [],
     "tf_onebit._version": [],
+    "tf_onebit.cluster_spec": [],
     "tf_onebit.configurable": [],
     "tf_onebit.control": [],
+    "tf_onebit.planner": ["planner"],
+    "tf_onebit.measurement": [
+        "collectives.requests",
+        "exchanges",
+        "measurement",
+        "ops",
+        "planner",
+    ],
+    "tf_onebit.preflight": [
+        "collectives.horovod",
+        "collectives.requests",
+        "distribute",
+        "exchanges",
+        "horovod",
+        "measurement",
+        "optimizers",
+        "planner",
+        "preflight",
+    ],
     "tf_onebit.layout": [],
     "tf_onebit.samples": [],
     "tf_onebit.optimizers": ["optimizers", "samples"],
@@ -67,13 +88,15 @@ MAY_IMPORT = {
         "block_momentum",
         "collectives.placement",
         "collectives.requests",
+        "configurable",
         "exchanges",
+        "measurement",
         "ops",
         "samples",
         "training",
     ],
     "tf_onebit.data": ["collectives.found", "collectives.requests", "data"],
-    "tf_onebit.distribute": ["collectives", "distribute", "exchanges", "training"],
+    "tf_onebit.distribute": ["cluster_spec", "collectives", "distribute", "exchanges", "training"],
     "tf_onebit.horovod": [
         "collectives",
         "configurable",
@@ -91,10 +114,11 @@ USERS = {
         "tf_onebit.distribute",
         "tf_onebit.horovod",
         "tf_onebit.optimizers",
+        "tf_onebit.preflight",
         "tf_onebit.training.model_optimizers",
         "tf_onebit.training.optimizer",
     ],
-    "horovod": ["tf_onebit.collectives.horovod", "tf_onebit.horovod"],
+    "horovod": ["tf_onebit.collectives.horovod", "tf_onebit.doctor.horovod", "tf_onebit.horovod"],
 }
 
 
@@ -147,6 +171,14 @@ def test_only_strategies_use_private_modules_of_tensorflow(path):
     if is_within(module_name(path), ["tf_onebit.distribute", "tf_onebit.collectives.placement"]):
         return
     assert not [module for module in imports_of(path) if is_within(module, private)]
+
+
+@pytest.mark.parametrize("part", ["block_momentum", "control", "planner"])
+def test_arithmetic_is_free_of_frameworks(part):
+    paths = [path for path in MODULES if is_within(module_name(path), [f"tf_onebit.{part}"])]
+    imported = {name for path in paths for name in imports_of(path)}
+    outside = {name.split(".")[0] for name in imported} - set(sys.stdlib_module_names)
+    assert outside <= {"numpy", "tf_onebit"}
 
 
 def test_reference_imports_nothing_of_the_package():

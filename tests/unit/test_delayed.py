@@ -183,7 +183,7 @@ def test_nothing_is_lost(rng, world_size):
     held = release(workers)
     assert len(held) == 2
     applied = sum(flat(ranks[0]) for ranks in exchanged[2:] + held)
-    inner = [worker._buckets[0][0].wrapped for worker in workers]
+    inner = [worker.buckets[0][0].wrapped for worker in workers]
     unsent = sum(exchange.worker_residual.numpy() for exchange in inner)
     unsent += np.concatenate([exchange.shard_residual.numpy() for exchange in inner])
     total = sum(flat(mine) for gradients in given for mine in gradients)
@@ -228,7 +228,7 @@ def test_what_is_under_way_needs_as_many_workers(rng):
     release(workers)
     alone.load_state([worker.state() for worker in workers])
     residuals = [state["bucket_0/exchange/worker_residual"].sum() for state in states]
-    inner = alone._buckets[0][0].wrapped
+    inner = alone.buckets[0][0].wrapped
     np.testing.assert_allclose(inner.worker_residual.numpy().sum(), sum(residuals), rtol=1e-4)
 
 

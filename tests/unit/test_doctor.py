@@ -1,4 +1,4 @@
-"""`tf-onebit doctor` says what is there, and why nothing runs on a GPU."""
+"""`tf-onebit doctor` says what is there, what works, and what to do where something does not."""
 
 import dataclasses
 import pathlib
@@ -59,6 +59,9 @@ def test_the_command_reports_this_installation():
     assert "tensorflow-cpu 2.21.0, keras 3.15.1" in lines[1]
     (ops,) = [line for line in lines if line.startswith("Compiled ops: ")]
     assert str(ROOT / "tf_onebit" / "libtf_onebit_ops.so") in ops
+    assert "Horovod: 0.28.1, built with gloo; without mpi, nccl, ddl, ccl" in lines
+    # `make` builds Horovod with the tool.
+    assert "Slower than need be" not in job.stdout
     # The tests run on tensorflow-cpu, and say so.
     assert any(line.startswith("Not on a GPU: this TensorFlow is built without") for line in lines)
 

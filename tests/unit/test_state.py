@@ -71,7 +71,7 @@ def test_resumed_exchanges_go_on_as_before(name, world_size):
 
 def unsent(exchanges):
     """What all workers together have not sent yet, of each bucket: of all its stages."""
-    buckets = zip(*([b for b, _ in exchange._buckets] for exchange in exchanges), strict=True)
+    buckets = zip(*([b for b, _ in exchange.buckets] for exchange in exchanges), strict=True)
     total = []
     for workers in buckets:
         workers = [getattr(worker, "compressed", worker) for worker in workers]
@@ -149,11 +149,11 @@ def test_residuals_follow_the_scale_of_gradients(ratio):
 def test_warm_start_goes_on_counting():
     exchanges = build("warming", 2)
     run(exchanges, range(3))
-    (bucket, _), *_ = exchanges[1]._buckets
+    (bucket, _), *_ = exchanges[1].buckets
     resumed = build("warming", 3)
     for exchange in resumed:
         exchange.load_state([e.state() for e in exchanges])
-    (again, _), *_ = resumed[2]._buckets
+    (again, _), *_ = resumed[2].buckets
     assert int(again._progress) == int(bucket._progress) == 3
 
 

@@ -29,7 +29,7 @@ class BlockMomentum(keras.callbacks.Callback):
 
     Every worker trains on its own for `sync_period` steps. Then the workers' models are averaged,
     and the average is moved on by a part of the updates of the blocks before it, which makes up for
-    what each minibatch loses in the average:
+    what each minibatch loses in the average::
 
         Delta_n = eta Delta_(n-1) + zeta (theta_bar - theta_init)
         theta = theta_init + zeta (theta_bar - theta_init)
@@ -56,7 +56,7 @@ class BlockMomentum(keras.callbacks.Callback):
     BatchNormalization, are averaged, and so is other state of the optimizer. Learning rate
     schedules follow the worker that has made the most steps.
 
-    The workers are those of the model's optimizer, which must leave them their own gradients:
+    The workers are those of the model's optimizer, which must leave them their own gradients::
 
         tf_onebit.horovod.DistributedOptimizer(optimizer, exchange=tf_onebit.Local())
         tf_onebit.distribute.MultiWorkerMirroredStrategy(exchange=tf_onebit.Local())

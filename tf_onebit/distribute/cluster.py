@@ -1,59 +1,17 @@
-"""The cluster of a job: who belongs to it, who has come, who is alive."""
+"""The cluster of a job: who has come, who is alive."""
 
-import json
-import os
-import re
 import socket
 import time
 
-import tensorflow as tf
 from tensorflow.compiler.xla.tsl.protobuf.coordination_config_pb2 import CoordinatedJob
 from tensorflow.python.distribute import multi_worker_util
 from tensorflow.python.eager import context as tf_context
 
+from tf_onebit.cluster_spec import host_and_port
+
 _POLL_SECONDS = 0.2
 _SECONDS_TO_COME = 300
 _SECONDS_WITHOUT_HEARTBEAT = 10
-
-
-def require_valid(cluster_resolver):
-    """Raises ValueError if a resolver does not describe a cluster and this worker's place in it."""
-    try:
-        if not isinstance(json.loads(os.environ.get("TF_CONFIG") or "{}"), dict):
-            raise ValueError("it is no JSON object")
-        cluster = cluster_resolver.cluster_spec().as_dict()
-        job, index = cluster_resolver.task_type, cluster_resolver.task_id
-    except (ValueError, TypeError, AttributeError, KeyError) as error:
-        raise ValueError(
-            f"{_source(cluster_resolver)} cannot be read: {error}.{_REMEDY}"
-        ) from error
-    if not cluster:
-        return
-    addresses = [address for tasks in cluster.values() for address in tasks]
-    places = [f"{job} {index}" for job, tasks in cluster.items() for index in range(len(tasks))]
-    if job not in ("chief", "worker") or not set(cluster) <= {"chief", "worker"}:
-        problem = "has jobs other than chief and worker, or none for this process"
-    elif f"{job} {index}" not in places:
-        problem = f"gives this process the task {job} {index}, but has only {', '.join(places)}"
-    elif not all(re.fullmatch(r".+:\d+", str(address)) for address in addresses):
-        problem = "has addresses without a port"
-    elif len(set(addresses)) < len(addresses):
-        problem = "has an address twice"
-    else:
-        return
-    raise ValueError(f"{_source(cluster_resolver)} {problem}. Received: {cluster}.{_REMEDY}")
-
-
-_REMEDY = (
-    ' For two workers it is {"cluster": {"worker": ["host1:2222", "host2:2222"]}, '
-    '"task": {"type": "worker", "index": 0}}, with index 1 on the second.'
-)
-
-
-def _source(cluster_resolver):
-    if isinstance(cluster_resolver, tf.distribute.cluster_resolver.TFConfigClusterResolver):
-        return f"TF_CONFIG={os.environ.get('TF_CONFIG')!r}"
-    return f"The cluster of {type(cluster_resolver).__name__}"
 
 
 def configure_heartbeat(cluster_resolver, timeout_seconds):
@@ -112,7 +70,7 @@ def wait_for_all(cluster_resolver, timeout_seconds):
 
 def _listening(address, most):
     """A socket that takes `most` connections, though nobody accepts them."""
-    port = _host_and_port(address)[1]
+    port = host_and_port(address)[1]
     dualstack = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dualstack else socket.AF_INET
     try:
@@ -128,12 +86,7 @@ def _listening(address, most):
 
 def _answers(address):
     try:
-        socket.create_connection(_host_and_port(address), timeout=1).close()
+        socket.create_connection(host_and_port(address), timeout=1).close()
     except OSError:
         return False
     return True
-
-
-def _host_and_port(address):
-    host, port = address.rsplit(":", 1)
-    return host.strip("[]"), int(port)

@@ -10,10 +10,11 @@ from tensorflow.python.distribute import (
     mirrored_strategy,
 )
 
+from tf_onebit.cluster_spec import require_valid
 from tf_onebit.collectives.lockstep import LockstepEngine
 from tf_onebit.collectives.requests import AllGather, AllReduce, ask
 from tf_onebit.collectives.tensorflow import TensorFlowEngine
-from tf_onebit.distribute.cluster import configure_heartbeat, require_valid, wait_for_all
+from tf_onebit.distribute.cluster import configure_heartbeat, wait_for_all
 from tf_onebit.distribute.data import prepared, without_effect_of_empty_batches
 from tf_onebit.distribute.optimizer import adopt, calling_optimizer, require_adopted
 from tf_onebit.distribute.replicas import sum_of_replicas

@@ -1,5 +1,6 @@
 """What is sent: exchanges. They know no Keras, no Horovod, no tf.distribute."""
 
+from tf_onebit.exchanges.auto import Auto
 from tf_onebit.exchanges.base import Exchange, GradientSpec
 from tf_onebit.exchanges.bucketed import Bucketed
 from tf_onebit.exchanges.delayed import Delayed
@@ -10,6 +11,7 @@ from tf_onebit.exchanges.threshold import Threshold
 from tf_onebit.exchanges.warm_start import WarmStart
 
 __all__ = [
+    "Auto",
     "Bucketed",
     "Delayed",
     "Exchange",

@@ -32,6 +32,9 @@ class Bucketed(Exchange):
 
     Args:
         template: the user's exchange; cloned, not used itself.
+
+    Attributes:
+        buckets: list of (exchange, indices of its gradients), once it is built.
     """
 
     def __init__(self, template):
@@ -43,7 +46,7 @@ class Bucketed(Exchange):
         return {"template": serialize(self.template)}
 
     def create_state(self):
-        self._buckets, self._is_early, before = [], [], 0
+        self.buckets, self._is_early, before = [], [], 0
         size = sum(spec.size for spec in self.specs)
         for i, (template, indices) in enumerate(self._partition()):
             exchange = template.clone()
@@ -53,7 +56,7 @@ class Bucketed(Exchange):
             before += sum(spec.size for spec in specs)
             scope = self.request_name(f"bucket_{i}")
             exchange.build(specs, self.rank, self.world_size, scope, self.unit)
-            self._buckets.append((exchange, indices))
+            self.buckets.append((exchange, indices))
 
     def _partition(self):
         """List of (template of the exchange, indices of its gradients)."""
@@ -103,7 +106,7 @@ class Bucketed(Exchange):
         exchanged, flags, answers = [None] * len(self.specs), [], []
         # The late ones first: early ones, which have less left to send, let them pass.
         for is_early, (exchange, indices) in sorted(
-            zip(self._is_early, self._buckets, strict=True), key=lambda pair: pair[0]
+            zip(self._is_early, self.buckets, strict=True), key=lambda pair: pair[0]
         ):
             exchange.deliver_after(answers if is_early else [])
             bucket, bucket_flags = yield from exchanging(exchange, [tensors[i] for i in indices])
@@ -121,19 +124,19 @@ class Bucketed(Exchange):
             flags = tf.identity(flags)
         # An error would end what is still under way, and a bucket of `Delayed` would give the same
         # message, with the same error, in each step to come.
-        kept = [tf.convert_to_tensor(exchange.delivers()) for exchange, _ in self._buckets]
+        kept = [tf.convert_to_tensor(exchange.delivers()) for exchange, _ in self.buckets]
         return require_finite(exchanged, flags, names, kept), flags
 
     def delivers(self):
         # All buckets began in the same step.
-        return self._buckets[0][0].delivers()
+        return self.buckets[0][0].delivers()
 
     def hold(self, gradients):
-        for exchange, indices in self._buckets:
+        for exchange, indices in self.buckets:
             yield from exchange.hold([gradients[index] for index in indices])
 
     def number_held(self):
-        return self._buckets[0][0].number_held()
+        return self.buckets[0][0].number_held()
 
     def release(self, number, like, scale):
         return (
@@ -143,48 +146,48 @@ class Bucketed(Exchange):
         )
 
     def set_stages(self, stages_of):
-        for exchange, _ in self._buckets:
+        for exchange, _ in self.buckets:
             exchange.set_stages(stages_of)
 
     def set_delay(self, on):
-        for exchange, _ in self._buckets:
+        for exchange, _ in self.buckets:
             exchange.set_delay(on)
 
     def state(self):
         return {
             f"bucket_{i}/{name}": array
-            for i, (exchange, _) in enumerate(self._buckets)
+            for i, (exchange, _) in enumerate(self.buckets)
             for name, array in exchange.state().items()
         }
 
     def load_state(self, states, ratio=1.0):
         require_same_kind(self, states)
-        for i, (exchange, _) in enumerate(self._buckets):
+        for i, (exchange, _) in enumerate(self.buckets):
             exchange.load_state([part_of(state, f"bucket_{i}") for state in states], ratio)
 
     def set_global_batch_size(self, samples):
-        for exchange, _ in self._buckets:
+        for exchange, _ in self.buckets:
             exchange.set_global_batch_size(samples)
 
     def bytes_sent(self):
-        return sum(exchange.bytes_sent() for exchange, _ in self._buckets)
+        return sum(exchange.bytes_sent() for exchange, _ in self.buckets)
 
     def full_precision_bytes(self):
         """What the same exchange would send in float32: `IndexedSlices` as they are."""
         dense_bytes = sum(spec.size * FLOAT_BYTES for spec in self.specs if not spec.sparse)
-        sparse_bytes = sum(e.bytes_sent() for e, (i, *_) in self._buckets if self.specs[i].sparse)
+        sparse_bytes = sum(e.bytes_sent() for e, (i, *_) in self.buckets if self.specs[i].sparse)
         return 2 * (self.world_size - 1) * dense_bytes // self.world_size + sparse_bytes
 
     def residual_sum_of_squares(self):
-        return sum(exchange.residual_sum_of_squares() for exchange, _ in self._buckets)
+        return sum(exchange.residual_sum_of_squares() for exchange, _ in self.buckets)
 
     def residual_squares(self):
-        return {k: v for e, _ in self._buckets for k, v in e.residual_squares().items()}
+        return {k: v for e, _ in self.buckets for k, v in e.residual_squares().items()}
 
     def measures(self):
         """The buckets' figures, averaged by their numbers of values."""
         values, weights = {}, {}
-        for exchange, indices in self._buckets:
+        for exchange, indices in self.buckets:
             size = max(1, sum(self.specs[index].size for index in indices))
             for name, value in exchange.measures().items():
                 values.setdefault(name, []).append(value)

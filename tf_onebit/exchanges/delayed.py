@@ -16,7 +16,7 @@ class Delayed(Exchange):
     travel while step t + 1 computes: what they need of it is nothing, and so they take no time of
     their own unless they take longer than the step. Buckets that come early are aggregated in step
     t already, so that links are in use until its end; the encoded aggregate is kept then. Weights
-    are changed by gradients of the model that was there before:
+    are changed by gradients of the model that was there before::
 
         w_(t+1) = w_t - learning_rate * sum over workers of g(w_(t-steps))
 

@@ -23,7 +23,7 @@ class OneBit(Exchange):
     """1-bit SGD (Seide et al. 2014, section 3).
 
     Each worker quantizes its gradients to one bit per value and keeps the quantization error as
-    a residual, which it adds to its next gradients:
+    a residual, which it adds to its next gradients::
 
         code_t  = Q(g_t + r_(t-1))        r_t = g_t + r_(t-1) - Q^-1(code_t)
 

@@ -27,7 +27,7 @@ class Threshold(Exchange):
     """Threshold-sparse updates (Strom 2015).
 
     Each worker adds its gradients to a residual. Of the values that exceed the threshold tau, it
-    sends where they are and their sign, as +-tau, and subtracts what it sends:
+    sends where they are and their sign, as +-tau, and subtracts what it sends::
 
         corrected_t = g_t + r_(t-1)
         sent_t      = tau * sign(corrected_t) where |corrected_t| > tau, else 0

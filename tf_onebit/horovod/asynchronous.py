@@ -37,7 +37,7 @@ def AsynchronousOptimizer(
     Dead reckoning (Strom 2015, sections 2.3 and 2.6). A worker encodes its own gradients as
     `Threshold` does, subtracts `learning_rate * tau` from its weights where it sends +tau, and goes
     on. In the background all workers gather whatever messages there are, and every worker subtracts
-    what has arrived at the end of its own next step:
+    what has arrived at the end of its own next step::
 
         w <- w - sum over messages of learning_rate * tau * sent        (divided by N for the mean)
 

@@ -14,7 +14,7 @@ class NormalizedAdaGrad(keras.optimizers.Optimizer):
     """SGD, with or without momentum, on gradients in units of their own standard deviation.
 
     Equation (Seide et al. 2014, "On parallelizability of stochastic gradient descent for speech
-    DNNs", section 4), with n samples in a step and s samples up to its end:
+    DNNs", section 4), with n samples in a step and s samples up to its end::
 
         sigma^2 <- sigma^2 + a (g^2 - sigma^2)
         a = (1 - exp(-n / time_constant)) / (1 - exp(-s / time_constant))
@@ -22,7 +22,7 @@ class NormalizedAdaGrad(keras.optimizers.Optimizer):
 
     sigma^2 is a low-pass filter's of unit gain from the first step on: the average of the squares
     that there have been, by weights that decay. The mean is over the whole of a weight's tensor, so
-    that gradients keep their size, and learning rates their meaning. With momentum
+    that gradients keep their size, and learning rates their meaning. With momentum::
 
         adagrad_on="gradient":   velocity <- momentum * velocity + g'
                                  theta <- theta - learning_rate velocity

@@ -160,7 +160,8 @@ def _number_of_steps(name, value):
 class Adam(_MomentSteps, keras.optimizers.Adam):
     """`keras.optimizers.Adam` whose bias correction counts steps of its own.
 
-    Equation (Kingma and Ba 2015, as in Keras; k is that of Chen et al. 2020, Algorithm 1):
+    Equation (Kingma and Ba 2015, as in Keras; k is that of Chen et al. 2020, Algorithm 1)::
+
         m <- beta_1 m + (1 - beta_1) g          v <- beta_2 v + (1 - beta_2) g^2
         theta <- theta - learning_rate sqrt(1 - beta_2^(k+1)) / (1 - beta_1^(k+1)) m
                          / (sqrt(v) + epsilon)
@@ -168,7 +169,7 @@ class Adam(_MomentSteps, keras.optimizers.Adam):
     `k = iterations` until it is moved by `advance_moments`, `moment_steps` or `reset_moments`.
 
     Args:
-        as of `keras.optimizers.Adam`.
+        **kwargs: as of `keras.optimizers.Adam`.
 
     Attributes:
         moments: list of `Moment`: m and v of all weights.
@@ -194,7 +195,7 @@ class AdamW(_MomentSteps, keras.optimizers.AdamW):
     and Hutter 2019), which does not depend on k.
 
     Args:
-        as of `keras.optimizers.AdamW`.
+        **kwargs: as of `keras.optimizers.AdamW`.
 
     Attributes:
         moments: list of `Moment`: m and v of all weights.
@@ -214,20 +215,22 @@ class AdamW(_MomentSteps, keras.optimizers.AdamW):
 class Nadam(_MomentSteps, keras.optimizers.Nadam):
     """`keras.optimizers.Nadam` whose bias correction counts steps of its own.
 
-    Equation (Dozat 2015, as in Keras; k is that of Chen et al. 2020, Algorithm 1):
+    Equation (Dozat 2015, as in Keras; k is that of Chen et al. 2020, Algorithm 1)::
+
         u(j) = beta_1 (1 - 0.5 * 0.96^j)        U <- U u(k+1)
         m <- beta_1 m + (1 - beta_1) g          v <- beta_2 v + (1 - beta_2) g^2
         m_hat = u(k+2) m / (1 - U u(k+2)) + (1 - u(k+1)) g / (1 - U)
         theta <- theta - learning_rate m_hat / (sqrt(v / (1 - beta_2^(k+1))) + epsilon)
 
     The product U over all steps is a variable. `advance_moments(s)` moves it too, as s steps would
-    from k on, the last of them, if s is no integer, by a part of its exponent:
+    from k on, the last of them, if s is no integer, by a part of its exponent::
+
         U <- U u(k+1) ... u(k+n) u(k+n+1)^(s-n)         n = floor(s)
 
     `reset_moments` makes it 1 again; setting `moment_steps` leaves it.
 
     Args:
-        as of `keras.optimizers.Nadam`.
+        **kwargs: as of `keras.optimizers.Nadam`.
 
     Attributes:
         moments: list of `Moment`: m and v of all weights.
@@ -272,7 +275,8 @@ class Nadam(_MomentSteps, keras.optimizers.Nadam):
 class RectifiedAdam(_MomentSteps, keras.optimizers.Optimizer):
     """Adam that adapts no faster than its second moments are known (RAdam).
 
-    Equation (Liu et al. 2020, arXiv:1908.03265, Algorithm 2), with t = k + 1:
+    Equation (Liu et al. 2020, arXiv:1908.03265, Algorithm 2), with t = k + 1::
+
         m <- beta_1 m + (1 - beta_1) g          m_hat = m / (1 - beta_1^t)
         v <- beta_2 v + (1 - beta_2) g^2        v_hat = v / (1 - beta_2^t)
         rho_inf = 2 / (1 - beta_2) - 1

@@ -6,11 +6,12 @@ import itertools
 
 import tensorflow as tf
 
-from tf_onebit.exchanges import Bucketed, Exchange, FullPrecision, GradientSpec, Local
+from tf_onebit.exchanges import Auto, Bucketed, Exchange, FullPrecision, GradientSpec, Local
 from tf_onebit.exchanges.base import has_unsent
 from tf_onebit.exchanges.finite import all_finite, not_finite_flag
 from tf_onebit.exchanges.handshake import handshake
 from tf_onebit.samples import number_of_samples
+from tf_onebit.training.auto import decide, with_decision, without_decision
 from tf_onebit.training.recorder import stages_of
 
 # Counts what is exchanged, in the order of first use: all workers must take part in each, so they
@@ -19,12 +20,14 @@ _numbers = itertools.count()
 
 
 def resolve_exchange(exchange):
-    """The exchange that a user asked for: full precision by None."""
+    """The exchange that a user asked for: full precision by None, `Auto` by "auto"."""
     if exchange is None:
         return FullPrecision()
+    if isinstance(exchange, str) and exchange == "auto":
+        return Auto()
     if not isinstance(exchange, Exchange):
         raise ValueError(
-            "exchange must be a tf_onebit.Exchange, for example tf_onebit.OneBit(). "
+            'exchange must be a tf_onebit.Exchange, for example tf_onebit.OneBit(), or "auto". '
             f"Received: exchange={exchange!r} of type {type(exchange).__name__}."
         )
     return exchange
@@ -186,9 +189,14 @@ class GradientExchange:
 
         And those, of an earlier run, of what is not built yet.
         """
-        built = [[exchange.state() for exchange in e] for e, _ in self._built.values()]
+        built = [[self._state_of(exchange) for exchange in e] for e, _ in self._built.values()]
         waiting = [self._states[index] for index in sorted(self._states)]
         return built + [[states[rank] for rank in self.engine.ranks] for states in waiting]
+
+    def _state_of(self, exchange):
+        if isinstance(self.template, Auto):
+            return with_decision(exchange.state(), exchange.template)
+        return exchange.state()
 
     @property
     def states_are_whole(self):
@@ -234,6 +242,7 @@ class GradientExchange:
                     f"state of {len(states)} workers for {self.engine.world_size}."
                 )
             states = [states[member] for member in self.group.members]
+        states = list(map(without_decision, states))
         for exchange in exchanges:
             exchange.load_state(states, self._ratio)
 
@@ -377,6 +386,10 @@ class GradientExchange:
 
     def _build(self, specs, scope):
         template = self._in_full_precision() or self.template
+        if isinstance(template, Auto):
+            with tf.init_scope():
+                states = self._states.get(len(self._built), ())
+                template = decide(template, specs, self.group, states)
         return build(template, specs, scope, self.group, self._unit)
 
     def _exchanges_of(self, gradients, variables):

@@ -15,19 +15,19 @@ class NormalizedAdaGrad(Transform):
     """AdaGrad that forgets, and leaves a matrix's gradients their size (Seide et al. 2014).
 
     Equation ("On parallelizability of stochastic gradient descent for speech DNNs", section 4), for
-    the gradient g of weight (i, j) of a matrix:
+    the gradient g of weight (i, j) of a matrix::
 
         g' = g / (sigma / mean(sigma))          sigma^2 = h * g^2
 
     where the mean is over the whole matrix, and h a first-order low-pass filter of unit gain with a
-    time constant in samples: with n samples in a step, of which g is the sum or the mean,
+    time constant in samples: with n samples in a step, of which g is the sum or the mean::
 
         sigma^2 <- sigma^2 + a (g^2 - sigma^2)
         a = (1 - exp(-n / time_constant)) / (1 - exp(-s / time_constant))
 
     with s samples up to the end of the step: the average is one of those squares only that there
-    have been. After the first step sigma is |g|. Each tensor of the list of gradients is a matrix,
-    biases too.
+    have been. After the first step sigma is `|g|`. Each tensor of the list of gradients is a
+    matrix, biases too.
 
     Squares that come before and after a change of the batch size are averaged as they are, though
     smaller batches have gradients with larger variance.

@@ -7,7 +7,7 @@ from tf_onebit.transforms.base import Transform
 
 
 class Momentum(Transform):
-    """Momentum on 1 / world_size of the model, in place of the optimizer's.
+    """Momentum on 1 / world_size of the model, in place of the optimizer's::
 
         velocity <- momentum * velocity + g         g' = velocity
                                                     g' = g + momentum * velocity    with Nesterov's

@@ -1,54 +1,34 @@
-"""`tf-onebit doctor`: what is installed, and what runs on a GPU or why nothing does."""
+"""What of the report is about the compiled ops, and whether they run on a GPU."""
 
 import dataclasses
-import importlib.metadata
 import os
-import platform
 
-from tf_onebit._version import __version__
+from tf_onebit.doctor.fault import Fault
 
-TENSORFLOW_DISTRIBUTIONS = ("tensorflow", "tensorflow-cpu")
 # Of the GPUs that the kernels are compiled for.
 OLDEST_COMPUTE_CAPABILITY = (8, 0)
 
 
-def add_command(commands):
-    """Adds `doctor` to the commands of an `argparse` parser."""
-    parser = commands.add_parser(
-        "doctor",
-        help="say what is installed, and whether GPUs would be used",
-        description="Says what is installed, what the compiled ops are built for, and whether they "
-        "would run on a GPU: if not, why, and what to do. Ends with status 1 if the ops do not "
-        "load.",
-    )
-    parser.set_defaults(run=lambda options: doctor())
-
-
-def doctor():
-    """Prints the report, and returns 1 if the compiled ops cannot be used, else 0."""
-    # TensorFlow's own notes would bury it.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    print(f"tf_onebit {__version__}, Python {platform.python_version()}")
-    print(", ".join(_versions()))
+def ops_report():
+    """The lines about compiled ops and GPUs."""
     try:
         from tf_onebit.ops import library
     except ImportError as error:
-        print(f"Compiled ops: {error}")
-        return 1
-    print(f"Compiled ops: {library.PATH}, on the CPU with {library.simd()} instructions")
+        yield Fault(f"Compiled ops: {error}")
+        return
+    yield f"Compiled ops: {library.PATH}, on the CPU with {library.simd()} instructions"
     facts = gpu_facts(library)
     if facts.cuda_version:
-        print(f"Kernels for GPUs: CUDA {facts.cuda_version}, for {library.gpu_targets()}")
+        yield f"Kernels for GPUs: CUDA {facts.cuda_version}, for {library.gpu_targets()}"
     else:
-        print("Kernels for GPUs: none")
-    print(f"Driver of NVIDIA: {_driver_text(facts.driver_version)}")
-    print(f"GPUs that TensorFlow sees: {', '.join(map(str, facts.gpus)) or 'none'}")
+        yield "Kernels for GPUs: none"
+    yield f"Driver of NVIDIA: {_driver_text(facts.driver_version)}"
+    yield f"GPUs that TensorFlow sees: {', '.join(map(str, facts.gpus)) or 'none'}"
     reasons = reasons_against_gpus(facts)
     if not reasons:
-        print("GPUs are used.")
+        yield "GPUs are used."
     for reason in reasons:
-        print(f"Not on a GPU: {reason}")
-    return 0
+        yield f"Not on a GPU: {reason}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,15 +126,6 @@ def reasons_against_gpus(facts):
                 "later. Hide it with CUDA_VISIBLE_DEVICES, and the ops run on the CPU."
             )
     return reasons
-
-
-def _versions():
-    for name in (*TENSORFLOW_DISTRIBUTIONS, "keras", "horovod", "numpy"):
-        try:
-            yield f"{name} {importlib.metadata.version(name)}"
-        except importlib.metadata.PackageNotFoundError:
-            if name == "horovod":
-                yield "no horovod"
 
 
 def _driver_text(version):

@@ -1,0 +1,57 @@
+"""`exchange="auto"` between real workers."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.parallel.ranks import assert_same_bits_on_all_ranks, engine, gather
+from tf_onebit import Auto, OneBit, WarmStart
+from tf_onebit.configurable import serialize
+from tf_onebit.training.auto import with_decision, without_decision
+from tf_onebit.training.gradients import GradientExchange
+
+SHAPES = (256, 64), (64,), (64, 128)
+
+
+def exchanged(exchange, variables, times=2):
+    """What becomes of gradients, after they have been exchanged some times."""
+
+    @tf.function
+    def step():
+        gradients = [tf.random.stateless_normal(v.shape, [engine().ranks[0], 1]) for v in variables]
+        return exchange([gradients], variables)[0]
+
+    for _ in range(times):
+        gradients = step()
+    return [gradient.numpy() for gradient in gradients]
+
+
+def make_variables():
+    return [tf.Variable(tf.zeros(shape), name=f"v{i}") for i, shape in enumerate(SHAPES)]
+
+
+@pytest.mark.workers(2, engines=["horovod", "tensorflow"])
+def test_workers_decide_alike_and_stay_with_it():
+    variables = make_variables()
+    exchange = GradientExchange(Auto(WarmStart(OneBit(), steps=1)), engine(), mean=True)
+    assert_same_bits_on_all_ranks(exchanged(exchange, variables))
+    decided = serialize(exchange.built[0].template)
+    assert gather(decided) == 2 * [decided]
+    assert set(exchange.built[0].exclude) <= {f"^v{i}:0$" for i in range(3)}
+
+    # A run that is resumed does not decide again: here it would not come to this.
+    other = WarmStart(OneBit(exclude=["^v0:0$", "nothing else"]), steps=1)
+    (states,) = exchange.states()
+    states = [with_decision(without_decision(state), other) for state in states]
+    resumed = GradientExchange(Auto(), engine(), mean=True)
+    resumed.load_states([gather(states[0])], exchange.scale)
+    with pytest.raises(ValueError, match="goes on with the exchange that it began with"):
+        exchanged(resumed, variables)  # its residuals are of other gradients
+    assert not resumed.built
+
+    again = GradientExchange(Auto(), engine(), mean=True)
+    again.load_states([gather(exchange.states()[0][0])], exchange.scale)
+    first, second = (exchanged(e, variables, times=1) for e in (exchange, again))
+    assert serialize(again.built[0].template) == decided
+    for mine, theirs in zip(first, second, strict=True):
+        np.testing.assert_array_equal(mine, theirs)

@@ -1,0 +1,29 @@
+"""The notebook of the examples runs, and what it concludes holds: its cells assert it."""
+
+import nbclient
+import nbformat
+
+from tests.parallel.launch import ROOT
+
+NOTEBOOK = ROOT / "examples" / "error_feedback.ipynb"
+# What a page of a code host shows at once.
+MOST_BYTES = 300_000
+
+
+def test_error_feedback_does_what_the_notebook_says(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))  # and no settings of the user's
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    kept = [figures(cell) for cell in code]
+    nbclient.NotebookClient(
+        notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
+    # It is kept with as many figures as it makes.
+    assert [figures(cell) for cell in code] == kept
+    assert sum(kept) == 4
+    assert NOTEBOOK.stat().st_size < MOST_BYTES
+
+
+def figures(cell):
+    return sum("image/png" in output.get("data", {}) for output in cell.outputs)

@@ -1,0 +1,29 @@
+"""`tf-onebit plan` between workers."""
+
+import json
+
+import pytest
+
+from tests.parallel.launch import run_job
+
+PLAN = ["-m", "tf_onebit.cli", "plan"]
+OPTIONS = ["--per-replica-batch-size", "4"]
+
+
+@pytest.mark.parametrize("engine", ["horovod", "tensorflow"])
+def test_links_are_measured_between_the_workers(engine, tmp_path):
+    path = tmp_path / "plan.json"
+    command = [*PLAN, "tests.unit.planned:make_model", *OPTIONS, "--json", str(path)]
+    status, seconds, output = run_job(engine, 2, command)
+    assert status == 0, output
+    # One of them tells.
+    assert output.count("measured between 2 workers") == output.count("Advice for 2 workers") == 1
+    content = json.loads(path.read_text())
+    assert content["measured_workers"] == 2
+    for kind in ("all_to_all", "all_gather", "all_reduce"):
+        link = content["links"][kind]
+        assert 1e-5 < link["latency_seconds"] < 1
+        assert 1e6 < link["bytes_per_second"] < 1e12
+        assert 0 < link["work_seconds_per_byte"] < 1e-6
+    assert {p["workers"] for p in content["predictions"]} == {2, 4, 8, 16}
+    assert seconds < 60

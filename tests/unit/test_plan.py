@@ -1,0 +1,173 @@
+"""`tf-onebit plan` with nobody else: what it writes, and what it refuses."""
+
+import json
+import re
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+from tests.unit import planned
+from tf_onebit import cli
+from tf_onebit.exchanges import FullPrecision, OneBit, Threshold
+from tf_onebit.exchanges.base import GradientSpec
+from tf_onebit.measurement import Alone, measure_exchange
+from tf_onebit.preflight.computation import ModelInStep
+
+MODEL = "tests.unit.planned:make_model"
+SPECS = [
+    GradientSpec("kernel", (64, 512), "float32"),
+    GradientSpec("bias", (512,), "float32"),
+    GradientSpec("embedding", (100, 32), "float32", sparse=True),
+]
+
+
+def plan(capsys, *arguments):
+    status = cli.main(["plan", *map(str, arguments)])
+    output = capsys.readouterr()
+    return status, output.out, output.err
+
+
+def test_plan_as_text_json_and_plot(capsys, tmp_path):
+    files = tmp_path / "plan.json", tmp_path / "plan.png"
+    arguments = [MODEL, "--workers", 2, 4, "--bandwidth", "10mbit", "--latency", 2]
+    arguments += ["--per-replica-batch-size", 8, "--json", files[0], "--plot", files[1]]
+    status, output, _ = plan(capsys, *arguments)
+    assert status == 0
+    assert output.startswith("Links: 10 Mbit/s and 2 ms, assumed.")
+    assert "2 workers, 8 samples each per step" in output
+    assert "Advice for 2 workers:" in output
+    content = json.loads(files[0].read_text())
+    assert content["sizes"] == [16 * 64, 64, 64 * 40, 40]
+    assert sorted(map(int, content["computations"])) == [2, 4, 8, 16]
+    by_method = {p["method"]: p for p in content["predictions"] if p["workers"] == 4}
+    values = sum(content["sizes"])
+    assert by_method["full precision"]["sent_bytes"] == pytest.approx(1.5 * 4 * values, rel=0.01)
+    assert by_method["float16, by its bytes"]["sent_bytes"] < 0.51 * 1.5 * 4 * values
+    assert {p["workers"] for p in content["predictions"]} == {2, 4}
+    assert all(p["step_seconds"] > 0 for p in content["predictions"])
+    assert content["advice"]["sentences"]
+    assert files[1].read_bytes().startswith(b"\x89PNG")
+
+
+def test_saved_model_is_planned_for_and_not_changed(capsys, tmp_path):
+    path = tmp_path / "model.keras"
+    planned.make_text_model().save(path)
+    before = path.read_bytes()
+    status, output, errors = plan(capsys, path, "--workers", 2, "--unknown-size", 5)
+    assert status == 0, errors
+    assert path.read_bytes() == before
+    assert "assumed" in output
+
+
+def test_model_keeps_its_weights_and_its_optimizer():
+    model = planned.make_model()
+    model.fit(np.ones([8, 16]), np.ones([8, 40]), verbose=0)
+    variables = model.variables + model.optimizer.variables
+    before = [variable.numpy() for variable in variables]
+    step = ModelInStep(model)
+    step.measure(4, Alone())
+    step.restore()
+    for variable, value in zip(variables, before, strict=True):
+        np.testing.assert_array_equal(variable, value)
+
+
+def test_statistics_are_given_back():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.BatchNormalization()])
+    model.compile("sgd", loss="mse")
+    before = [variable.numpy() for variable in model.variables]
+    step = ModelInStep(model)
+    step.measure(64, Alone())
+    assert any(np.any(v != b) for v, b in zip(model.variables, before, strict=True))
+    step.restore()
+    for variable, value in zip(model.variables, before, strict=True):
+        np.testing.assert_array_equal(variable, value)
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 8])
+@pytest.mark.parametrize(
+    "exchange", [FullPrecision(), OneBit(), Threshold(target_density=0.01)], ids=lambda e: e.name
+)
+def test_what_is_sent_is_what_the_exchange_says(exchange, world_size):
+    specs = SPECS[:2]
+    buckets = measure_exchange(exchange, specs, world_size)
+    assert sum(bucket.size for bucket in buckets) == sum(spec.size for spec in specs)
+    built = exchange.clone()
+    built.build(specs, 0, world_size, "test")
+    if isinstance(exchange, OneBit):
+        assert sum(bucket.sent_bytes for bucket in buckets) == built.bytes_sent()
+    full = 2 * (world_size - 1) / world_size * 4 * sum(spec.size for spec in specs)
+    if isinstance(exchange, FullPrecision):
+        assert sum(bucket.sent_bytes for bucket in buckets) == pytest.approx(full, rel=1e-3)
+    assert all(bucket.all_work_seconds > 0 for bucket in buckets)
+
+
+def test_sparse_gradients_are_measured_as_they_are_exchanged():
+    buckets, dense = (measure_exchange(OneBit(), specs, 2) for specs in (SPECS, SPECS[:2]))
+    (sparse,) = [bucket for bucket in buckets if bucket.size == 100 * 32]
+    assert len(buckets) == len(dense) + 1
+    assert 0 < sparse.sent_bytes < 4 * 100 * 32
+
+
+@pytest.mark.parametrize(
+    "model, message",
+    [
+        ("nowhere.keras", "There is no such file. Received: 'nowhere.keras'"),
+        ("model", "module:function with a function that returns a compiled model. Received"),
+        ("no_such_module:make", "There is no function 'make' in a module 'no_such_module'"),
+        ("tests.unit.planned:none", "There is no function 'none' in a module"),
+        ("tests.unit.planned:fail", "without arguments. Received: RuntimeError: no such corpus"),
+        ("tests.unit.planned:make_list", r"for a Keras model. Received: \[1, 2\]"),
+        ("tests.unit.planned:make_uncompiled_model", "which is not compiled. Call"),
+        ("tests.unit.planned:make_unbuilt_model", "which has not been built. Begin it with"),
+        ("tests.unit.planned:make_frozen_model", "which has no trainable weights"),
+        ("tests.unit.planned:make_text_model", r"shape \(None, None\).*--unknown-size 128"),
+    ],
+)
+def test_refuses_models_that_cannot_be_measured(capsys, model, message):
+    status, output, errors = plan(capsys, model, "--workers", 2)
+    assert status == 1 and output == ""
+    assert errors.startswith("tf-onebit plan: ")
+    assert re.search(message, errors), errors
+
+
+def test_refuses_a_file_that_is_no_model(capsys, tmp_path):
+    path = tmp_path / "model.keras"
+    path.write_text("nothing")
+    status, _, errors = plan(capsys, path)
+    assert status == 1
+    assert "Keras cannot load the model. Received:" in errors and "module:function" in errors
+
+
+def test_refuses_folders_that_are_not_there_before_it_measures(capsys):
+    status, _, errors = plan(capsys, "nowhere.keras", "--json", "/no/such/folder/plan.json")
+    assert status == 1
+    assert "no folder that can be written to. Received: --json /no/such/folder/plan.json" in errors
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--workers", "1"], "at least 2: '1'"),
+        (["--workers", "0"], "at least 2: '0'"),
+        (["--bandwidth", "0gbit"], "a rate above 0 with kbit, mbit or gbit, as 1gbit: '0gbit'"),
+        (["--bandwidth", "fast"], "as 1gbit: 'fast'"),
+        (["--latency", "-1"], "a time in ms, at least 0: '-1'"),
+        (["--target-density", "2"], "a part of all values, as 0.001: '2'"),
+        (["--per-replica-batch-size", "0"], "at least 1: '0'"),
+    ],
+)
+def test_refuses_arguments(capsys, arguments, message):
+    with pytest.raises(SystemExit) as exit:
+        cli.main(["plan", MODEL, *arguments])
+    assert exit.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_says_when_horovod_is_missing(capsys, monkeypatch):
+    monkeypatch.setenv("HOROVOD_RANK", "0")
+    monkeypatch.setitem(sys.modules, "tf_onebit.horovod", None)
+    status, _, errors = plan(capsys, MODEL)
+    assert status == 1
+    assert "started by horovodrun, and Horovod cannot be used" in errors

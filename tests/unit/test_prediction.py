@@ -1,0 +1,149 @@
+"""What is predicted of methods, and what follows from it."""
+
+import dataclasses
+
+import pytest
+
+from tf_onebit.planner import (
+    Bucket,
+    Collective,
+    Computation,
+    Method,
+    advise,
+    interpolated,
+    narrowed,
+    predict,
+    regrouped,
+    uniform_links,
+    with_more_workers,
+)
+
+COMPUTATION = Computation(0.1, 0.2, 0.02)
+SIZES = [1_000_000] * 8
+MEASURED = {32: Computation(0.05, 0.1, 0.02), 64: COMPUTATION, 128: Computation(0.2, 0.4, 0.02)}
+
+
+def method(name, bytes_per_value, work=0.0, **arguments):
+    buckets = [
+        Bucket(size, (Collective(work / 2, "all_gather", bytes_per_value * size),), work / 2)
+        for size in SIZES
+    ]
+    return Method(name, buckets, **arguments)
+
+
+FULL = method("full precision", 4.0)
+ONE_BIT = method("1-bit", 0.15, work=0.001)
+BLOCKS = method("blocks of 16, 1-bit", 0.15, work=0.002, sync_period=16)
+METHODS = [FULL, ONE_BIT, dataclasses.replace(ONE_BIT, name="1-bit, delayed", delay=1), BLOCKS]
+
+
+def test_parts_of_a_step_add_up():
+    for one in METHODS:
+        prediction = predict(one, COMPUTATION, uniform_links(125e6, 1e-3), 2)
+        parts = prediction.computation_seconds, prediction.coding_seconds
+        total = sum(parts) + prediction.sending_seconds
+        # What is hidden behind another part is not counted twice.
+        assert total == pytest.approx(prediction.step_seconds, rel=1e-3)
+        assert prediction.speed_up == pytest.approx(2 * 0.32 / prediction.step_seconds)
+
+
+def test_bottleneck_is_what_is_longest():
+    slow, fast = uniform_links(12.5e6, 1e-3), uniform_links(1e12, 0.0)
+    assert predict(FULL, COMPUTATION, slow, 2).bottleneck == "sending"
+    assert predict(FULL, COMPUTATION, fast, 2).bottleneck == "computation"
+    laborious = method("laborious", 0.1, work=0.1)
+    assert predict(laborious, COMPUTATION, fast, 2).bottleneck == "coding"
+
+
+def test_blocks_are_paid_by_all_their_steps():
+    links = uniform_links(125e6, 0.0)
+    at_once = sum(bucket.sent_bytes for bucket in BLOCKS.buckets) / 125e6
+    work = sum(bucket.all_work_seconds for bucket in BLOCKS.buckets)
+    block = predict(BLOCKS, COMPUTATION, links, 2).step_seconds - COMPUTATION.seconds
+    assert max(at_once, work) < 16 * block <= at_once + work
+    assert predict(BLOCKS, COMPUTATION, links, 2).sent_bytes == pytest.approx(0.15 * 8e6 / 16)
+
+
+def test_one_worker_exchanges_nothing():
+    prediction = predict(FULL, COMPUTATION, uniform_links(1.0, 1.0), 1)
+    assert prediction.step_seconds == COMPUTATION.seconds
+    assert prediction.speed_up == 1 and prediction.sent_bytes == 0
+
+
+def test_refuses_no_workers():
+    with pytest.raises(ValueError, match="at least one worker. Received: workers=0"):
+        predict(FULL, COMPUTATION, uniform_links(1.0, 0.0), 0)
+
+
+def test_narrower_values_send_less_and_compute_the_same():
+    half = narrowed("float16", FULL, 2)
+    assert [b.sent_bytes for b in half.buckets] == [b.sent_bytes / 2 for b in FULL.buckets]
+    assert [b.all_work_seconds for b in half.buckets] == [b.all_work_seconds for b in FULL.buckets]
+
+
+def test_regrouped_buckets_are_as_large_as_asked_for_and_have_the_same_in_all():
+    again = regrouped(ONE_BIT, SIZES, bucket_bytes=8_000_000)
+    assert [bucket.size for bucket in again.buckets] == 4 * [2_000_000]
+    for attribute in ("sent_bytes", "all_work_seconds"):
+        totals = [sum(getattr(b, attribute) for b in m.buckets) for m in (ONE_BIT, again)]
+        assert totals[0] == pytest.approx(totals[1])
+
+
+def test_latency_grows_with_workers_and_bandwidth_stays():
+    links = with_more_workers(uniform_links(1e6, 0.1), 2, 8)
+    assert links["all_gather"].latency_seconds == pytest.approx(0.3)
+    assert links["all_gather"].bytes_per_second == 1e6
+
+
+def test_computation_lies_between_what_was_measured():
+    assert interpolated(MEASURED, 64) == COMPUTATION
+    assert interpolated(MEASURED, 96).seconds == pytest.approx(0.47)
+    assert interpolated(MEASURED, 256).seconds == pytest.approx(1.22)
+    assert interpolated(MEASURED, 1).seconds >= 0
+    assert interpolated({64: COMPUTATION}, 7) == COMPUTATION
+
+
+def advice(rate, methods=METHODS, batch_size=64):
+    return advise(methods, MEASURED, uniform_links(rate, 1e-4), 2, batch_size, SIZES)
+
+
+def test_says_plainly_when_compression_does_not_pay():
+    result = advice(1e11)
+    assert not result.compression_pays and result.method == "full precision"
+    assert result.sentences[0].startswith("Compression will not pay: in full precision a step")
+
+
+def test_recommends_the_mildest_method_that_is_fast():
+    result = advice(125e6)
+    assert result.compression_pays and result.method == "1-bit"
+    assert result.sentences[0].startswith("Compression pays: in full precision a step takes")
+    assert "1-bit: " in result.sentences[1]
+
+
+def test_recommends_delay_or_blocks_where_links_are_slow():
+    assert advice(4e6).method == "1-bit, delayed"
+    assert advice(1e5).method == "blocks of 16, 1-bit"
+
+
+def test_recommends_larger_minibatches_where_an_exchange_costs_much():
+    full_precision = [FULL]
+    assert advice(1e11, full_precision).per_replica_batch_size == 32
+    costly = advice(12.5e6, full_precision)
+    assert costly.per_replica_batch_size == 128
+    assert "the most that was measured" in costly.sentences[1]
+
+
+def test_recommends_a_sync_period_with_which_blocks_cost_little():
+    periods = [advice(rate).sync_period for rate in (1e9, 1e7, 1e5)]
+    assert periods == sorted(periods) and periods[0] < periods[-1]
+    slow = dataclasses.replace(BLOCKS, sync_period=periods[-1])
+    step = predict(slow, COMPUTATION, uniform_links(1e5, 1e-4), 2).step_seconds
+    assert step <= 1.05 * COMPUTATION.seconds
+
+
+def test_recommends_buckets_that_overlap():
+    one_bucket = regrouped(FULL, SIZES, bucket_bytes=2**40)
+    assert len(one_bucket.buckets) == 1
+    result = advise([one_bucket], MEASURED, uniform_links(200e6, 1e-4), 2, 64, SIZES)
+    assert result.bucket_bytes == 4 * 2**20
+    assert advice(1e11, [FULL]).bucket_bytes is None

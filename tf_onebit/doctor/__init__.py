@@ -1,0 +1,92 @@
+"""`tf-onebit doctor`: what is installed, what works, and what to do where something does not."""
+
+import argparse
+import importlib.metadata
+import os
+import platform
+
+from tf_onebit._version import __version__
+from tf_onebit.doctor.fault import Fault
+from tf_onebit.doctor.gpus import Gpu, GpuFacts, ops_report, reasons_against_gpus
+from tf_onebit.doctor.horovod import horovod_report
+
+__all__ = ["Gpu", "GpuFacts", "add_command", "doctor", "reasons_against_gpus"]
+
+TENSORFLOW_DISTRIBUTIONS = ("tensorflow", "tensorflow-cpu")
+# Horovod's launcher starts workers by ssh.
+_SSH_PORT = 22
+
+
+def add_command(commands):
+    """Adds `doctor` to the commands of an `argparse` parser."""
+    parser = commands.add_parser(
+        "doctor",
+        help="say what is installed, whether GPUs would be used, and which hosts are reached",
+        description="Says what is installed, what the compiled ops are built for, and whether they "
+        "would run on a GPU: if not, why, and what to do. Says what Horovod is built with, checks "
+        "TF_CONFIG where it is set, and tries to reach its workers and other hosts. Ends with "
+        "status 1 if something of that does not work, but for GPUs and for what is not installed.",
+    )
+    parser.add_argument(
+        "--hosts",
+        nargs="+",
+        type=_address,
+        default=[],
+        metavar="host[:port]",
+        help=f"hosts to reach; without a port by ssh's, {_SSH_PORT}, which horovodrun needs",
+    )
+    parser.set_defaults(run=lambda options: doctor(options.hosts))
+
+
+def doctor(hosts=()):
+    """Prints the report, and returns 1 if something that is needed does not work, else 0.
+
+    Args:
+        hosts: list of `host:port` to reach beside those of TF_CONFIG.
+    """
+    # TensorFlow's own notes would bury it.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    status = 0
+    for line in _report(hosts):
+        print(line, flush=True)
+        if isinstance(line, Fault):
+            status = 1
+    return status
+
+
+def _report(hosts):
+    yield f"tf_onebit {__version__}, Python {platform.python_version()}"
+    yield ", ".join(_versions())
+    try:
+        import tensorflow  # noqa: F401
+    except ImportError as error:
+        yield Fault(
+            f"TensorFlow does not load: {error}. Install it: python -m pip install "
+            "tensorflow-cpu==2.21.0"
+        )
+        return
+    # It imports TensorFlow, and other commands do without.
+    from tf_onebit.doctor.peers import peers_report
+
+    yield from ops_report()
+    yield from horovod_report()
+    yield from peers_report(hosts)
+
+
+def _versions():
+    for name in (*TENSORFLOW_DISTRIBUTIONS, "keras", "numpy"):
+        try:
+            yield f"{name} {importlib.metadata.version(name)}"
+        except importlib.metadata.PackageNotFoundError:
+            continue
+
+
+def _address(text):
+    host, colon, port = text.rpartition(":")
+    if not colon or text.endswith("]"):  # [::1] is an address of IPv6
+        return f"{text}:{_SSH_PORT}"
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise argparse.ArgumentTypeError(
+            f"A host is given as host or host:port, with a port from 1 to 65535. Received: {text}"
+        )
+    return text

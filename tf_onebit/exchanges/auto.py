@@ -1,0 +1,65 @@
+"""Auto: compresses what it pays to compress."""
+
+import copy
+import re
+
+from tf_onebit.configurable import deserialize, serialize
+from tf_onebit.exchanges.base import Exchange
+from tf_onebit.exchanges.one_bit import OneBit
+
+
+class Auto(Exchange):
+    """Decides, before the first step, which gradients are compressed: `exchange="auto"`.
+
+    Then workers measure, for some seconds, what collectives take between them and what encoding and
+    decoding take on them. A gradient is compressed if its exchange, without overlap, is faster by a
+    quarter at least; else it travels in full precision, as with the `exclude` of `compressed`. The
+    decision is logged, as the exchange that does the same without measuring. A run that is resumed
+    from a backup keeps it; others may come to another, and so to other bits.
+
+    `tf-onebit plan` knows what a model computes, too, and weighs more methods against each other.
+
+    Args:
+        compressed: the exchange of what it pays to compress. Default: `OneBit()`.
+
+    Raises:
+        ValueError: for an exchange that can exclude nothing.
+
+    Example:
+        >>> from tf_onebit.exchanges import OneBit, WarmStart
+        >>> exchange = Auto(WarmStart(OneBit(), steps=1000))
+        >>> exchange.excluding(["dense/kernel"]).exclude
+        ('^dense/kernel$',)
+    """
+
+    def __init__(self, compressed=None):
+        compressed = OneBit() if compressed is None else deserialize(compressed)
+        if not isinstance(compressed, Exchange) or "exclude" not in innermost(compressed)["config"]:
+            raise ValueError(
+                "Auto needs an exchange that can leave gradients in full precision, for example "
+                f"Auto(OneBit()). Received: compressed={compressed!r}."
+            )
+        super().__init__(compressed.bucket_bytes, compressed.exclude)
+        self.compressed = compressed
+        self.steps_of_delay = compressed.steps_of_delay
+
+    def get_config(self):
+        return {"compressed": serialize(self.compressed)}
+
+    def in_full_precision(self):
+        return self.compressed.in_full_precision()
+
+    def excluding(self, names):
+        """The exchange that compresses all but the gradients with these names."""
+        description = copy.deepcopy(serialize(self.compressed))
+        inner = innermost(description)["config"]
+        inner["exclude"] = [*inner["exclude"], *(f"^{re.escape(name)}$" for name in names)]
+        return deserialize(description)
+
+
+def innermost(exchange):
+    """Of exchanges around an exchange, the description of that: see `configurable.serialize`."""
+    description = exchange if isinstance(exchange, dict) else serialize(exchange)
+    while "exchange" in description["config"]:
+        description = description["config"]["exchange"]
+    return description

@@ -1,0 +1,6 @@
+"""Takes the time of exchanges, and of collectives between the workers of a job."""
+
+from tf_onebit.measurement.exchange_work import measure_block, measure_exchange, with_block_work
+from tf_onebit.measurement.links import Alone, Links
+
+__all__ = ["Alone", "Links", "measure_block", "measure_exchange", "with_block_work"]

@@ -1,0 +1,172 @@
+"""What an exchange computes and sends, by running it without anybody else."""
+
+import dataclasses
+
+import numpy as np
+import tensorflow as tf
+
+from tf_onebit import ops
+from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll
+from tf_onebit.exchanges import Bucketed
+from tf_onebit.planner import Bucket, Collective
+
+# Memory is to be found first, and a threshold.
+_UNTIMED_RUNS, _RUNS = 2, 4
+# Of more, a part says what all would take.
+_MOST_VALUES = 8 * 2**20
+
+
+def measure_exchange(exchange, specs, world_size):
+    """Takes the time of what an exchange computes, with random gradients.
+
+    Args:
+        exchange: `Exchange`, as a template. Without branches: no `WarmStart`, no transforms.
+        specs: list of `GradientSpec`, of a model.
+        world_size: number of workers, of which this one hears only itself.
+
+    Returns:
+        List of `planner.Bucket`, in the order in which a backward pass has their gradients.
+    """
+    bucketed = Bucketed(exchange)
+    bucketed.build(specs, 0, world_size, "tf_onebit/preflight")
+    return [
+        _measured([specs[index] for index in indices], bucket)
+        for bucket, indices in bucketed.buckets
+    ]
+
+
+def with_block_work(buckets, seconds_per_value):
+    """The buckets of a block that `BlockMomentum` ends, from those of its exchange.
+
+    Args:
+        buckets: list of `planner.Bucket`, as from `measure_exchange`.
+        seconds_per_value: as from `measure_block`.
+    """
+    difference, update = seconds_per_value
+
+    def of_block(bucket):
+        first, *others = bucket.collectives
+        before = first.work_seconds + difference * bucket.size
+        return dataclasses.replace(
+            bucket,
+            collectives=(dataclasses.replace(first, work_seconds=before), *others),
+            work_seconds=bucket.work_seconds + update * bucket.size,
+        )
+
+    return [of_block(bucket) for bucket in buckets]
+
+
+def _measured(specs, exchange):
+    kinds = []
+
+    @tf.function(autograph=False)
+    def run(sign):
+        gradients = [_random_gradient(spec) for spec in specs]
+        # Made in the graph, as those of a step: what comes back may take their memory.
+        gradients = tf.nest.map_structure(
+            lambda tensor: tensor * tf.cast(sign, tensor.dtype), gradients, expand_composites=True
+        )
+        seconds, sent, kinds[:], results = _timed(exchange, gradients)
+        return seconds, sent, results
+
+    # Gradients that change their signs are not all sent sooner or later, as steady ones are.
+    runs = [run(tf.constant((-1.0) ** i)) for i in range(_UNTIMED_RUNS + _RUNS)]
+    times = np.array([seconds.numpy() for seconds, *_ in runs[_UNTIMED_RUNS:]])
+    *before, after = np.median(times, axis=0).clip(0).tolist()
+    sent_bytes = runs[-1][1].numpy().tolist()
+    collectives = map(Collective, before, kinds, sent_bytes)
+    return Bucket(sum(spec.size for spec in specs), tuple(collectives), after)
+
+
+def _random_gradient(spec):
+    dtype = tf.as_dtype(spec.dtype)
+    with tf.init_scope():
+        if spec.sparse:  # which rows a step touches is not known: one
+            values = tf.ones([1, *spec.shape[1:]], dtype)
+        else:
+            values = tf.random.stateless_normal(spec.shape, seed=[1, spec.size], dtype=dtype)
+    if not spec.sparse:
+        return values
+    return tf.IndexedSlices(values, tf.zeros([1], tf.int64), tf.constant(spec.shape, tf.int64))
+
+
+def _timed(exchange, gradients):
+    """Runs an exchange whose requests are answered at once.
+
+    Returns:
+        Seconds of the work before each request and after the last answer, float64
+        `[requests + 1]`; bytes that each worker sends for each, int64 `[requests]`; the list of
+        their kinds; and what the exchange returns, because what nobody uses is not computed.
+    """
+    world_size = exchange.world_size
+    start, gradients = _at(gradients)
+    generator = exchange.exchange(gradients, 1.0 / world_size)
+    answer, seconds, sent_bytes, kinds = None, [], [], []
+    while True:
+        try:
+            request = generator.send(answer)
+        except StopIteration as stop:
+            end, results = _at(stop.value)
+            return tf.stack([*seconds, end - start]), tf.stack(sent_bytes), kinds, results
+        tensors = request.tensors if isinstance(request, AllReduce) else [request.tensor]
+        end, tensors = _at(tensors)
+        seconds.append(end - start)
+        kind, factor, answer = _answered(request, tensors, world_size)
+        kinds.append(kind)
+        size_bytes = sum(tensor.dtype.size * tf.size(tensor, tf.int64) for tensor in tensors)
+        sent_bytes.append(tf.cast(factor * tf.cast(size_bytes, tf.float64), tf.int64))
+        start, answer = _at(answer)
+
+
+def _at(tensors):
+    """When all tensors were there, float64 scalar, and these, which nobody has before."""
+    parts = tf.nest.flatten(tensors, expand_composites=True)
+    with tf.control_dependencies(parts):
+        time = tf.timestamp()
+    with tf.control_dependencies([time]):
+        return time, tf.nest.map_structure(tf.identity, tensors, expand_composites=True)
+
+
+def _answered(request, tensors, world_size):
+    """What others would send, if they had what this worker has.
+
+    Returns:
+        The kind of the collective, how often each worker sends the bytes of `tensors`, and the
+        answer.
+    """
+    others = world_size - 1
+    if isinstance(request, AllToAll):
+        answer = tf.stack([tensors[0][0]] * world_size)
+        return "all_to_all", others / world_size, answer
+    if isinstance(request, AllGather):
+        return "all_gather", others, tf.concat(tensors * world_size, axis=0)
+    if isinstance(request, AllReduce):
+        return "all_reduce", 2 * others / world_size, tensors
+    raise TypeError(f"An exchange without branches is measured. Received: {request!r}.")
+
+
+def measure_block(size):
+    """What the end of a block takes beside its exchange, in seconds per value.
+
+    Args:
+        size: number of values of the model; of more than 8 million a part is measured.
+
+    Returns:
+        What it takes to compute what a block has changed, and to update the model by it.
+    """
+    size = min(size, _MOST_VALUES)
+    weight, begin, delta = (tf.Variable(tf.zeros([size])) for _ in range(3))
+    one = tf.constant(1.0, tf.float64)
+
+    @tf.function(autograph=False)
+    def run():
+        start, _ = _at([weight.read_value()])
+        changes = ops.block_difference([weight], [begin], [delta], one, one)
+        middle, changes = _at(changes)
+        ops.block_update(changes, [weight], [begin], [delta], one, one, one, True, True)
+        with tf.control_dependencies([weight.read_value()]):
+            end = tf.timestamp()
+        return tf.stack([middle - start, end - middle])
+
+    times = [run().numpy() for _ in range(_UNTIMED_RUNS + _RUNS)][_UNTIMED_RUNS:]
+    return (np.median(times, axis=0) / size).tolist()

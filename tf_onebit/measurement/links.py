@@ -1,0 +1,145 @@
+"""How fast workers exchange messages: latency, bandwidth, and what that takes of a processor."""
+
+import os
+import socket
+import time
+
+import numpy as np
+import tensorflow as tf
+
+from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, ask
+from tf_onebit.planner import Link
+
+_FLOAT_BYTES = 4
+_FIRST_BYTES = 256 * 1024
+_MOST_BYTES = 16 * 2**20
+# What a message must take to say something, beyond what links let pass at once after a pause.
+_LEAST_SECONDS = 0.15
+_LATENCY_RUNS, _RUNS = 20, 3
+# A bit for each core, 32 in a number, of which a float holds all.
+_CORE_WORDS = 64
+
+_REQUESTS = {
+    "all_to_all": AllToAll,
+    "all_gather": AllGather,
+    "all_reduce": lambda values, name: AllReduce([values], name),
+}
+
+
+class Alone:
+    """A worker that has nobody to exchange messages with."""
+
+    world_size, rank = 1, 0
+
+    def slowest(self, *values):
+        return list(values)
+
+    def wait_for_all(self):
+        pass
+
+
+class Links:
+    """The workers of a job, and what lies between them.
+
+    Args:
+        engine: `Engine` of one worker in this process.
+    """
+
+    def __init__(self, engine):
+        self.world_size = engine.world_size
+        self.rank = engine.ranks[0]
+        self._engine = engine
+        self._functions = {}
+
+    def all(self, values):
+        """The numbers of all workers: array `[world_size, len(values)]`."""
+        row = tf.constant([list(map(float, values))], tf.float64)
+        request = AllGather(row, f"tf_onebit/preflight/numbers_{len(values)}")
+        (rows,) = self._engine.run([ask(request)])
+        return rows.numpy()
+
+    def slowest(self, *values):
+        """The largest of each of the workers' numbers: list."""
+        return self.all(values).max(axis=0).tolist()
+
+    def wait_for_all(self):
+        """Returns at about the same time on all workers."""
+        self.all([0])
+
+    def workers_per_core(self):
+        """How many workers share a core that this one may use: 1 / n for n cores of its own."""
+        mine = os.sched_getaffinity(0)
+        host = int.from_bytes(socket.gethostname().encode()[-6:], "big")
+        sets = self.all([host, *_as_words(mine)])
+        shares = [
+            len(mine & (cores := _from_words(row[1:]))) / len(cores)
+            for row in sets
+            if row[0] == host
+        ]
+        return sum(shares) / len(mine)
+
+    def measure(self):
+        """What the collectives of this job take: dictionary: `Link` by kind."""
+        crowding = self.workers_per_core()
+        return {kind: self._measure(kind, crowding) for kind in _REQUESTS}
+
+    def _measure(self, kind, crowding):
+        latency, _ = self._seconds(kind, 0, _LATENCY_RUNS)
+        sent_bytes, seconds = _FIRST_BYTES, 0.0
+        while seconds < _LEAST_SECONDS and sent_bytes < _MOST_BYTES:
+            sent_bytes *= 4
+            seconds, _ = self._seconds(kind, sent_bytes, 1)
+        # The difference of two, because the first bytes after a pause may pass at any rate.
+        short, _ = self._seconds(kind, sent_bytes // 4, _RUNS)
+        long, work = self._seconds(kind, sent_bytes, _RUNS)
+        rate = (sent_bytes - sent_bytes // 4) / max(long - short, 1e-9)
+        return Link(latency, rate, crowding * work / sent_bytes)
+
+    def _seconds(self, kind, sent_bytes, runs):
+        """Median time of a collective, and of processors that a worker needs for it."""
+        function = self._function(kind, sent_bytes)
+        times = []
+        for _ in range(1 + runs):
+            self.wait_for_all()
+            start, work = time.perf_counter(), time.process_time()
+            function()
+            times.append((time.perf_counter() - start, time.process_time() - work))
+        return self.slowest(*np.median(times[1:], axis=0))
+
+    def _function(self, kind, sent_bytes):
+        # A collective has a name, and that has one shape.
+        name = f"tf_onebit/preflight/{kind}_{sent_bytes}"
+
+        def run(values):
+            (answer,) = self._engine.run([ask(_REQUESTS[kind](values, name))])
+            return tf.nest.flatten(answer)[0]
+
+        values = tf.zeros(self._shape(kind, sent_bytes))
+        if name not in self._functions:
+            spec = tf.TensorSpec(values.shape)
+            self._functions[name] = tf.function(run, autograph=False).get_concrete_function(spec)
+        function = self._functions[name]
+        return lambda: function(values)[..., :1].numpy()
+
+    def _shape(self, kind, sent_bytes):
+        """Of the tensor of which a worker sends so many bytes."""
+        size = sent_bytes / _FLOAT_BYTES
+        others = self.world_size - 1
+        if kind == "all_to_all":
+            return [self.world_size, max(1, int(size / others))]
+        if kind == "all_gather":
+            return [1, max(1, int(size / others))]
+        return [max(1, int(size * self.world_size / (2 * others)))]
+
+
+def _as_words(cores):
+    words = [0] * _CORE_WORDS
+    for core in cores:
+        words[core // 32] |= 1 << core % 32
+    return words
+
+
+def _from_words(words):
+    return {
+        32 * i + bit for i, word in enumerate(words) for bit in range(32) if int(word) >> bit & 1
+    }

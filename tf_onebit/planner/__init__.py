@@ -1,0 +1,44 @@
+"""Will it help? Cost models of the papers, and a simulation of what formulas leave out."""
+
+from tf_onebit.planner.advice import Advice, advise
+from tf_onebit.planner.parallelism import (
+    CompressedDataParallelism,
+    DataParallelism,
+    ModelParallelism,
+)
+from tf_onebit.planner.prediction import (
+    Method,
+    Prediction,
+    interpolated,
+    narrowed,
+    predict,
+    regrouped,
+    uniform_links,
+    with_more_workers,
+)
+from tf_onebit.planner.simulation import Simulation, simulate
+from tf_onebit.planner.work import Bucket, Collective, Computation, Link, Worker, within_nodes
+
+__all__ = [
+    "Advice",
+    "Bucket",
+    "Collective",
+    "CompressedDataParallelism",
+    "Computation",
+    "DataParallelism",
+    "Link",
+    "Method",
+    "ModelParallelism",
+    "Prediction",
+    "Simulation",
+    "Worker",
+    "advise",
+    "interpolated",
+    "narrowed",
+    "predict",
+    "regrouped",
+    "simulate",
+    "uniform_links",
+    "with_more_workers",
+    "within_nodes",
+]

@@ -1,0 +1,148 @@
+"""What to do, from what is predicted."""
+
+import dataclasses
+import math
+
+from tf_onebit.planner.prediction import interpolated, predict, regrouped
+
+# A method that changes training less is taken, if it is slower by no more than this.
+_TOLERANCE = 0.10
+# What an exchange may cost of a step before a larger minibatch, or a longer block, is proposed.
+_MOST_OF_A_STEP = 0.10
+_MOST_OF_A_BLOCK = 0.05
+_BUCKET_MEBIBYTES = 4, 8, 16, 32, 64
+# Differences below this are none.
+_NOTICEABLE = 0.02
+
+
+@dataclasses.dataclass(frozen=True)
+class Advice:
+    """What `advise` recommends.
+
+    Attributes:
+        method: name of the method.
+        compression_pays: whether that is one that compresses, or communicates less often.
+        per_replica_batch_size: the smallest batch, of those measured, at which the exchange costs
+            no more than a tenth of a step; the largest if there is none.
+        bucket_bytes: of the exchange, if others than the default's would make a difference.
+        sync_period: in steps, with which blocks cost no more than a twentieth of a step.
+        sentences: the same in words, and why: list of strings.
+    """
+
+    method: str
+    compression_pays: bool
+    per_replica_batch_size: int
+    bucket_bytes: int | None
+    sync_period: int
+    sentences: list
+
+
+def advise(methods, measured, links, workers, batch_size, sizes):
+    """Recommends a method and its settings.
+
+    Args:
+        methods: list of `Method`, from the one that changes training least: the first is full
+            precision. All are for `workers` workers.
+        measured: dictionary: `Computation` by number of samples of a worker.
+        links: dictionary of `Link`.
+        workers: number of workers, at least 2.
+        batch_size: of a worker, that the user has.
+        sizes: number of values of each gradient.
+
+    Returns:
+        `Advice`.
+    """
+    computation = interpolated(measured, batch_size)
+    predictions = [predict(method, computation, links, workers) for method in methods]
+    fastest = min(prediction.step_seconds for prediction in predictions)
+    chosen = next(
+        i for i, p in enumerate(predictions) if p.step_seconds <= (1 + _TOLERANCE) * fastest
+    )
+    method, prediction, full = methods[chosen], predictions[chosen], predictions[0]
+    sentences = [_about_full_precision(full, chosen > 0)]
+    if chosen:
+        sentences.append(
+            f"{method.name}: {_milliseconds(prediction.step_seconds)} per step, "
+            f"{full.step_seconds / prediction.step_seconds:.1f} times as fast, and "
+            f"{prediction.speed_up:.1f} times one worker. What is longest in a step is "
+            f"{_PARTS[prediction.bottleneck]}."
+        )
+    batch, sentence = _batch_size(method, measured, links, workers, batch_size)
+    sentences.append(sentence)
+    bucket_bytes = None
+    if method.sync_period is None:
+        bucket_bytes = _bucket_bytes(method, computation, links, workers, sizes)
+    if bucket_bytes is not None:
+        sentences.append(
+            f"bucket_bytes={bucket_bytes // 2**20} * 2**20 makes a step shorter than the default."
+        )
+    period = _sync_period(methods, computation, links, workers)
+    if period is not None:
+        sentences.append(
+            f"Training in blocks costs {100 * _MOST_OF_A_BLOCK:.0f} % of a step or less from "
+            f"sync_period={period} on."
+        )
+    return Advice(method.name, chosen > 0, batch, bucket_bytes, period, sentences)
+
+
+_PARTS = {
+    "computation": "the computation itself",
+    "coding": "encoding and decoding",
+    "sending": "sending and receiving",
+}
+
+
+def _milliseconds(seconds):
+    return f"{1e3 * seconds:.3g} ms"
+
+
+def _about_full_precision(full, compression_pays):
+    share = 1 - full.computation_seconds / full.step_seconds
+    facts = (
+        f"in full precision a step takes {_milliseconds(full.step_seconds)}, of which "
+        f"{_milliseconds(full.computation_seconds)} are computation: the exchange costs "
+        f"{100 * share:.0f} %"
+    )
+    if compression_pays:
+        return f"Compression pays: {facts}."
+    return f"Compression will not pay: {facts}, and no method makes it faster by more than a tenth."
+
+
+def _batch_size(method, measured, links, workers, batch_size):
+    costs = {}
+    for size, computation in sorted(measured.items()):
+        prediction = predict(method, computation, links, workers)
+        costs[size] = 1 - prediction.computation_seconds / prediction.step_seconds
+    best = next((size for size, cost in costs.items() if cost <= _MOST_OF_A_STEP), max(costs))
+    cost = f"{100 * costs[best]:.0f} % of a step"
+    if costs[best] > _MOST_OF_A_STEP:
+        return best, (
+            f"With {best} samples per worker and step, the most that was measured, its exchange "
+            f"costs {cost}; with more, less."
+        )
+    if best > batch_size:
+        return best, f"From {best} samples per worker and step on its exchange costs only {cost}."
+    return best, f"{best} samples per worker and step are enough: its exchange costs {cost} then."
+
+
+def _bucket_bytes(method, computation, links, workers, sizes):
+    now = predict(method, computation, links, workers).step_seconds
+    seconds = {
+        mebibytes: predict(
+            regrouped(method, sizes, mebibytes * 2**20), computation, links, workers
+        ).step_seconds
+        for mebibytes in _BUCKET_MEBIBYTES
+    }
+    best = min(seconds, key=seconds.get)
+    return best * 2**20 if seconds[best] < (1 - _NOTICEABLE) * now else None
+
+
+def _sync_period(methods, computation, links, workers):
+    """Of the first method that has blocks: a power of two, or None without such a method."""
+    blocks = next((method for method in methods if method.sync_period is not None), None)
+    if blocks is None:
+        return None
+    prediction = predict(blocks, computation, links, workers)
+    block_seconds = (prediction.step_seconds - computation.seconds) * blocks.sync_period
+    least = max(1.0, block_seconds / (_MOST_OF_A_BLOCK * computation.seconds))
+    return 2 ** math.ceil(math.log2(least))

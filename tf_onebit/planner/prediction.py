@@ -1,0 +1,227 @@
+"""What a step takes with a method of exchanging, and how much faster several workers are."""
+
+import dataclasses
+import math
+
+from tf_onebit.planner.simulation import simulate
+from tf_onebit.planner.work import Bucket, Computation, Link, Worker
+
+FLOAT_BYTES = 4
+_STEPS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """A way to exchange what workers learn.
+
+    Attributes:
+        name: for people.
+        buckets: list of `Bucket`: of a step, or of a block.
+        delay: by how many steps gradients come back later (`Delayed`).
+        sync_period: number of steps in a block; None if gradients are exchanged in every step.
+    """
+
+    name: str
+    buckets: list
+    delay: int = 0
+    sync_period: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """What `predict` returns. Times are those of a step, of a block's end its part.
+
+    Attributes:
+        method: name of the method.
+        workers: number of workers.
+        step_seconds: time of a step.
+        computation_seconds: what a step takes without any exchange.
+        coding_seconds: what encoding and decoding take.
+        sending_seconds: what a step takes beyond both: what is left of sending and receiving where
+            it does not overlap.
+        sent_bytes: by each worker in a step.
+        speed_up: samples per second of all workers, over those of one alone.
+        bottleneck: "computation", "coding" or "sending": which of the three is longest.
+    """
+
+    method: str
+    workers: int
+    step_seconds: float
+    computation_seconds: float
+    coding_seconds: float
+    sending_seconds: float
+    sent_bytes: float
+    speed_up: float
+    bottleneck: str
+
+
+def predict(method, computation, links, workers):
+    """Predicts the time of a step.
+
+    Args:
+        method: `Method`, with what is sent between so many workers.
+        computation: `Computation` of a step of each worker.
+        links: dictionary: `Link` by kind of collective.
+        workers: number of workers.
+
+    Returns:
+        `Prediction`.
+
+    Raises:
+        ValueError: if `workers` is not positive.
+
+    Example:
+        >>> from tf_onebit.planner import Bucket, Collective, Computation, Link, Method, predict
+        >>> bucket = Bucket(1e6, (Collective(0.001, "all_gather", 125e3),), 0.001)
+        >>> method = Method("1-bit", [bucket])
+        >>> links = {"all_gather": Link(0.001, 125e6)}
+        >>> result = predict(method, Computation(0.01, 0.02), links, workers=2)
+        >>> round(result.step_seconds, 4), round(result.speed_up, 2), result.bottleneck
+        (0.034, 1.76, 'computation')
+    """
+    if workers < 1:
+        raise ValueError(f"A job needs at least one worker. Received: workers={workers}.")
+    alone = computation.seconds
+    if workers == 1:
+        return Prediction(method.name, 1, alone, alone, 0.0, 0.0, 0.0, 1.0, "computation")
+    period = method.sync_period or 1
+    if method.sync_period is None:
+        worker = Worker(computation, links)
+        steps = _STEPS + method.delay
+        run = simulate([(worker, workers)], method.buckets, steps, method.delay)
+        seconds = float(run.step_seconds[1 + method.delay :].mean())
+    else:
+        # At the end of a block all of it is there at once, and nothing to compute meanwhile.
+        run = simulate([(Worker(Computation(0.0, 0.0), links), workers)], method.buckets, 2)
+        seconds = alone + run.mean_step_seconds / period
+    coding = sum(bucket.all_work_seconds for bucket in method.buckets) / period
+    parts = {
+        "computation": alone,
+        "coding": coding,
+        "sending": max(0.0, seconds - alone - coding),
+    }
+    return Prediction(
+        method.name,
+        workers,
+        seconds,
+        *parts.values(),
+        sum(bucket.sent_bytes for bucket in method.buckets) / period,
+        workers * alone / seconds,
+        max(parts, key=parts.get),
+    )
+
+
+def narrowed(name, full_precision, value_bytes):
+    """The `Method` that sends narrower values than float32, and is otherwise full precision.
+
+    Args:
+        name: of it.
+        full_precision: `Method`.
+        value_bytes: of a value: 2 for float16, 1 for 8 bits.
+    """
+    buckets = [
+        dataclasses.replace(
+            bucket,
+            collectives=tuple(
+                dataclasses.replace(c, sent_bytes=c.sent_bytes * value_bytes / FLOAT_BYTES)
+                for c in bucket.collectives
+            ),
+        )
+        for bucket in full_precision.buckets
+    ]
+    return dataclasses.replace(full_precision, name=name, buckets=buckets)
+
+
+def regrouped(method, sizes, bucket_bytes):
+    """The `Method` with buckets of another size.
+
+    Work and bytes are taken to be in proportion to the number of values.
+
+    Args:
+        method: `Method`.
+        sizes: number of values of each gradient, in the order of the model's variables.
+        bucket_bytes: as of an `Exchange`.
+    """
+    total = sum(bucket.size for bucket in method.buckets)
+    largest = max(method.buckets, key=lambda bucket: bucket.size)
+    work = sum(bucket.work_seconds for bucket in method.buckets)
+    stages = [
+        dataclasses.replace(
+            collective,
+            work_seconds=sum(b.collectives[i].work_seconds for b in method.buckets),
+            sent_bytes=sum(b.collectives[i].sent_bytes for b in method.buckets),
+        )
+        for i, collective in enumerate(largest.collectives)
+    ]
+    buckets = []
+    for size in _bucket_sizes(sizes, bucket_bytes):
+        share = size / total
+        parts = tuple(
+            dataclasses.replace(
+                stage,
+                work_seconds=share * stage.work_seconds,
+                sent_bytes=share * stage.sent_bytes,
+            )
+            for stage in stages
+        )
+        buckets.append(Bucket(size, parts, share * work))
+    return dataclasses.replace(method, buckets=buckets)
+
+
+def _bucket_sizes(sizes, bucket_bytes):
+    grouped = [0]
+    for size in reversed(sizes):
+        if grouped[-1] * FLOAT_BYTES >= bucket_bytes:
+            grouped.append(0)
+        grouped[-1] += size
+    return grouped
+
+
+def with_more_workers(links, measured, workers):
+    """What collectives take between another number of workers than they were measured with.
+
+    Bandwidth is each worker's own and stays; latency is taken to grow with the logarithm. Measure
+    with more workers to know better.
+
+    Args:
+        links: dictionary of `Link`.
+        measured, workers: numbers of workers, at least 2.
+    """
+    factor = max(1.0, 1 + math.log2(workers / measured))
+    return {
+        kind: dataclasses.replace(link, latency_seconds=factor * link.latency_seconds)
+        for kind, link in links.items()
+    }
+
+
+def uniform_links(bytes_per_second, latency_seconds):
+    """Links of one rate for all kinds of collectives: dictionary of `Link`, which cost no work.
+
+    Raises:
+        ValueError: for a rate of 0 or a negative latency.
+    """
+    link = Link(latency_seconds, bytes_per_second)
+    return dict.fromkeys(("all_to_all", "all_gather", "all_reduce"), link)
+
+
+def interpolated(measured, batch_size):
+    """The `Computation` of a batch between those that were measured, or beyond.
+
+    Args:
+        measured: dictionary: `Computation` by number of samples; at least one.
+        batch_size: number of samples of a worker.
+    """
+    sizes = sorted(measured)
+    if len(sizes) == 1:
+        return measured[sizes[0]]
+    above = next((i for i, size in enumerate(sizes) if size >= batch_size), len(sizes) - 1)
+    low, high = sizes[max(0, above - 1)], sizes[max(1, above)]
+    share = (batch_size - low) / (high - low)
+    return Computation(
+        *(
+            max(0.0, a + share * (b - a))
+            for a, b in zip(
+                dataclasses.astuple(measured[low]), dataclasses.astuple(measured[high]), strict=True
+            )
+        )
+    )

@@ -1,0 +1,139 @@
+"""What a step consists of: computation, encoding and decoding, messages, links."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Computation:
+    """What a worker computes in a step, encoding and decoding aside. In seconds.
+
+    Attributes:
+        forward_seconds: until the first gradient is begun.
+        backward_seconds: until all gradients are there.
+        update_seconds: of the weights, once all gradients have been exchanged.
+    """
+
+    forward_seconds: float
+    backward_seconds: float
+    update_seconds: float = 0.0
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):
+            _require_at_least_0(self, field.name, "a time")
+
+    @property
+    def seconds(self):
+        return self.forward_seconds + self.backward_seconds + self.update_seconds
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """A part of an exchange: work, and then a message that needs its result.
+
+    Attributes:
+        work_seconds: what the worker computes for it.
+        kind: of collective: one of the `links` of a worker.
+        sent_bytes: by each worker, to all others together.
+    """
+
+    work_seconds: float
+    kind: str
+    sent_bytes: float
+
+    def __post_init__(self):
+        _require_at_least_0(self, "work_seconds", "a time")
+        _require_at_least_0(self, "sent_bytes", "a number of bytes")
+
+
+@dataclasses.dataclass(frozen=True)
+class Bucket:
+    """Gradients that are exchanged together.
+
+    Attributes:
+        size: number of their values.
+        collectives: tuple of `Collective`, one after another.
+        work_seconds: what is computed with the last answer.
+    """
+
+    size: float
+    collectives: tuple
+    work_seconds: float = 0.0
+
+    def __post_init__(self):
+        _require_at_least_0(self, "size", "a number of values")
+        _require_at_least_0(self, "work_seconds", "a time")
+
+    @property
+    def all_work_seconds(self):
+        return self.work_seconds + sum(c.work_seconds for c in self.collectives)
+
+    @property
+    def sent_bytes(self):
+        return sum(c.sent_bytes for c in self.collectives)
+
+
+@dataclasses.dataclass(frozen=True)
+class Link:
+    """What a collective takes: seconds = latency + bytes that a worker sends / rate.
+
+    Attributes:
+        latency_seconds: of the smallest message.
+        bytes_per_second: of those that a worker sends, while it receives as many.
+        work_seconds_per_byte: what sending and receiving takes of the worker's time to compute.
+    """
+
+    latency_seconds: float
+    bytes_per_second: float
+    work_seconds_per_byte: float = 0.0
+
+    def __post_init__(self):
+        _require_at_least_0(self, "latency_seconds", "a time")
+        _require_at_least_0(self, "work_seconds_per_byte", "a time")
+        if not self.bytes_per_second > 0:
+            raise ValueError(
+                "bytes_per_second must be positive: over a link without bandwidth nothing is "
+                f"exchanged. Received: bytes_per_second={self.bytes_per_second!r}."
+            )
+
+    def seconds(self, sent_bytes):
+        return self.latency_seconds + sent_bytes / self.bytes_per_second
+
+
+@dataclasses.dataclass(frozen=True)
+class Worker:
+    """One of the workers of a job.
+
+    Attributes:
+        computation: `Computation`, of a step.
+        links: dictionary: `Link` by kind of collective.
+    """
+
+    computation: Computation
+    links: dict
+
+
+def within_nodes(buckets, workers_per_node, kind="within node"):
+    """Buckets of nodes: their workers add up gradients first, and share the result.
+
+    Args:
+        buckets: list of `Bucket`, as nodes exchange them with each other.
+        workers_per_node: number of workers of a node.
+        kind: of the collectives within a node, of full-precision values.
+
+    Returns:
+        List of `Bucket`: before all else a reduce-scatter's and an all-gather's bytes, together
+        `2 (G - 1) / G` of the gradients of G workers.
+    """
+    sent = 2 * (workers_per_node - 1) / workers_per_node * 4
+    return [
+        dataclasses.replace(
+            bucket, collectives=(Collective(0.0, kind, sent * bucket.size), *bucket.collectives)
+        )
+        for bucket in buckets
+    ]
+
+
+def _require_at_least_0(record, name, what):
+    value = getattr(record, name)
+    if not value >= 0:
+        raise ValueError(f"{name} must be {what}, at least 0. Received: {name}={value!r}.")

@@ -1,0 +1,102 @@
+"""`tf-onebit bench`: what encoding, decoding and collectives take here."""
+
+import argparse
+import dataclasses
+import json
+import os
+import pathlib
+import sys
+
+_ROW_SIZE = 2048
+
+
+def add_command(commands):
+    """Adds `bench` to the commands of an `argparse` parser."""
+    parser = commands.add_parser(
+        "bench",
+        help="take the time of encoding, decoding and collectives",
+        description="Takes the time of encoding and decoding on this machine, in nanoseconds per "
+        "value of a gradient, and, started by horovodrun or `tf-onebit launch`, of collectives "
+        "between the workers, all of them at once.",
+    )
+    parser.add_argument("--values", type=_number_of_values, default=8 * 2**20, metavar="N")
+    parser.add_argument("--json", metavar="FILE", help="write the figures there")
+    parser.set_defaults(run=run)
+
+
+def run(options):
+    """Runs the command. Returns its exit status."""
+    # TensorFlow's own notes would bury it.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    from tf_onebit.preflight.jobs import workers_of_job
+
+    try:
+        workers = workers_of_job()
+    except ValueError as error:
+        print(f"tf-onebit bench: {error}", file=sys.stderr)
+        return 1
+    exchanges = measure_exchanges(options.values, workers)
+    links = workers.measure() if workers.world_size > 1 else {}
+    if workers.rank == 0:
+        print(_text(exchanges, links, options.values, max(2, workers.world_size)))
+        if options.json:
+            content = {
+                "values": options.values,
+                "workers": workers.world_size,
+                "nanoseconds_per_value": exchanges,
+                "links": {kind: dataclasses.asdict(link) for kind, link in links.items()},
+            }
+            pathlib.Path(options.json).write_text(json.dumps(content, indent=1) + "\n")
+    return 0
+
+
+def measure_exchanges(values, workers):
+    """Nanoseconds per value of each stage: dictionary of lists by method.
+
+    Args:
+        values: number of values of a gradient.
+        workers: `Links` or `Alone`. A worker alone does what one of two does.
+    """
+    from tf_onebit.exchanges import FullPrecision, GradientSpec, OneBit, Threshold
+    from tf_onebit.measurement import measure_exchange
+
+    specs = [GradientSpec("gradient", (values // _ROW_SIZE, _ROW_SIZE), "float32")]
+    stages = {}
+    for name, exchange in (
+        ("full precision", FullPrecision()),
+        ("1-bit", OneBit()),
+        ("threshold", Threshold()),
+        ("threshold, Golomb-Rice", Threshold(coding="golomb_rice")),
+    ):
+        workers.wait_for_all()
+        (bucket,) = measure_exchange(exchange, specs, max(2, workers.world_size))
+        seconds = [collective.work_seconds for collective in bucket.collectives]
+        stages[name] = [1e9 * s / specs[0].size for s in (*seconds, bucket.work_seconds)]
+    return stages
+
+
+def _text(exchanges, links, values, world_size):
+    lines = [f"One of {world_size} workers, {values:,} values, ns per value", ""]
+    for name, stages in exchanges.items():
+        parts = " + ".join(f"{stage:.2f}" for stage in stages)
+        lines.append(
+            f"  {name:24}{sum(stages):6.2f}  ({parts}: before each collective, at the end)"
+        )
+    if not links:
+        return "\n".join([*lines, "", "No other workers: collectives are not measured."])
+    lines += ["", "Collectives", ""]
+    for kind, link in links.items():
+        lines.append(
+            f"  {kind:24}{8e-6 * link.bytes_per_second:8.0f} Mbit/s, shortest "
+            f"{1e3 * link.latency_seconds:.2f} ms, work {1e9 * link.work_seconds_per_byte:.2f} ns "
+            "per byte"
+        )
+    return "\n".join(lines)
+
+
+def _number_of_values(text):
+    if not text.isdecimal() or int(text) < _ROW_SIZE:
+        raise argparse.ArgumentTypeError(
+            f"It must be a number of values, at least {_ROW_SIZE}: {text!r}"
+        )
+    return int(text)

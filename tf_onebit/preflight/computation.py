@@ -1,0 +1,177 @@
+"""What a model computes in a step."""
+
+import time
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf_onebit.exchanges import GradientSpec
+from tf_onebit.planner import Computation
+
+_RUNS = 5
+# Of all runs with batches of one size.
+_MOST_SECONDS = 3.0
+
+
+class ModelInStep:
+    """A model's forward pass, backward pass and update, one by one.
+
+    What is measured of the loss is its gradients' way back, from a sum of the outputs: what the
+    data would be is not known. An optimizer of the same kind updates the weights, which `restore`
+    gives back their values.
+
+    Args:
+        model: Keras model, compiled.
+        unknown_size: what stands for sizes of inputs that the model leaves open.
+
+    Raises:
+        ValueError: for a model that is not compiled or not built, or, without `unknown_size`,
+            leaves the size of an input open.
+    """
+
+    def __init__(self, model, unknown_size=None):
+        require_plannable(model, unknown_size)
+        self.model = model
+        self._unknown_size = unknown_size
+        self._optimizer = _standing_still(model.optimizer)
+        self._optimizer.build(model.trainable_variables)
+        self._before = [variable.numpy() for variable in model.variables]
+        self._variables = [variable.value for variable in model.trainable_variables]
+        self._forward = tf.function(self._loss, reduce_retracing=True)
+        self._backward = tf.function(self._gradients, reduce_retracing=True)
+        self._step = tf.function(self._update, reduce_retracing=True)
+
+    def restore(self):
+        """Gives the model back the values of its variables."""
+        for variable, value in zip(self.model.variables, self._before, strict=True):
+            variable.assign(value)
+
+    def specs(self):
+        """What is known of the gradients: list of `GradientSpec`."""
+        variables = self.model.trainable_variables
+        gradients = self._backward.get_concrete_function(self._batch(1)).structured_outputs
+        present = [pair for pair in zip(gradients, variables, strict=True) if pair[0] is not None]
+        return [
+            GradientSpec(
+                variable.path,
+                tuple(variable.shape),
+                tf.as_dtype(gradient.dtype).name,
+                isinstance(gradient, tf.IndexedSlices),
+            )
+            for gradient, variable in present
+        ]
+
+    def measure(self, batch_size, workers):
+        """Takes the time of a step, on all workers at once: they may share what they compute with.
+
+        Args:
+            batch_size: number of samples, of this worker.
+            workers: `Links` or `Alone`.
+
+        Returns:
+            `planner.Computation`.
+        """
+        batch = self._batch(batch_size)
+        parts = self._forward, self._backward, self._step
+        for part in parts:
+            _run(part, batch)  # traces, and finds memory
+        times = []
+        # By turns, so that all parts see the same drift of the machine.
+        while len(times) < _RUNS:
+            times.append([self._seconds(part, batch, workers) for part in parts])
+            (round_seconds,) = workers.slowest(sum(times[-1]))
+            if len(times) * round_seconds > _MOST_SECONDS:
+                break
+        forward, backward, whole = np.median(times, axis=0).tolist()
+        # Each is a part of the next; where they differ by less than they scatter, by nothing.
+        backward = max(forward, backward)
+        return Computation(forward, backward - forward, max(0.0, whole - backward))
+
+    def _seconds(self, part, batch, workers):
+        workers.wait_for_all()
+        start = time.perf_counter()
+        _run(part, batch)
+        return time.perf_counter() - start
+
+    def _batch(self, batch_size):
+        def values(spec):
+            shape = [batch_size, *(size or self._unknown_size for size in spec.shape[1:])]
+            if tf.as_dtype(spec.dtype).is_floating:
+                return tf.random.stateless_normal(shape, seed=[1, 2], dtype=spec.dtype)
+            return tf.zeros(shape, spec.dtype)  # an index that every vocabulary has
+
+        return tf.nest.map_structure(values, _inputs(self.model))
+
+    def _loss(self, batch):
+        outputs = self.model(batch, training=True)
+        sums = [tf.reduce_sum(tf.cast(o, tf.float32)) for o in tf.nest.flatten(outputs)]
+        return tf.add_n([*sums, *(tf.cast(loss, tf.float32) for loss in self.model.losses)])
+
+    def _gradients(self, batch):
+        with tf.GradientTape() as tape:
+            loss = self._loss(batch)
+        return tape.gradient(loss, self._variables)
+
+    def _update(self, batch):
+        gradients = self._gradients(batch)
+        pairs = zip(gradients, self.model.trainable_variables, strict=True)
+        present = [(g, v) for g, v in pairs if g is not None]
+        self._optimizer.apply([g for g, _ in present], [v for _, v in present])
+        return self._optimizer.iterations.value
+
+
+def _standing_still(optimizer):
+    """An optimizer that does the same work, and moves nothing.
+
+    A loss without labels would lead the weights to where computing takes another time. What wraps
+    an optimizer for a job, and exchanges gradients, is not part of what is saved of it.
+    """
+    saved = keras.optimizers.serialize(optimizer)
+    inner = saved["config"].get("inner_optimizer", saved)
+    inner["config"]["learning_rate"] = 0.0
+    return keras.optimizers.deserialize(saved)
+
+
+def require_plannable(model, unknown_size=None):
+    """Raises ValueError for what cannot be measured, with what to do."""
+    if not isinstance(model, keras.Model):
+        raise ValueError(
+            f"A plan is made for a Keras model. Received: {model!r} of type "
+            f"{type(model).__name__}. Return a compiled keras.Model."
+        )
+    if getattr(model, "optimizer", None) is None:
+        raise ValueError(
+            f"A plan takes the time of the model's updates, too. Received: {model.name!r}, which "
+            'is not compiled. Call for example model.compile("sgd", loss="mse") before it is '
+            "saved or returned."
+        )
+    if not model.built or not getattr(model, "inputs", None):
+        raise ValueError(
+            f"A plan needs to know the model's inputs. Received: {model.name!r}, which has not "
+            "been built. Begin it with keras.Input, or make it from inputs and outputs."
+        )
+    if not model.trainable_variables:
+        raise ValueError(
+            f"A plan is about training. Received: {model.name!r}, which has no trainable weights."
+        )
+    for spec in tf.nest.flatten(_inputs(model)):
+        if unknown_size is None and None in spec.shape[1:]:
+            raise ValueError(
+                "A plan takes the time of steps with inputs of a certain size. Received: "
+                f"{model.name!r}, with an input of shape {tuple(spec.shape)}. Say what stands for "
+                "None, for example --unknown-size 128."
+            )
+
+
+def _inputs(model):
+    """What a model is called with: structure of Keras tensors."""
+    if isinstance(model, keras.Sequential):
+        return model.inputs[0]
+    return getattr(model, "_inputs_struct", model.inputs)
+
+
+def _run(part, batch):
+    for tensor in tf.nest.flatten(part(batch), expand_composites=True):
+        if tensor is not None:
+            tf.reshape(tensor, [-1])[:1].numpy()  # it is there, and is not copied

@@ -1,0 +1,95 @@
+"""The job that a plan is started in, and the model that it is for."""
+
+import importlib
+import os
+import pathlib
+import sys
+
+from tf_onebit.measurement import Alone, Links
+
+
+def workers_of_job():
+    """The workers of the job that this process belongs to: `Links`, or `Alone`.
+
+    Those of Horovod, where `horovodrun` has started it; those of a TensorFlow cluster, where
+    TF_CONFIG describes one.
+
+    Raises:
+        ValueError: if Horovod is missing, or TF_CONFIG describes no cluster.
+    """
+    if "HOROVOD_RANK" in os.environ:
+        return _workers(_horovod_engine())
+    if os.environ.get("TF_CONFIG"):
+        from tf_onebit.distribute import MultiWorkerMirroredStrategy
+
+        return _workers(MultiWorkerMirroredStrategy().extended.engine)
+    return Alone()
+
+
+def _workers(engine):
+    return Links(engine) if engine.world_size > 1 else Alone()
+
+
+def _horovod_engine():
+    try:
+        import tf_onebit.horovod as hvd
+        from tf_onebit.collectives.horovod import HorovodEngine
+    except ImportError as error:
+        raise ValueError(
+            f"This process was started by horovodrun, and Horovod cannot be used: {error} Start it "
+            "by `tf-onebit launch`, or alone."
+        ) from error
+    hvd.init()
+    return HorovodEngine()
+
+
+def load_model(source):
+    """The model that a user names.
+
+    Args:
+        source: path of a file that Keras saved, or "module:function" with the name of a function
+            that takes no arguments and returns a compiled model.
+
+    Raises:
+        ValueError: for what is neither, or cannot be loaded.
+    """
+    path = pathlib.Path(source)
+    if path.suffix in (".keras", ".h5"):
+        return _saved_model(path)
+    module, separator, name = source.partition(":")
+    if not separator or not module or not name:
+        raise ValueError(
+            "The model must be a file that Keras saved, or module:function with a function that "
+            f"returns a compiled model. Received: {source!r}. Use for example model.keras, or "
+            "train:make_model for the function make_model of train.py."
+        )
+    sys.path.insert(0, os.getcwd())
+    try:
+        function = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(
+            f"There is no function {name!r} in a module {module!r}, from {os.getcwd()}: {error}"
+        ) from error
+    try:
+        return function()
+    except Exception as error:
+        raise ValueError(
+            f"{source} must return a compiled model when it is called without arguments. Received: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def _saved_model(path):
+    import keras
+
+    import tf_onebit.optimizers  # noqa: F401  whose classes may have been saved
+
+    if not path.is_file():
+        raise ValueError(f"There is no such file. Received: {str(path)!r}.")
+    try:
+        return keras.models.load_model(path)
+    except Exception as error:
+        raise ValueError(
+            f"Keras cannot load the model. Received: {str(path)!r}: {type(error).__name__}: "
+            f"{error} Name a function that returns it in its place: module:function."
+        ) from error

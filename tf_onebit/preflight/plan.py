@@ -1,0 +1,238 @@
+"""`tf-onebit plan`: measures a model, this machine and its links, and says what will pay."""
+
+import argparse
+import dataclasses
+import importlib.util
+import os
+import re
+import sys
+
+DESCRIPTION = """\
+Measures what a model computes per step on this machine, what encoding and decoding take, and what
+messages take between the workers, if it is started by horovodrun or `tf-onebit launch`: else links
+are assumed. Predicts the time of a step for each method and number of workers, names what is
+longest in it, and recommends a method and its settings. The model's file is not changed.
+"""
+_BITS_PER_SECOND = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+_RATE = re.compile(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)")
+_ASSUMED_RATE, _ASSUMED_LATENCY_MS = "1gbit", 1.0
+
+
+def add_command(commands):
+    """Adds `plan` to the commands of an `argparse` parser."""
+    parser = commands.add_parser(
+        "plan",
+        help="predict what training takes with several workers, and recommend a method",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "model", help="a file that Keras saved, or module:function that returns a compiled model"
+    )
+    parser.add_argument(
+        "--per-replica-batch-size", type=_positive, default=64, metavar="N", help="default: 64"
+    )
+    parser.add_argument(
+        "--workers",
+        type=_several,
+        nargs="+",
+        metavar="N",
+        help="numbers of workers to plan for (default: those there are, and 2, 4 and 8 times as "
+        "many)",
+    )
+    parser.add_argument(
+        "--bandwidth",
+        type=_rate,
+        metavar="RATE",
+        help=f"of each worker's link, as 1gbit; measured if there are workers, else "
+        f"{_ASSUMED_RATE}",
+    )
+    parser.add_argument(
+        "--latency",
+        type=_milliseconds,
+        metavar="MS",
+        help=f"of a message, with --bandwidth (default: {_ASSUMED_LATENCY_MS:g})",
+    )
+    parser.add_argument("--target-density", type=_density, default=0.001, metavar="D")
+    parser.add_argument("--sync-period", type=_positive, default=16, metavar="STEPS")
+    parser.add_argument(
+        "--unknown-size",
+        type=_positive,
+        metavar="N",
+        help="what stands for sizes of inputs that the model leaves open",
+    )
+    parser.add_argument("--json", metavar="FILE", help="write all of it there, times in seconds")
+    parser.add_argument("--plot", metavar="FILE", help="write a plot of the speed-ups there")
+    parser.set_defaults(run=run)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What `tf-onebit plan` measures and concludes; times in seconds.
+
+    Attributes:
+        batch_size: number of samples of a worker in a step.
+        sizes: number of values of each gradient.
+        computations: dictionary: `planner.Computation` by number of samples.
+        links: dictionary: `planner.Link` by kind of collective.
+        measured_workers: number of workers that links were measured between; 1: they are assumed.
+        predictions: list of `planner.Prediction`.
+        advised_workers: the number of workers that the advice is for.
+        advice: `planner.Advice`.
+    """
+
+    batch_size: int
+    sizes: list
+    computations: dict
+    links: dict
+    measured_workers: int
+    predictions: list
+    advised_workers: int
+    advice: object
+
+
+def run(options):
+    """Runs the command. Returns its exit status."""
+    # TensorFlow's own notes would bury it.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    try:
+        return _run(options)
+    except ValueError as error:
+        print(f"tf-onebit plan: {error}", file=sys.stderr)
+        return 1
+
+
+def _run(options):
+    from tf_onebit.planner import uniform_links
+    from tf_onebit.preflight import report
+    from tf_onebit.preflight.jobs import load_model, workers_of_job
+
+    _require_writable(options)
+    workers = workers_of_job()
+    links = None
+    if options.bandwidth is not None or workers.world_size == 1:
+        rate = options.bandwidth or _rate(_ASSUMED_RATE)
+        latency = _ASSUMED_LATENCY_MS if options.latency is None else options.latency
+        links = uniform_links(rate / 8, 1e-3 * latency)
+    elif options.latency is not None:
+        raise ValueError(
+            f"Links are measured here. Received: --latency {options.latency:g} without "
+            "--bandwidth. Give both, or neither."
+        )
+    plan = make_plan(load_model(options.model), workers, links, options)
+    if workers.rank == 0:
+        print(report.text(plan))
+        if options.json:
+            report.write_json(plan, options.json)
+        if options.plot:
+            report.write_plot(plan, options.plot)
+    return 0
+
+
+def make_plan(model, workers, links, options):
+    """Measures and predicts.
+
+    Args:
+        model: Keras model, compiled; it is left as it is.
+        workers: `Links` or `Alone`.
+        links: dictionary of `planner.Link`, or None: they are measured.
+        options: what `argparse` makes of the command's arguments.
+
+    Returns:
+        `Plan`.
+
+    Raises:
+        ValueError: for a model that cannot be measured.
+    """
+    from tf_onebit.planner import advise, predict
+    from tf_onebit.preflight.measurements import measure
+
+    least = max(2, workers.world_size)
+    world_sizes = sorted(set(options.workers or [least, 2 * least, 4 * least, 8 * least]))
+    batch_size = options.per_replica_batch_size
+    batch_sizes = {max(1, batch_size // 4), max(1, batch_size // 2), batch_size, 2 * batch_size}
+    measured = measure(model, workers, links, world_sizes, batch_sizes, options)
+    computation = measured.computation(batch_size)
+    predictions = [
+        predict(method, computation, measured.links_of(world_size), world_size)
+        for world_size in world_sizes
+        for method in measured.methods[world_size] + measured.estimates[world_size]
+    ]
+    advised = workers.world_size if workers.world_size in world_sizes else world_sizes[0]
+    advice = advise(
+        measured.methods[advised],
+        measured.computations,
+        measured.links_of(advised),
+        advised,
+        batch_size,
+        measured.sizes,
+    )
+    return Plan(
+        batch_size,
+        measured.sizes,
+        measured.computations,
+        measured.links,
+        measured.measured_workers if links is None else 1,
+        predictions,
+        advised,
+        advice,
+    )
+
+
+def _require_writable(options):
+    """Before anything is measured."""
+    for name in ("json", "plot"):
+        path = getattr(options, name)
+        directory = os.path.dirname(os.path.abspath(path)) if path else "."
+        if not os.access(directory, os.W_OK):
+            raise ValueError(
+                f"There is no folder that can be written to. Received: --{name} {path}."
+            )
+    if options.plot and importlib.util.find_spec("matplotlib") is None:
+        raise ValueError(
+            "Matplotlib draws the plot, and is not installed. Received: "
+            f"--plot {options.plot}. Install it: python -m pip install matplotlib"
+        )
+
+
+def _positive(text):
+    return _whole(text, 1)
+
+
+def _several(text):
+    return _whole(text, 2)
+
+
+def _whole(text, least):
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"It must be a whole number, at least {least}: {text!r}")
+    return int(text)
+
+
+def _density(text):
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"It must be a part of all values, as 0.001: {text!r}")
+    return value
+
+
+def _rate(text):
+    match = _RATE.fullmatch(text)
+    if not match or not float(match[1]) > 0:
+        raise argparse.ArgumentTypeError(
+            f"It must be a rate above 0 with kbit, mbit or gbit, as 1gbit: {text!r}"
+        )
+    return float(match[1]) * _BITS_PER_SECOND[match[2]]
+
+
+def _milliseconds(text):
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not value >= 0:
+        raise argparse.ArgumentTypeError(f"It must be a time in ms, at least 0: {text!r}")
+    return value

@@ -1,0 +1,96 @@
+"""A plan as text, as JSON and as a plot."""
+
+import dataclasses
+import json
+import pathlib
+
+_HEADER = ("", "ms per step", "speed-up", "MB sent", "longest")
+_BOTTLENECKS = {"computation": "computation", "coding": "encoding", "sending": "sending"}
+
+
+def text(plan):
+    """What people read: string."""
+    lines = [_about_links(plan), _about_computation(plan)]
+    for workers in sorted({prediction.workers for prediction in plan.predictions}):
+        rows = [p for p in plan.predictions if p.workers == workers]
+        lines += [
+            "",
+            f"{workers} workers, {plan.batch_size} samples each per step",
+            *_table(rows),
+        ]
+    lines += ["", f"Advice for {plan.advised_workers} workers:"]
+    lines += [f"- {sentence}" for sentence in plan.advice.sentences]
+    return "\n".join(lines)
+
+
+def _about_links(plan):
+    link = plan.links["all_gather"]
+    rate = f"{8e-6 * link.bytes_per_second:.0f} Mbit/s"
+    latency = f"{1e3 * link.latency_seconds:.2g} ms"
+    if plan.measured_workers == 1:
+        return f"Links: {rate} and {latency}, assumed."
+    return (
+        f"Links: {rate} and {latency} for the shortest message, measured between "
+        f"{plan.measured_workers} workers."
+    )
+
+
+def _about_computation(plan):
+    steps = [
+        f"{1e3 * computation.seconds:.4g} ms with {size} samples"
+        for size, computation in sorted(plan.computations.items())
+    ]
+    values = sum(plan.sizes) / 1e6
+    return f"Computation: {values:.3g} million trained values, a step takes {', '.join(steps)}."
+
+
+def _table(predictions):
+    rows = [_HEADER]
+    for prediction in predictions:
+        rows.append(
+            (
+                prediction.method,
+                f"{1e3 * prediction.step_seconds:.1f}",
+                f"{prediction.speed_up:.2f}",
+                f"{prediction.sent_bytes / 1e6:.3g}",
+                _BOTTLENECKS[prediction.bottleneck],
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  "
+        + "  ".join(
+            cell.ljust(width) if i in (0, len(row) - 1) else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def write_json(plan, path):
+    """Writes all of a plan, times in seconds."""
+    content = dataclasses.asdict(plan)
+    pathlib.Path(path).write_text(json.dumps(content, indent=1) + "\n")
+
+
+def write_plot(plan, path):
+    """Writes a plot of the speed-ups, of a type that Matplotlib knows by the name's ending."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 5), layout="constrained")
+    axes = figure.add_subplot()
+    numbers = sorted({prediction.workers for prediction in plan.predictions})
+    axes.plot([1, *numbers], [1, *numbers], color="0.7", linestyle="--", label="ideal")
+    for method in dict.fromkeys(prediction.method for prediction in plan.predictions):
+        points = {p.workers: p.speed_up for p in plan.predictions if p.method == method}
+        axes.plot([1, *points], [1, *points.values()], marker="o", markersize=4, label=method)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter("{x:g}")
+    axes.set_xlabel("workers")
+    axes.set_ylabel("speed-up over one worker")
+    axes.set_title(f"{plan.batch_size} samples per worker and step, predicted")
+    axes.legend(fontsize="small")
+    axes.grid(alpha=0.3)
+    figure.savefig(path)
