@@ -52,7 +52,7 @@ def test_squares_of_variables_add_up_to_those_of_all(template, names):
 
 def test_squares_are_those_of_the_residuals_of_worker_and_shard():
     first, second = exchanges_after_steps(OneBit(bucket_bytes=2**20))
-    (one_bit, _), (other, _) = first.buckets[0], second._buckets[0]
+    (one_bit, _), (other, _) = first.buckets[0], second.buckets[0]
     # In the order of the bucket, which begins with the last variable.
     begin, end = 40 * 40, 40 * 40 + 64 * 33
     shards = np.concatenate([one_bit.shard_residual, other.shard_residual])
