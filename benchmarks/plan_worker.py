@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import pathlib
 import tempfile
 import time
@@ -23,9 +24,12 @@ def make_model():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--engine", choices=["horovod", "tensorflow"], required=True)
     parser.add_argument("--workers", required=True)
     parser.add_argument("--sync-period", required=True)
     arguments = parser.parse_args()
+    if arguments.engine == "tensorflow":
+        del os.environ["HOROVOD_RANK"]  # by which the command knows its launcher
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as directory:
         path = pathlib.Path(directory) / "plan.json"

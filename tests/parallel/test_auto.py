@@ -37,7 +37,8 @@ def test_workers_decide_alike_and_stay_with_it():
     assert_same_bits_on_all_ranks(exchanged(exchange, variables))
     decided = serialize(exchange.built[0].template)
     assert gather(decided) == 2 * [decided]
-    assert set(exchange.built[0].exclude) <= {f"^v{i}:0$" for i in range(3)}
+    # Between processes of a machine gigabytes travel per second: 1 bit takes no longer.
+    assert set(exchange.built[0].exclude) <= {f"^v{i}:0$" for i in range(3)} | {".*"}
 
     # A run that is resumed does not decide again: here it would not come to this.
     other = WarmStart(OneBit(exclude=["^v0:0$", "nothing else"]), steps=1)
@@ -55,3 +56,10 @@ def test_workers_decide_alike_and_stay_with_it():
     assert serialize(again.built[0].template) == decided
     for mine, theirs in zip(first, second, strict=True):
         np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.workers(2, engines=["horovod", "tensorflow"])
+def test_a_worker_that_does_not_measure_is_told_apart():
+    mine = Auto() if engine().ranks == [0] else OneBit()
+    with pytest.raises(ValueError, match="rank 0 has exchange = .*Auto.*, rank 1 has .*OneBit"):
+        exchanged(GradientExchange(mine, engine(), mean=True), make_variables())

@@ -7,7 +7,7 @@ import pytest
 from tests.parallel.launch import run_job
 
 PLAN = ["-m", "tf_onebit.cli", "plan"]
-OPTIONS = ["--per-replica-batch-size", "4"]
+OPTIONS = ["--per-replica-batch-size", "4", "--workers", "2", "4"]
 
 
 @pytest.mark.parametrize("engine", ["horovod", "tensorflow"])
@@ -25,5 +25,5 @@ def test_links_are_measured_between_the_workers(engine, tmp_path):
         assert 1e-5 < link["latency_seconds"] < 1
         assert 1e6 < link["bytes_per_second"] < 1e12
         assert 0 < link["work_seconds_per_byte"] < 1e-6
-    assert {p["workers"] for p in content["predictions"]} == {2, 4, 8, 16}
+    assert {p["workers"] for p in content["predictions"]} == {2, 4}
     assert seconds < 60

@@ -44,3 +44,27 @@ def make_list():
 
 def fail():
     raise RuntimeError("no such corpus")
+
+
+def make_model_of_fixed_batches():
+    inputs = keras.Input(batch_shape=(6, 16), dtype="float16")
+    model = keras.Model(inputs, [keras.layers.Dense(8)(inputs), keras.layers.Dense(2)(inputs)])
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(schedule))
+    model.compile(optimizer, loss="mse")
+    return model
+
+
+class OwnOptimizer(keras.optimizers.SGD):
+    pass
+
+
+class OptimizerWithoutConfig(keras.optimizers.SGD):
+    def __init__(self, what_get_config_does_not_know, learning_rate=0.1, **arguments):
+        super().__init__(learning_rate, **arguments)
+
+
+def make_model_with_an_optimizer_without_config():
+    model = make_model()
+    model.compile(OptimizerWithoutConfig(1), loss="mse")
+    return model

@@ -8,6 +8,8 @@ import tensorflow as tf
 from tf_onebit import Auto, Delayed, FullPrecision, Local, OneBit, Threshold, WarmStart
 from tf_onebit.collectives.lockstep import LockstepEngine
 from tf_onebit.configurable import serialize
+from tf_onebit.exchanges import GradientSpec
+from tf_onebit.training.auto import as_python, paying
 from tf_onebit.training.gradients import GradientExchange, resolve_exchange
 
 
@@ -43,6 +45,32 @@ def test_workers_of_one_process_send_nothing_that_is_worth_compressing(caplog):
     with caplog.at_level(logging.INFO, logger="tf_onebit"):
         ((first,), (second,)) = exchange([[tf.ones([64, 64])], [3 * tf.ones([64, 64])]], [kernel])
     assert tf.reduce_all(first == 2.0) and tf.reduce_all(second == 2.0)
-    assert exchange.built[0].template.exclude == (r"^kernel:0$",)
+    assert exchange.built[0].template.exclude == (".*",)
     (message,) = [record.getMessage() for record in caplog.records]
-    assert "OneBit for 0 of 4,096 values, because all workers are in this process." in message
+    assert "0 of 4,096 values, because all workers are in this process." in message
+    assert message.endswith("The same without measuring: OneBit(exclude=['.*']).")
+
+
+def test_compresses_what_is_clearly_faster_compressed():
+    specs = [GradientSpec("wide", (64, 64), "float32"), GradientSpec("half", (64, 64), "bfloat16")]
+    assert paying(specs, 30e-9, 5e-9) == ["wide", "half"]
+    assert paying(specs, 30e-9, 14e-9) == ["wide"]
+    # As fast, or nearly so, is not enough to change training.
+    assert paying(specs, 30e-9, 25e-9) == []
+
+
+def test_what_is_logged_makes_the_same_exchange():
+    exchange = Auto(WarmStart(Delayed(OneBit(max_column_size=128)), steps=5)).excluding(["a.b"])
+    text = as_python(serialize(exchange))
+    made = eval(text, {"WarmStart": WarmStart, "Delayed": Delayed, "OneBit": OneBit})
+    assert serialize(made) == serialize(exchange)
+    assert "levels" not in text  # which is the default
+
+
+@pytest.mark.parametrize("make", [lambda: WarmStart(Auto(), steps=5), lambda: Auto()])
+def test_is_no_part_of_another_exchange(make):
+    spec = GradientSpec("kernel", (64, 64), "float32")
+    with pytest.raises(ValueError, match=r"Put it around: Auto\(WarmStart\(Delayed"):
+        make().build([spec], 0, 2, "test")
+    with pytest.raises(ValueError, match=r"Use Auto\(Delayed\(OneBit\(\)\)\)"):
+        Delayed(Auto())

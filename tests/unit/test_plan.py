@@ -73,6 +73,20 @@ def test_model_keeps_its_weights_and_its_optimizer():
         np.testing.assert_array_equal(variable, value)
 
 
+def test_an_optimizer_of_the_users_is_measured():
+    model = planned.make_model()
+    model.compile(planned.OwnOptimizer(0.1), loss="mse")
+    assert ModelInStep(model).measure(4, Alone()).seconds > 0
+
+
+def test_fixed_batches_schedules_and_loss_scales_are_taken_as_they_are(capsys, tmp_path):
+    path = tmp_path / "plan.json"
+    model = "tests.unit.planned:make_model_of_fixed_batches"
+    status, _, errors = plan(capsys, model, "--workers", 3, "--json", path)
+    assert status == 0, errors
+    assert list(json.loads(path.read_text())["computations"]) == ["6"]
+
+
 def test_statistics_are_given_back():
     model = keras.Sequential([keras.Input((4,)), keras.layers.BatchNormalization()])
     model.compile("sgd", loss="mse")
@@ -98,6 +112,10 @@ def test_what_is_sent_is_what_the_exchange_says(exchange, world_size):
     if isinstance(exchange, OneBit):
         assert sum(bucket.sent_bytes for bucket in buckets) == built.bytes_sent()
     full = 2 * (world_size - 1) / world_size * 4 * sum(spec.size for spec in specs)
+    if isinstance(exchange, Threshold):
+        # Words of what is expected to exceed tau, a little room, and headers.
+        words = sum(bucket.sent_bytes for bucket in buckets) / (world_size - 1) / 4
+        assert 1.0 < words / (0.01 * sum(spec.size for spec in specs)) < 1.5
     if isinstance(exchange, FullPrecision):
         assert sum(bucket.sent_bytes for bucket in buckets) == pytest.approx(full, rel=1e-3)
     assert all(bucket.all_work_seconds > 0 for bucket in buckets)
@@ -121,6 +139,7 @@ def test_sparse_gradients_are_measured_as_they_are_exchanged():
         ("tests.unit.planned:make_list", r"for a Keras model. Received: \[1, 2\]"),
         ("tests.unit.planned:make_uncompiled_model", "which is not compiled. Call"),
         ("tests.unit.planned:make_unbuilt_model", "which has not been built. Begin it with"),
+        ("tests.unit.planned:make_model_with_an_optimizer_without_config", "get_config return"),
         ("tests.unit.planned:make_frozen_model", "which has no trainable weights"),
         ("tests.unit.planned:make_text_model", r"shape \(None, None\).*--unknown-size 128"),
     ],
@@ -143,7 +162,7 @@ def test_refuses_a_file_that_is_no_model(capsys, tmp_path):
 def test_refuses_folders_that_are_not_there_before_it_measures(capsys):
     status, _, errors = plan(capsys, "nowhere.keras", "--json", "/no/such/folder/plan.json")
     assert status == 1
-    assert "no folder that can be written to. Received: --json /no/such/folder/plan.json" in errors
+    assert "no folder that can be written to. Received: /no/such/folder/plan.json" in errors
 
 
 @pytest.mark.parametrize(

@@ -37,14 +37,20 @@ BLOCKS = method("blocks of 16, 1-bit", 0.15, work=0.002, sync_period=16)
 METHODS = [FULL, ONE_BIT, dataclasses.replace(ONE_BIT, name="1-bit, delayed", delay=1), BLOCKS]
 
 
-def test_parts_of_a_step_add_up():
+def test_speed_up_is_of_all_workers_together():
     for one in METHODS:
-        prediction = predict(one, COMPUTATION, uniform_links(125e6, 1e-3), 2)
-        parts = prediction.computation_seconds, prediction.coding_seconds
-        total = sum(parts) + prediction.sending_seconds
-        # What is hidden behind another part is not counted twice.
-        assert total == pytest.approx(prediction.step_seconds, rel=1e-3)
-        assert prediction.speed_up == pytest.approx(2 * 0.32 / prediction.step_seconds)
+        prediction = predict(one, COMPUTATION, uniform_links(125e6, 1e-3), 4)
+        assert prediction.speed_up == pytest.approx(4 * 0.32 / prediction.step_seconds)
+        assert prediction.step_seconds >= prediction.computation_seconds == COMPUTATION.seconds
+
+
+def test_parts_are_told_however_they_overlap():
+    prediction = predict(FULL, COMPUTATION, uniform_links(125e6, 1e-3), 2)
+    assert prediction.sending_seconds == pytest.approx(8 * (1e-3 + 4e6 / 125e6))
+    assert prediction.coding_seconds == 0
+    assert predict(ONE_BIT, COMPUTATION, uniform_links(125e6, 0.0), 2).coding_seconds == (
+        pytest.approx(8 * 0.001)
+    )
 
 
 def test_bottleneck_is_what_is_longest():
@@ -53,6 +59,11 @@ def test_bottleneck_is_what_is_longest():
     assert predict(FULL, COMPUTATION, fast, 2).bottleneck == "computation"
     laborious = method("laborious", 0.1, work=0.1)
     assert predict(laborious, COMPUTATION, fast, 2).bottleneck == "coding"
+    # Also where computation is hidden behind it.
+    delayed = dataclasses.replace(ONE_BIT, delay=1)
+    link_bound = predict(delayed, COMPUTATION, uniform_links(2.4e6, 0.0), 2)
+    assert link_bound.step_seconds == pytest.approx(0.5, rel=0.01)
+    assert link_bound.bottleneck == "sending"
 
 
 def test_blocks_are_paid_by_all_their_steps():
@@ -89,10 +100,14 @@ def test_regrouped_buckets_are_as_large_as_asked_for_and_have_the_same_in_all():
         assert totals[0] == pytest.approx(totals[1])
 
 
-def test_latency_grows_with_workers_and_bandwidth_stays():
-    links = with_more_workers(uniform_links(1e6, 0.1), 2, 8)
+def test_latency_grows_with_the_logarithm_of_workers_and_bandwidth_stays():
+    measured = uniform_links(1e6, 0.1)
+    links = with_more_workers(measured, 2, 8)
     assert links["all_gather"].latency_seconds == pytest.approx(0.3)
     assert links["all_gather"].bytes_per_second == 1e6
+    in_between = with_more_workers(with_more_workers(measured, 2, 4), 4, 8)
+    assert in_between["all_gather"].latency_seconds == pytest.approx(0.3)
+    assert with_more_workers(measured, 8, 2) == measured
 
 
 def test_computation_lies_between_what_was_measured():
@@ -109,14 +124,14 @@ def advice(rate, methods=METHODS, batch_size=64):
 
 def test_says_plainly_when_compression_does_not_pay():
     result = advice(1e11)
-    assert not result.compression_pays and result.method == "full precision"
+    assert not result.sending_less_pays and result.method == "full precision"
     assert result.sentences[0].startswith("Compression will not pay: in full precision a step")
 
 
 def test_recommends_the_mildest_method_that_is_fast():
     result = advice(125e6)
-    assert result.compression_pays and result.method == "1-bit"
-    assert result.sentences[0].startswith("Compression pays: in full precision a step takes")
+    assert result.sending_less_pays and result.method == "1-bit"
+    assert result.sentences[0].startswith("To send less pays: in full precision a step takes")
     assert "1-bit: " in result.sentences[1]
 
 
@@ -142,8 +157,24 @@ def test_recommends_a_sync_period_with_which_blocks_cost_little():
 
 
 def test_recommends_buckets_that_overlap():
-    one_bucket = regrouped(FULL, SIZES, bucket_bytes=2**40)
+    large = 2**30
+    one_bucket = dataclasses.replace(regrouped(FULL, SIZES, large), bucket_bytes=large)
     assert len(one_bucket.buckets) == 1
-    result = advise([one_bucket], MEASURED, uniform_links(200e6, 1e-4), 2, 64, SIZES)
-    assert result.bucket_bytes == 4 * 2**20
-    assert advice(1e11, [FULL]).bucket_bytes is None
+    assert advice(200e6, [one_bucket]).bucket_bytes == 4 * 2**20
+    # Nothing is gained by the same buckets, nor where the exchange takes no time.
+    same = dataclasses.replace(FULL, bucket_bytes=4 * 2**20)
+    assert advice(200e6, [same]).bucket_bytes is None
+    assert advice(1e11, [one_bucket]).bucket_bytes is None
+
+
+def test_recommends_no_buckets_where_not_all_can_share_them():
+    sparse = Bucket(1e6, 3 * (Collective(0.0, "all_gather", 1e3),))
+    mixed = dataclasses.replace(FULL, buckets=[*FULL.buckets, sparse], bucket_bytes=2**30)
+    assert advice(200e6, [mixed]).bucket_bytes is None
+
+
+def test_blocks_are_not_called_compression():
+    blocks = dataclasses.replace(FULL, name="blocks of 16, full precision", sync_period=16)
+    result = advice(125e6, [FULL, blocks])
+    assert result.method == blocks.name
+    assert result.sentences[0].startswith("To send less pays")

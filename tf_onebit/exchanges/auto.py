@@ -12,10 +12,12 @@ class Auto(Exchange):
     """Decides, before the first step, which gradients are compressed: `exchange="auto"`.
 
     Then workers measure, for some seconds, what collectives take between them and what encoding and
-    decoding take on them. A gradient is compressed if its exchange, without overlap, is faster by a
-    quarter at least; else it travels in full precision, as with the `exclude` of `compressed`. The
-    decision is logged, as the exchange that does the same without measuring. A run that is resumed
-    from a backup keeps it; others may come to another, and so to other bits.
+    decoding take on them, of large tensors. A gradient is compressed if its exchange, without
+    overlap and latency, is faster by a quarter at least, which depends on its type; else it travels
+    in full precision, as with the `exclude` of `compressed`. The decision is logged by Python's
+    logger "tf_onebit", as the exchange that does the same without measuring. A run that is resumed
+    from a backup keeps it; others may come to another, and so to other bits. All workers in one
+    process send nothing, and do not compress; on GPUs encoding is taken to cost nothing.
 
     `tf-onebit plan` knows what a model computes, too, and weighs more methods against each other.
 
@@ -43,6 +45,13 @@ class Auto(Exchange):
         self.compressed = compressed
         self.steps_of_delay = compressed.steps_of_delay
 
+    def create_state(self):
+        raise ValueError(
+            "Auto decides about a whole model, before its exchange is built. Received: Auto within "
+            "another exchange or a compressor. Put it around: Auto(WarmStart(Delayed(OneBit()), "
+            "steps=1000))."
+        )
+
     def get_config(self):
         return {"compressed": serialize(self.compressed)}
 
@@ -50,10 +59,15 @@ class Auto(Exchange):
         return self.compressed.in_full_precision()
 
     def excluding(self, names):
-        """The exchange that compresses all but the gradients with these names."""
+        """The exchange that compresses all but the gradients with these names.
+
+        Args:
+            names: list of strings, or None for all there are.
+        """
         description = copy.deepcopy(serialize(self.compressed))
         inner = innermost(description)["config"]
-        inner["exclude"] = [*inner["exclude"], *(f"^{re.escape(name)}$" for name in names)]
+        patterns = [".*"] if names is None else [f"^{re.escape(name)}$" for name in names]
+        inner["exclude"] = [*inner["exclude"], *patterns]
         return deserialize(description)
 
 

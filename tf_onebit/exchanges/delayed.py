@@ -222,5 +222,6 @@ class Delayed(Exchange):
 _REMEDIES = {
     "WarmStart": "Use WarmStart(Delayed(...), ...): delay begins when the warm start is over. ",
     "Delayed": "Use steps= for a longer delay. ",
+    "Auto": "Use Auto(Delayed(OneBit())). ",
     "Local": "It exchanges nothing, and so there is nothing to wait for. ",
 }

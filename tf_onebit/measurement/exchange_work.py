@@ -28,7 +28,7 @@ def measure_exchange(exchange, specs, world_size):
         List of `planner.Bucket`, in the order in which a backward pass has their gradients.
     """
     bucketed = Bucketed(exchange)
-    bucketed.build(specs, 0, world_size, "tf_onebit/preflight")
+    bucketed.build(specs, 0, world_size, "tf_onebit/measurement")
     return [
         _measured([specs[index] for index in indices], bucket)
         for bucket, indices in bucketed.buckets

@@ -1,5 +1,6 @@
 """How fast workers exchange messages: latency, bandwidth, and what that takes of a processor."""
 
+import hashlib
 import os
 import socket
 import time
@@ -11,7 +12,7 @@ from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, ask
 from tf_onebit.planner import Link
 
 _FLOAT_BYTES = 4
-_FIRST_BYTES = 256 * 1024
+_FIRST_BYTES = 16 * 1024
 _MOST_BYTES = 16 * 2**20
 # What a message must take to say something, beyond what links let pass at once after a pause.
 _LEAST_SECONDS = 0.15
@@ -54,7 +55,7 @@ class Links:
     def all(self, values):
         """The numbers of all workers: array `[world_size, len(values)]`."""
         row = tf.constant([list(map(float, values))], tf.float64)
-        request = AllGather(row, f"tf_onebit/preflight/numbers_{len(values)}")
+        request = AllGather(row, f"tf_onebit/measurement/numbers_{len(values)}")
         (rows,) = self._engine.run([ask(request)])
         return rows.numpy()
 
@@ -69,7 +70,8 @@ class Links:
     def workers_per_core(self):
         """How many workers share a core that this one may use: 1 / n for n cores of its own."""
         mine = os.sched_getaffinity(0)
-        host = int.from_bytes(socket.gethostname().encode()[-6:], "big")
+        # As many bits as a float holds, of the whole name.
+        host = int.from_bytes(hashlib.sha256(socket.gethostname().encode()).digest()[:6], "big")
         sets = self.all([host, *_as_words(mine)])
         shares = [
             len(mine & (cores := _from_words(row[1:]))) / len(cores)
@@ -92,7 +94,9 @@ class Links:
         # The difference of two, because the first bytes after a pause may pass at any rate.
         short, _ = self._seconds(kind, sent_bytes // 4, _RUNS)
         long, work = self._seconds(kind, sent_bytes, _RUNS)
-        rate = (sent_bytes - sent_bytes // 4) / max(long - short, 1e-9)
+        rate = (
+            (sent_bytes - sent_bytes // 4) / (long - short) if long > short else sent_bytes / long
+        )
         return Link(latency, rate, crowding * work / sent_bytes)
 
     def _seconds(self, kind, sent_bytes, runs):
@@ -108,7 +112,7 @@ class Links:
 
     def _function(self, kind, sent_bytes):
         # A collective has a name, and that has one shape.
-        name = f"tf_onebit/preflight/{kind}_{sent_bytes}"
+        name = f"tf_onebit/measurement/{kind}_{sent_bytes}"
 
         def run(values):
             (answer,) = self._engine.run([ask(_REQUESTS[kind](values, name))])
@@ -135,7 +139,8 @@ class Links:
 def _as_words(cores):
     words = [0] * _CORE_WORDS
     for core in cores:
-        words[core // 32] |= 1 << core % 32
+        if core < 32 * _CORE_WORDS:  # further ones count for nobody
+            words[core // 32] |= 1 << core % 32
     return words
 
 

@@ -21,23 +21,24 @@ class Advice:
 
     Attributes:
         method: name of the method.
-        compression_pays: whether that is one that compresses, or communicates less often.
+        sending_less_pays: whether that is one that compresses, or communicates less often.
         per_replica_batch_size: the smallest batch, of those measured, at which the exchange costs
             no more than a tenth of a step; the largest if there is none.
         bucket_bytes: of the exchange, if others than the default's would make a difference.
-        sync_period: in steps, with which blocks cost no more than a twentieth of a step.
+        sync_period: in steps, with which blocks cost no more than a twentieth of a step; None
+            without a method that has blocks.
         sentences: the same in words, and why: list of strings.
     """
 
     method: str
-    compression_pays: bool
+    sending_less_pays: bool
     per_replica_batch_size: int
     bucket_bytes: int | None
-    sync_period: int
+    sync_period: int | None
     sentences: list
 
 
-def advise(methods, measured, links, workers, batch_size, sizes):
+def advise(methods, measured, links, workers, per_replica_batch_size, sizes):
     """Recommends a method and its settings.
 
     Args:
@@ -46,13 +47,13 @@ def advise(methods, measured, links, workers, batch_size, sizes):
         measured: dictionary: `Computation` by number of samples of a worker.
         links: dictionary of `Link`.
         workers: number of workers, at least 2.
-        batch_size: of a worker, that the user has.
+        per_replica_batch_size: what the user has.
         sizes: number of values of each gradient.
 
     Returns:
         `Advice`.
     """
-    computation = interpolated(measured, batch_size)
+    computation = interpolated(measured, per_replica_batch_size)
     predictions = [predict(method, computation, links, workers) for method in methods]
     fastest = min(prediction.step_seconds for prediction in predictions)
     chosen = next(
@@ -67,11 +68,9 @@ def advise(methods, measured, links, workers, batch_size, sizes):
             f"{prediction.speed_up:.1f} times one worker. What is longest in a step is "
             f"{_PARTS[prediction.bottleneck]}."
         )
-    batch, sentence = _batch_size(method, measured, links, workers, batch_size)
+    batch, sentence = _batch_size(method, measured, links, workers, per_replica_batch_size)
     sentences.append(sentence)
-    bucket_bytes = None
-    if method.sync_period is None:
-        bucket_bytes = _bucket_bytes(method, computation, links, workers, sizes)
+    bucket_bytes = _bucket_bytes(method, computation, links, workers, sizes)
     if bucket_bytes is not None:
         sentences.append(
             f"bucket_bytes={bucket_bytes // 2**20} * 2**20 makes a step shorter than the default."
@@ -96,16 +95,19 @@ def _milliseconds(seconds):
     return f"{1e3 * seconds:.3g} ms"
 
 
-def _about_full_precision(full, compression_pays):
+def _about_full_precision(full, sending_less_pays):
     share = 1 - full.computation_seconds / full.step_seconds
     facts = (
         f"in full precision a step takes {_milliseconds(full.step_seconds)}, of which "
         f"{_milliseconds(full.computation_seconds)} are computation: the exchange costs "
         f"{100 * share:.0f} %"
     )
-    if compression_pays:
-        return f"Compression pays: {facts}."
-    return f"Compression will not pay: {facts}, and no method makes it faster by more than a tenth."
+    if sending_less_pays:
+        return f"To send less pays: {facts}."
+    return (
+        f"Compression will not pay: {facts}, and neither it nor training in blocks makes a step "
+        "faster by more than a tenth."
+    )
 
 
 def _batch_size(method, measured, links, workers, batch_size):
@@ -126,15 +128,18 @@ def _batch_size(method, measured, links, workers, batch_size):
 
 
 def _bucket_bytes(method, computation, links, workers, sizes):
-    now = predict(method, computation, links, workers).step_seconds
-    seconds = {
-        mebibytes: predict(
-            regrouped(method, sizes, mebibytes * 2**20), computation, links, workers
-        ).step_seconds
-        for mebibytes in _BUCKET_MEBIBYTES
-    }
-    best = min(seconds, key=seconds.get)
-    return best * 2**20 if seconds[best] < (1 - _NOTICEABLE) * now else None
+    kinds = {tuple(c.kind for c in bucket.collectives) for bucket in method.buckets}
+    if method.bucket_bytes is None or len(kinds) > 1:
+        return None  # what is exchanged in another way cannot join others' buckets
+
+    def seconds(bucket_bytes):
+        again = regrouped(method, sizes, bucket_bytes)
+        return predict(again, computation, links, workers).step_seconds
+
+    by_bytes = {n * 2**20: seconds(n * 2**20) for n in _BUCKET_MEBIBYTES}
+    best = min(by_bytes, key=by_bytes.get)
+    noticeably_less = (1 - _NOTICEABLE) * seconds(method.bucket_bytes)
+    return best if by_bytes[best] < noticeably_less else None
 
 
 def _sync_period(methods, computation, links, workers):

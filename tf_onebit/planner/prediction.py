@@ -19,12 +19,14 @@ class Method:
         buckets: list of `Bucket`: of a step, or of a block.
         delay: by how many steps gradients come back later (`Delayed`).
         sync_period: number of steps in a block; None if gradients are exchanged in every step.
+        bucket_bytes: the exchange's, where it can be chosen.
     """
 
     name: str
     buckets: list
     delay: int = 0
     sync_period: int | None = None
+    bucket_bytes: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +39,7 @@ class Prediction:
         step_seconds: time of a step.
         computation_seconds: what a step takes without any exchange.
         coding_seconds: what encoding and decoding take.
-        sending_seconds: what a step takes beyond both: what is left of sending and receiving where
-            it does not overlap.
+        sending_seconds: for how long messages are under way, whatever else is done meanwhile.
         sent_bytes: by each worker in a step.
         speed_up: samples per second of all workers, over those of one alone.
         bottleneck: "computation", "coding" or "sending": which of the three is longest.
@@ -90,16 +91,14 @@ def predict(method, computation, links, workers):
         steps = _STEPS + method.delay
         run = simulate([(worker, workers)], method.buckets, steps, method.delay)
         seconds = float(run.step_seconds[1 + method.delay :].mean())
+        sending = float(run.link_seconds[0])
     else:
         # At the end of a block all of it is there at once, and nothing to compute meanwhile.
         run = simulate([(Worker(Computation(0.0, 0.0), links), workers)], method.buckets, 2)
         seconds = alone + run.mean_step_seconds / period
+        sending = float(run.link_seconds[0]) / period
     coding = sum(bucket.all_work_seconds for bucket in method.buckets) / period
-    parts = {
-        "computation": alone,
-        "coding": coding,
-        "sending": max(0.0, seconds - alone - coding),
-    }
+    parts = {"computation": alone, "coding": coding, "sending": sending}
     return Prediction(
         method.name,
         workers,
@@ -138,11 +137,11 @@ def regrouped(method, sizes, bucket_bytes):
     Work and bytes are taken to be in proportion to the number of values.
 
     Args:
-        method: `Method`.
+        method: `Method`, all of whose buckets are exchanged by the same kinds of collectives.
         sizes: number of values of each gradient, in the order of the model's variables.
         bucket_bytes: as of an `Exchange`.
     """
-    total = sum(bucket.size for bucket in method.buckets)
+    total = max(1, sum(bucket.size for bucket in method.buckets))
     largest = max(method.buckets, key=lambda bucket: bucket.size)
     work = sum(bucket.work_seconds for bucket in method.buckets)
     stages = [
@@ -187,7 +186,7 @@ def with_more_workers(links, measured, workers):
         links: dictionary of `Link`.
         measured, workers: numbers of workers, at least 2.
     """
-    factor = max(1.0, 1 + math.log2(workers / measured))
+    factor = max(1.0, math.log2(workers) / math.log2(measured))
     return {
         kind: dataclasses.replace(link, latency_seconds=factor * link.latency_seconds)
         for kind, link in links.items()

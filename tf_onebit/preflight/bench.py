@@ -28,20 +28,23 @@ def run(options):
     """Runs the command. Returns its exit status."""
     # TensorFlow's own notes would bury it.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    from tf_onebit.preflight.jobs import workers_of_job
+    from tf_onebit.preflight.jobs import require_writable, workers_of_job
 
     try:
         workers = workers_of_job()
+        if workers.rank == 0:
+            require_writable(options.json)
     except ValueError as error:
         print(f"tf-onebit bench: {error}", file=sys.stderr)
         return 1
-    exchanges = measure_exchanges(options.values, workers)
+    values = options.values // _ROW_SIZE * _ROW_SIZE
+    exchanges = measure_exchanges(values, workers)
     links = workers.measure() if workers.world_size > 1 else {}
     if workers.rank == 0:
-        print(_text(exchanges, links, options.values, max(2, workers.world_size)))
+        print(_text(exchanges, links, values, max(2, workers.world_size)))
         if options.json:
             content = {
-                "values": options.values,
+                "values": values,
                 "workers": workers.world_size,
                 "nanoseconds_per_value": exchanges,
                 "links": {kind: dataclasses.asdict(link) for kind, link in links.items()},

@@ -42,6 +42,12 @@ class ModelInStep:
         self._backward = tf.function(self._gradients, reduce_retracing=True)
         self._step = tf.function(self._update, reduce_retracing=True)
 
+    @property
+    def fixed_batch_sizes(self):
+        """The batch sizes of inputs that leave no choice: set."""
+        shapes = [spec.shape for spec in tf.nest.flatten(_inputs(self.model))]
+        return {shape[0] for shape in shapes if shape[0] is not None}
+
     def restore(self):
         """Gives the model back the values of its variables."""
         for variable, value in zip(self.model.variables, self._before, strict=True):
@@ -83,7 +89,8 @@ class ModelInStep:
             (round_seconds,) = workers.slowest(sum(times[-1]))
             if len(times) * round_seconds > _MOST_SECONDS:
                 break
-        forward, backward, whole = np.median(times, axis=0).tolist()
+        # Of the slowest worker, for which all wait.
+        forward, backward, whole = workers.slowest(*np.median(times, axis=0))
         # Each is a part of the next; where they differ by less than they scatter, by nothing.
         backward = max(forward, backward)
         return Computation(forward, backward - forward, max(0.0, whole - backward))
@@ -127,10 +134,21 @@ def _standing_still(optimizer):
     A loss without labels would lead the weights to where computing takes another time. What wraps
     an optimizer for a job, and exchanges gradients, is not part of what is saved of it.
     """
-    saved = keras.optimizers.serialize(optimizer)
-    inner = saved["config"].get("inner_optimizer", saved)
-    inner["config"]["learning_rate"] = 0.0
-    return keras.optimizers.deserialize(saved)
+    custom = {}
+    if not hasattr(optimizer, "gradient_exchange"):
+        custom = {type(optimizer).__name__: type(optimizer)}
+    try:
+        saved = keras.optimizers.serialize(optimizer)
+        inner = saved["config"].get("inner_optimizer", saved)
+        inner["config"]["learning_rate"] = 0.0
+        return keras.optimizers.deserialize(saved, custom_objects=custom)
+    except Exception as error:
+        raise ValueError(
+            "A plan makes the model's optimizer once more, as Keras does with a saved one. "
+            f"Received: {optimizer!r}, of which that fails: {type(error).__name__}: {error} "
+            "Have its get_config return the arguments of its constructor, or compile with an "
+            "optimizer of Keras'."
+        ) from error
 
 
 def require_plannable(model, unknown_size=None):

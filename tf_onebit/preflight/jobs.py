@@ -43,6 +43,14 @@ def _horovod_engine():
     return HorovodEngine()
 
 
+def require_writable(*paths):
+    """Raises ValueError for a file that cannot be written, before all the work; None is none."""
+    for path in filter(None, paths):
+        directory = os.path.dirname(os.path.abspath(path))
+        if not os.access(directory, os.W_OK):
+            raise ValueError(f"There is no folder that can be written to. Received: {path}.")
+
+
 def load_model(source):
     """The model that a user names.
 

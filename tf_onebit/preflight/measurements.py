@@ -21,7 +21,8 @@ class Measurements:
             changes training least.
         estimates: the same, of methods that this package does not have, by the bytes they send.
         links: dictionary: `planner.Link` by kind of collective, between `measured_workers`.
-        measured_workers: number of workers that exchanged messages; 1 if links are assumed.
+        measured_workers: number of workers that exchanged messages; 1 if links are assumed, which
+            are then the same for any number.
     """
 
     sizes: list
@@ -33,13 +34,16 @@ class Measurements:
 
     def links_of(self, workers):
         """Links between another number of workers than was measured."""
-        return with_more_workers(self.links, max(2, self.measured_workers), workers)
+        if self.measured_workers == 1:
+            return self.links
+        return with_more_workers(self.links, self.measured_workers, workers)
 
-    def computation(self, batch_size):
-        return interpolated(self.computations, batch_size)
+    def computation(self, per_replica_batch_size):
+        """`planner.Computation` with any number of samples of a worker."""
+        return interpolated(self.computations, per_replica_batch_size)
 
 
-def measure(model, workers, links, world_sizes, batch_sizes, options):
+def measure(model, workers, links, world_sizes, per_replica_batch_sizes, options):
     """Takes the times of a model, of exchanges and of links. Leaves the model as it is.
 
     Args:
@@ -47,15 +51,18 @@ def measure(model, workers, links, world_sizes, batch_sizes, options):
         workers: `Links` or `Alone`.
         links: dictionary of `planner.Link`, or None: they are measured.
         world_sizes: list of numbers of workers to plan for, each at least 2.
-        batch_sizes: list of numbers of samples of a worker.
+        per_replica_batch_sizes: set of numbers of samples of a worker; of a model that takes
+            batches of one size only, that is measured.
         options: has `target_density`, `sync_period`, `unknown_size`.
 
     Returns:
         `Measurements`.
     """
+    measured_workers = 1 if links else workers.world_size
     links = links or workers.measure()
     step = ModelInStep(model, options.unknown_size)
     try:
+        batch_sizes = step.fixed_batch_sizes or per_replica_batch_sizes
         computations = {size: step.measure(size, workers) for size in sorted(batch_sizes)}
         specs = step.specs()
     finally:
@@ -72,21 +79,22 @@ def measure(model, workers, links, world_sizes, batch_sizes, options):
             narrowed("float16, by its bytes", full_precision, 2),
             narrowed("8 bit, by its bytes", full_precision, 1),
         ]
-    return Measurements(sizes, computations, methods, estimates, links, workers.world_size)
+    return Measurements(sizes, computations, methods, estimates, links, measured_workers)
 
 
 def _methods(specs, world_size, block_seconds, options):
-    full_precision = measure_exchange(FullPrecision(), specs, world_size)
-    one_bit = measure_exchange(OneBit(), specs, world_size)
-    threshold = Threshold(target_density=options.target_density)
-    threshold = measure_exchange(threshold, specs, world_size)
+    exchanges = FullPrecision(), OneBit(), Threshold(target_density=options.target_density)
+    full_precision, one_bit, threshold = (
+        measure_exchange(exchange, specs, world_size) for exchange in exchanges
+    )
+    of_full, of_one_bit, of_threshold = ({"bucket_bytes": e.bucket_bytes} for e in exchanges)
     period = options.sync_period
     return [
-        Method(FULL_PRECISION, full_precision),
-        Method("1-bit", one_bit),
-        Method("1-bit, delayed", one_bit, delay=1),
-        Method("threshold", threshold),
-        Method("threshold, delayed", threshold, delay=1),
+        Method(FULL_PRECISION, full_precision, **of_full),
+        Method("1-bit", one_bit, **of_one_bit),
+        Method("1-bit, delayed", one_bit, delay=1, **of_one_bit),
+        Method("threshold", threshold, **of_threshold),
+        Method("threshold, delayed", threshold, delay=1, **of_threshold),
         Method(
             f"blocks of {period}, 1-bit",
             with_block_work(one_bit, block_seconds),

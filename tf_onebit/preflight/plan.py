@@ -71,7 +71,7 @@ class Plan:
     """What `tf-onebit plan` measures and concludes; times in seconds.
 
     Attributes:
-        batch_size: number of samples of a worker in a step.
+        per_replica_batch_size: number of samples of a worker in a step.
         sizes: number of values of each gradient.
         computations: dictionary: `planner.Computation` by number of samples.
         links: dictionary: `planner.Link` by kind of collective.
@@ -81,7 +81,7 @@ class Plan:
         advice: `planner.Advice`.
     """
 
-    batch_size: int
+    per_replica_batch_size: int
     sizes: list
     computations: dict
     links: dict
@@ -95,9 +95,11 @@ def run(options):
     """Runs the command. Returns its exit status."""
     # TensorFlow's own notes would bury it.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    import tensorflow as tf
+
     try:
         return _run(options)
-    except ValueError as error:
+    except (ValueError, RuntimeError, tf.errors.OpError) as error:
         print(f"tf-onebit plan: {error}", file=sys.stderr)
         return 1
 
@@ -105,10 +107,16 @@ def run(options):
 def _run(options):
     from tf_onebit.planner import uniform_links
     from tf_onebit.preflight import report
-    from tf_onebit.preflight.jobs import load_model, workers_of_job
+    from tf_onebit.preflight.jobs import load_model, require_writable, workers_of_job
 
-    _require_writable(options)
     workers = workers_of_job()
+    if workers.rank == 0:
+        require_writable(options.json, options.plot)
+    if options.plot and importlib.util.find_spec("matplotlib") is None:
+        raise ValueError(
+            "Matplotlib draws the plot, and is not installed. Received: "
+            f"--plot {options.plot}. Install it: python -m pip install matplotlib"
+        )
     links = None
     if options.bandwidth is not None or workers.world_size == 1:
         rate = options.bandwidth or _rate(_ASSUMED_RATE)
@@ -149,10 +157,10 @@ def make_plan(model, workers, links, options):
 
     least = max(2, workers.world_size)
     world_sizes = sorted(set(options.workers or [least, 2 * least, 4 * least, 8 * least]))
-    batch_size = options.per_replica_batch_size
-    batch_sizes = {max(1, batch_size // 4), max(1, batch_size // 2), batch_size, 2 * batch_size}
-    measured = measure(model, workers, links, world_sizes, batch_sizes, options)
-    computation = measured.computation(batch_size)
+    size = options.per_replica_batch_size
+    sizes = {max(1, size // 4), max(1, size // 2), size, 2 * size}
+    measured = measure(model, workers, links, world_sizes, sizes, options)
+    computation = measured.computation(size)
     predictions = [
         predict(method, computation, measured.links_of(world_size), world_size)
         for world_size in world_sizes
@@ -164,35 +172,19 @@ def make_plan(model, workers, links, options):
         measured.computations,
         measured.links_of(advised),
         advised,
-        batch_size,
+        size,
         measured.sizes,
     )
     return Plan(
-        batch_size,
+        size,
         measured.sizes,
         measured.computations,
         measured.links,
-        measured.measured_workers if links is None else 1,
+        measured.measured_workers,
         predictions,
         advised,
         advice,
     )
-
-
-def _require_writable(options):
-    """Before anything is measured."""
-    for name in ("json", "plot"):
-        path = getattr(options, name)
-        directory = os.path.dirname(os.path.abspath(path)) if path else "."
-        if not os.access(directory, os.W_OK):
-            raise ValueError(
-                f"There is no folder that can be written to. Received: --{name} {path}."
-            )
-    if options.plot and importlib.util.find_spec("matplotlib") is None:
-        raise ValueError(
-            "Matplotlib draws the plot, and is not installed. Received: "
-            f"--plot {options.plot}. Install it: python -m pip install matplotlib"
-        )
 
 
 def _positive(text):

@@ -15,7 +15,7 @@ def text(plan):
         rows = [p for p in plan.predictions if p.workers == workers]
         lines += [
             "",
-            f"{workers} workers, {plan.batch_size} samples each per step",
+            f"{workers} workers, {plan.per_replica_batch_size} samples each per step",
             *_table(rows),
         ]
     lines += ["", f"Advice for {plan.advised_workers} workers:"]
@@ -25,7 +25,7 @@ def text(plan):
 
 def _about_links(plan):
     link = plan.links["all_gather"]
-    rate = f"{8e-6 * link.bytes_per_second:.0f} Mbit/s"
+    rate = f"{8e-6 * link.bytes_per_second:.4g} Mbit/s"
     latency = f"{1e3 * link.latency_seconds:.2g} ms"
     if plan.measured_workers == 1:
         return f"Links: {rate} and {latency}, assumed."
@@ -77,7 +77,7 @@ def write_plot(plan, path):
     """Writes a plot of the speed-ups, of a type that Matplotlib knows by the name's ending."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 5), layout="constrained")
+    figure = Figure(figsize=(9, 5), layout="constrained")
     axes = figure.add_subplot()
     numbers = sorted({prediction.workers for prediction in plan.predictions})
     axes.plot([1, *numbers], [1, *numbers], color="0.7", linestyle="--", label="ideal")
@@ -90,7 +90,7 @@ def write_plot(plan, path):
         axis.set_major_formatter("{x:g}")
     axes.set_xlabel("workers")
     axes.set_ylabel("speed-up over one worker")
-    axes.set_title(f"{plan.batch_size} samples per worker and step, predicted")
-    axes.legend(fontsize="small")
+    axes.set_title(f"{plan.per_replica_batch_size} samples per worker and step, predicted")
+    figure.legend(loc="outside right upper", fontsize="small")
     axes.grid(alpha=0.3)
     figure.savefig(path)

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tf_onebit.exchanges import Auto, Bucketed, Exchange, FullPrecision, GradientSpec, Local
 from tf_onebit.exchanges.base import has_unsent
 from tf_onebit.exchanges.finite import all_finite, not_finite_flag
-from tf_onebit.exchanges.handshake import handshake
+from tf_onebit.exchanges.handshake import describe, handshake
 from tf_onebit.samples import number_of_samples
 from tf_onebit.training.auto import decide, with_decision, without_decision
 from tf_onebit.training.recorder import stages_of
@@ -90,7 +90,7 @@ class GradientExchange:
         self._mean = mean
         self._unit = unit
         self._settings = [("op", "Average" if mean else "Sum"), *settings]
-        self._built = {}
+        self._built, self._decided = {}, {}
         self._states, self._ratio = {}, 1.0
         self._global_batch_size = None
         self.delays = True
@@ -189,14 +189,17 @@ class GradientExchange:
 
         And those, of an earlier run, of what is not built yet.
         """
-        built = [[self._state_of(exchange) for exchange in e] for e, _ in self._built.values()]
+        built = [
+            [self._state_of(index, exchange) for exchange in exchanges]
+            for index, (exchanges, _) in enumerate(self._built.values())
+        ]
         waiting = [self._states[index] for index in sorted(self._states)]
         return built + [[states[rank] for rank in self.engine.ranks] for states in waiting]
 
-    def _state_of(self, exchange):
-        if isinstance(self.template, Auto):
-            return with_decision(exchange.state(), exchange.template)
-        return exchange.state()
+    def _state_of(self, index, exchange):
+        decided = self._decided.get(index)
+        state = exchange.state()
+        return state if decided is None else with_decision(state, decided)
 
     @property
     def states_are_whole(self):
@@ -387,10 +390,22 @@ class GradientExchange:
     def _build(self, specs, scope):
         template = self._in_full_precision() or self.template
         if isinstance(template, Auto):
-            with tf.init_scope():
-                states = self._states.get(len(self._built), ())
-                template = decide(template, specs, self.group, states)
+            template = self._decide(template, specs, scope)
         return build(template, specs, scope, self.group, self._unit)
+
+    def _decide(self, auto, specs, scope):
+        """What `Auto` becomes: now, or in an earlier run."""
+        index = len(self._built)
+        states = list(self._states.get(index, ()))
+        if len(states) == self.engine.world_size:
+            states.insert(0, states[self.engine.ranks[0]])
+        description = describe(auto, specs, self.group.world_size)
+        with tf.init_scope():
+            # Workers that do something else would not measure with those that do.
+            self.group.run([handshake(scope, description) for _ in self.group.ranks])
+            decided = decide(auto, specs, self.group, states)
+        self._decided[index] = decided
+        return decided
 
     def _exchanges_of(self, gradients, variables):
         present = _present(gradients)
