@@ -127,7 +127,7 @@ class MirroredStrategy(_Exchanging, tf.distribute.MirroredStrategy):
     """Trains on several devices of one process, each a worker of the exchange.
 
     Args:
-        exchange: `tf_onebit.Exchange`. Default: `FullPrecision()`.
+        exchange: `tf_onebit.Exchange`, or "auto": see `tf_onebit.Auto`. Default: `FullPrecision()`.
         devices: list of the devices' names. Default: all GPUs.
 
     Raises:
@@ -162,8 +162,8 @@ class MultiWorkerMirroredStrategy(_Exchanging, tf.distribute.MultiWorkerMirrored
     A process with several devices adds up their gradients in full precision first.
 
     Args:
-        exchange: `tf_onebit.Exchange`. Default: `FullPrecision()`. `tf_onebit.Local()` leaves
-            every worker its own gradients.
+        exchange: `tf_onebit.Exchange`, or "auto": see `tf_onebit.Auto`. Default:
+            `FullPrecision()`. `tf_onebit.Local()` leaves every worker its own gradients.
         cluster_resolver: `tf.distribute.cluster_resolver.ClusterResolver`. Default: the cluster
             in the environment variable TF_CONFIG; without one, this process alone.
         communication_options: `tf.distribute.experimental.CommunicationOptions`. Its

@@ -31,7 +31,7 @@ def DistributedOptimizer(
     Args:
         optimizer: `keras.optimizers.Optimizer`. Also a `LossScaleOptimizer`: all workers then
             skip a step if the gradients of one are not finite.
-        exchange: `tf_onebit.Exchange`. Default: `FullPrecision()`.
+        exchange: `tf_onebit.Exchange`, or "auto": see `tf_onebit.Auto`. Default: `FullPrecision()`.
         compression: instead of `exchange`, one of `Compression`, or a compressor of Horovod's.
         op: `Average` or `Sum` over the workers.
         on_nonfinite: "error": a step in which a gradient is not finite ends in an error on all

@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_onebit import ops
-from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll
+from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, through
 from tf_onebit.exchanges import Bucketed
 from tf_onebit.planner import Bucket, Collective
 
@@ -98,24 +98,29 @@ def _timed(exchange, gradients):
         `[requests + 1]`; bytes that each worker sends for each, int64 `[requests]`; the list of
         their kinds; and what the exchange returns, because what nobody uses is not computed.
     """
-    world_size = exchange.world_size
-    start, gradients = _at(gradients)
-    generator = exchange.exchange(gradients, 1.0 / world_size)
-    answer, seconds, sent_bytes, kinds = None, [], [], []
-    while True:
-        try:
-            request = generator.send(answer)
-        except StopIteration as stop:
-            end, results = _at(stop.value)
-            return tf.stack([*seconds, end - start]), tf.stack(sent_bytes), kinds, results
+    seconds, sent_bytes, kinds = [], [], []
+    last, gradients = _at(gradients)
+
+    def answered(request):
+        nonlocal last
+        yield from ()  # a generator that asks for nothing
         tensors = request.tensors if isinstance(request, AllReduce) else [request.tensor]
-        end, tensors = _at(tensors)
-        seconds.append(end - start)
-        kind, factor, answer = _answered(request, tensors, world_size)
+        now, tensors = _at(tensors)
+        seconds.append(now - last)
+        kind, factor, answer = _answered(request, tensors, exchange.world_size)
         kinds.append(kind)
         size_bytes = sum(tensor.dtype.size * tf.size(tensor, tf.int64) for tensor in tensors)
         sent_bytes.append(tf.cast(factor * tf.cast(size_bytes, tf.float64), tf.int64))
-        start, answer = _at(answer)
+        last, answer = _at(answer)
+        return answer
+
+    generator = through(exchange.exchange(gradients, 1.0 / exchange.world_size), answered)
+    try:
+        request = next(generator)
+    except StopIteration as stop:
+        now, results = _at(stop.value)
+        return tf.stack([*seconds, now - last]), tf.stack(sent_bytes), kinds, results
+    raise TypeError(f"An exchange without branches is measured. Received: {request!r}.")
 
 
 def _at(tensors):
@@ -142,7 +147,7 @@ def _answered(request, tensors, world_size):
         return "all_gather", others, tf.concat(tensors * world_size, axis=0)
     if isinstance(request, AllReduce):
         return "all_reduce", 2 * others / world_size, tensors
-    raise TypeError(f"An exchange without branches is measured. Received: {request!r}.")
+    raise TypeError(f"No exchange of gradients asks for this. Received: {request!r}.")
 
 
 def measure_block(size):

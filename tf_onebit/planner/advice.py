@@ -110,7 +110,7 @@ def _about_full_precision(full, sending_less_pays):
     )
 
 
-def _batch_size(method, measured, links, workers, batch_size):
+def _batch_size(method, measured, links, workers, per_replica_batch_size):
     costs = {}
     for size, computation in sorted(measured.items()):
         prediction = predict(method, computation, links, workers)
@@ -122,7 +122,7 @@ def _batch_size(method, measured, links, workers, batch_size):
             f"With {best} samples per worker and step, the most that was measured, its exchange "
             f"costs {cost}; with more, less."
         )
-    if best > batch_size:
+    if best > per_replica_batch_size:
         return best, f"From {best} samples per worker and step on its exchange costs only {cost}."
     return best, f"{best} samples per worker and step are enough: its exchange costs {cost} then."
 

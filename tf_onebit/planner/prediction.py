@@ -69,6 +69,7 @@ def predict(method, computation, links, workers):
         `Prediction`.
 
     Raises:
+        KeyError: for a kind of collective that `links` does not have.
         ValueError: if `workers` is not positive.
 
     Example:
@@ -203,19 +204,21 @@ def uniform_links(bytes_per_second, latency_seconds):
     return dict.fromkeys(("all_to_all", "all_gather", "all_reduce"), link)
 
 
-def interpolated(measured, batch_size):
+def interpolated(measured, per_replica_batch_size):
     """The `Computation` of a batch between those that were measured, or beyond.
 
     Args:
         measured: dictionary: `Computation` by number of samples; at least one.
-        batch_size: number of samples of a worker.
+        per_replica_batch_size: number of samples of a worker.
     """
     sizes = sorted(measured)
     if len(sizes) == 1:
         return measured[sizes[0]]
-    above = next((i for i, size in enumerate(sizes) if size >= batch_size), len(sizes) - 1)
+    above = next(
+        (i for i, size in enumerate(sizes) if size >= per_replica_batch_size), len(sizes) - 1
+    )
     low, high = sizes[max(0, above - 1)], sizes[max(1, above)]
-    share = (batch_size - low) / (high - low)
+    share = (per_replica_batch_size - low) / (high - low)
     return Computation(
         *(
             max(0.0, a + share * (b - a))

@@ -60,6 +60,7 @@ def simulate(workers, buckets, steps=3, delay=0, slowdowns=None):
         `Simulation`.
 
     Raises:
+        KeyError: for a kind of collective that a worker has no link for.
         ValueError: without workers or steps, and for slowdowns of another shape.
 
     Example:

@@ -23,6 +23,7 @@ class Computation:
 
     @property
     def seconds(self):
+        """Of a whole step."""
         return self.forward_seconds + self.backward_seconds + self.update_seconds
 
 
@@ -65,10 +66,12 @@ class Bucket:
 
     @property
     def all_work_seconds(self):
+        """What is computed in all."""
         return self.work_seconds + sum(c.work_seconds for c in self.collectives)
 
     @property
     def sent_bytes(self):
+        """What each worker sends in all."""
         return sum(c.sent_bytes for c in self.collectives)
 
 
@@ -96,6 +99,7 @@ class Link:
             )
 
     def seconds(self, sent_bytes):
+        """Of a collective in which each worker sends so many bytes."""
         return self.latency_seconds + sent_bytes / self.bytes_per_second
 
 

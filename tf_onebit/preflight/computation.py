@@ -68,17 +68,17 @@ class ModelInStep:
             for gradient, variable in present
         ]
 
-    def measure(self, batch_size, workers):
+    def measure(self, per_replica_batch_size, workers):
         """Takes the time of a step, on all workers at once: they may share what they compute with.
 
         Args:
-            batch_size: number of samples, of this worker.
+            per_replica_batch_size: number of samples, of this worker.
             workers: `Links` or `Alone`.
 
         Returns:
             `planner.Computation`.
         """
-        batch = self._batch(batch_size)
+        batch = self._batch(per_replica_batch_size)
         parts = self._forward, self._backward, self._step
         for part in parts:
             _run(part, batch)  # traces, and finds memory
