@@ -20,8 +20,8 @@ class DistributedGradientTape:
 
     Args:
         tape: `tf.GradientTape`.
-        exchange: `tf_onebit.Exchange`, or "auto". Make it once, outside of the training step: its residuals
-            belong to it. Default: `FullPrecision()`.
+        exchange: `tf_onebit.Exchange`, or "auto". Make it once, outside of the training step: its
+            residuals belong to it. Default: `FullPrecision()`.
         compression: instead of `exchange`, one of `Compression`, or a compressor of Horovod's.
         op: `Average` or `Sum` over the workers.
 
