@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tf_onebit.horovod as hvd
 from tests.parallel.ranks import assert_same_bits_on_all_ranks, engine, gather
 from tf_onebit import Auto, OneBit, WarmStart
 from tf_onebit.configurable import serialize
@@ -63,3 +64,17 @@ def test_a_worker_that_does_not_measure_is_told_apart():
     mine = Auto() if engine().ranks == [0] else OneBit()
     with pytest.raises(ValueError, match="rank 0 has exchange = .*Auto.*, rank 1 has .*OneBit"):
         exchanged(GradientExchange(mine, engine(), mean=True), make_variables())
+
+
+@pytest.mark.workers(2)
+def test_tapes_of_a_loop_share_one_decision():
+    variables = make_variables()
+    exchanges = []
+    for _ in range(2):
+        with tf.GradientTape() as tape:
+            loss = tf.add_n([tf.reduce_sum(v * v) for v in variables])
+        tape = hvd.DistributedGradientTape(tape, exchange="auto")
+        tape.gradient(loss, variables)
+        exchanges.append(tape._exchange)
+    assert exchanges[0] is exchanges[1]
+    assert len(exchanges[0].built) == 1

@@ -12,7 +12,8 @@ from tf_onebit.horovod.gradients import horovod_exchange
 
 # Programs make a tape in every step; the state of the exchange outlives it with its template.
 _exchanges = weakref.WeakKeyDictionary()
-_resolve_compression = functools.cache(functools.partial(requested_exchange, None))
+# What is asked for without an exchange that was made once.
+_resolve = functools.cache(requested_exchange)
 
 
 class DistributedGradientTape:
@@ -42,8 +43,8 @@ class DistributedGradientTape:
     """
 
     def __init__(self, tape, exchange=None, compression=None, op=hvd.Average):
-        if exchange is None:
-            template = _resolve_compression(compression)
+        if exchange is None or isinstance(exchange, str):
+            template = _resolve(exchange, compression)
         else:
             template = requested_exchange(exchange, compression)
         if template.steps_of_delay:
