@@ -4,6 +4,8 @@ import dataclasses
 import math
 from collections.abc import Callable
 
+from tf_onebit.planner.work import require_at_least_0
+
 FLOAT_BYTES = 4
 # `optimal_workers` looks no further: there it says that there is no optimum.
 _MOST_WORKERS = 2**40
@@ -226,10 +228,7 @@ class CompressedDataParallelism:
     def __post_init__(self):
         _require_positive(self, ("minibatch_size", "compression", "exchange_seconds"))
         for name in ("post_seconds", "update_seconds"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(
-                    f"{name} must be a time, at least 0. Received: {name}={getattr(self, name)!r}."
-                )
+            require_at_least_0(self, name, "a time")
 
     @property
     def _parts(self):

@@ -19,7 +19,7 @@ class Computation:
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
-            _require_at_least_0(self, field.name, "a time")
+            require_at_least_0(self, field.name, "a time")
 
     @property
     def seconds(self):
@@ -42,8 +42,8 @@ class Collective:
     sent_bytes: float
 
     def __post_init__(self):
-        _require_at_least_0(self, "work_seconds", "a time")
-        _require_at_least_0(self, "sent_bytes", "a number of bytes")
+        require_at_least_0(self, "work_seconds", "a time")
+        require_at_least_0(self, "sent_bytes", "a number of bytes")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,8 +61,8 @@ class Bucket:
     work_seconds: float = 0.0
 
     def __post_init__(self):
-        _require_at_least_0(self, "size", "a number of values")
-        _require_at_least_0(self, "work_seconds", "a time")
+        require_at_least_0(self, "size", "a number of values")
+        require_at_least_0(self, "work_seconds", "a time")
 
     @property
     def all_work_seconds(self):
@@ -90,8 +90,8 @@ class Link:
     work_seconds_per_byte: float = 0.0
 
     def __post_init__(self):
-        _require_at_least_0(self, "latency_seconds", "a time")
-        _require_at_least_0(self, "work_seconds_per_byte", "a time")
+        require_at_least_0(self, "latency_seconds", "a time")
+        require_at_least_0(self, "work_seconds_per_byte", "a time")
         if not self.bytes_per_second > 0:
             raise ValueError(
                 "bytes_per_second must be positive: over a link without bandwidth nothing is "
@@ -137,7 +137,8 @@ def within_nodes(buckets, workers_per_node, kind="within node"):
     ]
 
 
-def _require_at_least_0(record, name, what):
+def require_at_least_0(record, name, what):
+    """Raises ValueError for a negative attribute of a record; `what` it is, in a few words."""
     value = getattr(record, name)
     if not value >= 0:
         raise ValueError(f"{name} must be {what}, at least 0. Received: {name}={value!r}.")
