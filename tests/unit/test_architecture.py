@@ -90,6 +90,7 @@ MAY_IMPORT = {
         "collectives.requests",
         "configurable",
         "exchanges",
+        "layout",
         "measurement",
         "ops",
         "samples",

@@ -9,7 +9,8 @@ from tf_onebit import Auto, Delayed, FullPrecision, Local, OneBit, Threshold, Wa
 from tf_onebit.collectives.lockstep import LockstepEngine
 from tf_onebit.configurable import serialize
 from tf_onebit.exchanges import GradientSpec
-from tf_onebit.training.auto import as_python, paying
+from tf_onebit.planner import uniform_links
+from tf_onebit.training.auto import as_python, paying, sending_seconds
 from tf_onebit.training.gradients import GradientExchange, resolve_exchange
 
 
@@ -52,11 +53,32 @@ def test_workers_of_one_process_send_nothing_that_is_worth_compressing(caplog):
 
 
 def test_compresses_what_is_clearly_faster_compressed():
-    specs = [GradientSpec("wide", (64, 64), "float32"), GradientSpec("half", (64, 64), "bfloat16")]
-    assert paying(specs, 30e-9, 5e-9) == ["wide", "half"]
-    assert paying(specs, 30e-9, 14e-9) == ["wide"]
+    sparse = GradientSpec("sparse", (64, 64), "float32", sparse=True)
+    specs = [*(GradientSpec(name, (64, 64), "float32") for name in "abc"), sparse]
     # As fast, or nearly so, is not enough to change training.
-    assert paying(specs, 30e-9, 25e-9) == []
+    assert paying(specs, [1.0, 1.0, 1.0, 1.0], [0.7, 0.9, 1.1, 0.1]) == ["a"]
+
+
+def test_what_messages_take_depends_on_shape_and_type():
+    links = uniform_links(1e6, latency_seconds=5.0)
+    wide, thin, half, bias = (
+        GradientSpec("wide", (64, 512), "float32"),
+        GradientSpec("thin", (8192, 4), "float32"),
+        GradientSpec("half", (64, 512), "bfloat16"),
+        GradientSpec("bias", (512,), "float32"),
+    )
+
+    def seconds(exchange, spec, world_size=2):
+        return sending_seconds(exchange, spec, links, world_size)
+
+    assert seconds(FullPrecision(), wide) == pytest.approx(4 * 64 * 512 / 1e6)
+    assert seconds(FullPrecision(), half) == pytest.approx(2 * 64 * 512 / 1e6)
+    # A bit for each value, twice for a half of them, and two levels for each column of 512.
+    assert seconds(OneBit(), wide) == pytest.approx((64 * 512 / 8 + 64 * 8 + 8) / 1e6, rel=0.01)
+    assert seconds(OneBit(), thin) > 1.5 * seconds(OneBit(), wide)
+    # Between many workers a bias goes to all of them.
+    assert seconds(OneBit(), bias, 8) > 3 * seconds(FullPrecision(), bias, 8)
+    assert seconds(Threshold(target_density=0.01), wide) == pytest.approx(4 * 64 * 5.12 / 1e6)
 
 
 def test_what_is_logged_makes_the_same_exchange():

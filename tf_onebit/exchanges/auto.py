@@ -3,17 +3,18 @@
 import copy
 import re
 
-from tf_onebit.configurable import deserialize, serialize
+from tf_onebit.configurable import deserialize, import_class, serialize
 from tf_onebit.exchanges.base import Exchange
 from tf_onebit.exchanges.one_bit import OneBit
+from tf_onebit.exchanges.threshold import Threshold
 
 
 class Auto(Exchange):
     """Decides, before the first step, which gradients are compressed: `exchange="auto"`.
 
     Then workers measure, for some seconds, what collectives take between them and what encoding and
-    decoding take on them, of large tensors. A gradient is compressed if its exchange, without
-    overlap and latency, is faster by a quarter at least, which depends on its type; else it travels
+    decoding take on them. A gradient is compressed if its exchange, by its type, its shape and the
+    bytes that follow from these, is faster by a quarter at least, without overlap; else it travels
     in full precision, as with the `exclude` of `compressed`. The decision is logged by Python's
     logger "tf_onebit", as the exchange that does the same without measuring. A run that is resumed
     from a backup keeps it; others may come to another, and so to other bits. All workers in one
@@ -25,7 +26,7 @@ class Auto(Exchange):
         compressed: the exchange of what it pays to compress. Default: `OneBit()`.
 
     Raises:
-        ValueError: for an exchange that can exclude nothing.
+        ValueError: for an exchange that compresses nothing.
 
     Example:
         >>> from tf_onebit.exchanges import OneBit, WarmStart
@@ -36,10 +37,10 @@ class Auto(Exchange):
 
     def __init__(self, compressed=None):
         compressed = OneBit() if compressed is None else deserialize(compressed)
-        if not isinstance(compressed, Exchange) or "exclude" not in innermost(compressed)["config"]:
+        if not isinstance(compressed, Exchange) or not _compresses(compressed):
             raise ValueError(
-                "Auto needs an exchange that can leave gradients in full precision, for example "
-                f"Auto(OneBit()). Received: compressed={compressed!r}."
+                "Auto needs an exchange that compresses, OneBit or Threshold, or one around it, for "
+                f"example Auto(OneBit()). Received: compressed={compressed!r}."
             )
         super().__init__(compressed.bucket_bytes, compressed.exclude)
         self.compressed = compressed
@@ -69,6 +70,10 @@ class Auto(Exchange):
         patterns = [".*"] if names is None else [f"^{re.escape(name)}$" for name in names]
         inner["exclude"] = [*inner["exclude"], *patterns]
         return deserialize(description)
+
+
+def _compresses(exchange):
+    return issubclass(import_class(innermost(exchange)["class"]), (OneBit, Threshold))
 
 
 def innermost(exchange):

@@ -116,8 +116,8 @@ class OneBit(Exchange):
         }
 
     def create_state(self):
-        cuts = [self._cut(spec) for spec in self.specs]
-        self.layout, self._local_layout = Layout(cuts, self.world_size), Layout(cuts, 1)
+        self.layout = self.layout_of(self.specs, self.world_size)
+        self._local_layout = self.layout_of(self.specs, 1)
         sizes = self.layout.size, self.layout.shard_sizes[self.rank]
         worker_size, shard_size = sizes if self._quantizer["error_feedback"] else (0, 0)
         self.worker_residual = tf.Variable(tf.zeros([worker_size]), trainable=False)
@@ -127,6 +127,10 @@ class OneBit(Exchange):
             transform.build(self.layout, self.rank, self.request_name(f"transform_{i}"))
         for i, transform in enumerate(self.local_transforms):
             transform.build(self._local_layout, 0, self.request_name(f"local_transform_{i}"))
+
+    def layout_of(self, specs, world_size):
+        """The `Layout` of gradients that are exchanged together, between so many workers."""
+        return Layout([self._cut(spec) for spec in specs], world_size)
 
     def _cut(self, spec):
         if len(spec.shape) < 2 or spec.size < self.min_size:

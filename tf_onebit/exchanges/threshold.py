@@ -116,11 +116,16 @@ class Threshold(Exchange):
         self._size = sum(self._sizes)
         self.residual = tf.Variable(tf.zeros([self._size]), trainable=False)
         self._tau = Tau(self.tau, self.target_density, self.unit)
-        expected = (self.target_density or _EXPECTED_DENSITY) * self._size
+        expected = self.expected_density * self._size
         self._capacity = Capacity(min(self._size, self.part_size), expected)
         self._density = tf.Variable(0.0, trainable=False)
         self._sum_of_squares = tf.Variable(0.0, trainable=False)
         self._message_words = tf.Variable(0, dtype=tf.int64, trainable=False)
+
+    @property
+    def expected_density(self):
+        """The part of all values that is expected to be sent, before more is known."""
+        return self.target_density or _EXPECTED_DENSITY
 
     @property
     def _parts(self):

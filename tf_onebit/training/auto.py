@@ -8,8 +8,9 @@ import numpy as np
 import tensorflow as tf
 
 from tf_onebit.configurable import class_path, deserialize, import_class, serialize
-from tf_onebit.exchanges import FullPrecision, GradientSpec, OneBit
+from tf_onebit.exchanges import FullPrecision, GradientSpec, OneBit, Threshold
 from tf_onebit.exchanges.auto import innermost
+from tf_onebit.layout import WORD_BYTES
 from tf_onebit.measurement import Links, measure_exchange
 
 # So many times as fast an exchange must be for its gradients to be compressed.
@@ -39,18 +40,20 @@ def decide(auto, specs, engine, states=()):
         return _decided(auto, specs, [], "all workers are in this process", engine)
     links = Links(engine)
     rates = links.measure()
+    full, compressed = FullPrecision(), _alone(auto.compressed)
     with engine.place(0):
-        full, compressed = links.slowest(
-            *(
-                _seconds_per_value(exchange, rates, links.world_size)
-                for exchange in (FullPrecision(), _alone(auto.compressed))
-            )
-        )
-    reason = (
-        f"the exchange of a value takes {1e9 * full:.2g} ns in full precision and "
-        f"{1e9 * compressed:.2g} ns compressed, without overlap"
-    )
-    return _decided(auto, specs, paying(specs, full, compressed), reason, engine)
+        work = links.slowest(*(_work_seconds(e, links.world_size) for e in (full, compressed)))
+    # What both take of latency is the same: two collectives for each bucket.
+    seconds = [
+        [
+            work_seconds * spec.size + sending_seconds(exchange, spec, rates, links.world_size)
+            for spec in specs
+        ]
+        for exchange, work_seconds in zip((full, compressed), work, strict=True)
+    ]
+    totals = [f"{1e3 * sum(of_all):.3g} ms" for of_all in seconds]
+    reason = f"all take {totals[0]} in full precision and {totals[1]} compressed, without overlap"
+    return _decided(auto, specs, paying(specs, *seconds), reason, engine)
 
 
 def paying(specs, full_seconds, compressed_seconds):
@@ -58,15 +61,37 @@ def paying(specs, full_seconds, compressed_seconds):
 
     Args:
         specs: list of `GradientSpec`.
-        full_seconds, compressed_seconds: what the exchange of a float32 value takes.
+        full_seconds, compressed_seconds: lists of what the exchange of each takes.
     """
-    # Values of 16 bits take half as long to send, and as long to encode.
     return [
         spec.name
-        for spec in specs
-        if _LEAST_GAIN * compressed_seconds
-        < full_seconds * tf.as_dtype(spec.dtype).size / tf.float32.size
+        for spec, full, compressed in zip(specs, full_seconds, compressed_seconds, strict=True)
+        if _LEAST_GAIN * compressed < full and not spec.sparse
     ]
+
+
+def sending_seconds(exchange, spec, rates, world_size):
+    """What the messages of a gradient take, without latency.
+
+    Args:
+        exchange: `FullPrecision`, `OneBit` or `Threshold`.
+        spec: `GradientSpec`.
+        rates: dictionary of `planner.Link`.
+        world_size: number of workers.
+    """
+    others = world_size - 1
+    if isinstance(exchange, OneBit):
+        layout = exchange.layout_of([spec], world_size)
+        sent = {
+            "all_to_all": others * layout.worker_message_bytes,
+            "all_gather": others * layout.shard_message_bytes,
+        }
+    elif isinstance(exchange, Threshold):
+        sent = {"all_gather": others * WORD_BYTES * exchange.expected_density * spec.size}
+    else:
+        size_bytes = tf.as_dtype(spec.dtype).size * spec.size
+        sent = {"all_reduce": 2 * others / world_size * size_bytes}
+    return sum(count / rates[kind].bytes_per_second for kind, count in sent.items())
 
 
 def with_decision(state, exchange):
@@ -81,26 +106,21 @@ def without_decision(state):
 
 
 def _alone(exchange):
-    """What encodes and decodes all there is: without a start, a delay, transforms, exceptions."""
+    """What encodes and decodes within an exchange: without a start, a delay, transforms."""
     description = innermost(exchange)
-    changes = {"exclude": []}
+    config = description["config"] | {"exclude": []}
     if description["class"] == class_path(OneBit):
-        changes |= {"min_size": 0, "transforms": [], "local_transforms": []}
-    return deserialize(description | {"config": description["config"] | changes})
+        config |= {"transforms": [], "local_transforms": []}
+    return deserialize(description | {"config": config})
 
 
-def _seconds_per_value(exchange, rates, world_size):
-    """Of encoding and decoding, and of messages so long that their latency does not count."""
-    buckets = measure_exchange(exchange, [_SAMPLE], world_size)
-    sending = sum(
-        collective.sent_bytes / rates[collective.kind].bytes_per_second
-        for bucket in buckets
-        for collective in bucket.collectives
-    )
+def _work_seconds(exchange, world_size):
+    """Of encoding and decoding, per value."""
     # A GPU goes on while the host takes times, and encodes faster than messages travel.
-    on_gpu = bool(tf.config.list_logical_devices("GPU"))
-    work = 0.0 if on_gpu else sum(bucket.all_work_seconds for bucket in buckets)
-    return (work + sending) / _SAMPLE.size
+    if tf.config.list_logical_devices("GPU"):
+        return 0.0
+    buckets = measure_exchange(exchange, [_SAMPLE], world_size)
+    return sum(bucket.all_work_seconds for bucket in buckets) / _SAMPLE.size
 
 
 def _decided(auto, specs, pays, reason, engine):
