@@ -39,8 +39,8 @@ class Auto(Exchange):
         compressed = OneBit() if compressed is None else deserialize(compressed)
         if not isinstance(compressed, Exchange) or not _compresses(compressed):
             raise ValueError(
-                "Auto needs an exchange that compresses, OneBit or Threshold, or one around it, for "
-                f"example Auto(OneBit()). Received: compressed={compressed!r}."
+                "Auto needs an exchange that compresses, OneBit or Threshold, or one around them: "
+                f"Auto(OneBit()). Received: compressed={compressed!r}."
             )
         super().__init__(compressed.bucket_bytes, compressed.exclude)
         self.compressed = compressed
