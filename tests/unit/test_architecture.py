@@ -42,6 +42,7 @@ MAY_IMPORT = {
         "optimizers",
         "planner",
         "preflight",
+        "training",
     ],
     "tf_onebit.layout": [],
     "tf_onebit.samples": [],

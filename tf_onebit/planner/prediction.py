@@ -92,13 +92,12 @@ def predict(method, computation, links, workers):
         steps = _STEPS + method.delay
         run = simulate([(worker, workers)], method.buckets, steps, method.delay)
         seconds = float(run.step_seconds[1 + method.delay :].mean())
-        sending = float(run.link_seconds[0])
     else:
         # At the end of a block all of it is there at once, and nothing to compute meanwhile.
         run = simulate([(Worker(Computation(0.0, 0.0), links), workers)], method.buckets, 2)
         seconds = alone + run.mean_step_seconds / period
-        sending = float(run.link_seconds[0]) / period
     coding = sum(bucket.all_work_seconds for bucket in method.buckets) / period
+    sending = float(run.link_seconds[0]) / period
     parts = {"computation": alone, "coding": coding, "sending": sending}
     return Prediction(
         method.name,

@@ -20,14 +20,10 @@ class Simulation:
     Attributes:
         step_seconds: array `[steps]`: of the slowest worker, from the end of the step before.
         link_seconds: array `[steps]`: how long a collective was under way.
-        computation_seconds: mean time of a step of the slowest worker without any exchange.
-        work_seconds: of encoding and decoding, and of sending and receiving, per step, of a worker.
     """
 
     step_seconds: np.ndarray
     link_seconds: np.ndarray
-    computation_seconds: float
-    work_seconds: float
 
     @property
     def mean_step_seconds(self):
@@ -130,19 +126,7 @@ class _Run:
             elif self._cores[index].version == version:
                 self._finish_task(time, index)
         ends = self._ends.max(axis=1)
-        computation = np.array([worker.computation.seconds for worker in self._workers])
-        work = sum(bucket.all_work_seconds for bucket in self._buckets)
-        sending = sum(
-            c.sent_bytes * self._workers[0].links[c.kind].work_seconds_per_byte
-            for bucket in self._buckets
-            for c in bucket.collectives
-        )
-        return Simulation(
-            np.diff(ends, prepend=0.0),
-            self._link_seconds,
-            float((self._slowdowns * computation).max(axis=1).mean()),
-            work + sending,
-        )
+        return Simulation(np.diff(ends, prepend=0.0), self._link_seconds)
 
     def _begin_step(self, time, index, step):
         if step == self._steps:

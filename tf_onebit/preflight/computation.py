@@ -6,8 +6,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_onebit.exchanges import GradientSpec
 from tf_onebit.planner import Computation
+from tf_onebit.training.gradients import spec_of
 
 _RUNS = 5
 # Of all runs with batches of one size.
@@ -57,16 +57,8 @@ class ModelInStep:
         """What is known of the gradients: list of `GradientSpec`."""
         variables = self.model.trainable_variables
         gradients = self._backward.get_concrete_function(self._batch(1)).structured_outputs
-        present = [pair for pair in zip(gradients, variables, strict=True) if pair[0] is not None]
-        return [
-            GradientSpec(
-                variable.path,
-                tuple(variable.shape),
-                tf.as_dtype(gradient.dtype).name,
-                isinstance(gradient, tf.IndexedSlices),
-            )
-            for gradient, variable in present
-        ]
+        pairs = zip(gradients, variables, strict=True)
+        return [spec_of(gradient, variable) for gradient, variable in pairs if gradient is not None]
 
     def measure(self, per_replica_batch_size, workers):
         """Takes the time of a step, on all workers at once: they may share what they compute with.

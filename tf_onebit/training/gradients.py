@@ -433,6 +433,7 @@ class GradientExchange:
 
 
 def spec_of(gradient, variable):
+    """What is known of the gradient of a variable: `GradientSpec`."""
     return GradientSpec(
         name=getattr(variable, "path", variable.name),
         shape=tuple(variable.shape),
