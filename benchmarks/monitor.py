@@ -3,7 +3,9 @@
     .venv/bin/horovodrun -np 2 .venv/bin/python benchmarks/monitor.py
 
 The network is the speech job's, 429 - 5x512 - 1200, with 128 samples per worker: the shorter a
-step, the dearer a reading. Monitor reads at its default interval and writes TensorBoard scalars.
+step, the dearer a reading. Each worker has a core of its own: two that share both of them disturb
+each other by more than is to be measured. Monitor reads at its default interval and writes
+TensorBoard scalars.
 Of what it costs, a part is spent inside of it; to take times in the graph costs the rest, which
 shows in the ratio of fits only. Training steps are traced before.
 """
@@ -18,6 +20,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras
 import numpy as np
 import tensorflow as tf
+from pinned import pin
 from report import Spread, machine_facts, print_machine_facts, print_table, verdict, write_json
 
 import tf_onebit
@@ -63,7 +66,11 @@ def make_batches(steps):
     random = np.random.default_rng(hvd.rank())
     features = random.standard_normal((SAMPLES_PER_WORKER, NUM_FEATURES), np.float32)
     labels = random.integers(0, NUM_CLASSES, SAMPLES_PER_WORKER, np.int32)
-    return tf.data.Dataset.from_tensors((features, labels)).repeat(steps)
+    options = tf.data.Options()
+    # Its thread sleeps for 10, 20, 40 ms and so on, and a `fit` would end when that does.
+    options.autotune.enabled = False
+    batches = tf.data.Dataset.from_tensors((features, labels)).repeat(steps)
+    return batches.with_options(options)
 
 
 def fit_seconds(model, batches, callbacks):
@@ -75,13 +82,14 @@ def fit_seconds(model, batches, callbacks):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=100, help="of each fit")
-    parser.add_argument("--rounds", type=int, default=20, help="fits with and without Monitor")
+    parser.add_argument("--rounds", type=int, default=40, help="fits with and without Monitor")
     parser.add_argument("--output", default="results/monitor.json")
     arguments = parser.parse_args()
 
+    facts = machine_facts()
+    pin()
     tf.config.threading.set_intra_op_parallelism_threads(1)
     hvd.init()
-    facts = machine_facts()
     model, batches = make_model(), make_batches(arguments.steps)
 
     without, ratios, shares = [], [], []

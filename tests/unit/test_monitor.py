@@ -2,6 +2,7 @@
 
 import json
 import time
+import types
 
 import keras
 import numpy as np
@@ -11,7 +12,7 @@ from tensorflow.core.util import event_pb2
 
 import tf_onebit
 import tf_onebit.horovod as hvd
-from tf_onebit.callbacks import Monitor
+from tf_onebit.callbacks import Monitor, scalars
 from tf_onebit.callbacks.exchange_cost import ExchangeCost
 
 LOGS = ["bytes_sent", "compression_ratio", "residual_norm"]
@@ -115,6 +116,16 @@ def test_tensorboard_gets_a_scalar_every_so_many_batches_of_an_epoch(
     expected = [(step, f"exchange/{name}", values[name]) for step in steps for name in LOGS]
     written = [scalar for scalar in scalars_in(tmp_path) if scalar[1].startswith("exchange/")]
     assert written == expected
+
+
+def test_figures_are_written_once_per_second(tmp_path, monkeypatch):
+    now = iter([0.0, 0.9, 1.1, 1.1, 1.5])
+    monkeypatch.setattr(scalars, "time", types.SimpleNamespace(monotonic=lambda: next(now)))
+    steps = scalars.Scalars(tmp_path)
+    for step in range(3):
+        steps.add(step, {"seconds": 0.5})
+    steps._writer.flush()
+    assert scalars_in(tmp_path) == [(0, "seconds", 0.5), (1, "seconds", 0.5)]
 
 
 def test_nothing_is_written_without_a_folder(tmp_path, monkeypatch):

@@ -3,17 +3,15 @@
 import math
 
 import keras
-import tensorflow as tf
 
 from tf_onebit.callbacks import fit
+from tf_onebit.callbacks.scalars import Scalars
 from tf_onebit.callbacks.step_times import StepTimes
 from tf_onebit.callbacks.timed_step import TimedStep
 from tf_onebit.training.model_optimizers import inner_optimizer, knowing_batch_size
 
 # Fewer say little of times, and to make figures of them takes as long as the rest of a reading.
 _BATCHES_OF_TIMES = 50
-# `tf.summary.scalar` would need TensorBoard to be installed where the job runs.
-_SCALAR = tf.compat.v1.SummaryMetadata(plugin_data={"plugin_name": "scalars"}, data_class=1)
 
 
 class Monitor(keras.callbacks.Callback):
@@ -75,7 +73,7 @@ class Monitor(keras.callbacks.Callback):
         >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
         >>> optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), tf_onebit.OneBit())
         >>> model.compile(optimizer, loss="mse")
-        >>> data = tf.ones([32, 8]), tf.ones([32, 1])
+        >>> data = keras.ops.ones([32, 8]), keras.ops.ones([32, 1])
         >>> history = model.fit(*data, verbose=0, callbacks=[Monitor()]).history
         >>> sorted(history)
         ['bytes_sent', 'compression_ratio', 'loss', 'residual_norm']
@@ -99,7 +97,7 @@ class Monitor(keras.callbacks.Callback):
         self.predicted_step_seconds = predicted_step_seconds
         self.timeline = timeline
         self._timed_step = TimedStep()
-        self._writer = None
+        self._scalars = None
         self._latest = {}
         self._next_reading = 0
 
@@ -112,7 +110,7 @@ class Monitor(keras.callbacks.Callback):
                 "tf_onebit.distribute, or with tf_onebit.horovod.DistributedOptimizer."
             )
         if self.log_dir is not None:
-            self._writer = tf.summary.create_file_writer(str(self.log_dir))
+            self._scalars = Scalars(self.log_dir)
         frame = fit.find_fit(self.model)
         self._data = None if frame is None else frame.f_locals["x"]
         self._times = StepTimes(exchange, self._timed_step.recorder, self.timeline)
@@ -130,17 +128,17 @@ class Monitor(keras.callbacks.Callback):
         # With `steps_per_execution` not every batch comes by.
         if batch >= self._next_reading:
             self._read()
-            self._write()
+            self._add_reading()
             if self._times.batches >= _BATCHES_OF_TIMES:
-                self._write_times()
+                self._add_times()
             self._next_reading = batch + self.update_freq
         if logs is not None:
             logs.update(self._latest)
 
     def on_epoch_end(self, epoch, logs=None):
         self._read()
-        self._write_times()
-        self._write_scalars(self._residual_norms())
+        self._add_times()
+        self._add(self._residual_norms())
         if logs is not None:
             logs.update(self._latest)
 
@@ -148,9 +146,9 @@ class Monitor(keras.callbacks.Callback):
         self._timed_step.end()
         self._times.write_timeline()
         self._data = None
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        if self._scalars is not None:
+            self._scalars.close()
+            self._scalars = None
 
     def _gradient_exchange(self):
         return getattr(self.model.optimizer, "gradient_exchange", None)
@@ -185,30 +183,22 @@ class Monitor(keras.callbacks.Callback):
 
     def _residual_norms(self):
         """The norms of what has not been sent, by variable: dictionary of scalars."""
-        if self._writer is None:
+        if self._scalars is None:
             return {}
         blocks = self._gradient_exchange().blocks
         parts = [*self._gradient_exchange().built, *([] if blocks is None else [blocks])]
         squares = {k: v for part in parts for k, v in part.residual_squares().items()}
         return {f"residual_norm/{name}": math.sqrt(square) for name, square in squares.items()}
 
-    def _write(self):
-        if self._writer is not None:
+    def _add_reading(self):
+        if self._scalars is not None:
             latest = {f"exchange/{name}": value for name, value in self._latest.items()}
-            self._write_scalars(latest | self._settings())
+            self._add(latest | self._settings())
 
-    def _write_times(self):
+    def _add_times(self):
         batches = inner_optimizer(self.model.optimizer).gradient_accumulation_steps or 1
-        self._write_scalars(self._times.read(batches))
+        self._add(self._times.read(batches))
 
-    def _write_scalars(self, scalars):
-        if self._writer is not None and scalars:
-            step = int(self.model.optimizer.iterations)
-            summary = tf.compat.v1.Summary()
-            for name, value in scalars.items():
-                scalar = summary.value.add(tag=name, metadata=_SCALAR).tensor
-                scalar.dtype = tf.float32.as_datatype_enum
-                scalar.float_val.append(value)
-            # All at once, and by hand: the rest of a reading takes less than `tf.summary` would.
-            with self._writer.as_default():
-                tf.summary.experimental.write_raw_pb(summary.SerializeToString(), step)
+    def _add(self, scalars):
+        if self._scalars is not None:
+            self._scalars.add(int(self.model.optimizer.iterations), scalars)

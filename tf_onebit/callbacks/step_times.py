@@ -65,7 +65,7 @@ class StepTimes:
             self._times["exchange/hidden_share"] = times.hidden_share
             self._times["exchange/work_seconds"] = seconds(times.worked) / times.updates
             self._judge(times)
-        return self._times
+        return dict(self._times)
 
     def _read_synchronizations(self):
         latest = [] if self._exchange.blocks is None else self._exchange.blocks.latest

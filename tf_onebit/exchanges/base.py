@@ -1,6 +1,7 @@
 """What an exchange is."""
 
 import dataclasses
+import math
 import re
 
 import tensorflow as tf
@@ -29,7 +30,7 @@ class GradientSpec:
 
     @property
     def size(self):
-        return tf.TensorShape(self.shape).num_elements()
+        return math.prod(self.shape)
 
 
 class Exchange(Configurable, tf.Module):
