@@ -86,9 +86,7 @@ MIDDLES = {
 }
 
 
-@pytest.mark.parametrize(
-    "engine, middle", [("horovod", "a_block"), ("horovod", "a_trial"), ("tensorflow", "a_trial")]
-)
+@pytest.mark.parametrize("engine, middle", [("horovod", "a_block"), ("tensorflow", "a_trial")])
 def test_killed_run_is_resumed_in_the_middle_of(engine, middle, tmp_path):
     death, arguments = MIDDLES[middle]
     directory, expected = train_and_kill(engine, tmp_path, *arguments, *death)

@@ -54,7 +54,6 @@ def number_of_steps(uneven_data, world_size):
     "form, steps_per_execution",
     [
         ("from_function", 1),
-        ("from_function", 4),
         ("of_unknown_length", 1),
         ("of_unknown_length", 4),
         ("not_sharded", 1),

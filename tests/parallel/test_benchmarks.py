@@ -1,0 +1,58 @@
+"""The benchmarks run, as small as they can be: their figures mean nothing here."""
+
+import json
+import os
+import shutil
+
+import pytest
+
+from tests.parallel.launch import run_job
+
+# As little as possible of the speech task.
+SPEECH = ["--hours", "0.05", "--held-out-minutes", "1", "--targets", "205"]
+SPEECH += ["--depth", "1", "--width", "64", "--epochs", "1", "--blocks-per-epoch", "1"]
+OPS = ["--threads", "1", "--rounds", "1", "--repeats", "1"]
+BENCHMARKS = [
+    ("alone", "encode.py", OPS),
+    ("alone", "threshold_ops.py", OPS),
+    ("alone", "transforms.py", OPS),
+    ("alone", "data_rate.py", ["--samples", "20000", "--rounds", "1"]),
+    ("alone", "automatic.py", ["--interval", "20000"]),
+    ("alone", "convergence.py", ["asynchronous", "--workers", "2", "--seeds", "1", *SPEECH]),
+    ("horovod", "monitor.py", ["--steps", "10", "--rounds", "1"]),
+    ("tensorflow", "endurance.py", ["--steps", "100"]),
+    ("alone", "endurance.py", ["--engine", "mirrored", "--steps", "100"]),
+]
+IN_NETWORKS = [
+    ("collectives.py", ["--rate", "none", "--bytes", "4096", "--repetitions", "2"]),
+    ("step.py", ["--rate", "none", "--steps", "1", "--rounds", "1"]),
+]
+
+
+def run(engine, program, options, folder):
+    """What a benchmark writes."""
+    options = [*options, "--output", str(folder / "output.json")]
+    if program == "automatic.py":
+        options += ["--plot", str(folder / "sizes_{}.png")]
+    status, _, printed = run_job(engine, 2, [f"benchmarks/{program}", *options], 300)
+    assert status == 0, printed
+    return json.loads((folder / "output.json").read_text())
+
+
+@pytest.mark.parametrize("engine, program, options", BENCHMARKS)
+def test_benchmark_runs(engine, program, options, tmp_path):
+    written = run(engine, program, options, tmp_path)
+    assert written["machine"]["cores"] > 0
+    for verdict in written["verdicts"]:
+        assert verdict["holds"] in (True, False, None)
+        assert verdict["measured"] == verdict["measured"]
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("ip") is None,
+    reason="network namespaces need root and iproute2",
+)
+@pytest.mark.parametrize("program, options", IN_NETWORKS)
+def test_benchmark_runs_in_network_namespaces(program, options, tmp_path):
+    written = run("alone", program, options, tmp_path)
+    assert written["machine"]["cores"] > 0
