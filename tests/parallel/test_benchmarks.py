@@ -8,32 +8,21 @@ import pytest
 
 from tests.parallel.launch import run_job
 
-# As little as possible of the speech task.
-SPEECH = ["--hours", "0.05", "--held-out-minutes", "1", "--targets", "205"]
-SPEECH += ["--depth", "1", "--width", "64", "--epochs", "1", "--blocks-per-epoch", "1"]
 OPS = ["--threads", "1", "--rounds", "1", "--repeats", "1"]
 BENCHMARKS = [
     ("alone", "encode.py", OPS),
-    ("alone", "threshold_ops.py", OPS),
-    ("alone", "transforms.py", OPS),
-    ("alone", "data_rate.py", ["--samples", "20000", "--rounds", "1"]),
-    ("alone", "automatic.py", ["--interval", "20000"]),
-    ("alone", "convergence.py", ["asynchronous", "--workers", "2", "--seeds", "1", *SPEECH]),
     ("horovod", "monitor.py", ["--steps", "10", "--rounds", "1"]),
     ("tensorflow", "endurance.py", ["--steps", "100"]),
     ("alone", "endurance.py", ["--engine", "mirrored", "--steps", "100"]),
 ]
 IN_NETWORKS = [
     ("collectives.py", ["--rate", "none", "--bytes", "4096", "--repetitions", "2"]),
-    ("step.py", ["--rate", "none", "--steps", "1", "--rounds", "1"]),
 ]
 
 
 def run(engine, program, options, folder):
     """What a benchmark writes."""
     options = [*options, "--output", str(folder / "output.json")]
-    if program == "automatic.py":
-        options += ["--plot", str(folder / "sizes_{}.png")]
     status, _, printed = run_job(engine, 2, [f"benchmarks/{program}", *options], 300)
     assert status == 0, printed
     return json.loads((folder / "output.json").read_text())

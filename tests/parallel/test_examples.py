@@ -18,7 +18,6 @@ EXAMPLE = ["examples/keras_fit/train.py", "--epochs", "3"]
         ("multi_worker", []),
         ("mirrored", ["--exchange", "threshold", "--coding", "golomb_rice"]),
         ("horovod", ["--bmuf", "--sync-period", "4", "--block-momentum", "0.5"]),
-        ("horovod", ["--exchange", "threshold", "--target-density", "0.01", "--asynchronous"]),
     ],
 )
 def test_digits_are_learned(engine, options, tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 
+import psutil
 import pytest
 
 from tests.parallel.launch import run_job
@@ -27,3 +28,19 @@ def test_links_are_measured_between_the_workers(engine, tmp_path):
         assert 0 < link["work_seconds_per_byte"] < 1e-6
     assert {p["workers"] for p in content["predictions"]} == {2, 4}
     assert seconds < 60
+    assert not processes_with(path)
+
+
+def test_a_model_that_fails_ends_the_job(tmp_path):
+    path = tmp_path / "plan.json"
+    command = [*PLAN, "tests.unit.planned:fail", *OPTIONS, "--json", str(path)]
+    status, _, output = run_job("tensorflow", 2, command)
+    assert status != 0
+    assert "Received: RuntimeError: no such corpus" in output
+    assert not path.exists() and not processes_with(path)
+
+
+def processes_with(argument):
+    """Those of this machine that were started with an argument."""
+    running = psutil.process_iter(["cmdline"])
+    return [process for process in running if str(argument) in (process.info["cmdline"] or [])]

@@ -33,6 +33,7 @@ MAY_IMPORT = {
         "planner",
     ],
     "tf_onebit.preflight": [
+        "callbacks.block_variables",
         "collectives.horovod",
         "collectives.requests",
         "distribute",

@@ -1,6 +1,8 @@
 """`Auto` without other processes: what it is made of, and what it refuses."""
 
+import contextlib
 import logging
+import re
 
 import pytest
 import tensorflow as tf
@@ -10,6 +12,7 @@ from tf_onebit.collectives.lockstep import LockstepEngine
 from tf_onebit.configurable import serialize
 from tf_onebit.exchanges import GradientSpec
 from tf_onebit.planner import uniform_links
+from tf_onebit.training import auto
 from tf_onebit.training.auto import as_python, paying, sending_seconds
 from tf_onebit.training.gradients import GradientExchange, resolve_exchange
 
@@ -79,6 +82,37 @@ def test_what_messages_take_depends_on_shape_and_type():
     # Between many workers a bias goes to all of them.
     assert seconds(OneBit(), bias, 8) > 3 * seconds(FullPrecision(), bias, 8)
     assert seconds(Threshold(target_density=0.01), wide) == pytest.approx(4 * 64 * 5.12 / 1e6)
+
+
+class OneOfTwo:
+    """What a decision asks an engine for."""
+
+    world_size, ranks = 2, (0,)
+
+    def place(self, rank):
+        return contextlib.nullcontext()
+
+
+@pytest.mark.parametrize(
+    "bytes_per_second, compressed", [(1e6, ["kernel"]), (1e8, ["kernel"]), (1e12, [])]
+)
+def test_links_decide(monkeypatch, caplog, bytes_per_second, compressed):
+    """2 ns per value to encode: as long as a byte takes at 500 MB/s."""
+    links = uniform_links(bytes_per_second, 0.001)
+    monkeypatch.setattr(auto.Links, "measure", lambda self: links)
+    monkeypatch.setattr(auto.Links, "slowest", lambda self, *values: list(values))
+    seconds = {"FullPrecision": 0.1e-9, "OneBit": 2e-9}
+    monkeypatch.setattr(auto, "_work_seconds", lambda e, world_size: seconds[type(e).__name__])
+    specs = [
+        GradientSpec("kernel", (1024, 1024), "float32"),
+        GradientSpec("embedding", (1024, 1024), "float32", sparse=True),
+    ]
+    with caplog.at_level(logging.INFO, logger="tf_onebit"):
+        exchange = auto.decide(Auto(), specs, OneOfTwo())
+    patterns = exchange.exclude
+    left = [s.name for s in specs if any(re.search(pattern, s.name) for pattern in patterns)]
+    assert [s.name for s in specs if s.name not in left] == compressed
+    assert f"compresses where it can {len(compressed) * 2**20:,} of 2,097,152" in caplog.text
 
 
 def test_what_is_logged_makes_the_same_exchange():

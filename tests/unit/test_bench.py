@@ -26,6 +26,11 @@ def test_takes_the_time_of_every_stage(capsys, tmp_path):
     assert content["workers"] == 1 and content["links"] == {}
 
 
+def test_refuses_files_that_cannot_be_written(capsys, tmp_path):
+    assert cli.main(["bench", "--json", str(tmp_path)]) == 1
+    assert "must be a file that can be written to. Received" in capsys.readouterr().err
+
+
 def test_refuses_too_few_values(capsys):
     with pytest.raises(SystemExit) as exit:
         cli.main(["bench", "--values", "12"])

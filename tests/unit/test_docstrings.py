@@ -8,7 +8,7 @@ import pytest
 import tf_onebit
 import tf_onebit.horovod as hvd
 from tests.unit.test_architecture import MODULES, module_name
-from tf_onebit import callbacks, distribute, ops, optimizers, transforms
+from tf_onebit import callbacks, distribute, ops, optimizers, planner, transforms
 
 
 @pytest.mark.parametrize("name", [module_name(path) for path in MODULES])
@@ -23,7 +23,7 @@ def test_examples_run(name):
 
 PUBLIC = [
     *(tf_onebit.FullPrecision, tf_onebit.Local, tf_onebit.OneBit, tf_onebit.WarmStart),
-    *(tf_onebit.Threshold, tf_onebit.ResizableBatches),
+    *(tf_onebit.Threshold, tf_onebit.ResizableBatches, tf_onebit.Auto, tf_onebit.Delayed),
     *(distribute.MirroredStrategy, distribute.MultiWorkerMirroredStrategy, callbacks.Monitor),
     *(callbacks.BackupAndRestore, callbacks.BlockMomentum),
     *(callbacks.AutoMinibatchSize, callbacks.AutoLearningRate),
@@ -39,6 +39,9 @@ PUBLIC = [
     *(ops.adagrad_accumulate, ops.adagrad_normalize, ops.momentum),
     *(ops.record_time, ops.take_times),
     *(transforms.NormalizedAdaGrad, transforms.Momentum, optimizers.NormalizedAdaGrad),
+    *(planner.advise, planner.interpolated, planner.narrowed, planner.predict, planner.regrouped),
+    *(planner.simulate, planner.uniform_links, planner.with_more_workers, planner.within_nodes),
+    *(planner.CompressedDataParallelism, planner.DataParallelism, planner.ModelParallelism),
 ]
 
 

@@ -66,6 +66,14 @@ def test_the_command_reports_this_installation():
     assert any(line.startswith("Not on a GPU: this TensorFlow is built without") for line in lines)
 
 
+def test_a_tensorflow_that_fails_in_another_way_is_told(tmp_path):
+    (tmp_path / "tensorflow.py").write_text("raise TypeError('Descriptors cannot be created')")
+    program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import tf_onebit.cli; "
+    status, output, _ = run_python(program + "sys.exit(tf_onebit.cli.main(['doctor']))")
+    assert status == 1
+    assert "TensorFlow does not load: TypeError: Descriptors cannot be created. Install" in output
+
+
 def test_ops_that_do_not_load_are_told_with_the_build_command(tmp_path):
     ignored = shutil.ignore_patterns("__pycache__", "*.so")
     shutil.copytree(ROOT / "tf_onebit", tmp_path / "tf_onebit", ignore=ignored)

@@ -211,6 +211,24 @@ def test_nothing_is_traced_anew_where_nothing_is_exchanged():
     assert model.traces == traces
 
 
+@pytest.mark.parametrize("accumulated", [None, 2])
+def test_size_of_a_batch_of_fit_is_shown(tmp_path, accumulated):
+    model = exchanging_model(gradient_accumulation_steps=accumulated)
+    x, y = np.ones([12, 4]), np.ones([12, 2])
+    monitor = Monitor(update_freq=1, log_dir=tmp_path)
+    model.fit(x, y, batch_size=3, callbacks=[monitor], verbose=0)
+    sizes = {v for _, name, v in scalars_in(tmp_path) if name == "step/global_batch_size"}
+    assert sizes == {3 * (accumulated or 1)}
+
+
+def test_a_timeline_that_cannot_be_written_is_an_error_before_training(tmp_path):
+    (tmp_path / "trace.0.json").mkdir()
+    model = exchanging_model()
+    with pytest.raises(OSError, match="trace.0.json"):
+        fit_model(model, [Monitor(timeline=tmp_path / "trace.json")])
+    assert model.optimizer.iterations == 0
+
+
 def test_timeline_has_all_steps_but_the_first(tmp_path):
     fit_model(exchanging_model(), [Monitor(timeline=tmp_path / "trace.json")], epochs=2)
     events = json.loads((tmp_path / "trace.0.json").read_text())["traceEvents"]

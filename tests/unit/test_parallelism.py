@@ -111,6 +111,17 @@ def test_trends_of_table_4():
     # Ever less is gained by larger minibatches.
     assert plain[-1] / plain[-2] < 1.02 < plain[2] / plain[1]
     assert plain[-1] == pytest.approx(45e3, rel=0.25)
+    # What double buffering gains does not follow: messages take less than the fixed cost.
+    assert all(both < one for one, both in zip(plain, buffered, strict=True))
+
+
+@pytest.mark.parametrize(
+    "model", [model_parallel(), data_parallel(1024, 1.0), one_bit(2880, False)], ids=type
+)
+def test_refuses_no_workers(model):
+    for method in (model.speed_up, model.step_seconds, model.calculation_seconds):
+        with pytest.raises(ValueError, match="at least one worker. Received: workers=0"):
+            method(0)
 
 
 def test_trends_of_table_5():

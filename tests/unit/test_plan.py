@@ -1,19 +1,28 @@
 """`tf-onebit plan` with nobody else: what it writes, and what it refuses."""
 
+import dataclasses
 import json
 import re
 import sys
+import types
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
+import tf_onebit
 from tests.unit import planned
 from tf_onebit import cli
 from tf_onebit.exchanges import FullPrecision, OneBit, Threshold
 from tf_onebit.exchanges.base import GradientSpec
 from tf_onebit.measurement import Alone, measure_exchange
+from tf_onebit.planner import Computation, Method, Prediction, uniform_links
+from tf_onebit.preflight import jobs, report
 from tf_onebit.preflight.computation import ModelInStep
+from tf_onebit.preflight.measurements import alone_seconds_of
+from tf_onebit.preflight.plan import Plan
+from tf_onebit.preflight.suitable import notes_on, suitable
 
 MODEL = "tests.unit.planned:make_model"
 SPECS = [
@@ -133,8 +142,10 @@ def test_sparse_gradients_are_measured_as_they_are_exchanged():
     [
         ("nowhere.keras", "There is no such file. Received: 'nowhere.keras'"),
         ("model", "module:function with a function that returns a compiled model. Received"),
-        ("no_such_module:make", "There is no function 'make' in a module 'no_such_module'"),
-        ("tests.unit.planned:none", "There is no function 'none' in a module"),
+        ("no_such_module:make", "'no_such_module' cannot be imported.*ModuleNotFoundError"),
+        ("tests.unit.ends_when_imported:make", "SystemExit: usage.*belongs under `if __name__"),
+        ("tests.unit.planned:none", "There is no function 'none' in the module"),
+        ("tests.unit.planned:keras", "There is no function 'keras' in the module"),
         ("tests.unit.planned:fail", "without arguments. Received: RuntimeError: no such corpus"),
         ("tests.unit.planned:make_list", r"for a Keras model. Received: \[1, 2\]"),
         ("tests.unit.planned:make_uncompiled_model", "which is not compiled. Call"),
@@ -163,6 +174,103 @@ def test_refuses_folders_that_are_not_there_before_it_measures(capsys):
     status, _, errors = plan(capsys, "nowhere.keras", "--json", "/no/such/folder/plan.json")
     assert status == 1
     assert "no folder that can be written to. Received: /no/such/folder/plan.json" in errors
+
+
+@pytest.mark.parametrize("option", ["--json", "--plot"])
+def test_refuses_files_that_cannot_be_written(capsys, tmp_path, option):
+    folder = tmp_path / "plan.png"
+    folder.mkdir()
+    status, _, errors = plan(capsys, "nowhere.keras", option, folder)
+    assert status == 1
+    assert f"must be a file that can be written to. Received: {folder}" in errors
+
+
+def test_refuses_plots_of_unknown_types(capsys):
+    status, _, errors = plan(capsys, "nowhere.keras", "--plot", "plan.xyz")
+    assert status == 1
+    assert re.search(r"must end in one of .*png.*svg.* Received: plan.xyz", errors)
+
+
+class Crowded(Alone):
+    """One of two workers, the other of which computes as long as this one."""
+
+    world_size = 2
+
+    def __init__(self):
+        self.waits = 0
+
+    def wait_for_all(self):
+        self.waits += 1
+
+
+def test_first_worker_computes_alone_while_the_others_wait():
+    class Step:
+        measured_with = []
+
+        def measure(self, size, workers):
+            self.measured_with.append((size, type(workers)))
+            return Computation(0.1, 0.2)
+
+    class Other(Crowded):
+        rank = 1
+
+        def slowest(self, seconds):
+            return [max(seconds, 0.5)]  # of the first worker
+
+    assert alone_seconds_of(Step(), 8, Crowded()) == pytest.approx(0.3)
+    assert Step.measured_with == [(8, Alone)]
+    assert alone_seconds_of(Step(), 8, Other()) == 0.5
+    assert len(Step.measured_with) == 1
+
+
+def test_says_that_workers_share_processors():
+    one = Prediction("full precision", 2, 0.2, 0.2, 0.0, 0.0, 0.0, 1.0, "computation")
+    advice = types.SimpleNamespace(sentences=[])
+    computations, links = {8: Computation(0.1, 0.1)}, uniform_links(1e6, 0.0)
+    made = Plan(8, [10], computations, 0.1, links, 2, [one], 2, advice)
+    assert "Workers share processors: one alone takes 100 ms." in report.text(made)
+    apart = dataclasses.replace(made, alone_seconds=0.2)
+    assert "share" not in report.text(apart)
+
+
+METHODS = [Method(n, []) for n in ("full precision", "1-bit", "threshold", "threshold, delayed")]
+
+
+@pytest.mark.parametrize(
+    "optimizer, names",
+    [
+        (keras.optimizers.SGD(0.1), [method.name for method in METHODS]),
+        (keras.optimizers.SGD(0.1, momentum=0.9), ["full precision", "1-bit"]),
+        (keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam()), ["full precision", "1-bit"]),
+    ],
+)
+def test_threshold_is_recommended_for_plain_sgd(optimizer, names):
+    assert [method.name for method in suitable(METHODS, optimizer)] == names
+
+
+def test_says_which_optimizers_blocks_need():
+    (sentence,) = notes_on("blocks of 16, 1-bit", keras.optimizers.Adam())
+    assert "does not correct the moments of Adam" in sentence
+    assert "tf_onebit.optimizers" in sentence
+    assert notes_on("1-bit", keras.optimizers.Adam()) == []
+    for optimizer in (keras.optimizers.SGD(0.1, momentum=0.9), tf_onebit.optimizers.Adam()):
+        assert notes_on("blocks of 16, 1-bit", optimizer) == []
+
+
+def test_blocks_in_full_precision_change_less_than_those_with_one_bit(capsys, tmp_path):
+    path = tmp_path / "plan.json"
+    assert plan(capsys, MODEL, "--workers", 2, "--json", path)[0] == 0
+    names = [p["method"] for p in json.loads(path.read_text())["predictions"]]
+    assert names.index("blocks of 16, full precision") < names.index("blocks of 16, 1-bit")
+
+
+@pytest.mark.parametrize("local_rank, name", [(0, "GPU:0"), (3, "GPU:1"), (4, "GPU:0")])
+def test_processes_of_horovod_have_a_gpu_each(monkeypatch, local_rank, name):
+    visible = []
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["GPU:0", "GPU:1"])
+    monkeypatch.setattr(tf.config, "set_visible_devices", lambda *given: visible.append(given))
+    jobs.take_a_gpu(local_rank)
+    assert visible == [(name, "GPU")]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from tf_onebit.planner import (
     Bucket,
     Collective,
     Computation,
+    Link,
     Method,
     advise,
     interpolated,
@@ -16,6 +17,7 @@ from tf_onebit.planner import (
     regrouped,
     uniform_links,
     with_more_workers,
+    within_nodes,
 )
 
 COMPUTATION = Computation(0.1, 0.2, 0.02)
@@ -81,9 +83,45 @@ def test_one_worker_exchanges_nothing():
     assert prediction.speed_up == 1 and prediction.sent_bytes == 0
 
 
-def test_refuses_no_workers():
-    with pytest.raises(ValueError, match="at least one worker. Received: workers=0"):
-        predict(FULL, COMPUTATION, uniform_links(1.0, 0.0), 0)
+def test_speed_up_is_over_a_worker_that_shares_with_nobody():
+    links = uniform_links(125e6, 1e-3)
+    crowded = predict(ONE_BIT, COMPUTATION, links, 4, alone_seconds=COMPUTATION.seconds / 2)
+    apart = predict(ONE_BIT, COMPUTATION, links, 4)
+    assert crowded.speed_up == pytest.approx(apart.speed_up / 2)
+    assert crowded.step_seconds == apart.step_seconds
+
+
+def test_workers_of_a_node_add_up_first():
+    links = uniform_links(12.5e6, 1e-3) | {"within node": Link(0.0, 10e9)}
+    nodes = predict(ONE_BIT, COMPUTATION, links, 2, workers_per_node=4)
+    assert nodes.workers == 8
+    assert nodes.speed_up == pytest.approx(8 * COMPUTATION.seconds / nodes.step_seconds)
+    # Between two nodes travels what it would between two workers.
+    assert nodes.sent_bytes == pytest.approx(0.15 * 8e6 + 2 * 3 / 4 * 4 * 8e6)
+    one_node = predict(ONE_BIT, COMPUTATION, links, 1, workers_per_node=4)
+    assert one_node.workers == 4 and one_node.coding_seconds == 0
+    assert one_node.sent_bytes == pytest.approx(2 * 3 / 4 * 4 * 8e6)
+    assert predict(ONE_BIT, COMPUTATION, links, 1, workers_per_node=1).sent_bytes == 0
+
+
+@pytest.mark.parametrize(
+    "call, needed",
+    [
+        (lambda: predict(FULL, COMPUTATION, uniform_links(1.0, 0.0), 0), "one worker"),
+        (lambda: predict(FULL, COMPUTATION, uniform_links(1.0, 0.0), 2, None, 0), "one worker"),
+        (lambda: within_nodes(FULL.buckets, 0), "one worker"),
+        (lambda: with_more_workers(uniform_links(1.0, 0.0), 2, 0), "2 workers"),
+        (lambda: advise(METHODS, MEASURED, uniform_links(1.0, 0.0), 0, 64, SIZES), "2 workers"),
+    ],
+)
+def test_refuses_no_workers(call, needed):
+    with pytest.raises(ValueError, match=f"at least {needed}. Received: workers=0"):
+        call()
+
+
+def test_refuses_one_worker_where_latency_was_measured_between_two():
+    with pytest.raises(ValueError, match="at least 2 workers. Received: workers=1"):
+        with_more_workers(uniform_links(1.0, 0.0), 1, 4)
 
 
 def test_narrower_values_send_less_and_compute_the_same():
@@ -154,6 +192,15 @@ def test_recommends_a_sync_period_with_which_blocks_cost_little():
     slow = dataclasses.replace(BLOCKS, sync_period=periods[-1])
     step = predict(slow, COMPUTATION, uniform_links(1e5, 1e-4), 2).step_seconds
     assert step <= 1.05 * COMPUTATION.seconds
+
+
+def test_the_sync_period_is_that_of_the_method_that_is_recommended():
+    laborious = dataclasses.replace(FULL, name="blocks of 16, full precision", sync_period=16)
+    links = uniform_links(1e5, 1e-4)
+    both = advise([FULL, laborious, BLOCKS], MEASURED, links, 2, 64, SIZES)
+    alone = advise([FULL, BLOCKS], MEASURED, links, 2, 64, SIZES)
+    assert both.method == alone.method == BLOCKS.name
+    assert both.sync_period == alone.sync_period
 
 
 def test_recommends_buckets_that_overlap():

@@ -60,7 +60,7 @@ def block_variables(model, moment_correction, looks_ahead=True, compresses=False
     elif hasattr(optimizer, "moments"):
         moments = _own_moments(optimizer)
     else:
-        slots = next((s for cls, s in _SLOTS.items() if isinstance(optimizer, cls)), None)
+        slots = _slots_of(optimizer)
         if slots is None and moment_correction == "bmuf_adam":
             raise ValueError(_unknown(optimizer))
         moments = _slots(optimizer, slots or {})
@@ -81,6 +81,15 @@ def block_variables(model, moment_correction, looks_ahead=True, compresses=False
     return BlockVariables(
         optimizer, weights, moments, averaged, statistics, kept + rest, keeps_moments, reset
     )
+
+
+def corrects_moments_of(optimizer):
+    """Whether it is known how an optimizer's moments go with a model that blocks have moved."""
+    return hasattr(type(optimizer), "moments") or _slots_of(optimizer) is not None
+
+
+def _slots_of(optimizer):
+    return next((s for cls, s in _SLOTS.items() if isinstance(optimizer, cls)), None)
 
 
 def _slots(optimizer, attributes):

@@ -2,6 +2,8 @@
 
 import inspect
 
+import tensorflow as tf
+
 
 def find_fit(model):
     """The frame of the `model.fit` that calls, or None: Keras hands its data to no one else."""
@@ -22,6 +24,13 @@ def frame_of_fit(model):
 def data_of_fit(model):
     """The data that the calling `model.fit` was given as `x`."""
     return frame_of_fit(model).f_locals["x"]
+
+
+def batch_size_of(frame):
+    """Number of samples in a batch of the data of a `fit`, or None where Keras does not know it."""
+    if isinstance(frame.f_locals["x"], tf.distribute.DistributedDataset):
+        return None  # whose batches may be of one replica, or of several
+    return frame.f_locals["epoch_iterator"].data_adapter.batch_size
 
 
 def is_running(frame):

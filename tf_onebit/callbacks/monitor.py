@@ -37,7 +37,7 @@ class Monitor(keras.callbacks.Callback):
 
     With `log_dir` they are also written as TensorBoard scalars, `exchange/bytes_sent` and so on,
     together with `step/learning_rate`, `step/predicted_seconds` (`predicted_step_seconds`) and,
-    where it is known, of `ResizableBatches` or by `set_global_batch_size`,
+    where it is known, of `ResizableBatches`, by `set_global_batch_size` or by Keras,
     `step/global_batch_size`. At the end of an epoch, and of 50 batches or more, follow
 
     - `exchange/seconds`: for how long an exchange is under way, of any bucket.
@@ -113,6 +113,7 @@ class Monitor(keras.callbacks.Callback):
             self._scalars = Scalars(self.log_dir)
         frame = fit.find_fit(self.model)
         self._data = None if frame is None else frame.f_locals["x"]
+        self._samples = None if frame is None else self._samples_of_update(frame)
         self._times = StepTimes(exchange, self._timed_step.recorder, self.timeline)
         self._timed_step.begin(self.model)
 
@@ -176,10 +177,23 @@ class Monitor(keras.callbacks.Callback):
             settings["step/predicted_seconds"] = self.predicted_step_seconds
         known = [owner.global_batch_size for owner, _ in knowing_batch_size(self.model)]
         known.insert(0, getattr(self._data, "global_batch_size", None))
-        known = [size for size in known if size is not None]
+        known = [size for size in (*known, self._samples) if size is not None]
         if known:
             settings["step/global_batch_size"] = known[0]
         return settings
+
+    def _samples_of_update(self, frame):
+        """Of all workers, where Keras knows how many are in a batch; else None."""
+        samples = fit.batch_size_of(frame)
+        if samples is None:
+            return None
+        # In a strategy Keras' batches are those of all its workers.
+        workers = self._gradient_exchange().engine.world_size
+        workers //= self.model.distribute_strategy.num_replicas_in_sync
+        return samples * workers * self._batches_of_update()
+
+    def _batches_of_update(self):
+        return inner_optimizer(self.model.optimizer).gradient_accumulation_steps or 1
 
     def _residual_norms(self):
         """The norms of what has not been sent, by variable: dictionary of scalars."""
@@ -196,8 +210,7 @@ class Monitor(keras.callbacks.Callback):
             self._add(latest | self._settings())
 
     def _add_times(self):
-        batches = inner_optimizer(self.model.optimizer).gradient_accumulation_steps or 1
-        self._add(self._times.read(batches))
+        self._add(self._times.read(self._batches_of_update()))
 
     def _add(self, scalars):
         if self._scalars is not None:

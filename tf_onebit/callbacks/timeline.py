@@ -33,6 +33,7 @@ class Timeline:
         self._rank = rank
         self._steps, self._spans = [], []
         self._end = 0
+        self.write()  # fails before the training does
 
     @property
     def is_full(self):

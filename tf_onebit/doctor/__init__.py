@@ -59,10 +59,10 @@ def _report(hosts):
     yield ", ".join(_versions())
     try:
         import tensorflow  # noqa: F401
-    except ImportError as error:
+    except Exception as error:  # also of packages it needs, of versions that it cannot use
         yield Fault(
-            f"TensorFlow does not load: {error}. Install it: python -m pip install "
-            "tensorflow-cpu==2.21.0"
+            f"TensorFlow does not load: {type(error).__name__}: {error}. Install it: python -m "
+            "pip install tensorflow-cpu==2.21.0"
         )
         return
     # It imports TensorFlow, and other commands do without.

@@ -13,7 +13,7 @@ from tf_onebit.planner import Link
 
 _FLOAT_BYTES = 4
 _FIRST_BYTES = 16 * 1024
-_MOST_BYTES = 16 * 2**20
+_MOST_BYTES = 64 * 2**20
 # What a message must take to say something, beyond what links let pass at once after a pause.
 _LEAST_SECONDS = 0.15
 _LATENCY_RUNS, _RUNS = 20, 3

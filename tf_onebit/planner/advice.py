@@ -4,6 +4,7 @@ import dataclasses
 import math
 
 from tf_onebit.planner.prediction import interpolated, predict, regrouped
+from tf_onebit.planner.work import require_workers
 
 # A method that changes training less is taken, if it is slower by no more than this.
 _TOLERANCE = 0.10
@@ -38,7 +39,7 @@ class Advice:
     sentences: list
 
 
-def advise(methods, measured, links, workers, per_replica_batch_size, sizes):
+def advise(methods, measured, links, workers, per_replica_batch_size, sizes, alone_seconds=None):
     """Recommends a method and its settings.
 
     Args:
@@ -49,12 +50,29 @@ def advise(methods, measured, links, workers, per_replica_batch_size, sizes):
         workers: number of workers, at least 2.
         per_replica_batch_size: what the user has.
         sizes: number of values of each gradient.
+        alone_seconds: as of `predict`.
 
     Returns:
         `Advice`.
+
+    Raises:
+        ValueError: for fewer workers.
+
+    Example:
+        >>> from tf_onebit.planner import Bucket, Collective, Computation, Method, advise
+        >>> from tf_onebit.planner import uniform_links
+        >>> full = Method("full precision", [Bucket(1e6, (Collective(0.0, "all_reduce", 4e6),))])
+        >>> one_bit = Method("1-bit", [Bucket(1e6, (Collective(0.001, "all_gather", 125e3),))])
+        >>> links, measured = uniform_links(12.5e6, 0.001), {64: Computation(0.01, 0.02)}
+        >>> advice = advise([full, one_bit], measured, links, 2, 64, [1_000_000])
+        >>> advice.method, advice.sending_less_pays
+        ('1-bit', True)
     """
+    require_workers(workers, 2)
     computation = interpolated(measured, per_replica_batch_size)
-    predictions = [predict(method, computation, links, workers) for method in methods]
+    predictions = [
+        predict(method, computation, links, workers, alone_seconds) for method in methods
+    ]
     fastest = min(prediction.step_seconds for prediction in predictions)
     chosen = next(
         i for i, p in enumerate(predictions) if p.step_seconds <= (1 + _TOLERANCE) * fastest
@@ -75,7 +93,8 @@ def advise(methods, measured, links, workers, per_replica_batch_size, sizes):
         sentences.append(
             f"bucket_bytes={bucket_bytes // 2**20} * 2**20 makes a step shorter than the default."
         )
-    period = _sync_period(methods, computation, links, workers)
+    with_blocks = [m for m in (method, *methods) if m.sync_period is not None]
+    period = _sync_period(with_blocks, computation, links, workers)
     if period is not None:
         sentences.append(
             f"Training in blocks costs {100 * _MOST_OF_A_BLOCK:.0f} % of a step or less from "
@@ -142,11 +161,11 @@ def _bucket_bytes(method, computation, links, workers, sizes):
     return best if by_bytes[best] < noticeably_less else None
 
 
-def _sync_period(methods, computation, links, workers):
-    """Of the first method that has blocks: a power of two, or None without such a method."""
-    blocks = next((method for method in methods if method.sync_period is not None), None)
-    if blocks is None:
+def _sync_period(with_blocks, computation, links, workers):
+    """Of the first of some methods that have blocks: a power of two, or None without any."""
+    if not with_blocks:
         return None
+    blocks = with_blocks[0]
     prediction = predict(blocks, computation, links, workers)
     block_seconds = (prediction.step_seconds - computation.seconds) * blocks.sync_period
     least = max(1.0, block_seconds / (_MOST_OF_A_BLOCK * computation.seconds))

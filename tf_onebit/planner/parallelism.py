@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 
-from tf_onebit.planner.work import require_at_least_0
+from tf_onebit.planner.work import require_at_least_0, require_workers
 
 FLOAT_BYTES = 4
 # `optimal_workers` looks no further: there it says that there is no optimum.
@@ -101,6 +101,7 @@ class ModelParallelism(_ParallelSgd):
 
     def calculation_seconds(self, workers):
         """T_calc(K) of a minibatch."""
+        require_workers(workers)
         samples = self.minibatch_size / workers
         slowdown = self.minibatch_slowdown(samples) * self.stripe_slowdown(workers)
         return self._seconds_per_product * samples * slowdown
@@ -156,6 +157,7 @@ class DataParallelism(_ParallelSgd):
 
     def calculation_seconds(self, workers):
         """T_calc(K) of a minibatch. One node alone needs no half-batches."""
+        require_workers(workers)
         halves = 1 if workers == 1 else 2
         samples = self.minibatch_size / halves / workers
         fixed_steps = self.fixed_steps + halves - 1
@@ -236,6 +238,7 @@ class CompressedDataParallelism:
 
     def calculation_seconds(self, workers):
         """T_calc(K) of a minibatch, or, with double buffering, of half of one."""
+        require_workers(workers)
         samples = self.minibatch_size / self._parts / workers
         variable = samples * self.sample_seconds(samples) + self.post_seconds / workers
         return variable + self.update_seconds

@@ -4,7 +4,14 @@ import dataclasses
 import math
 
 from tf_onebit.planner.simulation import simulate
-from tf_onebit.planner.work import Bucket, Computation, Link, Worker
+from tf_onebit.planner.work import (
+    Bucket,
+    Computation,
+    Link,
+    Worker,
+    require_workers,
+    within_nodes,
+)
 
 FLOAT_BYTES = 4
 _STEPS = 4
@@ -41,7 +48,7 @@ class Prediction:
         coding_seconds: what encoding and decoding take.
         sending_seconds: for how long messages are under way, whatever else is done meanwhile.
         sent_bytes: by each worker in a step.
-        speed_up: samples per second of all workers, over those of one alone.
+        speed_up: samples per second of all workers, over those of one worker alone.
         bottleneck: "computation", "coding" or "sending": which of the three is longest.
     """
 
@@ -56,14 +63,19 @@ class Prediction:
     bottleneck: str
 
 
-def predict(method, computation, links, workers):
+def predict(method, computation, links, workers, alone_seconds=None, workers_per_node=1):
     """Predicts the time of a step.
 
     Args:
         method: `Method`, with what is sent between so many workers.
-        computation: `Computation` of a step of each worker.
+        computation: `Computation` of a step of each worker, among the others: they may share a
+            processor.
         links: dictionary: `Link` by kind of collective.
-        workers: number of workers.
+        workers: number of workers; of nodes, if these have several workers each.
+        alone_seconds: computation of a step of one worker that shares with nobody; default: the
+            same as among others.
+        workers_per_node: number of workers that add up their gradients before nodes exchange
+            them, over the link of the kind "within node": see `within_nodes`.
 
     Returns:
         `Prediction`.
@@ -80,32 +92,45 @@ def predict(method, computation, links, workers):
         >>> result = predict(method, Computation(0.01, 0.02), links, workers=2)
         >>> round(result.step_seconds, 4), round(result.speed_up, 2), result.bottleneck
         (0.034, 1.76, 'computation')
+
+        Four GPUs in each of two hosts, between which messages travel at 12.5 GB/s:
+
+        >>> links["within node"] = Link(1e-5, 12.5e9)
+        >>> result = predict(method, Computation(0.01, 0.02), links, 2, workers_per_node=4)
+        >>> result.workers, round(result.speed_up, 2)
+        (8, 6.96)
     """
-    if workers < 1:
-        raise ValueError(f"A job needs at least one worker. Received: workers={workers}.")
-    alone = computation.seconds
-    if workers == 1:
+    require_workers(workers)
+    computing = computation.seconds
+    alone = computing if alone_seconds is None else alone_seconds
+    total = workers * workers_per_node
+    buckets = method.buckets
+    if workers == 1:  # nothing leaves the node
+        buckets = [Bucket(bucket.size, ()) for bucket in buckets]
+    if workers_per_node != 1:
+        buckets = within_nodes(buckets, workers_per_node)
+    if total == 1:
         return Prediction(method.name, 1, alone, alone, 0.0, 0.0, 0.0, 1.0, "computation")
     period = method.sync_period or 1
     if method.sync_period is None:
         worker = Worker(computation, links)
         steps = _STEPS + method.delay
-        run = simulate([(worker, workers)], method.buckets, steps, method.delay)
+        run = simulate([(worker, workers)], buckets, steps, method.delay)
         seconds = float(run.step_seconds[1 + method.delay :].mean())
     else:
         # At the end of a block all of it is there at once, and nothing to compute meanwhile.
-        run = simulate([(Worker(Computation(0.0, 0.0), links), workers)], method.buckets, 2)
-        seconds = alone + run.mean_step_seconds / period
-    coding = sum(bucket.all_work_seconds for bucket in method.buckets) / period
+        run = simulate([(Worker(Computation(0.0, 0.0), links), workers)], buckets, 2)
+        seconds = computing + run.mean_step_seconds / period
+    coding = sum(bucket.all_work_seconds for bucket in buckets) / period
     sending = float(run.link_seconds[0]) / period
-    parts = {"computation": alone, "coding": coding, "sending": sending}
+    parts = {"computation": computing, "coding": coding, "sending": sending}
     return Prediction(
         method.name,
-        workers,
+        total,
         seconds,
         *parts.values(),
-        sum(bucket.sent_bytes for bucket in method.buckets) / period,
-        workers * alone / seconds,
+        sum(bucket.sent_bytes for bucket in buckets) / period,
+        total * alone / seconds,
         max(parts, key=parts.get),
     )
 
@@ -117,6 +142,12 @@ def narrowed(name, full_precision, value_bytes):
         name: of it.
         full_precision: `Method`.
         value_bytes: of a value: 2 for float16, 1 for 8 bits.
+
+    Example:
+        >>> from tf_onebit.planner import Bucket, Collective, Method, narrowed
+        >>> full = Method("full precision", [Bucket(1e6, (Collective(0.0, "all_reduce", 4e6),))])
+        >>> narrowed("float16", full, 2).buckets[0].sent_bytes
+        2000000.0
     """
     buckets = [
         dataclasses.replace(
@@ -140,6 +171,12 @@ def regrouped(method, sizes, bucket_bytes):
         method: `Method`, all of whose buckets are exchanged by the same kinds of collectives.
         sizes: number of values of each gradient, in the order of the model's variables.
         bucket_bytes: as of an `Exchange`.
+
+    Example:
+        >>> from tf_onebit.planner import Bucket, Collective, Method, regrouped
+        >>> full = Method("full precision", [Bucket(1e6, (Collective(0.0, "all_reduce", 4e6),))])
+        >>> [b.sent_bytes for b in regrouped(full, 4 * [250_000], bucket_bytes=2_000_000).buckets]
+        [2000000.0, 2000000.0]
     """
     total = max(1, sum(bucket.size for bucket in method.buckets))
     largest = max(method.buckets, key=lambda bucket: bucket.size)
@@ -185,7 +222,18 @@ def with_more_workers(links, measured, workers):
     Args:
         links: dictionary of `Link`.
         measured, workers: numbers of workers, at least 2.
+
+    Raises:
+        ValueError: for fewer workers.
+
+    Example:
+        >>> from tf_onebit.planner import uniform_links, with_more_workers
+        >>> links = with_more_workers(uniform_links(125e6, 0.001), measured=2, workers=8)
+        >>> links["all_gather"]
+        Link(latency_seconds=0.003, bytes_per_second=125000000.0, work_seconds_per_byte=0.0)
     """
+    require_workers(measured, 2)
+    require_workers(workers, 2)
     factor = max(1.0, math.log2(workers) / math.log2(measured))
     return {
         kind: dataclasses.replace(link, latency_seconds=factor * link.latency_seconds)
@@ -198,6 +246,11 @@ def uniform_links(bytes_per_second, latency_seconds):
 
     Raises:
         ValueError: for a rate of 0 or a negative latency.
+
+    Example:
+        >>> from tf_onebit.planner import uniform_links
+        >>> sorted(uniform_links(bytes_per_second=125e6, latency_seconds=0.001))
+        ['all_gather', 'all_reduce', 'all_to_all']
     """
     link = Link(latency_seconds, bytes_per_second)
     return dict.fromkeys(("all_to_all", "all_gather", "all_reduce"), link)
@@ -209,6 +262,12 @@ def interpolated(measured, per_replica_batch_size):
     Args:
         measured: dictionary: `Computation` by number of samples; at least one.
         per_replica_batch_size: number of samples of a worker.
+
+    Example:
+        >>> from tf_onebit.planner import Computation, interpolated
+        >>> measured = {32: Computation(0.1, 0.2), 64: Computation(0.3, 0.4)}
+        >>> round(interpolated(measured, 48).forward_seconds, 3)
+        0.2
     """
     sizes = sorted(measured)
     if len(sizes) == 1:

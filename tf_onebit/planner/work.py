@@ -127,7 +127,17 @@ def within_nodes(buckets, workers_per_node, kind="within node"):
     Returns:
         List of `Bucket`: before all else a reduce-scatter's and an all-gather's bytes, together
         `2 (G - 1) / G` of the gradients of G workers.
+
+    Raises:
+        ValueError: for no workers.
+
+    Example:
+        >>> from tf_onebit.planner import Bucket, Collective, within_nodes
+        >>> one_bit = Bucket(1e6, (Collective(0.001, "all_gather", 125e3),))
+        >>> [c.sent_bytes for c in within_nodes([one_bit], workers_per_node=4)[0].collectives]
+        [6000000.0, 125000.0]
     """
+    require_workers(workers_per_node)
     sent = 2 * (workers_per_node - 1) / workers_per_node * 4
     return [
         dataclasses.replace(
@@ -135,6 +145,13 @@ def within_nodes(buckets, workers_per_node, kind="within node"):
         )
         for bucket in buckets
     ]
+
+
+def require_workers(workers, least=1):
+    """Raises ValueError for fewer workers than are needed."""
+    if not workers >= least:
+        needed = "one worker" if least == 1 else f"{least} workers"
+        raise ValueError(f"A job needs at least {needed}. Received: workers={workers!r}.")
 
 
 def require_at_least_0(record, name, what):

@@ -28,15 +28,22 @@ def run(options):
     """Runs the command. Returns its exit status."""
     # TensorFlow's own notes would bury it.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    from tf_onebit.preflight.jobs import require_writable, workers_of_job
+    import tensorflow as tf
 
     try:
-        workers = workers_of_job()
-        if workers.rank == 0:
-            require_writable(options.json)
-    except ValueError as error:
+        _run(options)
+    except (ValueError, RuntimeError, OSError, tf.errors.OpError) as error:
         print(f"tf-onebit bench: {error}", file=sys.stderr)
         return 1
+    return 0
+
+
+def _run(options):
+    from tf_onebit.preflight.jobs import require_writable, workers_of_job
+
+    workers = workers_of_job()
+    if workers.rank == 0:
+        require_writable(options.json)
     values = options.values // _ROW_SIZE * _ROW_SIZE
     exchanges = measure_exchanges(values, workers)
     links = workers.measure() if workers.world_size > 1 else {}
@@ -50,7 +57,6 @@ def run(options):
                 "links": {kind: dataclasses.asdict(link) for kind, link in links.items()},
             }
             pathlib.Path(options.json).write_text(json.dumps(content, indent=1) + "\n")
-    return 0
 
 
 def measure_exchanges(values, workers):

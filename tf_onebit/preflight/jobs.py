@@ -5,6 +5,8 @@ import os
 import pathlib
 import sys
 
+import tensorflow as tf
+
 from tf_onebit.measurement import Alone, Links
 
 
@@ -40,7 +42,15 @@ def _horovod_engine():
             "by `tf-onebit launch`, or alone."
         ) from error
     hvd.init()
+    take_a_gpu(hvd.local_rank())
     return HorovodEngine()
+
+
+def take_a_gpu(local_rank):
+    """Each process of a host has a GPU of its own, as programs over Horovod arrange it."""
+    gpus = tf.config.list_physical_devices("GPU")
+    if gpus:
+        tf.config.set_visible_devices(gpus[local_rank % len(gpus)], "GPU")
 
 
 def require_writable(*paths):
@@ -49,6 +59,8 @@ def require_writable(*paths):
         directory = os.path.dirname(os.path.abspath(path))
         if not os.access(directory, os.W_OK):
             raise ValueError(f"There is no folder that can be written to. Received: {path}.")
+        if os.path.isdir(path) or (os.path.exists(path) and not os.access(path, os.W_OK)):
+            raise ValueError(f"It must be a file that can be written to. Received: {path}.")
 
 
 def load_model(source):
@@ -72,18 +84,30 @@ def load_model(source):
             "train:make_model for the function make_model of train.py."
         )
     sys.path.insert(0, os.getcwd())
-    try:
-        function = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
+    function = getattr(_imported(module), name, None)
+    if not callable(function):
         raise ValueError(
-            f"There is no function {name!r} in a module {module!r}, from {os.getcwd()}: {error}"
-        ) from error
+            f"There is no function {name!r} in the module {module!r}, from {os.getcwd()}. "
+            f"Received: {source!r}."
+        )
     try:
         return function()
     except Exception as error:
         raise ValueError(
             f"{source} must return a compiled model when it is called without arguments. Received: "
             f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def _imported(module):
+    try:
+        return importlib.import_module(module)
+    # A script may read its data, or its arguments, or end.
+    except (Exception, SystemExit) as error:
+        raise ValueError(
+            f"The module {module!r} cannot be imported, from {os.getcwd()}: "
+            f"{type(error).__name__}: {error}. What it does when it is run, and not when it is "
+            'imported, belongs under `if __name__ == "__main__":`.'
         ) from error
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 
 from tf_onebit.exchanges import FullPrecision, OneBit, Threshold
-from tf_onebit.measurement import measure_block, measure_exchange, with_block_work
+from tf_onebit.measurement import Alone, measure_block, measure_exchange, with_block_work
 from tf_onebit.planner import Method, interpolated, narrowed, with_more_workers
 from tf_onebit.preflight.computation import ModelInStep
 
@@ -16,10 +16,13 @@ class Measurements:
 
     Attributes:
         sizes: number of values of each gradient.
-        computations: dictionary: `planner.Computation` by number of samples of a worker.
+        computations: dictionary: `planner.Computation` by number of samples of a worker, while all
+            workers compute.
+        alone_seconds: computation of a step while only the first worker computes.
         methods: dictionary: list of `planner.Method` by number of workers, from the one that
             changes training least.
-        estimates: the same, of methods that this package does not have, by the bytes they send.
+        estimates: the same, of what other packages or Horovod's own compression do, by the bytes
+            they send.
         links: dictionary: `planner.Link` by kind of collective, between `measured_workers`.
         measured_workers: number of workers that exchanged messages; 1 if links are assumed, which
             are then the same for any number.
@@ -27,6 +30,7 @@ class Measurements:
 
     sizes: list
     computations: dict
+    alone_seconds: float
     methods: dict
     estimates: dict
     links: dict
@@ -43,7 +47,7 @@ class Measurements:
         return interpolated(self.computations, per_replica_batch_size)
 
 
-def measure(model, workers, links, world_sizes, per_replica_batch_sizes, options):
+def measure(model, workers, links, world_sizes, options):
     """Takes the times of a model, of exchanges and of links. Leaves the model as it is.
 
     Args:
@@ -51,9 +55,9 @@ def measure(model, workers, links, world_sizes, per_replica_batch_sizes, options
         workers: `Links` or `Alone`.
         links: dictionary of `planner.Link`, or None: they are measured.
         world_sizes: list of numbers of workers to plan for, each at least 2.
-        per_replica_batch_sizes: set of numbers of samples of a worker; of a model that takes
-            batches of one size only, that is measured.
-        options: has `target_density`, `sync_period`, `unknown_size`.
+        options: has `per_replica_batch_size`, beside which other numbers are measured, except of a
+            model that takes batches of one size only; `target_density`, `sync_period` and
+            `unknown_size`.
 
     Returns:
         `Measurements`.
@@ -62,8 +66,13 @@ def measure(model, workers, links, world_sizes, per_replica_batch_sizes, options
     links = links or workers.measure()
     step = ModelInStep(model, options.unknown_size)
     try:
-        batch_sizes = step.fixed_batch_sizes or per_replica_batch_sizes
-        computations = {size: step.measure(size, workers) for size in sorted(batch_sizes)}
+        size = options.per_replica_batch_size
+        sizes = step.fixed_batch_sizes or {max(1, size // 4), max(1, size // 2), size, 2 * size}
+        computations = {size: step.measure(size, workers) for size in sorted(sizes)}
+        size = size if size in sizes else min(sizes)
+        alone_seconds = computations[size].seconds
+        if workers.world_size > 1:
+            alone_seconds = alone_seconds_of(step, size, workers)
         specs = step.specs()
     finally:
         step.restore()
@@ -79,7 +88,16 @@ def measure(model, workers, links, world_sizes, per_replica_batch_sizes, options
             narrowed("float16, by its bytes", full_precision, 2),
             narrowed("8 bit, by its bytes", full_precision, 1),
         ]
-    return Measurements(sizes, computations, methods, estimates, links, measured_workers)
+    return Measurements(
+        sizes, computations, alone_seconds, methods, estimates, links, measured_workers
+    )
+
+
+def alone_seconds_of(step, per_replica_batch_size, workers):
+    """What the first worker computes for a step while the others wait, on all workers."""
+    first = workers.rank == 0
+    seconds = step.measure(per_replica_batch_size, Alone()).seconds if first else 0.0
+    return workers.slowest(seconds)[0]
 
 
 def _methods(specs, world_size, block_seconds, options):
@@ -96,13 +114,13 @@ def _methods(specs, world_size, block_seconds, options):
         Method("threshold", threshold, **of_threshold),
         Method("threshold, delayed", threshold, delay=1, **of_threshold),
         Method(
-            f"blocks of {period}, 1-bit",
-            with_block_work(one_bit, block_seconds),
+            f"blocks of {period}, full precision",
+            with_block_work(full_precision, block_seconds),
             sync_period=period,
         ),
         Method(
-            f"blocks of {period}, full precision",
-            with_block_work(full_precision, block_seconds),
+            f"blocks of {period}, 1-bit",
+            with_block_work(one_bit, block_seconds),
             sync_period=period,
         ),
     ]

@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import importlib.util
 import os
 import re
 import sys
@@ -74,6 +73,7 @@ class Plan:
         per_replica_batch_size: number of samples of a worker in a step.
         sizes: number of values of each gradient.
         computations: dictionary: `planner.Computation` by number of samples.
+        alone_seconds: computation of a step of one worker while the others wait.
         links: dictionary: `planner.Link` by kind of collective.
         measured_workers: number of workers that links were measured between; 1: they are assumed.
         predictions: list of `planner.Prediction`.
@@ -84,6 +84,7 @@ class Plan:
     per_replica_batch_size: int
     sizes: list
     computations: dict
+    alone_seconds: float
     links: dict
     measured_workers: int
     predictions: list
@@ -99,7 +100,7 @@ def run(options):
 
     try:
         return _run(options)
-    except (ValueError, RuntimeError, tf.errors.OpError) as error:
+    except (ValueError, RuntimeError, OSError, tf.errors.OpError) as error:
         print(f"tf-onebit plan: {error}", file=sys.stderr)
         return 1
 
@@ -112,11 +113,8 @@ def _run(options):
     workers = workers_of_job()
     if workers.rank == 0:
         require_writable(options.json, options.plot)
-    if options.plot and importlib.util.find_spec("matplotlib") is None:
-        raise ValueError(
-            "Matplotlib draws the plot, and is not installed. Received: "
-            f"--plot {options.plot}. Install it: python -m pip install matplotlib"
-        )
+    if options.plot:
+        report.require_plottable(options.plot)
     links = None
     if options.bandwidth is not None or workers.world_size == 1:
         rate = options.bandwidth or _rate(_ASSUMED_RATE)
@@ -154,31 +152,35 @@ def make_plan(model, workers, links, options):
     """
     from tf_onebit.planner import advise, predict
     from tf_onebit.preflight.measurements import measure
+    from tf_onebit.preflight.suitable import notes_on, suitable
 
     least = max(2, workers.world_size)
     world_sizes = sorted(set(options.workers or [least, 2 * least, 4 * least, 8 * least]))
     size = options.per_replica_batch_size
-    sizes = {max(1, size // 4), max(1, size // 2), size, 2 * size}
-    measured = measure(model, workers, links, world_sizes, sizes, options)
-    computation = measured.computation(size)
+    measured = measure(model, workers, links, world_sizes, options)
+    computation, alone = measured.computation(size), measured.alone_seconds
     predictions = [
-        predict(method, computation, measured.links_of(world_size), world_size)
+        predict(method, computation, measured.links_of(world_size), world_size, alone)
         for world_size in world_sizes
         for method in measured.methods[world_size] + measured.estimates[world_size]
     ]
     advised = workers.world_size if workers.world_size in world_sizes else world_sizes[0]
     advice = advise(
-        measured.methods[advised],
+        suitable(measured.methods[advised], model.optimizer),
         measured.computations,
         measured.links_of(advised),
         advised,
         size,
         measured.sizes,
+        alone,
     )
+    notes = notes_on(advice.method, model.optimizer)
+    advice = dataclasses.replace(advice, sentences=advice.sentences + notes)
     return Plan(
         size,
         measured.sizes,
         measured.computations,
+        alone,
         measured.links,
         measured.measured_workers,
         predictions,

@@ -5,6 +5,8 @@ import json
 import pathlib
 
 _HEADER = ("", "ms per step", "speed-up", "MB sent", "longest")
+# So many times as long a step takes among others, where these are in its way.
+_CROWDED = 1.1
 _BOTTLENECKS = {"computation": "computation", "coding": "encoding", "sending": "sending"}
 
 
@@ -41,7 +43,14 @@ def _about_computation(plan):
         for size, computation in sorted(plan.computations.items())
     ]
     values = sum(plan.sizes) / 1e6
-    return f"Computation: {values:.3g} million trained values, a step takes {', '.join(steps)}."
+    text = f"Computation: {values:.3g} million trained values, a step takes {', '.join(steps)}."
+    computing = plan.predictions[0].computation_seconds
+    if computing > _CROWDED * plan.alone_seconds:
+        text += (
+            f"\nWorkers share processors: one alone takes {1e3 * plan.alone_seconds:.4g} ms. "
+            "Speed-ups are over that."
+        )
+    return text
 
 
 def _table(predictions):
@@ -71,6 +80,20 @@ def write_json(plan, path):
     """Writes all of a plan, times in seconds."""
     content = dataclasses.asdict(plan)
     pathlib.Path(path).write_text(json.dumps(content, indent=1) + "\n")
+
+
+def require_plottable(path):
+    """Raises ValueError where no plot can be drawn, or not of this type."""
+    try:
+        from matplotlib.backend_bases import FigureCanvasBase
+    except ImportError as error:
+        raise ValueError(
+            f"Matplotlib draws the plot, and is not installed. Received: --plot {path}. Install "
+            "it: python -m pip install matplotlib"
+        ) from error
+    known = sorted(FigureCanvasBase.get_supported_filetypes())
+    if pathlib.Path(path).suffix[1:] not in known:
+        raise ValueError(f"A plot's name must end in one of {', '.join(known)}. Received: {path}.")
 
 
 def write_plot(plan, path):
