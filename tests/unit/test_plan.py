@@ -196,12 +196,6 @@ class Crowded(Alone):
 
     world_size = 2
 
-    def __init__(self):
-        self.waits = 0
-
-    def wait_for_all(self):
-        self.waits += 1
-
 
 def test_first_worker_computes_alone_while_the_others_wait():
     class Step:

@@ -104,13 +104,13 @@ def predict(method, computation, links, workers, alone_seconds=None, workers_per
     computing = computation.seconds
     alone = computing if alone_seconds is None else alone_seconds
     total = workers * workers_per_node
+    if total == 1:
+        return Prediction(method.name, 1, alone, alone, 0.0, 0.0, 0.0, 1.0, "computation")
     buckets = method.buckets
     if workers == 1:  # nothing leaves the node
         buckets = [Bucket(bucket.size, ()) for bucket in buckets]
     if workers_per_node != 1:
         buckets = within_nodes(buckets, workers_per_node)
-    if total == 1:
-        return Prediction(method.name, 1, alone, alone, 0.0, 0.0, 0.0, 1.0, "computation")
     period = method.sync_period or 1
     if method.sync_period is None:
         worker = Worker(computation, links)

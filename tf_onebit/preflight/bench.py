@@ -3,9 +3,9 @@
 import argparse
 import dataclasses
 import json
-import os
 import pathlib
-import sys
+
+from tf_onebit.preflight.status import status_of
 
 _ROW_SIZE = 2048
 
@@ -26,16 +26,7 @@ def add_command(commands):
 
 def run(options):
     """Runs the command. Returns its exit status."""
-    # TensorFlow's own notes would bury it.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    import tensorflow as tf
-
-    try:
-        _run(options)
-    except (ValueError, RuntimeError, OSError, tf.errors.OpError) as error:
-        print(f"tf-onebit bench: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return status_of("bench", _run, options)
 
 
 def _run(options):

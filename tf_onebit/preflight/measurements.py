@@ -67,9 +67,10 @@ def measure(model, workers, links, world_sizes, options):
     step = ModelInStep(model, options.unknown_size)
     try:
         size = options.per_replica_batch_size
-        sizes = step.fixed_batch_sizes or {max(1, size // 4), max(1, size // 2), size, 2 * size}
-        computations = {size: step.measure(size, workers) for size in sorted(sizes)}
-        size = size if size in sizes else min(sizes)
+        others = max(1, size // 4), max(1, size // 2), 2 * size
+        batch_sizes = step.fixed_batch_sizes or {size, *others}
+        computations = {n: step.measure(n, workers) for n in sorted(batch_sizes)}
+        size = size if size in batch_sizes else min(batch_sizes)
         alone_seconds = computations[size].seconds
         if workers.world_size > 1:
             alone_seconds = alone_seconds_of(step, size, workers)

@@ -2,9 +2,9 @@
 
 import argparse
 import dataclasses
-import os
 import re
-import sys
+
+from tf_onebit.preflight.status import status_of
 
 DESCRIPTION = """\
 Measures what a model computes per step on this machine, what encoding and decoding take, and what
@@ -94,15 +94,7 @@ class Plan:
 
 def run(options):
     """Runs the command. Returns its exit status."""
-    # TensorFlow's own notes would bury it.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    import tensorflow as tf
-
-    try:
-        return _run(options)
-    except (ValueError, RuntimeError, OSError, tf.errors.OpError) as error:
-        print(f"tf-onebit plan: {error}", file=sys.stderr)
-        return 1
+    return status_of("plan", _run, options)
 
 
 def _run(options):
@@ -132,7 +124,6 @@ def _run(options):
             report.write_json(plan, options.json)
         if options.plot:
             report.write_plot(plan, options.plot)
-    return 0
 
 
 def make_plan(model, workers, links, options):

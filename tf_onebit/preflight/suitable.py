@@ -3,6 +3,7 @@
 import keras
 
 from tf_onebit.callbacks.block_variables import corrects_moments_of
+from tf_onebit.training.model_optimizers import inner_optimizer
 
 
 def suitable(methods, optimizer):
@@ -15,7 +16,7 @@ def suitable(methods, optimizer):
         methods: list of `planner.Method`.
         optimizer: Keras optimizer.
     """
-    plain = _is_plain_sgd(_inner(optimizer))
+    plain = _is_plain_sgd(inner_optimizer(optimizer))
     return [method for method in methods if plain or not method.name.startswith("threshold")]
 
 
@@ -26,18 +27,14 @@ def notes_on(method, optimizer):
         method: name of it.
         optimizer: Keras optimizer.
     """
-    name = type(_inner(optimizer)).__name__
-    if not method.startswith("blocks") or corrects_moments_of(_inner(optimizer)):
+    inner = inner_optimizer(optimizer)
+    if not method.startswith("blocks") or corrects_moments_of(inner):
         return []
     return [
-        f"BlockMomentum does not correct the moments of {name}: compile the model with an "
-        "optimizer of tf_onebit.optimizers, which take the same arguments, or use "
-        'moment_correction="average".'
+        f"BlockMomentum does not correct the moments of {type(inner).__name__}: compile the "
+        "model with an optimizer of tf_onebit.optimizers, which take the same arguments, or "
+        'use moment_correction="average".'
     ]
-
-
-def _inner(optimizer):
-    return getattr(optimizer, "inner_optimizer", optimizer)
 
 
 def _is_plain_sgd(optimizer):

@@ -1,0 +1,24 @@
+"""How the commands that measure end."""
+
+import os
+import sys
+
+
+def status_of(name, run, options):
+    """Runs a command, and tells in a line why it cannot be. Returns its exit status.
+
+    Args:
+        name: of the command.
+        run: function of the options.
+        options: what `argparse` makes of the command's arguments.
+    """
+    # TensorFlow's own notes would bury it.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    import tensorflow as tf
+
+    try:
+        run(options)
+    except (ValueError, RuntimeError, OSError, tf.errors.OpError) as error:
+        print(f"tf-onebit {name}: {error}", file=sys.stderr)
+        return 1
+    return 0
