@@ -26,6 +26,7 @@ def test_links_are_measured_between_the_workers(engine, tmp_path):
         assert 1e-5 < link["latency_seconds"] < 1
         assert 1e6 < link["bytes_per_second"] < 1e12
         assert 0 < link["work_seconds_per_byte"] < 1e-6
+        assert 0 < link["work_seconds"] < 1
     assert {p["workers"] for p in content["predictions"]} == {2, 4}
     assert seconds < 60
     assert not processes_with(path)

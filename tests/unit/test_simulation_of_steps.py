@@ -53,6 +53,13 @@ def test_sending_slows_computation_down():
     assert slowed == pytest.approx(3.5 + 0.5)
 
 
+def test_each_collective_takes_work_beside_its_bytes():
+    # Of the second that the first is sent for, 0.25 go to its byte, and 0.5 to sending at all.
+    links = {"all_gather": Link(0.0, 1.0, work_seconds_per_byte=0.25, work_seconds=0.5)}
+    slowed = step_seconds([bucket(1, 1.0), bucket(1, 0.0)], [(Worker(COMPUTATION, links), 2)])
+    assert slowed == pytest.approx(3.5 + 0.75)
+
+
 def test_latency_counts_for_each_collective():
     late = Bucket(1, 3 * (Collective(0.0, "all_gather", 0.0),))
     assert step_seconds([late], [(worker(latency=0.1), 2)]) == pytest.approx(3.5 + 0.3)
@@ -122,7 +129,13 @@ def test_refuses_links_without_bandwidth():
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: Link(-1.0, 1.0), lambda: Computation(-1.0, 0.0), lambda: bucket(1, -4)]
+    "make",
+    [
+        lambda: Link(-1.0, 1.0),
+        lambda: Link(0, 1.0, work_seconds=-1),
+        lambda: Computation(-1.0, 0.0),
+        lambda: bucket(1, -4),
+    ],
 )
 def test_refuses_negative_amounts(make):
     with pytest.raises(ValueError, match=r"at least 0. Received: \w+=-"):

@@ -87,7 +87,7 @@ class Links:
         return {kind: self._measure(kind, crowding) for kind in _REQUESTS}
 
     def _measure(self, kind, crowding):
-        latency, _ = self._seconds(kind, 0, _LATENCY_RUNS)
+        latency, least_work = self._seconds(kind, 0, _LATENCY_RUNS)
         sent_bytes, seconds = _FIRST_BYTES, 0.0
         while seconds < _LEAST_SECONDS and sent_bytes < _MOST_BYTES:
             sent_bytes *= 4
@@ -98,7 +98,8 @@ class Links:
         rate = (
             (sent_bytes - sent_bytes // 4) / (long - short) if long > short else sent_bytes / long
         )
-        return Link(latency, rate, crowding * work / sent_bytes)
+        work_per_byte = max(0.0, work - least_work) / sent_bytes
+        return Link(latency, rate, crowding * work_per_byte, crowding * least_work)
 
     def _seconds(self, kind, sent_bytes, runs):
         """Median time of a collective, and of processors that a worker needs for it."""

@@ -229,8 +229,8 @@ def with_more_workers(links, measured, workers):
     Example:
         >>> from tf_onebit.planner import uniform_links, with_more_workers
         >>> links = with_more_workers(uniform_links(125e6, 0.001), measured=2, workers=8)
-        >>> links["all_gather"]
-        Link(latency_seconds=0.003, bytes_per_second=125000000.0, work_seconds_per_byte=0.0)
+        >>> links["all_gather"].latency_seconds
+        0.003
     """
     require_workers(measured, 2)
     require_workers(workers, 2)

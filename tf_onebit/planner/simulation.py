@@ -202,7 +202,7 @@ class _Run:
         self._link_is_free = False
         self._link_seconds[step] += seconds
         for index, worker in enumerate(self._workers):
-            work = worker.links[collective.kind].work_seconds_per_byte * collective.sent_bytes
+            work = worker.links[collective.kind].all_work_seconds(collective.sent_bytes)
             busy = work / seconds if seconds else 0.0
             self._set_speed(time, index, max(_LEAST_SPEED, 1.0 - busy))
 

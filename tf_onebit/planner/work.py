@@ -83,15 +83,18 @@ class Link:
         latency_seconds: of the smallest message.
         bytes_per_second: of those that a worker sends, while it receives as many.
         work_seconds_per_byte: what sending and receiving takes of the worker's time to compute.
+        work_seconds: what every collective takes of it beside.
     """
 
     latency_seconds: float
     bytes_per_second: float
     work_seconds_per_byte: float = 0.0
+    work_seconds: float = 0.0
 
     def __post_init__(self):
         require_at_least_0(self, "latency_seconds", "a time")
         require_at_least_0(self, "work_seconds_per_byte", "a time")
+        require_at_least_0(self, "work_seconds", "a time")
         if not self.bytes_per_second > 0:
             raise ValueError(
                 "bytes_per_second must be positive: over a link without bandwidth nothing is "
@@ -101,6 +104,10 @@ class Link:
     def seconds(self, sent_bytes):
         """Of a collective in which each worker sends so many bytes."""
         return self.latency_seconds + sent_bytes / self.bytes_per_second
+
+    def all_work_seconds(self, sent_bytes):
+        """What such a collective takes of a worker's time to compute."""
+        return self.work_seconds + sent_bytes * self.work_seconds_per_byte
 
 
 @dataclasses.dataclass(frozen=True)

@@ -88,8 +88,8 @@ def _text(exchanges, links, values, world_size):
     for kind, link in links.items():
         lines.append(
             f"  {kind:24}{8e-6 * link.bytes_per_second:8.0f} Mbit/s, shortest "
-            f"{1e3 * link.latency_seconds:.2f} ms, work {1e9 * link.work_seconds_per_byte:.2f} ns "
-            "per byte"
+            f"{1e3 * link.latency_seconds:.2f} ms, work {1e3 * link.work_seconds:.2f} ms and "
+            f"{1e9 * link.work_seconds_per_byte:.2f} ns per byte"
         )
     return "\n".join(lines)
 
