@@ -4,7 +4,7 @@ PYTHON ?= python3.11
 VENV := .venv
 LIBRARY := tf_onebit/libtf_onebit_ops.so
 
-.PHONY: setup train test lint docs clean
+.PHONY: setup train test rehearse lint docs clean
 
 setup: $(VENV)/.requirements $(VENV)/.package $(LIBRARY) $(VENV)/.horovod
 
@@ -15,6 +15,10 @@ train: setup
 test: setup
 	$(VENV)/bin/python -m pytest tests/cc tests/unit tests/gpu --numprocesses auto
 	$(VENV)/bin/python -m pytest tests/parallel --numprocesses 2 --no-loadscope-reorder
+
+# Benchmarks and long trainings, as small as they can be: that they run, not what they measure.
+rehearse: setup
+	$(VENV)/bin/python -m pytest tests/rehearsal --numprocesses 2
 
 lint: setup
 	$(VENV)/bin/ruff check .

@@ -38,8 +38,6 @@ TENSORFLOW_FULL_PRECISION = "full precision, our strategy"
 TENSORFLOW_ONE_BIT = "1-bit, our strategy"
 
 TARGET_DENSITY = 0.001
-# Until the density of the first steps, which is greater, has settled.
-THRESHOLD_OPTIONS = "--target-density", str(TARGET_DENSITY), "--warm-up-steps", "150"
 # What a step with threshold-sparse updates may take, in steps without communication.
 THRESHOLD_LIMITS = {"1gbit": 1.2, "100mbit": 1.25}
 
@@ -53,10 +51,13 @@ class Row(NamedTuple):
     engine: str = "horovod"
 
 
-def make_rows(methods, engines, max_column_sizes, bucket_sizes_bytes):
+def make_rows(arguments):
+    methods, engines = arguments.method, arguments.engine
+    threshold = "--target-density", str(TARGET_DENSITY)
+    threshold += "--warm-up-steps", str(arguments.warm_up_steps)
     rows = [Row(NO_COMMUNICATION, "none"), Row(HOROVOD_FP32, "horovod_fp32")]
     if "horovod" in engines and "one_bit" in methods:
-        rows += _horovod_rows(max_column_sizes, bucket_sizes_bytes)
+        rows += _horovod_rows(arguments.max_column_size, arguments.bucket_bytes)
     if "tensorflow" in engines and "one_bit" in methods:
         rows += [
             Row(TENSORFLOW_STOCK, "stock", engine="tensorflow"),
@@ -66,11 +67,11 @@ def make_rows(methods, engines, max_column_sizes, bucket_sizes_bytes):
     if "horovod" in engines and "threshold" in methods:
         coding = "--coding", "golomb_rice"
         rows += [
-            Row("threshold", "threshold", THRESHOLD_OPTIONS),
-            Row("threshold, Golomb-Rice", "threshold", THRESHOLD_OPTIONS + coding),
+            Row("threshold", "threshold", threshold),
+            Row("threshold, Golomb-Rice", "threshold", threshold + coding),
         ]
     if "tensorflow" in engines and "threshold" in methods:
-        rows.append(Row("threshold, our strategy", "threshold", THRESHOLD_OPTIONS, "tensorflow"))
+        rows.append(Row("threshold, our strategy", "threshold", threshold, "tensorflow"))
     return rows
 
 
@@ -260,6 +261,12 @@ def main():
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--steps", type=int, default=20, help="timed steps per round")
     parser.add_argument("--rounds", type=int, default=3, help="times that each row is measured")
+    parser.add_argument(
+        "--warm-up-steps",
+        type=int,
+        default=150,
+        help="with a threshold: until the density of the first steps has settled",
+    )
     parser.add_argument("--inter-op-threads", type=int, default=2, help="the same for all rows")
     parser.add_argument("--max-column-size", type=int, nargs="+", default=[None])
     parser.add_argument("--bucket-bytes", type=int, nargs="+", default=[None])
@@ -270,9 +277,7 @@ def main():
     print_machine_facts(facts)
     if arguments.workers > facts["cores"]:
         print(f"{arguments.workers} workers share {facts['cores']} cores: times mean little.")
-    rows = make_rows(
-        arguments.method, arguments.engine, arguments.max_column_size, arguments.bucket_bytes
-    )
+    rows = make_rows(arguments)
     reports = []
     for rate in arguments.rate:
         goodput, rounds = measure(rows, rate, arguments)

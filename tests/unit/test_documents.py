@@ -5,6 +5,7 @@ import ast
 import importlib
 import inspect
 import json
+import pathlib
 import re
 import runpy
 import sys
@@ -18,6 +19,7 @@ from horovod.runner import launch as horovod_launch
 
 import tf_onebit
 import tf_onebit.horovod as hvd
+from tests.rehearsal.small import BENCHMARKS, OF_NETWORKS
 from tests.unit import stand_ins
 from tests.unit.documents import (
     PATHS,
@@ -41,6 +43,27 @@ NOT_RUN = {
     r"srun train\.py": "needs a Slurm cluster",
     r"ssh host1$": "needs another host",
     r"perf record": "needs perf, and a benchmark beside it",
+}
+
+
+# What tests run, in small if need be, of what commands start: where. Benchmarks are in
+# tests/rehearsal/small.py.
+RUN_BY = {
+    "benchmarks/gpu.py": "tests/gpu/test_benchmark.py",
+    "examples/keras_fit/train.py": "tests/parallel/test_examples.py",
+    "examples/speech/compare.py": "tests/rehearsal/test_programs.py",
+    "examples/speech/recipe.py": "tests/parallel/test_examples.py",
+    "examples/speech/train.py": "tests/parallel/test_examples.py",
+    "tools/build_horovod.py": "Makefile",
+    "tf-onebit bench": "tests/parallel/test_bench.py",
+    "tf-onebit doctor": "tests/unit/test_doctor.py",
+    "tf-onebit plan": "tests/parallel/test_plan.py",
+    "make docs": ".ci/run",
+    "make setup": "Makefile",
+    "make test": ".ci/run",
+    "make train": "Makefile",
+    "make rehearse": ".ci/run",
+    "python -m pytest": "Makefile",
 }
 
 
@@ -266,6 +289,28 @@ def test_command_is_understood(command, monkeypatch):
 def test_every_reason_not_to_run_a_command_is_needed():
     used = {reason for command in COMMANDS for reason in is_not_run(command)}
     assert used == set(NOT_RUN)
+
+
+def started_by(command):
+    """What a command is about: a program, or a command of one; None for the reader's own."""
+    line = " ".join(command.words).replace(".venv/bin/", "")
+    benchmark = re.search(
+        r"benchmarks/(convergence\.py [a-z]\w+|\w+\.py( --engine mirrored)?)", line
+    )
+    if benchmark and benchmark[1] in {**BENCHMARKS, **OF_NETWORKS}:
+        return benchmark[1]
+    program = re.search(r"\S+/\S+\.py|tf-onebit (?!launch)\w+|make \w+|python -m \w+", line)
+    return program[0] if program else None
+
+
+@pytest.mark.parametrize("command", dict.fromkeys(COMMANDS), ids=str)
+def test_what_a_command_starts_is_run(command):
+    program = started_by(command)
+    if command.is_mention or is_not_run(command) or program is None:
+        return
+    if program not in {**BENCHMARKS, **OF_NETWORKS}:
+        name = pathlib.PurePath(program.split()[-1]).name
+        assert name in (ROOT / RUN_BY[program]).read_text()
 
 
 @pytest.mark.parametrize(
