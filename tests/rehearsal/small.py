@@ -12,15 +12,15 @@ BENCHMARKS = {
     "encode.py": ("alone", _OPS),
     "threshold_ops.py": ("alone", _OPS),
     "transforms.py": ("alone", _OPS),
-    "data_rate.py": ("alone", ("--samples", "5000", "--rounds", "1")),
-    "automatic.py": ("alone", ("--interval", "10000", "--plot", "{folder}/{{}}.png")),
+    "data_rate.py": ("alone", ("--rounds", "1")),
+    "automatic.py": ("alone", ("--interval", "64000", "--plot", "{folder}/{{}}.png")),
     "monitor.py": ("horovod", ("--steps", "10", "--rounds", "1")),
     "endurance.py": ("tensorflow", ("--steps", "100")),
     "endurance.py --engine mirrored": ("alone", ("--steps", "100")),
     "convergence.py": ("alone", ("--preset", "tiny", "--seeds", "1")),
     "convergence.py threshold": (
         "alone",
-        ("--tables", "4", "--seeds", "1", "--hours", "0.02", *_NETWORK),
+        ("--tables", "4", "--seeds", "1", "--hours", "0.1", *_NETWORK),
     ),
     "convergence.py asynchronous": (
         "alone",
@@ -28,12 +28,13 @@ BENCHMARKS = {
     ),
     "convergence.py bmuf": (
         "alone",
-        ("--tables", "compressed", "--seeds", "1", "--minibatches", "2560", "--hours", "0.05")
+        ("--tables", "compressed", "--seeds", "1", "--minibatches", "10240", "--hours", "0.05")
         + ("--learning-rates", "0.0005", *_NETWORK),
     ),
     "convergence.py tables": (
         "alone",
-        ("--tables", "000-2", "--seeds", "1", "--hours", "0.02", "--passes", "1", *_NETWORK),
+        ("--tables", "000-2", "--seeds", "1", "--hours", "0.02", "--passes", "1")
+        + ("--depth", "2", "--width", "32"),
     ),
 }
 

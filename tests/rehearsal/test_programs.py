@@ -46,7 +46,7 @@ def test_benchmark_runs(name, tmp_path):
     reason="network namespaces need root and iproute2",
 )
 class TestInNetworkNamespaces:
-    @by_name(name for name in OF_NETWORKS if name != "network.py")
+    @by_name([name for name in OF_NETWORKS if name != "network.py"])
     def test_benchmark_runs(self, name, tmp_path):
         check(written_by(name, *OF_NETWORKS[name], tmp_path))
 

@@ -62,7 +62,7 @@ RUN_BY = {
     "make setup": "Makefile",
     "make test": ".ci/run",
     "make train": "Makefile",
-    "make rehearse": ".ci/run",
+    "make rehearse": "Makefile",
     "python -m pytest": "Makefile",
 }
 
