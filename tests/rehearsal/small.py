@@ -34,7 +34,7 @@ BENCHMARKS = {
     "convergence.py tables": (
         "alone",
         ("--tables", "000-2", "--seeds", "1", "--hours", "0.02", "--passes", "1")
-        + ("--depth", "2", "--width", "32"),
+        + ("--depth", "2", "--width", "32", "--svd-rank", "8"),
     ),
 }
 

@@ -188,12 +188,16 @@ def test_every_synchronization_is_that_of_algorithm_1_in_float32(block_filter, s
 
 
 def test_schedules_follow_the_worker_that_has_made_the_most_steps():
-    workers = Workers((0.5, 1.0, True), "float32")
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.01, 1, 0.5)
+    make = lambda: _linear_model(optimizer=optimizers.Adam(schedule))  # noqa: E731
+    workers = Workers((0.5, 1.0, True), make=make)
     for worker, count in enumerate(NO_DATA):
         for step in range(count):
             workers.step(worker, *map(tf.constant, map(np.float32, batch(0, step, worker))))
     workers.blocks.synchronize()
     assert [int(model.optimizer.iterations) for model in workers.models] == [3] * WORKERS
+    rates = [float(model.optimizer.learning_rate) for model in workers.models]
+    assert rates == pytest.approx([0.01 / 2**3] * WORKERS)
 
 
 def test_warm_up_is_the_training_of_one_worker():

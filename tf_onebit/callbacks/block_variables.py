@@ -144,7 +144,8 @@ def _counters(optimizer):
     """What follows the steps that a worker has made."""
     names = ("_iterations", "_learning_rate", "_moment_steps_ahead")
     names += ("_samples", "_samples_per_step")
-    return [v for v in (getattr(optimizer, name, None) for name in names) if v is not None]
+    values = [getattr(optimizer, name, None) for name in names]
+    return [value for value in values if isinstance(value, keras.Variable)]  # no schedule
 
 
 def _accumulators(optimizer):
