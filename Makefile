@@ -18,7 +18,7 @@ test: setup
 
 # Benchmarks and long trainings, as small as they can be: that they run, not what they measure.
 rehearse: setup
-	$(VENV)/bin/python -m pytest tests/rehearsal --numprocesses 2
+	$(VENV)/bin/python -m pytest tests/rehearsal
 
 lint: setup
 	$(VENV)/bin/ruff check .

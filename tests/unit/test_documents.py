@@ -5,7 +5,6 @@ import ast
 import importlib
 import inspect
 import json
-import pathlib
 import re
 import runpy
 import sys
@@ -19,7 +18,7 @@ from horovod.runner import launch as horovod_launch
 
 import tf_onebit
 import tf_onebit.horovod as hvd
-from tests.rehearsal.small import BENCHMARKS, OF_NETWORKS
+from tests.rehearsal.small import PROGRAMS
 from tests.unit import stand_ins
 from tests.unit.documents import (
     PATHS,
@@ -46,24 +45,16 @@ NOT_RUN = {
 }
 
 
-# What tests run, in small if need be, of what commands start: where. Benchmarks are in
-# tests/rehearsal/small.py.
+# Which tests run what documents tell to start, beside tests/rehearsal.
 RUN_BY = {
     "benchmarks/gpu.py": "tests/gpu/test_benchmark.py",
     "examples/keras_fit/train.py": "tests/parallel/test_examples.py",
-    "examples/speech/compare.py": "tests/rehearsal/test_programs.py",
     "examples/speech/recipe.py": "tests/parallel/test_examples.py",
     "examples/speech/train.py": "tests/parallel/test_examples.py",
-    "tools/build_horovod.py": "Makefile",
     "tf-onebit bench": "tests/parallel/test_bench.py",
     "tf-onebit doctor": "tests/unit/test_doctor.py",
     "tf-onebit plan": "tests/parallel/test_plan.py",
-    "make docs": ".ci/run",
-    "make setup": "Makefile",
-    "make test": ".ci/run",
-    "make train": "Makefile",
-    "make rehearse": "Makefile",
-    "python -m pytest": "Makefile",
+    "tools/build_horovod.py": "Makefile",
 }
 
 
@@ -245,6 +236,8 @@ def check_own(command, arguments, monkeypatch):
         run_until_parsed(ROOT / "tf_onebit" / "cli.py", [*arguments, "--help"], only_names=True)
         return
     if arguments[0] != "launch":
+        test = ROOT / RUN_BY[f"tf-onebit {arguments[0]}"]
+        assert f'"{arguments[0]}"' in test.read_text()
         run_until_parsed(ROOT / "tf_onebit" / "cli.py", arguments)
         return
     assert cli.main(arguments) == 0
@@ -262,6 +255,8 @@ def check_script(command, program, arguments):
     if program in made_by_diffs(command.path):
         return
     assert script.exists(), f"{command}: there is no such program"
+    if not command.is_mention:
+        check_that_tests_run(program, arguments)
     if arguments == ["--help"] or (command.is_mention and not arguments):
         return
     if command.is_mention and script.name == "train.py":
@@ -270,6 +265,13 @@ def check_script(command, program, arguments):
         speech_options.parse_arguments(arguments)
     else:
         run_until_parsed(script, arguments)
+
+
+def check_that_tests_run(program, arguments):
+    has_command = arguments and not arguments[0].startswith("-")
+    name = f"{program} {arguments[0]}" if has_command else program
+    if name not in PROGRAMS:
+        assert program in (ROOT / RUN_BY[name]).read_text()
 
 
 def is_not_run(command):
@@ -289,28 +291,6 @@ def test_command_is_understood(command, monkeypatch):
 def test_every_reason_not_to_run_a_command_is_needed():
     used = {reason for command in COMMANDS for reason in is_not_run(command)}
     assert used == set(NOT_RUN)
-
-
-def started_by(command):
-    """What a command is about: a program, or a command of one; None for the reader's own."""
-    line = " ".join(command.words).replace(".venv/bin/", "")
-    benchmark = re.search(
-        r"benchmarks/(convergence\.py [a-z]\w+|\w+\.py( --engine mirrored)?)", line
-    )
-    if benchmark and benchmark[1] in {**BENCHMARKS, **OF_NETWORKS}:
-        return benchmark[1]
-    program = re.search(r"\S+/\S+\.py|tf-onebit (?!launch)\w+|make \w+|python -m \w+", line)
-    return program[0] if program else None
-
-
-@pytest.mark.parametrize("command", dict.fromkeys(COMMANDS), ids=str)
-def test_what_a_command_starts_is_run(command):
-    program = started_by(command)
-    if command.is_mention or is_not_run(command) or program is None:
-        return
-    if program not in {**BENCHMARKS, **OF_NETWORKS}:
-        name = pathlib.PurePath(program.split()[-1]).name
-        assert name in (ROOT / RUN_BY[program]).read_text()
 
 
 @pytest.mark.parametrize(
