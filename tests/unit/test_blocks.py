@@ -189,7 +189,10 @@ def test_every_synchronization_is_that_of_algorithm_1_in_float32(block_filter, s
 
 def test_schedules_follow_the_worker_that_has_made_the_most_steps():
     schedule = keras.optimizers.schedules.ExponentialDecay(0.01, 1, 0.5)
-    make = lambda: _linear_model(optimizer=optimizers.Adam(schedule))  # noqa: E731
+
+    def make():
+        return _linear_model(optimizer=optimizers.Adam(schedule))
+
     workers = Workers((0.5, 1.0, True), make=make)
     for worker, count in enumerate(NO_DATA):
         for step in range(count):
