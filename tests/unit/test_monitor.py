@@ -119,13 +119,15 @@ def test_tensorboard_gets_a_scalar_every_so_many_batches_of_an_epoch(
 
 
 def test_figures_are_written_once_per_second(tmp_path, monkeypatch):
-    now = iter([0.0, 0.9, 1.1, 1.1, 1.5])
+    now = iter([0.0, 0.9, 1.1, 1.1, 1.5, 1.5])
     monkeypatch.setattr(scalars, "time", types.SimpleNamespace(monotonic=lambda: next(now)))
     steps = scalars.Scalars(tmp_path)
     for step in range(3):
         steps.add(step, {"seconds": 0.5})
     steps._writer.flush()
     assert scalars_in(tmp_path) == [(0, "seconds", 0.5), (1, "seconds", 0.5)]
+    steps.close()
+    assert scalars_in(tmp_path) == [(step, "seconds", 0.5) for step in range(3)]
 
 
 def test_nothing_is_written_without_a_folder(tmp_path, monkeypatch):
