@@ -94,6 +94,18 @@ if _IS_WORKER:
 
 else:
 
+    @pytest.fixture(scope="module", autouse=True)
+    def without_packages_for_plots_and_data():
+        """Jobs start sooner without what Keras imports where it is installed."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TF_ONEBIT_TESTS_WITHOUT", "sklearn matplotlib")
+            yield
+
+    @pytest.fixture
+    def all_packages(monkeypatch):
+        """Jobs can import all that is installed."""
+        monkeypatch.delenv("TF_ONEBIT_TESTS_WITHOUT")
+
     def pytest_xdist_make_scheduler(config, log):
         return _Scheduler(config, log)
 

@@ -56,7 +56,6 @@ def run_job(engine, world_size, command, timeout_seconds=120, hosts=None, **envi
         "TF_CPP_MIN_LOG_LEVEL": "2",
         # Milliseconds from one look for work to the next, of threads that are more than the cores.
         "HOROVOD_CYCLE_TIME": "5",
-        "TF_ONEBIT_TEST_JOB": "1",
     }
     launcher = [word.format(world_size) for word in LAUNCHERS[engine]]
     launcher += ["-H", hosts] if hosts else []

@@ -8,6 +8,7 @@ import pytest
 
 from tests.parallel.launch import run_job
 
+pytestmark = pytest.mark.usefixtures("all_packages")
 SPEECH = ["--hours", "0.05", "--held-out-minutes", "1", "--targets", "205"]
 EXAMPLE = ["examples/keras_fit/train.py", "--epochs", "3"]
 

@@ -76,6 +76,7 @@ def test_at_most_five_lines_change(name):
     assert 0 < changed_lines(text, applied(text, lines)) <= 5
 
 
+@pytest.mark.usefixtures("all_packages")
 @pytest.mark.parametrize("engine, names", [("tensorflow", STRATEGIES), ("horovod", HOROVOD)])
 def test_changed_programs_train_two_workers_alike(engine, names, tmp_path):
     for name in names:
@@ -89,6 +90,7 @@ def test_changed_programs_train_two_workers_alike(engine, names, tmp_path):
     assert max(first) < LEARNED
 
 
+@pytest.mark.usefixtures("all_packages")
 def test_programs_train_unchanged():
     # But for Horovod's with Keras' fit, which needs Keras 2.
     names = ["multi_worker.py", "keras_fit.py", "horovod_loop.py"]

@@ -1,7 +1,10 @@
 """The notebook of the examples runs, and what it concludes holds: its cells assert it."""
 
+import os
+
 import nbclient
 import nbformat
+import pytest
 
 from tests.parallel.launch import ROOT
 
@@ -10,8 +13,9 @@ NOTEBOOK = ROOT / "examples" / "error_feedback.ipynb"
 MOST_BYTES = 300_000
 
 
+@pytest.mark.usefixtures("all_packages")
 def test_error_feedback_does_what_the_notebook_says(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))  # and no settings of the user's
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]

@@ -10,10 +10,11 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 def start_python(source, *arguments, folder=ROOT, **environment):
     """Starts a Python program that imports the package in `folder`."""
+    paths = [str(folder), os.environ["PYTHONPATH"]]
     return subprocess.Popen(
         [sys.executable, "-c", source, *map(str, arguments)],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(folder), **environment},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
