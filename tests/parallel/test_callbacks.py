@@ -23,6 +23,7 @@ from tests.parallel.training import (
     make_data,
     make_model,
 )
+from tests.scalars import scalars_in, scalars_named
 from tf_onebit import FullPrecision, OneBit, WarmStart
 from tf_onebit.callbacks import BackupAndRestore, Monitor
 from tf_onebit.collectives import horovod
@@ -188,24 +189,11 @@ def test_monitor_shows_what_was_sent_and_what_was_not(world_size, tmp_path):
     assert history["residual_norm"][-1] > 0
     assert {"loss", *monitor._latest} <= set(batches.logs[0])
 
-    scalars = read_scalars(tmp_path)
-    steps = list(range(1, 9))
-    assert [step for step, _ in scalars["exchange/bytes_sent"]] == steps
-    assert {value for _, value in scalars["exchange/bytes_sent"]} == {float(bytes_sent)}
-    last_norm = scalars["exchange/residual_norm"][-1][1]
+    written = [scalar for scalar in scalars_in(tmp_path) if scalar[1] == "exchange/bytes_sent"]
+    assert written == [(step, "exchange/bytes_sent", bytes_sent) for step in range(1, 9)]
+    last_norm = scalars_named("exchange/residual_norm", tmp_path)[-1]
     assert last_norm == pytest.approx(history["residual_norm"][-1])
-    assert len(scalars["exchange/compression_ratio"]) == len(steps)
-
-
-def read_scalars(log_dir):
-    scalars = {}
-    for path in log_dir.glob("**/events.*"):
-        for record in tf.data.TFRecordDataset(str(path)):
-            event = tf.compat.v1.Event.FromString(record.numpy())
-            for value in event.summary.value:
-                number = float(tf.make_ndarray(value.tensor))
-                scalars.setdefault(value.tag, []).append((event.step, number))
-    return scalars
+    assert len(scalars_named("exchange/compression_ratio", tmp_path)) == 8
 
 
 @pytest.mark.workers(2)
@@ -221,7 +209,7 @@ def test_monitor_times_the_exchange_and_changes_no_bit(world_size, tmp_path):
         weights.append(digest(model.get_weights()))
     assert len(set(weights)) == 1
 
-    scalars = {name: values[-1][1] for name, values in read_scalars(tmp_path).items()}
+    scalars = {name: value for _, name, value in scalars_in(tmp_path / "logs")}
     assert 0 < scalars["exchange/work_seconds"] < scalars["exchange/seconds"]
     assert 0 <= scalars["exchange/hidden_share"] < 1
     assert scalars["exchange/seconds"] < scalars["step/seconds"]

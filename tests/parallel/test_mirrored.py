@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tests.parallel.launch import ROOT
-from tests.parallel.train_mirrored import CASES
+from tests.parallel.train_mirrored import BATCH_SIZE, CASES, STEPS
 from tests.unit.recording import times_each
 
 
@@ -48,6 +48,14 @@ def test_devices_share_minibatches_whose_size_changes(package, data, result):
 
 def test_delayed_devices_train_as_one_with_late_gradients(result):
     assert result["late"] < 1e-5
+
+
+def test_a_monitor_shows_what_devices_exchange(result):
+    monitored = result["monitored"]
+    assert monitored["step/learning_rate"] == [STEPS, pytest.approx(0.1)]
+    assert monitored["step/global_batch_size"] == [STEPS, BATCH_SIZE]
+    assert 0 < monitored["exchange/seconds"][1] < monitored["step/seconds"][1]
+    assert monitored["exchange/residual_norm"][1] > 0
 
 
 def test_devices_are_tuned(result):

@@ -1,10 +1,11 @@
 """`MultiWorkerMirroredStrategy` in `model.fit` and in custom loops."""
 
+import json
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import tf_onebit
 from tests.parallel.in_scope import STEPS, arrays_of, in_scope, samples, sgd, workers
@@ -18,6 +19,7 @@ from tests.parallel.training import (
     make_model,
     with_layer,
 )
+from tests.scalars import scalars_in, scalars_named
 from tf_onebit import Delayed, FullPrecision, Local, OneBit, WarmStart
 from tf_onebit.distribute import MultiWorkerMirroredStrategy
 
@@ -239,15 +241,9 @@ def test_rank_0_alone_writes_checkpoints_and_logs_for_tensorboard(tmp_path, worl
     ).history
     if rank() == 0:
         assert (tmp_path / "1.keras").exists() and (tmp_path / "2.keras").exists()
-        assert scalars(tmp_path / "train", "epoch_loss") == history["loss"]
-        assert scalars(tmp_path / "validation", "epoch_accuracy") == history["val_accuracy"]
-        assert len(scalars(tmp_path / "train", "batch_loss")) == 2 * STEPS
-
-
-def scalars(directory, tag):
-    """What TensorBoard would show under a name."""
-    events = EventAccumulator(str(directory), {"tensors": 0}).Reload()
-    return [float(tf.make_ndarray(event.tensor_proto)) for event in events.Tensors(tag)]
+        assert scalars_named("epoch_loss", tmp_path / "train") == history["loss"]
+        assert scalars_named("epoch_accuracy", tmp_path / "validation") == history["val_accuracy"]
+        assert len(scalars_named("batch_loss", tmp_path / "train")) == 2 * STEPS
 
 
 @workers
@@ -266,11 +262,20 @@ def test_checkpoint_is_plain_keras_and_loads_into_a_scope(tmp_path, world_size):
 
 
 @workers
-def test_monitor_shows_the_exchange(world_size):
-    model = in_scope(OneBit())
-    history = fit(model, world_size, callbacks=[tf_onebit.callbacks.Monitor()]).history
+def test_monitor_shows_the_exchange(tmp_path, world_size):
+    model = in_scope(OneBit(), optimizer=adam())
+    monitor = tf_onebit.callbacks.Monitor(1, tmp_path, timeline=tmp_path / "trace.json")
+    history = fit(model, world_size, callbacks=[monitor]).history
     assert history["compression_ratio"][-1] > 4
     assert history["residual_norm"][-1] > 0
+    rates = [scalar for scalar in scalars_in(tmp_path) if scalar[1] == "step/learning_rate"]
+    assert rates == [(s, "step/learning_rate", pytest.approx(0.01)) for s in range(1, STEPS + 1)]
+    sizes = scalars_named("step/global_batch_size", tmp_path)
+    assert sizes == [BATCH_SIZE * world_size] * STEPS
+    (seconds,) = scalars_named("step/seconds", tmp_path)
+    assert 0 < scalars_named("exchange/seconds", tmp_path)[0] < seconds
+    events = json.loads((tmp_path / f"trace.{rank()}.json").read_text())["traceEvents"]
+    assert [event["name"] for event in events].count("STEP") == STEPS - 1
 
 
 @workers

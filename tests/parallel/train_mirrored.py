@@ -4,6 +4,8 @@ python -m tests.parallel.train_mirrored
 """
 
 import json
+import pathlib
+import tempfile
 
 import keras
 import numpy as np
@@ -19,6 +21,7 @@ from tests.parallel.training import (
     make_model,
     with_layer,
 )
+from tests.scalars import scalars_in
 from tests.unit.recording import DATA, Recording, fit, resizing
 from tf_onebit.optimizers import NormalizedAdaGrad
 
@@ -156,6 +159,16 @@ def tuned():
     return [moved, searches, size.history["global_batch_size"], losses, rate.history["criterion"]]
 
 
+def monitored():
+    """What a Monitor writes at the last step."""
+    with strategy(tf_onebit.OneBit(min_size=0)).scope():
+        model = compiled(make_model(), sgd()())
+    with tempfile.TemporaryDirectory() as folder:
+        monitor = tf_onebit.callbacks.Monitor(log_dir=folder, update_freq=1)
+        model.fit(*data(STEPS), BATCH_SIZE, callbacks=[monitor], verbose=0)
+        return {name: [step, value] for step, name, value in scalars_in(pathlib.Path(folder))}
+
+
 def main():
     cpu = tf.config.list_physical_devices("CPU")[0]
     parts = [tf.config.LogicalDeviceConfiguration()] * REPLICAS
@@ -177,6 +190,7 @@ def main():
         for name, steps in (("arrays", 1), ("tf.data", 2))
     }
     result["tuned"] = tuned()
+    result["monitored"] = monitored()
     result["overwritten"] = error_of(sgd(use_ema=True, ema_overwrite_frequency=2))
     result["late"] = max(map(distance_from_late, (make_model, PartlyUsed)))
     result["outside"] = error_of(None, optimizer=sgd()())

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tf_onebit.horovod as hvd
+from tests.scalars import scalars_named
 from tests.unit.gradients import build_workers
 from tests.unit.tuned import (
     At,
@@ -18,7 +19,7 @@ from tests.unit.tuned import (
     state_of,
 )
 from tf_onebit import OneBit
-from tf_onebit.callbacks import AutoLearningRate, AutoMinibatchSize, BackupAndRestore
+from tf_onebit.callbacks import AutoLearningRate, AutoMinibatchSize, BackupAndRestore, Monitor
 from tf_onebit.exchanges import GradientSpec
 from tf_onebit.exchanges.bucketed import Bucketed
 from tf_onebit.transforms import Momentum
@@ -45,6 +46,16 @@ def test_learning_rate_follows_the_criterion():
     assert callback.history["criterion"] == [1.0, 0.9, 0.899, 0.8]
     np.testing.assert_allclose(callback.history["learning_rate"], [0.1, 0.1, 0.05, 0.05])
     assert callback.history["reverted"] == [False] * 4
+
+
+def test_monitor_shows_the_reduced_learning_rate(tmp_path):
+    hvd.init()
+    callback = control([1.0, 0.9, 0.899, 0.8], min_improvement=0.01)
+    model = make_small_model(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), OneBit()))
+    fit(model, batches(), [callback, Monitor(update_freq=1, log_dir=tmp_path)])
+    rates = scalars_named("step/learning_rate", tmp_path)
+    # 288 samples are 9 steps.
+    np.testing.assert_allclose(rates, [0.1] * 9 + [0.05] * 3, rtol=1e-6)
 
 
 def test_learning_rate_of_the_steps_is_the_reduced_one():

@@ -7,11 +7,10 @@ import types
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
-from tensorflow.core.util import event_pb2
 
 import tf_onebit
 import tf_onebit.horovod as hvd
+from tests.scalars import scalars_in, scalars_named
 from tf_onebit.callbacks import Monitor, scalars
 from tf_onebit.callbacks.exchange_cost import ExchangeCost
 
@@ -85,17 +84,6 @@ def test_batch_logs_have_what_was_sent():
     assert all(set(LOGS) <= logs.keys() for logs in seen.batches)
 
 
-def scalars_in(folder):
-    """(step, name, value) of all scalars in a folder of TensorBoard."""
-    scalars = []
-    for file in folder.iterdir():
-        for record in tf.data.TFRecordDataset(str(file)):
-            event = event_pb2.Event.FromString(record.numpy())
-            for value in event.summary.value:
-                scalars.append((event.step, value.tag, float(tf.make_ndarray(value.tensor))))
-    return sorted(scalars)
-
-
 @pytest.mark.parametrize(
     ("update_freq", "steps_per_execution", "steps"),
     [
@@ -154,7 +142,7 @@ def test_minibatch_size_is_that_of_the_data(tmp_path):
     data = tf_onebit.ResizableBatches((np.ones([12, 4]), np.ones([12, 2])), global_batch_size=3)
     monitor = Monitor(update_freq=1, log_dir=tmp_path)
     make_model().fit(data, callbacks=[monitor], verbose=0)
-    assert {v for _, name, v in scalars_in(tmp_path) if name == "step/global_batch_size"} == {3}
+    assert set(scalars_named("step/global_batch_size", tmp_path)) == {3}
 
 
 def test_first_step_which_is_traced_does_not_count(tmp_path):
@@ -164,7 +152,7 @@ def test_first_step_which_is_traced_does_not_count(tmp_path):
 
     monitor = Monitor(update_freq=1, log_dir=tmp_path)
     fit(monitor, callbacks=[Slow()])
-    seconds = [value for _, name, value in scalars_in(tmp_path) if name == "step/seconds"]
+    seconds = scalars_named("step/seconds", tmp_path)
     assert len(seconds) == 1 and seconds[0] < 0.1
 
 
@@ -219,7 +207,7 @@ def test_size_of_a_batch_of_fit_is_shown(tmp_path, accumulated):
     x, y = np.ones([12, 4]), np.ones([12, 2])
     monitor = Monitor(update_freq=1, log_dir=tmp_path)
     model.fit(x, y, batch_size=3, callbacks=[monitor], verbose=0)
-    sizes = {v for _, name, v in scalars_in(tmp_path) if name == "step/global_batch_size"}
+    sizes = set(scalars_named("step/global_batch_size", tmp_path))
     assert sizes == {3 * (accumulated or 1)}
 
 

@@ -149,7 +149,7 @@ def test_sparse_gradients_are_measured_as_they_are_exchanged():
         ("tests.unit.planned:fail", "without arguments. Received: RuntimeError: no such corpus"),
         ("tests.unit.planned:make_list", r"for a Keras model. Received: \[1, 2\]"),
         ("tests.unit.planned:make_uncompiled_model", "which is not compiled. Call"),
-        ("tests.unit.planned:make_unbuilt_model", "which has not been built. Begin it with"),
+        ("tests.unit.planned:make_unbuilt_model", "which was not made from a keras.Input. Begin"),
         ("tests.unit.planned:make_model_with_an_optimizer_without_config", "get_config return"),
         ("tests.unit.planned:make_frozen_model", "which has no trainable weights"),
         ("tests.unit.planned:make_text_model", r"shape \(None, None\).*--unknown-size 128"),

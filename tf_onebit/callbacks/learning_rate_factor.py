@@ -195,9 +195,15 @@ def factors(model):
 
 def own_learning_rate(model):
     """What the first optimizer of a model has by itself, without the factor: float."""
-    return float(keras.ops.convert_to_numpy(scaled_optimizers(model)[0].learning_rate))
+    # In a strategy's scope it is a variable that `float` does not know.
+    return float(keras.ops.convert_to_numpy(_first_optimizer(model).learning_rate))
 
 
 def learning_rate(model):
     """The learning rate of a model's next step, by its first optimizer: float."""
-    return own_learning_rate(model) * factors(model)[0]
+    scaling = getattr(_first_optimizer(model), "_scaling", None)
+    return own_learning_rate(model) * (1.0 if scaling is None else float(scaling.factor))
+
+
+def _first_optimizer(model):
+    return inner_optimizer(optimizers_of(model)[0])

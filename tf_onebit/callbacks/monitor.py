@@ -5,6 +5,7 @@ import math
 import keras
 
 from tf_onebit.callbacks import fit
+from tf_onebit.callbacks.learning_rate_factor import learning_rate
 from tf_onebit.callbacks.scalars import Scalars
 from tf_onebit.callbacks.step_times import StepTimes
 from tf_onebit.callbacks.timed_step import TimedStep
@@ -172,7 +173,7 @@ class Monitor(keras.callbacks.Callback):
 
     def _settings(self):
         """What steps are made with: dictionary of scalars."""
-        settings = {"step/learning_rate": float(self.model.optimizer.learning_rate)}
+        settings = {"step/learning_rate": learning_rate(self.model)}
         if self.predicted_step_seconds is not None:
             settings["step/predicted_seconds"] = self.predicted_step_seconds
         known = [owner.global_batch_size for owner, _ in knowing_batch_size(self.model)]
@@ -214,4 +215,5 @@ class Monitor(keras.callbacks.Callback):
 
     def _add(self, scalars):
         if self._scalars is not None:
-            self._scalars.add(int(self.model.optimizer.iterations), scalars)
+            iterations = keras.ops.convert_to_numpy(self.model.optimizer.iterations)
+            self._scalars.add(int(iterations), scalars)

@@ -26,8 +26,8 @@ class ModelInStep:
         unknown_size: what stands for sizes of inputs that the model leaves open.
 
     Raises:
-        ValueError: for a model that is not compiled or not built, or, without `unknown_size`,
-            leaves the size of an input open.
+        ValueError: for a model that is not compiled or not made from inputs, or, without
+            `unknown_size`, leaves the size of an input open.
     """
 
     def __init__(self, model, unknown_size=None):
@@ -158,8 +158,9 @@ def require_plannable(model, unknown_size=None):
         )
     if not model.built or not getattr(model, "inputs", None):
         raise ValueError(
-            f"A plan needs to know the model's inputs. Received: {model.name!r}, which has not "
-            "been built. Begin it with keras.Input, or make it from inputs and outputs."
+            f"A plan needs to know the model's inputs. Received: {model.name!r}, which was not "
+            "made from a keras.Input. Begin a Sequential with one; of a subclassed model, return "
+            "keras.Model(inputs, model(inputs)), compiled, with inputs = keras.Input(shape)."
         )
     if not model.trainable_variables:
         raise ValueError(
