@@ -34,9 +34,10 @@ def test_a_host_that_refuses_is_reached():
     assert not isinstance(line, Fault)
 
 
-def test_a_name_without_an_address_is_a_fault():
-    line = reach("nowhere.invalid:2222")
-    assert line.startswith("Not reached: nowhere.invalid:2222: no address is found for")
+@pytest.mark.parametrize("host", ["nowhere.invalid", "host..domain"])
+def test_a_name_without_an_address_is_a_fault(host):
+    line = reach(f"{host}:2222")
+    assert line.startswith(f"Not reached: {host}:2222: no address is found for {host!r} (")
     assert "/etc/hosts" in line
     assert isinstance(line, Fault)
 

@@ -91,9 +91,13 @@ def test_an_optimizer_of_the_users_is_measured():
 def test_fixed_batches_schedules_and_loss_scales_are_taken_as_they_are(capsys, tmp_path):
     path = tmp_path / "plan.json"
     model = "tests.unit.planned:make_model_of_fixed_batches"
-    status, _, errors = plan(capsys, model, "--workers", 3, "--json", path)
+    status, output, errors = plan(capsys, model, "--workers", 3, "--json", path)
     assert status == 0, errors
-    assert list(json.loads(path.read_text())["computations"]) == ["6"]
+    content = json.loads(path.read_text())
+    assert list(content["computations"]) == ["6"]
+    assert content["per_replica_batch_size"] == 6
+    assert "3 workers, 6 samples each per step" in output
+    assert re.search(r"With 6 samples per worker and step its exchange costs \d+ % of", output)
 
 
 def test_statistics_are_given_back():

@@ -70,9 +70,10 @@ def reach(address):
     start = time.monotonic()
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except socket.gaierror as error:
+    except (socket.gaierror, UnicodeError) as error:  # the latter for what no name can be
+        why = getattr(error, "strerror", error)
         return Fault(
-            f"Not reached: {address}: no address is found for {host!r} ({error.strerror}). Correct "
+            f"Not reached: {address}: no address is found for {host!r} ({why}). Correct "
             "the name, add it to DNS or to /etc/hosts on this machine, or use an address"
         )
     ips = ", ".join(dict.fromkeys(sockaddr[0] for *_, sockaddr in found))

@@ -86,6 +86,12 @@ def advise(methods, measured, links, workers, per_replica_batch_size, sizes, alo
             f"{prediction.speed_up:.1f} times one worker. What is longest in a step is "
             f"{_PARTS[prediction.bottleneck]}."
         )
+    if prediction.speed_up <= 1:
+        sentences.append(
+            f"One worker alone is as fast or faster: with {method.name} {workers} workers are "
+            f"{prediction.speed_up:.2g} times as fast as one. Give each more samples per step, or "
+            "connect them by faster links."
+        )
     batch, sentence = _batch_size(method, measured, links, workers, per_replica_batch_size)
     sentences.append(sentence)
     bucket_bytes = _bucket_bytes(method, computation, links, workers, sizes)
@@ -136,6 +142,8 @@ def _batch_size(method, measured, links, workers, per_replica_batch_size):
         costs[size] = 1 - prediction.computation_seconds / prediction.step_seconds
     best = next((size for size, cost in costs.items() if cost <= _MOST_OF_A_STEP), max(costs))
     cost = f"{100 * costs[best]:.0f} % of a step"
+    if len(costs) == 1:
+        return best, f"With {best} samples per worker and step its exchange costs {cost}."
     if costs[best] > _MOST_OF_A_STEP:
         return best, (
             f"With {best} samples per worker and step, the most that was measured, its exchange "

@@ -106,30 +106,33 @@ def predict(method, computation, links, workers, alone_seconds=None, workers_per
     total = workers * workers_per_node
     if total == 1:
         return Prediction(method.name, 1, alone, alone, 0.0, 0.0, 0.0, 1.0, "computation")
-    buckets = method.buckets
-    if workers == 1:  # nothing leaves the node
-        buckets = [Bucket(bucket.size, ()) for bucket in buckets]
+    buckets = empty = [Bucket(bucket.size, ()) for bucket in method.buckets]
+    if workers > 1:  # else nothing leaves the node
+        buckets = method.buckets
+    # Nodes that meet once per block are one worker each: their own exchange in every step.
+    per_step, period = (buckets, 1) if method.sync_period is None else (empty, method.sync_period)
     if workers_per_node != 1:
-        buckets = within_nodes(buckets, workers_per_node)
-    period = method.sync_period or 1
-    if method.sync_period is None:
-        worker = Worker(computation, links)
-        steps = _STEPS + method.delay
-        run = simulate([(worker, workers)], buckets, steps, method.delay)
-        seconds = float(run.step_seconds[1 + method.delay :].mean())
-    else:
+        per_step = within_nodes(per_step, workers_per_node)
+    worker = Worker(computation, links)
+    run = simulate([(worker, workers)], per_step, _STEPS + method.delay, method.delay)
+    seconds = float(run.step_seconds[1 + method.delay :].mean())
+    coding = sum(bucket.all_work_seconds for bucket in per_step)
+    sending = float(run.link_seconds[0])
+    sent_bytes = sum(bucket.sent_bytes for bucket in per_step)
+    if method.sync_period is not None:
         # At the end of a block all of it is there at once, and nothing to compute meanwhile.
         run = simulate([(Worker(Computation(0.0, 0.0), links), workers)], buckets, 2)
-        seconds = computing + run.mean_step_seconds / period
-    coding = sum(bucket.all_work_seconds for bucket in buckets) / period
-    sending = float(run.link_seconds[0]) / period
+        seconds += run.mean_step_seconds / period
+        coding += sum(bucket.all_work_seconds for bucket in buckets) / period
+        sending += float(run.link_seconds[0]) / period
+        sent_bytes += sum(bucket.sent_bytes for bucket in buckets) / period
     parts = {"computation": computing, "coding": coding, "sending": sending}
     return Prediction(
         method.name,
         total,
         seconds,
         *parts.values(),
-        sum(bucket.sent_bytes for bucket in buckets) / period,
+        sent_bytes,
         total * alone / seconds,
         max(parts, key=parts.get),
     )

@@ -15,6 +15,8 @@ class Measurements:
     """What was measured of a model on this machine.
 
     Attributes:
+        per_replica_batch_size: number of samples of a worker in a step: what was asked for, or the
+            only one that the model takes.
         sizes: number of values of each gradient.
         computations: dictionary: `planner.Computation` by number of samples of a worker, while all
             workers compute.
@@ -28,6 +30,7 @@ class Measurements:
             are then the same for any number.
     """
 
+    per_replica_batch_size: int
     sizes: list
     computations: dict
     alone_seconds: float
@@ -90,7 +93,7 @@ def measure(model, workers, links, world_sizes, options):
             narrowed("8 bit, by its bytes", full_precision, 1),
         ]
     return Measurements(
-        sizes, computations, alone_seconds, methods, estimates, links, measured_workers
+        size, sizes, computations, alone_seconds, methods, estimates, links, measured_workers
     )
 
 

@@ -147,8 +147,8 @@ def make_plan(model, workers, links, options):
 
     least = max(2, workers.world_size)
     world_sizes = sorted(set(options.workers or [least, 2 * least, 4 * least, 8 * least]))
-    size = options.per_replica_batch_size
     measured = measure(model, workers, links, world_sizes, options)
+    size = measured.per_replica_batch_size
     computation, alone = measured.computation(size), measured.alone_seconds
     predictions = [
         predict(method, computation, measured.links_of(world_size), world_size, alone)
