@@ -22,6 +22,22 @@ def make_text_model():
     return model
 
 
+def make_model_with_keras_adam():
+    model = make_model()
+    model.compile(keras.optimizers.Adam(), loss="mse")
+    return model
+
+
+def make_model_that_gathers_gradients():
+    model = make_model()
+    model.compile(keras.optimizers.SGD(0.1, gradient_accumulation_steps=8), loss="mse")
+    return model
+
+
+def end():
+    raise SystemExit(3)
+
+
 def make_uncompiled_model():
     return keras.Sequential([keras.Input((16,)), keras.layers.Dense(4)])
 

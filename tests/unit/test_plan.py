@@ -100,6 +100,43 @@ def test_fixed_batches_schedules_and_loss_scales_are_taken_as_they_are(capsys, t
     assert re.search(r"With 6 samples per worker and step its exchange costs \d+ % of", output)
 
 
+def sent_bytes(path):
+    """What a worker sends in a step, by method."""
+    return {p["method"]: p["sent_bytes"] for p in json.loads(path.read_text())["predictions"]}
+
+
+def test_embeddings_send_the_rows_of_a_step_and_all_of_them_in_a_block(capsys, tmp_path):
+    path = tmp_path / "plan.json"
+    arguments = ["--workers", 2, "--per-replica-batch-size", 8, "--unknown-size", 16]
+    model = "tests.unit.planned:make_text_model"
+    assert plan(capsys, model, *arguments, "--json", path)[0] == 0
+    sent = sent_bytes(path)
+    rows, row_bytes, index_bytes, others_bytes = 8 * 16, 4 * 8, 4, 4 * (8 * 3 + 3)
+    in_a_step = rows * (row_bytes + index_bytes) + others_bytes
+    assert sent["full precision"] == pytest.approx(in_a_step, abs=16)
+    # With its Adam's moments, which BlockMomentum corrects in full precision only.
+    of_weights = 4 * 50 * 8 + others_bytes
+    assert sent["blocks of 16, full precision"] == pytest.approx(3 * of_weights / 16, abs=4)
+    assert sent["blocks of 16, 1-bit"] == pytest.approx(of_weights / 16, abs=4)
+
+
+def test_moments_that_are_only_averaged_are_sent_in_full_precision(capsys, tmp_path):
+    path = tmp_path / "plan.json"
+    model = "tests.unit.planned:make_model_with_keras_adam"
+    assert plan(capsys, model, "--workers", 2, "--json", path)[0] == 0
+    one_bit, full = (sent_bytes(path)[f"blocks of 16, {n}"] for n in ("1-bit", "full precision"))
+    of_weights = 4 * (16 * 64 + 64 + 64 * 40 + 40)
+    assert full == pytest.approx(3 * of_weights / 16, rel=0.01)
+    assert 2 * of_weights / 16 < one_bit < 2.2 * of_weights / 16
+
+
+def test_gathered_gradients_are_planned_as_steps_that_exchange(capsys):
+    model = "tests.unit.planned:make_model_that_gathers_gradients"
+    status, output, errors = plan(capsys, model, "--workers", 2)
+    assert status == 0, errors
+    assert "gathers the gradients of 8 before it does" in output
+
+
 def test_statistics_are_given_back():
     model = keras.Sequential([keras.Input((4,)), keras.layers.BatchNormalization()])
     model.compile("sgd", loss="mse")
@@ -151,6 +188,7 @@ def test_sparse_gradients_are_measured_as_they_are_exchanged():
         ("tests.unit.planned:none", "There is no function 'none' in the module"),
         ("tests.unit.planned:keras", "There is no function 'keras' in the module"),
         ("tests.unit.planned:fail", "without arguments. Received: RuntimeError: no such corpus"),
+        ("tests.unit.planned:end", "without arguments. Received: SystemExit: 3"),
         ("tests.unit.planned:make_list", r"for a Keras model. Received: \[1, 2\]"),
         ("tests.unit.planned:make_uncompiled_model", "which is not compiled. Call"),
         ("tests.unit.planned:make_unbuilt_model", "which was not made from a keras.Input. Begin"),
@@ -279,6 +317,7 @@ def test_processes_of_horovod_have_a_gpu_each(monkeypatch, local_rank, name):
         (["--bandwidth", "0gbit"], "a rate above 0 with kbit, mbit or gbit, as 1gbit: '0gbit'"),
         (["--bandwidth", "fast"], "as 1gbit: 'fast'"),
         (["--latency", "-1"], "a time in ms, at least 0: '-1'"),
+        (["--latency", "inf"], "a time in ms, at least 0: 'inf'"),
         (["--target-density", "2"], "a part of all values, as 0.001: '2'"),
         (["--per-replica-batch-size", "0"], "at least 1: '0'"),
     ],

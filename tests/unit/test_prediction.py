@@ -55,6 +55,14 @@ def test_parts_are_told_however_they_overlap():
     )
 
 
+def test_late_gradients_cannot_come_faster_than_links_let_them():
+    bucket = Bucket(1e5, (Collective(0.0, "all_to_all", 1e3), Collective(0.0, "all_gather", 1e3)))
+    for latency in (1.1e-3, 2e-3, 20e-3):
+        links = uniform_links(125e6, latency)
+        late = predict(Method("late", [bucket], delay=1), Computation(0.0007, 0.0004), links, 2)
+        assert late.step_seconds == pytest.approx(late.sending_seconds, rel=0.01)
+
+
 def test_bottleneck_is_what_is_longest():
     slow, fast = uniform_links(12.5e6, 1e-3), uniform_links(1e12, 0.0)
     assert predict(FULL, COMPUTATION, slow, 2).bottleneck == "sending"

@@ -4,6 +4,7 @@ import keras
 
 from tf_onebit import optimizers
 from tf_onebit.training.block_replica import BlockVariables
+from tf_onebit.training.model_optimizers import inner_optimizer
 
 CORRECTIONS = ("bmuf_adam", "average", "reset")
 
@@ -22,7 +23,7 @@ _SLOTS = {
 }
 
 
-def block_variables(model, moment_correction, looks_ahead=True, compresses=False):
+def block_variables(model, moment_correction, looks_ahead=True, compresses=False, optimizer=None):
     """Sorts the variables of a model and its optimizer, which is built if it is not.
 
     Args:
@@ -31,6 +32,7 @@ def block_variables(model, moment_correction, looks_ahead=True, compresses=False
         looks_ahead: whether there may be a block momentum.
         compresses: whether what blocks change is not exchanged in full precision. Moments that
             would have to be corrected then stay with their workers.
+        optimizer: of its weights; default: the model's.
 
     Returns:
         `BlockVariables`.
@@ -38,9 +40,10 @@ def block_variables(model, moment_correction, looks_ahead=True, compresses=False
     Raises:
         ValueError: if the optimizer has state for which nothing is known to be right.
     """
-    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-    if not model.optimizer.built:
-        model.optimizer.build(model.trainable_variables)
+    outer = optimizer or model.optimizer
+    optimizer = inner_optimizer(outer)
+    if not outer.built:
+        outer.build(model.trainable_variables)
     moments, reset, keeps_moments = [], None, False
     kept = _counters(optimizer)
     resets = moment_correction == "reset"
@@ -75,7 +78,7 @@ def block_variables(model, moment_correction, looks_ahead=True, compresses=False
     _require_known(optimizer, others)
     weights = optimizer._trainable_variables
     # Of layers that are not trained, and what scales the loss.
-    rest = [v for v in model.variables if _is_float(v)] + model.optimizer.variables
+    rest = [v for v in model.variables if _is_float(v)] + outer.variables
     rest = _without(rest, [*weights, *statistics, *optimizer.variables])
     averaged = statistics + others
     return BlockVariables(

@@ -16,21 +16,23 @@ _UNTIMED_RUNS, _RUNS = 2, 4
 _MOST_VALUES = 8 * 2**20
 
 
-def measure_exchange(exchange, specs, world_size):
+def measure_exchange(exchange, specs, world_size, rows=None):
     """Takes the time of what an exchange computes, with random gradients.
 
     Args:
         exchange: `Exchange`, as a template. Without branches: no `WarmStart`, no transforms.
         specs: list of `GradientSpec`, of a model.
         world_size: number of workers, of which this one hears only itself.
+        rows: list: number of rows of each gradient that is sparse; default: one.
 
     Returns:
         List of `planner.Bucket`, in the order in which a backward pass has their gradients.
     """
+    rows = rows or [1] * len(specs)
     bucketed = Bucketed(exchange)
     bucketed.build(specs, 0, world_size, "tf_onebit/measurement")
     return [
-        _measured([specs[index] for index in indices], bucket)
+        _measured([specs[i] for i in indices], [rows[i] for i in indices], bucket)
         for bucket, indices in bucketed.buckets
     ]
 
@@ -56,12 +58,12 @@ def with_block_work(buckets, seconds_per_value):
     return [of_block(bucket) for bucket in buckets]
 
 
-def _measured(specs, exchange):
+def _measured(specs, rows, exchange):
     kinds = []
 
     @tf.function(autograph=False)
     def run(sign):
-        gradients = [_random_gradient(spec) for spec in specs]
+        gradients = list(map(_random_gradient, specs, rows))
         # Made in the graph, as those of a step: what comes back may take their memory.
         gradients = tf.nest.map_structure(
             lambda tensor: tensor * tf.cast(sign, tensor.dtype), gradients, expand_composites=True
@@ -78,16 +80,17 @@ def _measured(specs, exchange):
     return Bucket(sum(spec.size for spec in specs), tuple(collectives), after)
 
 
-def _random_gradient(spec):
+def _random_gradient(spec, rows):
     dtype = tf.as_dtype(spec.dtype)
     with tf.init_scope():
-        if spec.sparse:  # which rows a step touches is not known: one
-            values = tf.ones([1, *spec.shape[1:]], dtype)
+        if spec.sparse:
+            values = tf.ones([rows, *spec.shape[1:]], dtype)
         else:
             values = tf.random.stateless_normal(spec.shape, seed=[1, spec.size], dtype=dtype)
     if not spec.sparse:
         return values
-    return tf.IndexedSlices(values, tf.zeros([1], tf.int64), tf.constant(spec.shape, tf.int64))
+    indices = tf.range(rows) % spec.shape[0]
+    return tf.IndexedSlices(values, indices, tf.constant(spec.shape))
 
 
 def _timed(exchange, gradients):

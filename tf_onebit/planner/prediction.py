@@ -15,6 +15,8 @@ from tf_onebit.planner.work import (
 
 FLOAT_BYTES = 4
 _STEPS = 4
+# Late gradients make long steps and short ones by turns.
+_DELAYED_STEPS = 24
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,8 +116,9 @@ def predict(method, computation, links, workers, alone_seconds=None, workers_per
     if workers_per_node != 1:
         per_step = within_nodes(per_step, workers_per_node)
     worker = Worker(computation, links)
-    run = simulate([(worker, workers)], per_step, _STEPS + method.delay, method.delay)
-    seconds = float(run.step_seconds[1 + method.delay :].mean())
+    steps = _DELAYED_STEPS if method.delay else _STEPS
+    run = simulate([(worker, workers)], per_step, steps, method.delay)
+    seconds = float(run.step_seconds[-(steps // 2) :].mean())
     coding = sum(bucket.all_work_seconds for bucket in per_step)
     sending = float(run.link_seconds[0])
     sent_bytes = sum(bucket.sent_bytes for bucket in per_step)

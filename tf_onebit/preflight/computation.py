@@ -25,6 +25,9 @@ class ModelInStep:
         model: Keras model, compiled.
         unknown_size: what stands for sizes of inputs that the model leaves open.
 
+    Attributes:
+        optimizer: that optimizer, built.
+
     Raises:
         ValueError: for a model that is not compiled or not made from inputs, or, without
             `unknown_size`, leaves the size of an input open.
@@ -34,8 +37,8 @@ class ModelInStep:
         require_plannable(model, unknown_size)
         self.model = model
         self._unknown_size = unknown_size
-        self._optimizer = _standing_still(model.optimizer)
-        self._optimizer.build(model.trainable_variables)
+        self.optimizer = _standing_still(model.optimizer)
+        self.optimizer.build(model.trainable_variables)
         self._before = [variable.numpy() for variable in model.variables]
         self._variables = [variable.value for variable in model.trainable_variables]
         self._forward = tf.function(self._loss, reduce_retracing=True)
@@ -59,6 +62,19 @@ class ModelInStep:
         gradients = self._backward.get_concrete_function(self._batch(1)).structured_outputs
         pairs = zip(gradients, variables, strict=True)
         return [spec_of(gradient, variable) for gradient, variable in pairs if gradient is not None]
+
+    def rows(self, per_replica_batch_size):
+        """How many rows each gradient has that is sparse, of the others 1: list, as of `specs`.
+
+        Args:
+            per_replica_batch_size: number of samples.
+        """
+        gradients = self._backward(self._batch(per_replica_batch_size))
+        return [
+            int(tf.size(gradient.indices)) if isinstance(gradient, tf.IndexedSlices) else 1
+            for gradient in gradients
+            if gradient is not None
+        ]
 
     def measure(self, per_replica_batch_size, workers):
         """Takes the time of a step, on all workers at once: they may share what they compute with.
@@ -116,8 +132,8 @@ class ModelInStep:
         gradients = self._gradients(batch)
         pairs = zip(gradients, self.model.trainable_variables, strict=True)
         present = [(g, v) for g, v in pairs if g is not None]
-        self._optimizer.apply([g for g, _ in present], [v for _, v in present])
-        return self._optimizer.iterations.value
+        self.optimizer.apply([g for g, _ in present], [v for _, v in present])
+        return self.optimizer.iterations.value
 
 
 def _standing_still(optimizer):
@@ -133,6 +149,8 @@ def _standing_still(optimizer):
         saved = keras.optimizers.serialize(optimizer)
         inner = saved["config"].get("inner_optimizer", saved)
         inner["config"]["learning_rate"] = 0.0
+        if inner["config"].get("gradient_accumulation_steps"):
+            inner["config"]["gradient_accumulation_steps"] = None  # every step makes an update
         return keras.optimizers.deserialize(saved, custom_objects=custom)
     except Exception as error:
         raise ValueError(

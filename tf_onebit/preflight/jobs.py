@@ -92,7 +92,7 @@ def load_model(source):
         )
     try:
         return function()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(
             f"{source} must return a compiled model when it is called without arguments. Received: "
             f"{type(error).__name__}: {error}"

@@ -3,8 +3,9 @@
 import dataclasses
 
 from tf_onebit.exchanges import FullPrecision, OneBit, Threshold
-from tf_onebit.measurement import Alone, measure_block, measure_exchange, with_block_work
+from tf_onebit.measurement import Alone, measure_block, measure_exchange
 from tf_onebit.planner import Method, interpolated, narrowed, with_more_workers
+from tf_onebit.preflight.block_ends import BlockEnd
 from tf_onebit.preflight.computation import ModelInStep
 
 FULL_PRECISION = "full precision"
@@ -77,7 +78,8 @@ def measure(model, workers, links, world_sizes, options):
         alone_seconds = computations[size].seconds
         if workers.world_size > 1:
             alone_seconds = alone_seconds_of(step, size, workers)
-        specs = step.specs()
+        specs, rows = step.specs(), step.rows(size)
+        ends = [BlockEnd.of(model, step.optimizer, compresses) for compresses in (False, True)]
     finally:
         step.restore()
     sizes = [spec.size for spec in specs]
@@ -86,7 +88,11 @@ def measure(model, workers, links, world_sizes, options):
     methods, estimates = {}, {}
     for world_size in world_sizes:
         workers.wait_for_all()
-        methods[world_size] = _methods(specs, world_size, block_seconds, options)
+        exchanges = _Exchanges(specs, rows, world_size, options.target_density)
+        methods[world_size] = [
+            *exchanges.methods(),
+            *exchanges.blocks(ends, block_seconds, options.sync_period),
+        ]
         full_precision = methods[world_size][0]
         estimates[world_size] = [
             narrowed("float16, by its bytes", full_precision, 2),
@@ -104,27 +110,47 @@ def alone_seconds_of(step, per_replica_batch_size, workers):
     return workers.slowest(seconds)[0]
 
 
-def _methods(specs, world_size, block_seconds, options):
-    exchanges = FullPrecision(), OneBit(), Threshold(target_density=options.target_density)
-    full_precision, one_bit, threshold = (
-        measure_exchange(exchange, specs, world_size) for exchange in exchanges
-    )
-    of_full, of_one_bit, of_threshold = ({"bucket_bytes": e.bucket_bytes} for e in exchanges)
-    period = options.sync_period
-    return [
-        Method(FULL_PRECISION, full_precision, **of_full),
-        Method("1-bit", one_bit, **of_one_bit),
-        Method("1-bit, delayed", one_bit, delay=1, **of_one_bit),
-        Method("threshold", threshold, **of_threshold),
-        Method("threshold, delayed", threshold, delay=1, **of_threshold),
-        Method(
-            f"blocks of {period}, full precision",
-            with_block_work(full_precision, block_seconds),
-            sync_period=period,
-        ),
-        Method(
-            f"blocks of {period}, 1-bit",
-            with_block_work(one_bit, block_seconds),
-            sync_period=period,
-        ),
-    ]
+class _Exchanges:
+    """What exchanges take between so many workers, and the methods they are used in."""
+
+    def __init__(self, specs, rows, world_size, target_density):
+        self._specs, self._world_size = specs, world_size
+        self._exchanges = FullPrecision(), OneBit(), Threshold(target_density=target_density)
+        self._buckets = [measure_exchange(e, specs, world_size, rows) for e in self._exchanges]
+
+    def methods(self):
+        """Those that exchange gradients in every step: list of `planner.Method`."""
+        full, one_bit, threshold = (
+            {"buckets": buckets, "bucket_bytes": exchange.bucket_bytes}
+            for buckets, exchange in zip(self._buckets, self._exchanges, strict=True)
+        )
+        return [
+            Method(FULL_PRECISION, **full),
+            Method("1-bit", **one_bit),
+            Method("1-bit, delayed", delay=1, **one_bit),
+            Method("threshold", **threshold),
+            Method("threshold, delayed", delay=1, **threshold),
+        ]
+
+    def blocks(self, ends, block_seconds, sync_period):
+        """Those that train in blocks: list of `planner.Method`.
+
+        Args:
+            ends: list: `BlockEnd` in full precision and with 1-bit, or None.
+            block_seconds: as from `measure_block`.
+            sync_period: number of steps.
+        """
+        methods, full_precision = [], None
+        names = "full precision", "1-bit"
+        for name, exchange, buckets, end in zip(
+            names, self._exchanges, self._buckets, ends, strict=False
+        ):
+            if end is None:
+                continue
+            if end.weights != self._specs:  # of an embedding all rows, not those of a step
+                buckets = measure_exchange(exchange, end.weights, self._world_size)
+            full_precision = full_precision or buckets
+            of_block = end.buckets(buckets, full_precision, self._world_size, block_seconds)
+            name = f"blocks of {sync_period}, {name}"
+            methods.append(Method(name, of_block, sync_period=sync_period))
+        return methods

@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import math
 import re
 
 from tf_onebit.preflight.status import status_of
@@ -218,6 +219,6 @@ def _milliseconds(text):
         value = float(text)
     except ValueError:
         value = -1.0
-    if not value >= 0:
+    if not 0 <= value < math.inf:
         raise argparse.ArgumentTypeError(f"It must be a time in ms, at least 0: {text!r}")
     return value

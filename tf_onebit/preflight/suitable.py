@@ -28,12 +28,20 @@ def notes_on(method, optimizer):
         optimizer: Keras optimizer.
     """
     inner = inner_optimizer(optimizer)
+    notes = []
+    if inner.gradient_accumulation_steps:
+        notes.append(
+            "All of this is of steps that exchange. The optimizer gathers the gradients of "
+            f"{inner.gradient_accumulation_steps} before it does: plan with as many times the "
+            "--per-replica-batch-size."
+        )
     if not method.startswith("blocks") or corrects_moments_of(inner):
-        return []
+        return notes
     return [
+        *notes,
         f"BlockMomentum does not correct the moments of {type(inner).__name__}: compile the "
         "model with an optimizer of tf_onebit.optimizers, which take the same arguments, or "
-        'use moment_correction="average".'
+        'use moment_correction="average".',
     ]
 
 
