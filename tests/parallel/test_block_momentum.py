@@ -162,8 +162,8 @@ def test_blocks_that_are_exchanged_with_one_bit_leave_equal_replicas(world_size)
         block_momentum=BlockMomentum(PERIOD, ETA, exchange=exchange),
         epochs=6,
     )
-    # A bit per value and some levels, and that three times in seven steps.
-    assert history["compression_ratio"][-1] > 8 * 7 / 3
+    # A bit per value, some levels, and statistics in full precision, three times in seven steps.
+    assert history["compression_ratio"][-1] > 7 * 7 / 3
     assert history["residual_norm"][-1] > 0
     times = monitor._times.read(batches_per_update=1)
     assert 0 < times["exchange/synchronization_seconds"] < 10
@@ -173,6 +173,19 @@ def test_blocks_that_are_exchanged_with_one_bit_leave_equal_replicas(world_size)
     for _ in range(6):
         expected = reference.epoch(batches_of(7, 7), PERIOD)
     assert_close(worker.arrays, expected)
+
+
+@pytest.mark.workers(2)
+def test_monitor_counts_the_moments_that_are_averaged(world_size):
+    worker = Worker("horovod", optimizer=lambda: keras.optimizers.Adam(0.01))
+    block_momentum = BlockMomentum(
+        PERIOD, ETA, moment_correction="average", exchange=OneBit(min_size=1)
+    )
+    history = worker.fit(batches_of(PERIOD, PERIOD), [Monitor()], block_momentum)
+    values = worker.model.count_params()
+    of_moments = 4 * 2 * values + 4  # and a flag
+    of_weights = PERIOD * history["bytes_sent"][-1] - of_moments
+    assert 0 < of_weights < 4 * values / 8
 
 
 DIFFERENCES = {

@@ -1,6 +1,7 @@
 """One worker's part of a block synchronization: its variables, and what becomes of them."""
 
 import dataclasses
+import math
 import typing
 
 import numpy as np
@@ -9,6 +10,7 @@ import tensorflow as tf
 from tf_onebit import ops
 from tf_onebit.collectives.requests import AllGather, AllReduce, Broadcast
 from tf_onebit.exchanges.finite import not_finite_flag, require_finite, with_overflow
+from tf_onebit.exchanges.full_precision import FLAG_BYTES
 from tf_onebit.training.copies import assign_all, copies_of
 
 
@@ -187,6 +189,15 @@ class BlockReplica:
         # Not a part of it before all has come: an error must leave the model as it was.
         with tf.control_dependencies([*tf.nest.flatten(means), *averages]):
             self._update(means, averages, factors, [e is not None for e in exchanges])
+
+    def bytes_of_averages(self, world_size):
+        """Bytes that this worker sends at the end of a block of what is averaged as it is."""
+        averaged = self.variables.averaged
+        if not averaged:
+            return 0
+        size_bytes = sum(math.prod(v.shape) * tf.as_dtype(v.dtype).size for v in averaged)
+        others = world_size - 1
+        return 2 * others * size_bytes // world_size + others * FLAG_BYTES
 
     def _average(self, values, weight):
         """Generator: the averages over the workers of what is averaged as it is."""

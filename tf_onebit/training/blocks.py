@@ -299,6 +299,7 @@ class BlockSynchronization:
     def bytes_sent(self):
         """Bytes that a worker sends per step, in exchanges at the end of a block."""
         in_a_block = sum(built.bytes_sent() for built in self._built)
+        in_a_block += self._replicas[0].bytes_of_averages(self.engine.world_size)
         return in_a_block * self._blocks / self._steps if self._steps else 0.0
 
     def residual_sum_of_squares(self):
