@@ -12,6 +12,11 @@ from tf_onebit.exchanges.stages import Stages
 FLOAT_BYTES = 4
 
 
+def all_reduce_bytes(size_bytes, world_size):
+    """What each worker sends in an all-reduce of so many bytes."""
+    return 2 * (world_size - 1) * size_bytes // world_size
+
+
 @dataclasses.dataclass(frozen=True)
 class GradientSpec:
     """What is known of a gradient before the first step.
@@ -274,7 +279,7 @@ class Exchange(Configurable, tf.Module):
     def full_precision_bytes(self):
         """What the same exchange would send in float32."""
         size_bytes = FLOAT_BYTES * sum(spec.size for spec in self.specs)
-        return 2 * (self.world_size - 1) * size_bytes // self.world_size
+        return all_reduce_bytes(size_bytes, self.world_size)
 
     def residual_sum_of_squares(self):
         """Of all that this worker has not sent yet."""

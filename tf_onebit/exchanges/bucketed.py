@@ -6,7 +6,13 @@ import numpy as np
 import tensorflow as tf
 
 from tf_onebit.configurable import deserialize, serialize
-from tf_onebit.exchanges.base import FLOAT_BYTES, Exchange, part_of, require_same_kind
+from tf_onebit.exchanges.base import (
+    FLOAT_BYTES,
+    Exchange,
+    all_reduce_bytes,
+    part_of,
+    require_same_kind,
+)
 from tf_onebit.exchanges.finite import require_finite
 from tf_onebit.exchanges.full_precision import FullPrecision
 from tf_onebit.exchanges.handshake import describe, handshake
@@ -176,7 +182,7 @@ class Bucketed(Exchange):
         """What the same exchange would send in float32: `IndexedSlices` as they are."""
         dense_bytes = sum(spec.size * FLOAT_BYTES for spec in self.specs if not spec.sparse)
         sparse_bytes = sum(e.bytes_sent() for e, (i, *_) in self.buckets if self.specs[i].sparse)
-        return 2 * (self.world_size - 1) * dense_bytes // self.world_size + sparse_bytes
+        return all_reduce_bytes(dense_bytes, self.world_size) + sparse_bytes
 
     def residual_sum_of_squares(self):
         return sum(exchange.residual_sum_of_squares() for exchange, _ in self.buckets)

@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 from tf_onebit.collectives.requests import AllGather, AllReduce
-from tf_onebit.exchanges.base import Exchange
+from tf_onebit.exchanges.base import Exchange, all_reduce_bytes
 from tf_onebit.exchanges.finite import not_finite_flag, with_overflow
 
 FLAG_BYTES = 4
@@ -68,5 +68,5 @@ class FullPrecision(Exchange):
         return total
 
     def bytes_sent(self):
-        others = self.world_size - 1
-        return 2 * others * self._wire_bytes // self.world_size + others * FLAG_BYTES
+        flags_bytes = (self.world_size - 1) * FLAG_BYTES
+        return all_reduce_bytes(self._wire_bytes, self.world_size) + flags_bytes

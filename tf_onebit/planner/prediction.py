@@ -112,7 +112,8 @@ def predict(method, computation, links, workers, alone_seconds=None, workers_per
     if workers > 1:  # else nothing leaves the node
         buckets = method.buckets
     # Nodes that meet once per block are one worker each: their own exchange in every step.
-    per_step, period = (buckets, 1) if method.sync_period is None else (empty, method.sync_period)
+    period = method.sync_period
+    per_step = buckets if period is None else empty
     if workers_per_node != 1:
         per_step = within_nodes(per_step, workers_per_node)
     worker = Worker(computation, links)
@@ -122,7 +123,7 @@ def predict(method, computation, links, workers, alone_seconds=None, workers_per
     coding = sum(bucket.all_work_seconds for bucket in per_step)
     sending = float(run.link_seconds[0])
     sent_bytes = sum(bucket.sent_bytes for bucket in per_step)
-    if method.sync_period is not None:
+    if period is not None:
         # At the end of a block all of it is there at once, and nothing to compute meanwhile.
         run = simulate([(Worker(Computation(0.0, 0.0), links), workers)], buckets, 2)
         seconds += run.mean_step_seconds / period

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tf_onebit import ops
 from tf_onebit.collectives.requests import AllGather, AllReduce, Broadcast
+from tf_onebit.exchanges.base import all_reduce_bytes
 from tf_onebit.exchanges.finite import not_finite_flag, require_finite, with_overflow
 from tf_onebit.exchanges.full_precision import FLAG_BYTES
 from tf_onebit.training.copies import assign_all, copies_of
@@ -196,8 +197,7 @@ class BlockReplica:
         if not averaged:
             return 0
         size_bytes = sum(math.prod(v.shape) * tf.as_dtype(v.dtype).size for v in averaged)
-        others = world_size - 1
-        return 2 * others * size_bytes // world_size + others * FLAG_BYTES
+        return all_reduce_bytes(size_bytes, world_size) + (world_size - 1) * FLAG_BYTES
 
     def _average(self, values, weight):
         """Generator: the averages over the workers of what is averaged as it is."""
