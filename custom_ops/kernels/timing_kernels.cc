@@ -36,8 +36,8 @@ class Recorder {
   }
 
   void Record(int32_t event) {
-    // The clock of Python's `time.time_ns`.
-    const auto now = std::chrono::system_clock::now().time_since_epoch();
+    // The clock of Python's `time.monotonic_ns`: one that nobody sets.
+    const auto now = std::chrono::steady_clock::now().time_since_epoch();
     const int64_t nanoseconds =
         std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
     const std::lock_guard<std::mutex> lock(mutex_);

@@ -38,7 +38,7 @@ REGISTER_OP("TfOnebit>TakeTimes")
 Takes from a recorder what it has recorded.
 
 events: In the order in which they came.
-times: When, in nanoseconds since 1970.
+times: When, in nanoseconds of a clock that nobody sets: CLOCK_MONOTONIC.
 )doc");
 
 }  // namespace

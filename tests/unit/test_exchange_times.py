@@ -1,6 +1,7 @@
 """What is made of the times of exchanges: figures, a warning, and a timeline."""
 
 import json
+import time
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from tf_onebit.callbacks.timeline import MOST_STEPS, Timeline
 from tf_onebit.training.recorder import WAITS, Span
 
 MS = 1_000_000  # nanoseconds
-START = 1_700_000_000_000_000_000
+START = time.monotonic_ns() // MS * MS
 
 
 def spans_of(stages, worker=0):
@@ -148,7 +149,7 @@ def written(timeline):
     }
     spans = [event for event in events if event["ph"] == "X"]
     return [
-        (e["pid"], threads[e["pid"], e["tid"]], e["name"], e["ts"] - START // 1000, e["dur"])
+        (e["pid"], threads[e["pid"], e["tid"]], e["name"], e["ts"] - spans[0]["ts"], e["dur"])
         for e in spans
     ]
 

@@ -8,8 +8,9 @@ import tensorflow as tf
 
 from tf_onebit import Delayed, FullPrecision, OneBit, Threshold, WarmStart
 from tf_onebit.collectives.lockstep import LockstepEngine
+from tf_onebit.exchanges import GradientSpec
 from tf_onebit.training.gradients import GradientExchange
-from tf_onebit.training.recorder import WAITS, Recorder, Span
+from tf_onebit.training.recorder import WAITS, Recorder, Span, stages_of
 from tf_onebit.transforms import NormalizedAdaGrad
 
 WORKERS, STEPS = 2, 5
@@ -118,6 +119,55 @@ def test_stages_of_a_bucket_follow_each_other():
                 assert (before[:, 0] <= after[:, 0]).all() and (before[:, 1] <= after[:, 1]).all()
 
 
+def times_before(tensor):
+    """How many times are recorded before a tensor of a graph is there."""
+    found, left = set(), [tensor.op]
+    while left:
+        op = left.pop()
+        if op not in found:
+            found.add(op)
+            left += [*op.control_inputs, *(source.op for source in op.inputs)]
+    return sum(op.type == "TfOnebit>RecordTime" for op in found)
+
+
+def test_nothing_overtakes_the_times_that_come_before_it():
+    exchange, stages = OneBit(), stages_of(Recorder(), 0, "bucket_0")
+    exchange.build([GradientSpec("kernel", (64, 64), "float32")], 0, WORKERS, "test")
+
+    @tf.function(autograph=False)
+    def step(gradients):
+        message = stages.encode(exchange, gradients)
+        assert times_before(tf.nest.flatten(message)[0]) == 2
+        stage = stages.aggregate(exchange, message)
+        asked = next(stage)
+        assert times_before(asked.tensor) == 4
+        with pytest.raises(StopIteration) as aggregated:
+            stage.send(asked.tensor)
+        stage = stages.deliver(exchange, aggregated.value.value, gradients, 0.5)
+        asked = next(stage)
+        assert times_before(asked.tensor) == 8
+        with pytest.raises(StopIteration) as delivered:
+            stage.send(tf.concat(WORKERS * [asked.tensor], axis=0))
+        (result,), _ = delivered.value.value
+        assert times_before(result) == 10
+        return result
+
+    step([tf.ones([64, 64])])
+
+
+def test_what_is_late_waits_for_no_gradient_of_its_step():
+    exchange, stages = OneBit(), stages_of(Recorder(), 0, "bucket_0")
+    exchange.build([GradientSpec("kernel", (64, 64), "float32")], 0, WORKERS, "test")
+
+    @tf.function(autograph=False)
+    def step(late, gradient):
+        message = [late, tf.zeros([64]), tf.zeros([WORKERS], tf.int32)]
+        request = next(stages.deliver(exchange, message, [gradient], 0.5))
+        assert times_before(request.tensor) == 3  # not the end of waiting for the gradient
+
+    step(tf.zeros([64], tf.int32), tf.ones([64, 64]))
+
+
 def test_branches_are_recorded_where_they_are_taken():
     recorder = Recorder()
     Job(WarmStart(OneBit(), steps=2), recorder).run()
@@ -191,8 +241,7 @@ def test_more_than_fits_is_dropped():
     @tf.function(autograph=False)
     def steps(number):
         def step(i):
-            with tf.control_dependencies([recorder.begin(span, [i])]):
-                recorder.end(span, [i])
+            (i,) = recorder.end(span, recorder.begin(span, [i]))
             return (i + 1,)
 
         return tf.while_loop(lambda i: i < number, step, [0])

@@ -54,7 +54,8 @@ class Monitor(keras.callbacks.Callback):
     job sends. `docs/monitor.md` tells more of all of these.
 
     Exchanges are timed in the graph, so that `fit` traces the training step anew for a Monitor; it
-    computes the same bits. After `fit` the model has its old training step.
+    computes the same bits. After `fit` the model has its old training step; after one that was
+    interrupted, when the same Monitor begins another.
 
     Args:
         update_freq: number of batches between two readings. Reading waits for the step.

@@ -31,11 +31,11 @@ class StepTimes:
         self._times = {}
 
     def begin(self, batch):
-        self._first_batch, self._began = batch, time.time_ns()
+        self._first_batch, self._began = batch, time.monotonic_ns()
 
     def end(self, batch):
         """Ends the step, or what Keras executes at once, whose last batch this is."""
-        ended = time.time_ns()
+        ended = time.monotonic_ns()
         if self._is_first:  # it has been traced
             self._is_first = False
             self._recorder.take()

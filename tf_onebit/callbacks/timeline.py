@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import time
 
 from tf_onebit.callbacks.exchange_times import work_of
 from tf_onebit.training.recorder import WAITS
@@ -33,6 +34,8 @@ class Timeline:
         self._rank = rank
         self._steps, self._spans = [], []
         self._end = 0
+        # Each machine counts from a time of its own: what the file has is since 1970.
+        self._epoch = (time.time_ns() - time.monotonic_ns()) // 1000
         self.write()  # fails before the training does
 
     @property
@@ -40,7 +43,7 @@ class Timeline:
         return len(self._steps) >= MOST_STEPS
 
     def add_step(self, begin, end, batch):
-        """Adds a step, or what Keras executes at once; times are nanoseconds since 1970."""
+        """Adds a step, or what Keras executes at once; times are of `time.monotonic_ns`."""
         self._steps.append((self._rank, _STEPS, "STEP", begin, end, {"batch": batch}))
         self._end = end
 
@@ -76,7 +79,7 @@ class Timeline:
             free[worker, row, lane] = end = max(begin, end)
             thread = threads.setdefault((worker, row, lane), len(threads))
             # In whole microseconds: floating-point numbers would overlap.
-            times = {"ts": begin // 1000, "dur": end // 1000 - begin // 1000}
+            times = {"ts": self._epoch + begin // 1000, "dur": end // 1000 - begin // 1000}
             place = {"pid": worker, "tid": thread}
             events.append({"name": name, "ph": "X", **place, **times, "args": details})
         self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -37,8 +37,8 @@ def take_times(recorder):
         recorder: as in `record_time`.
 
     Returns:
-        `events`, int32 `[number]`, and `times`, int64 `[number]`, in nanoseconds since 1970: the
-        clock of `time.time_ns`.
+        `events`, int32 `[number]`, and `times`, int64 `[number]`, in nanoseconds of
+        `time.monotonic_ns`.
 
     Example:
         >>> events, times = take_times(recorder=7_000_001)

@@ -56,7 +56,7 @@ class BlockSynchronization:
         equivalent_steps: rho_n.
         batches: number of this process's batches in the block, for whoever ends it to count.
         latest: of the latest synchronizations, when each began, with waiting for the others, and
-            ended: in nanoseconds since 1970.
+            ended: in nanoseconds of `time.monotonic_ns`.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class BlockSynchronization:
             ValueError: on all workers, if some have been given other weights than the rest.
             InvalidArgumentError: on all workers, if one has weights that are not finite.
         """
-        waits, began = self._ended, time.time_ns()
+        waits, began = self._ended, time.monotonic_ns()
         if not waits:
             self.train()
         rows, *_ = self.engine.run(
@@ -173,7 +173,7 @@ class BlockSynchronization:
         # Worker 0 leads, unless it has no data.
         leader = next(rank for rank, count in enumerate(steps) if count)
         self._end_block(Block(tuple(steps), leader if self._warmup_left > 0 else None))
-        self.latest.append((began, time.time_ns()))
+        self.latest.append((began, time.monotonic_ns()))
         return End(min(ends))
 
     def _end_block(self, block):

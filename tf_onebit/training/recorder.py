@@ -1,5 +1,6 @@
 """When the stages of exchanges, and their collectives, begin and end: taken in the graph."""
 
+import dataclasses
 import itertools
 import typing
 
@@ -47,11 +48,16 @@ class Recorder:
         self._places = {}
 
     def begin(self, span, tensors):
-        """Records that a span begins when `tensors` are there. Returns the operation."""
+        """Records that a span begins when `tensors` are there.
+
+        Returns:
+            The same tensors, which nobody has before this is recorded: on a machine with other
+            things to do, what needs them would overtake it.
+        """
         return self._record(span, 0, tensors)
 
     def end(self, span, tensors):
-        """Records that a span ends when `tensors` are there. Returns the operation."""
+        """Records that a span ends when `tensors` are there. Returns them as `begin` does."""
         return self._record(span, 1, tensors)
 
     def _record(self, span, side, tensors):
@@ -62,14 +68,16 @@ class Recorder:
             self._places[span] = len(self._places), token
         place, token = self._places[span]
         with tf.control_dependencies(_awaitable(tensors)):
-            return ops.record_time(token, self._number, 2 * place + side)
+            recorded = ops.record_time(token, self._number, 2 * place + side)
+        with tf.control_dependencies([recorded]):
+            return tf.nest.map_structure(tf.identity, tensors, expand_composites=True)
 
     def take(self):
         """What has been recorded since the last time.
 
         Returns:
             Dictionary from `Span` to int64 `[number, 2]`: begin and end of each, in nanoseconds
-            since 1970.
+            of `time.monotonic_ns`.
         """
         events, times = (tensor.numpy() for tensor in ops.take_times(self._number))
         taken = {}
@@ -97,52 +105,47 @@ class _TimedStages(Stages):
     def encode(self, exchange, gradients):
         self._encoded = gradients
         span = self._span("encode")
-        begun = self._recorder.begin(span, gradients)
-        # What makes a message passes for cheap, and would be run before the time is taken.
-        with tf.control_dependencies([begun]):
-            message = super().encode(exchange, gradients)
-        self._recorder.end(span, message)
-        return message
+        gradients = self._recorder.begin(span, gradients)
+        return self._recorder.end(span, super().encode(exchange, gradients))
 
     def aggregate(self, exchange, message):
         if type(exchange).aggregate is Exchange.aggregate:
             return super().aggregate(exchange, message)
-        return self._timed("aggregate", super().aggregate(exchange, message), message)
+        span = self._span("aggregate")
+        message = self._recorder.begin(span, message)
+        return self._timed(span, super().aggregate(exchange, message))
 
     def deliver(self, exchange, message, like, scale):
         if like is not self._encoded:  # a message of an earlier step
             waits = self._span("deliver", WAITS)
-            self._recorder.begin(waits, message)
-            self._recorder.end(waits, [message, like])
-        return self._timed("deliver", super().deliver(exchange, message, like, scale), message)
+            message = self._recorder.begin(waits, message)
+            self._recorder.end(waits, [message, like])  # for which the message does not wait
+        span = self._span("deliver")
+        message = self._recorder.begin(span, message)
+        return self._timed(span, super().deliver(exchange, message, like, scale))
 
     def hold(self, message):
         span = self._span("hold")
-        self._recorder.begin(span, message)
-        self._recorder.end(span, message)
+        self._recorder.end(span, self._recorder.begin(span, message))
 
     def _span(self, stage, part=None, name=None):
         return Span(self._worker, self._bucket, stage, part, name or stage)
 
-    def _timed(self, stage, generator, message):
+    def _timed(self, stage, generator):
+        """Generator: passes on requests of a stage that has begun, and takes their times."""
+
         def asking(request):
-            span = self._span(stage, _COLLECTIVES[type(request)], request.name)
-            self._recorder.begin(span, _tensors_of(request))
-            answer = yield request
-            answered = self._recorder.end(span, answer)
-            # Where answers come every thread may be in use: what needs them would overtake.
-            with tf.control_dependencies([answered]):
-                return tf.nest.map_structure(tf.identity, answer)
+            span = self._span(stage.stage, _COLLECTIVES[type(request)], request.name)
+            answer = yield _with_tensors(request, lambda t: self._recorder.begin(span, t))
+            return self._recorder.end(span, answer)
 
-        span = self._span(stage)
-        self._recorder.begin(span, message)
-        result = yield from through(generator, asking)
-        self._recorder.end(span, result)
-        return result
+        return self._recorder.end(stage, (yield from through(generator, asking)))
 
 
-def _tensors_of(request):
-    return request.tensors if isinstance(request, AllReduce) else [request.tensor]
+def _with_tensors(request, function):
+    """A request with what a function makes of its tensors."""
+    name = "tensors" if isinstance(request, AllReduce) else "tensor"
+    return dataclasses.replace(request, **{name: function(getattr(request, name))})
 
 
 def _awaitable(tensors):
