@@ -150,3 +150,17 @@ def test_refuses_what_is_not_positive(name, value):
 def test_refuses_negative_times():
     with pytest.raises(ValueError, match="update_seconds must be a time, at least 0. Received"):
         dataclasses.replace(one_bit(1024, True), update_seconds=-1.0)
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_refuses_what_is_not_finite(value):
+    with pytest.raises(ValueError, match="post_seconds must be a time.*Received: post_seconds="):
+        dataclasses.replace(one_bit(1024, True), post_seconds=value)
+    with pytest.raises(ValueError, match="parameters must be a positive.*Received: parameters="):
+        dataclasses.replace(data_parallel(1024, 1.0), parameters=value)
+
+
+def test_refuses_samples_that_take_no_time():
+    quick = dataclasses.replace(one_bit(1024, False), sample_seconds=lambda _: 0.0)
+    with pytest.raises(ValueError, match=r"sample_seconds\(1024\) must be a positive.*=0.0"):
+        quick.samples_per_second(1)

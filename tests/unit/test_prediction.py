@@ -1,6 +1,7 @@
 """What is predicted of methods, and what follows from it."""
 
 import dataclasses
+import math
 
 import pytest
 
@@ -147,6 +148,29 @@ def test_refuses_one_worker_where_latency_was_measured_between_two():
         with_more_workers(uniform_links(1.0, 0.0), 1, 4)
 
 
+def test_refuses_methods_that_cannot_be():
+    for name, value in (("delay", -1), ("sync_period", 0), ("bucket_bytes", 0), ("delay", 0.5)):
+        message = f"{name} must be a whole number, at least .*Received: {name}={value}"
+        with pytest.raises(ValueError, match=message):
+            dataclasses.replace(FULL, **{name: value})
+    with pytest.raises(ValueError, match="value_bytes must be a positive.*value_bytes=0"):
+        narrowed("nothing", FULL, 0)
+    with pytest.raises(ValueError, match="bucket_bytes must be a whole.*bucket_bytes=0"):
+        regrouped(FULL, SIZES, 0)
+
+
+def test_refuses_what_has_not_been_measured():
+    links = uniform_links(1.0, 0.0)
+    with pytest.raises(ValueError, match=r"has to be measured first. Received: measured=\{\}"):
+        interpolated({}, 64)
+    with pytest.raises(ValueError, match="per_replica_batch_size must be a positive.*=nan"):
+        interpolated(MEASURED, math.nan)
+    with pytest.raises(ValueError, match=r"full precision first. Received: methods=\[\]"):
+        advise([], MEASURED, links, 2, 64, SIZES)
+    with pytest.raises(ValueError, match=r"computation.seconds must be a positive.*=0"):
+        advise(METHODS, {64: Computation(0, 0)}, links, 2, 64, SIZES)
+
+
 def test_narrower_values_send_less_and_compute_the_same():
     half = narrowed("float16", FULL, 2)
     assert [b.sent_bytes for b in half.buckets] == [b.sent_bytes / 2 for b in FULL.buckets]
@@ -202,6 +226,18 @@ def test_recommends_the_mildest_method_that_is_fast():
     assert result.sending_less_pays and result.method == "1-bit"
     assert result.sentences[0].startswith("To send less pays: in full precision a step takes")
     assert "1-bit: " in result.sentences[1]
+
+
+def test_recommends_nothing_that_is_hardly_faster_than_full_precision():
+    """A tenth slower than the fastest, which is a tenth faster than full precision."""
+    one_bit, fast = (
+        Method(name, [Bucket(1e6, (), seconds)])
+        for name, seconds in (("1-bit", 0.36), ("threshold", 0.3))
+    )
+    full = Method("full precision", [Bucket(1e6, (), 0.39)])
+    assert advice(125e6, [full, one_bit, fast]).method == "threshold"
+    faster = dataclasses.replace(one_bit, buckets=[Bucket(1e6, (), 0.31)])
+    assert advice(125e6, [full, faster, fast]).method == "1-bit"
 
 
 def test_recommends_delay_or_blocks_where_links_are_slow():

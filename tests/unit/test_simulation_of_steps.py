@@ -114,8 +114,12 @@ def test_a_thousand_workers_with_stragglers_are_quick():
     [
         ([], {}, "at least one worker. Received: workers="),
         ([(worker(), 0)], {}, "at least one worker. Received: workers="),
-        ([worker()], {"steps": 0}, "steps must be at least 1. Received: steps=0"),
+        ([(worker(), 2.5)], {}, "and whole ones. Received: workers=2.5"),
+        ([worker()], {"steps": 0}, "steps must be a whole number, at least 1. Received: steps=0"),
+        ([worker()], {"delay": -1}, "delay must be a whole number, at least 0. Received: delay=-1"),
         ([worker()], {"slowdowns": np.ones([2, 2])}, r"\[3, 1\]. Received: .* \(2, 2\)"),
+        ([worker()], {"slowdowns": [[1], [-1], [2]]}, "must be a positive number.*slowdowns=-1"),
+        ([worker()], {"slowdowns": [[1], [np.nan], [2]]}, "positive number.*slowdowns=nan"),
     ],
 )
 def test_refuses_what_is_no_job(workers, arguments, message):
@@ -135,8 +139,16 @@ def test_refuses_links_without_bandwidth():
         lambda: Link(0, 1.0, work_seconds=-1),
         lambda: Computation(-1.0, 0.0),
         lambda: bucket(1, -4),
+        lambda: Computation(np.inf, 0.0),
+        lambda: bucket(1, np.nan),
     ],
 )
-def test_refuses_negative_amounts(make):
-    with pytest.raises(ValueError, match=r"at least 0. Received: \w+=-"):
+def test_refuses_amounts_that_are_negative_or_not_finite(make):
+    with pytest.raises(ValueError, match=r"at least 0. Received: \w+=(-|inf|nan)"):
         make()
+
+
+def test_refuses_collectives_without_a_link():
+    message = r"links of \['all_gather'\], and a collective of the kind 'within node'"
+    with pytest.raises(ValueError, match=message):
+        simulate([worker()], within_nodes([bucket(1, 4)], 2))

@@ -56,7 +56,7 @@ def advise(methods, measured, links, workers, per_replica_batch_size, sizes, alo
         `Advice`.
 
     Raises:
-        ValueError: for fewer workers.
+        ValueError: for fewer workers, and without methods or measurements.
 
     Example:
         >>> from tf_onebit.planner import Bucket, Collective, Computation, Method, advise
@@ -69,15 +69,21 @@ def advise(methods, measured, links, workers, per_replica_batch_size, sizes, alo
         ('1-bit', True)
     """
     require_workers(workers, 2)
+    if not methods:
+        raise ValueError("Advice needs methods, full precision first. Received: methods=[].")
     computation = interpolated(measured, per_replica_batch_size)
     predictions = [
         predict(method, computation, links, workers, alone_seconds) for method in methods
     ]
-    fastest = min(prediction.step_seconds for prediction in predictions)
+    full, fastest = predictions[0], min(p.step_seconds for p in predictions)
+    # One within a tenth of the fastest that is not a tenth faster itself would not be worth it.
     chosen = next(
-        i for i, p in enumerate(predictions) if p.step_seconds <= (1 + _TOLERANCE) * fastest
+        i
+        for i, p in enumerate(predictions)
+        if p.step_seconds <= (1 + _TOLERANCE) * fastest
+        and (i == 0 or full.step_seconds > (1 + _TOLERANCE) * p.step_seconds)
     )
-    method, prediction, full = methods[chosen], predictions[chosen], predictions[0]
+    method, prediction = methods[chosen], predictions[chosen]
     sentences = [_about_full_precision(full, chosen > 0)]
     if chosen:
         sentences.append(

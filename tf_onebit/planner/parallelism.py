@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 
-from tf_onebit.planner.work import require_at_least_0, require_workers
+from tf_onebit.planner.work import require_at_least_0, require_positive, require_workers
 
 FLOAT_BYTES = 4
 # `optimal_workers` looks no further: there it says that there is no optimum.
@@ -33,10 +33,8 @@ class _ParallelSgd:
     connection_slowdown: Callable = _one
 
     def __post_init__(self):
-        _require_positive(
-            self,
-            ("parameters", "operations_per_second", "bytes_per_second", "minibatch_size"),
-        )
+        for name in ("parameters", "operations_per_second", "bytes_per_second", "minibatch_size"):
+            require_positive(name, getattr(self, name))
 
     @property
     def _seconds_per_product(self):
@@ -97,11 +95,12 @@ class ModelParallelism(_ParallelSgd):
 
     def __post_init__(self):
         super().__post_init__()
-        _require_positive(self, ("activations", "activation_bytes"))
+        for name in ("activations", "activation_bytes"):
+            require_positive(name, getattr(self, name))
 
     def calculation_seconds(self, workers):
         """T_calc(K) of a minibatch."""
-        require_workers(workers)
+        require_workers(workers, whole=False)
         samples = self.minibatch_size / workers
         slowdown = self.minibatch_slowdown(samples) * self.stripe_slowdown(workers)
         return self._seconds_per_product * samples * slowdown
@@ -153,11 +152,12 @@ class DataParallelism(_ParallelSgd):
 
     def __post_init__(self):
         super().__post_init__()
-        _require_positive(self, ("parameter_bytes", "fixed_steps", "fixed_slowdown"))
+        for name in ("parameter_bytes", "fixed_steps", "fixed_slowdown"):
+            require_positive(name, getattr(self, name))
 
     def calculation_seconds(self, workers):
         """T_calc(K) of a minibatch. One node alone needs no half-batches."""
-        require_workers(workers)
+        require_workers(workers, whole=False)
         halves = 1 if workers == 1 else 2
         samples = self.minibatch_size / halves / workers
         fixed_steps = self.fixed_steps + halves - 1
@@ -228,7 +228,8 @@ class CompressedDataParallelism:
     double_buffering: bool = True
 
     def __post_init__(self):
-        _require_positive(self, ("minibatch_size", "compression", "exchange_seconds"))
+        for name in ("minibatch_size", "compression", "exchange_seconds"):
+            require_positive(name, getattr(self, name))
         for name in ("post_seconds", "update_seconds"):
             require_at_least_0(self, name, "a time")
 
@@ -238,9 +239,11 @@ class CompressedDataParallelism:
 
     def calculation_seconds(self, workers):
         """T_calc(K) of a minibatch, or, with double buffering, of half of one."""
-        require_workers(workers)
+        require_workers(workers, whole=False)
         samples = self.minibatch_size / self._parts / workers
-        variable = samples * self.sample_seconds(samples) + self.post_seconds / workers
+        sample_seconds = self.sample_seconds(samples)
+        require_positive(f"sample_seconds({samples:g})", sample_seconds)
+        variable = samples * sample_seconds + self.post_seconds / workers
         return variable + self.update_seconds
 
     def communication_seconds(self, workers):
@@ -287,11 +290,3 @@ def _crossing(falling, other):
         middle = (low + high) / 2
         low, high = (middle, high) if falling(middle) > other(middle) else (low, middle)
     return high
-
-
-def _require_positive(model, names):
-    for name in names:
-        if not getattr(model, name) > 0:
-            raise ValueError(
-                f"{name} must be a positive number. Received: {name}={getattr(model, name)!r}."
-            )

@@ -9,6 +9,8 @@ from tf_onebit.planner.work import (
     Computation,
     Link,
     Worker,
+    require_positive,
+    require_whole,
     require_workers,
     within_nodes,
 )
@@ -29,6 +31,9 @@ class Method:
         delay: by how many steps gradients come back later (`Delayed`).
         sync_period: number of steps in a block; None if gradients are exchanged in every step.
         bucket_bytes: the exchange's, where it can be chosen.
+
+    Raises:
+        ValueError: for a delay, a period or buckets that are no whole numbers, or too small.
     """
 
     name: str
@@ -36,6 +41,12 @@ class Method:
     delay: int = 0
     sync_period: int | None = None
     bucket_bytes: int | None = None
+
+    def __post_init__(self):
+        require_whole("delay", self.delay, 0)
+        for name in ("sync_period", "bucket_bytes"):
+            if getattr(self, name) is not None:
+                require_whole(name, getattr(self, name), 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,8 +94,8 @@ def predict(method, computation, links, workers, alone_seconds=None, workers_per
         `Prediction`.
 
     Raises:
-        KeyError: for a kind of collective that `links` does not have.
-        ValueError: if `workers` is not positive.
+        ValueError: for no workers, no computation, and a kind of collective that `links` does not
+            have.
 
     Example:
         >>> from tf_onebit.planner import Bucket, Collective, Computation, Link, Method, predict
@@ -105,6 +116,8 @@ def predict(method, computation, links, workers, alone_seconds=None, workers_per
     require_workers(workers)
     computing = computation.seconds
     alone = computing if alone_seconds is None else alone_seconds
+    require_positive("computation.seconds", computing)
+    require_positive("alone_seconds", alone)
     total = workers * workers_per_node
     if total == 1:
         return Prediction(method.name, 1, alone, alone, 0.0, 0.0, 0.0, 1.0, "computation")
@@ -150,12 +163,16 @@ def narrowed(name, full_precision, value_bytes):
         full_precision: `Method`.
         value_bytes: of a value: 2 for float16, 1 for 8 bits.
 
+    Raises:
+        ValueError: for no bytes.
+
     Example:
         >>> from tf_onebit.planner import Bucket, Collective, Method, narrowed
         >>> full = Method("full precision", [Bucket(1e6, (Collective(0.0, "all_reduce", 4e6),))])
         >>> narrowed("float16", full, 2).buckets[0].sent_bytes
         2000000.0
     """
+    require_positive("value_bytes", value_bytes)
     buckets = [
         dataclasses.replace(
             bucket,
@@ -179,12 +196,16 @@ def regrouped(method, sizes, bucket_bytes):
         sizes: number of values of each gradient, in the order of the model's variables.
         bucket_bytes: as of an `Exchange`.
 
+    Raises:
+        ValueError: for buckets of no bytes.
+
     Example:
         >>> from tf_onebit.planner import Bucket, Collective, Method, regrouped
         >>> full = Method("full precision", [Bucket(1e6, (Collective(0.0, "all_reduce", 4e6),))])
         >>> [b.sent_bytes for b in regrouped(full, 4 * [250_000], bucket_bytes=2_000_000).buckets]
         [2000000.0, 2000000.0]
     """
+    require_whole("bucket_bytes", bucket_bytes, 1)
     total = max(1, sum(bucket.size for bucket in method.buckets))
     largest = max(method.buckets, key=lambda bucket: bucket.size)
     work = sum(bucket.work_seconds for bucket in method.buckets)
@@ -270,12 +291,18 @@ def interpolated(measured, per_replica_batch_size):
         measured: dictionary: `Computation` by number of samples; at least one.
         per_replica_batch_size: number of samples of a worker.
 
+    Raises:
+        ValueError: if nothing was measured, or for no samples.
+
     Example:
         >>> from tf_onebit.planner import Computation, interpolated
         >>> measured = {32: Computation(0.1, 0.2), 64: Computation(0.3, 0.4)}
         >>> round(interpolated(measured, 48).forward_seconds, 3)
         0.2
     """
+    if not measured:
+        raise ValueError("A computation has to be measured first. Received: measured={}.")
+    require_positive("per_replica_batch_size", per_replica_batch_size)
     sizes = sorted(measured)
     if len(sizes) == 1:
         return measured[sizes[0]]

@@ -7,6 +7,8 @@ import itertools
 
 import numpy as np
 
+from tf_onebit.planner.work import require_positive, require_whole, require_workers
+
 # Of a worker's time to compute that messages leave, however busy it is with them.
 _LEAST_SPEED = 0.05
 # What a core takes first: what others may wait for.
@@ -56,8 +58,8 @@ def simulate(workers, buckets, steps=3, delay=0, slowdowns=None):
         `Simulation`.
 
     Raises:
-        KeyError: for a kind of collective that a worker has no link for.
-        ValueError: without workers or steps, and for slowdowns of another shape.
+        ValueError: without workers or steps, for a kind of collective that a worker has no link
+            for, and for slowdowns of another shape or that are not positive.
 
     Example:
         >>> from tf_onebit.planner import Bucket, Collective, Computation, Link, Worker, simulate
@@ -68,10 +70,12 @@ def simulate(workers, buckets, steps=3, delay=0, slowdowns=None):
         0.522
     """
     groups = [entry if isinstance(entry, tuple) else (entry, 1) for entry in workers]
-    if not groups or not all(count >= 1 for _, count in groups):
+    if not groups:
         raise ValueError(f"A job needs at least one worker. Received: workers={workers!r}.")
-    if steps < 1:
-        raise ValueError(f"steps must be at least 1. Received: steps={steps}.")
+    for _, count in groups:
+        require_workers(count)
+    require_whole("steps", steps, 1)
+    require_whole("delay", delay, 0)
     if slowdowns is None:
         simulated = [worker for worker, _ in groups]
         slowdowns = np.ones([steps, len(simulated)])
@@ -83,6 +87,8 @@ def simulate(workers, buckets, steps=3, delay=0, slowdowns=None):
                 "slowdowns must have one factor for each step and worker, "
                 f"[{steps}, {len(simulated)}]. Received: an array of shape {slowdowns.shape}."
             )
+        for factor in (slowdowns.min(), slowdowns.max()):
+            require_positive("slowdowns", float(factor))
     return _Run(simulated, buckets, steps, delay, slowdowns).run()
 
 
@@ -202,7 +208,7 @@ class _Run:
         self._link_is_free = False
         self._link_seconds[step] += seconds
         for index, worker in enumerate(self._workers):
-            work = worker.links[collective.kind].all_work_seconds(collective.sent_bytes)
+            work = worker.link(collective.kind).all_work_seconds(collective.sent_bytes)
             busy = work / seconds if seconds else 0.0
             self._set_speed(time, index, max(_LEAST_SPEED, 1.0 - busy))
 
@@ -219,7 +225,7 @@ class _Run:
         key = collective.kind, collective.sent_bytes
         if key not in self._durations:
             self._durations[key] = max(
-                worker.links[collective.kind].seconds(collective.sent_bytes)
+                worker.link(collective.kind).seconds(collective.sent_bytes)
                 for worker in self._workers
             )
         return self._durations[key]

@@ -1,6 +1,8 @@
 """What a step consists of: computation, encoding and decoding, messages, links."""
 
 import dataclasses
+import math
+import numbers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,6 +124,15 @@ class Worker:
     computation: Computation
     links: dict
 
+    def link(self, kind):
+        """`Link` of a kind of collective. Raises ValueError if there is none."""
+        if kind not in self.links:
+            raise ValueError(
+                f"Every kind of collective needs a link. Received: links of {sorted(self.links)}, "
+                f"and a collective of the kind {kind!r}."
+            )
+        return self.links[kind]
+
 
 def within_nodes(buckets, workers_per_node, kind="within node"):
     """Buckets of nodes: their workers add up gradients first, and share the result.
@@ -154,15 +165,32 @@ def within_nodes(buckets, workers_per_node, kind="within node"):
     ]
 
 
-def require_workers(workers, least=1):
-    """Raises ValueError for fewer workers than are needed."""
-    if not workers >= least:
+def require_workers(workers, least=1, whole=True):
+    """Raises ValueError for fewer workers than are needed; or, if they are whole, for parts."""
+    if not workers >= least or (whole and not isinstance(workers, numbers.Integral)):
         needed = "one worker" if least == 1 else f"{least} workers"
-        raise ValueError(f"A job needs at least {needed}. Received: workers={workers!r}.")
+        whole_ones = ", and whole ones" if whole and workers >= least else ""
+        raise ValueError(
+            f"A job needs at least {needed}{whole_ones}. Received: workers={workers!r}."
+        )
+
+
+def require_whole(name, value, least):
+    """Raises ValueError for an argument that is no whole number, or a smaller one."""
+    if not isinstance(value, numbers.Integral) or value < least:
+        raise ValueError(
+            f"{name} must be a whole number, at least {least}. Received: {name}={value!r}."
+        )
 
 
 def require_at_least_0(record, name, what):
-    """Raises ValueError for a negative attribute of a record; `what` it is, in a few words."""
+    """Raises ValueError unless an attribute is finite, at least 0; `what` it is, in few words."""
     value = getattr(record, name)
-    if not value >= 0:
+    if not 0 <= value < math.inf:
         raise ValueError(f"{name} must be {what}, at least 0. Received: {name}={value!r}.")
+
+
+def require_positive(name, value):
+    """Raises ValueError unless an argument is a positive number."""
+    if not 0 < value < math.inf:
+        raise ValueError(f"{name} must be a positive number. Received: {name}={value!r}.")
