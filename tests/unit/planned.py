@@ -22,6 +22,14 @@ def make_text_model():
     return model
 
 
+def make_image_model():
+    images = keras.Input((None, None, 3))
+    outputs = keras.layers.GlobalAveragePooling2D()(keras.layers.Conv2D(4, 3)(images))
+    model = keras.Model(images, outputs)
+    model.compile("sgd", loss="mse")
+    return model
+
+
 def make_model_with_keras_adam():
     model = make_model()
     model.compile(keras.optimizers.Adam(), loss="mse")

@@ -71,8 +71,8 @@ def test_what_messages_take_depends_on_shape_and_type():
         GradientSpec("bias", (512,), "float32"),
     )
 
-    def seconds(exchange, spec, world_size=2):
-        return sending_seconds(exchange, spec, links, world_size)
+    def seconds(exchange, spec, world_size=2, bucket_share=0.0):
+        return sending_seconds(exchange, spec, links, world_size, bucket_share)
 
     assert seconds(FullPrecision(), wide) == pytest.approx(4 * 64 * 512 / 1e6)
     assert seconds(FullPrecision(), half) == pytest.approx(2 * 64 * 512 / 1e6)
@@ -82,6 +82,18 @@ def test_what_messages_take_depends_on_shape_and_type():
     # Between many workers a bias goes to all of them.
     assert seconds(OneBit(), bias, 8) > 3 * seconds(FullPrecision(), bias, 8)
     assert seconds(Threshold(target_density=0.01), wide) == pytest.approx(4 * 64 * 5.12 / 1e6)
+    # A tenth of the latency of one collective, or two.
+    for exchange, latency in ((FullPrecision(), 0.5), (OneBit(), 1.0)):
+        share = seconds(exchange, wide, bucket_share=0.1) - seconds(exchange, wide)
+        assert share == pytest.approx(latency)
+
+
+def test_gradients_have_a_part_of_their_bucket():
+    sizes = [(100, 10), (50, 10), (400, 10)]
+    specs = [GradientSpec("kernel", shape, "float32") for shape in sizes]
+    sparse = GradientSpec("embedding", (100, 10), "float32", sparse=True)
+    assert auto.bucket_shares([*specs, sparse], 2**20) == [1 / 5.5, 0.5 / 5.5, 4 / 5.5, 1.0]
+    assert auto.bucket_shares(specs, 8_000) == [0.5, 0.25, 1.0]
 
 
 class OneOfTwo:
@@ -94,11 +106,12 @@ class OneOfTwo:
 
 
 @pytest.mark.parametrize(
-    "bytes_per_second, compressed", [(1e6, ["kernel"]), (1e8, ["kernel"]), (1e12, [])]
+    "bytes_per_second, latency, compressed",
+    [(1e6, 1e-3, ["kernel"]), (1e8, 1e-3, ["kernel"]), (1e12, 1e-3, []), (1e8, 0.1, [])],
 )
-def test_links_decide(monkeypatch, caplog, bytes_per_second, compressed):
+def test_links_decide(monkeypatch, caplog, bytes_per_second, latency, compressed):
     """2 ns per value to encode: as long as a byte takes at 500 MB/s."""
-    links = uniform_links(bytes_per_second, 0.001)
+    links = uniform_links(bytes_per_second, latency)
     monkeypatch.setattr(auto.Links, "measure", lambda self: links)
     monkeypatch.setattr(auto.Links, "slowest", lambda self, *values: list(values))
     seconds = {"FullPrecision": 0.1e-9, "OneBit": 2e-9}

@@ -11,7 +11,7 @@ def test_takes_the_time_of_every_stage(capsys, tmp_path):
     path = tmp_path / "bench.json"
     assert cli.main(["bench", "--values", "65536", "--json", str(path)]) == 0
     output = capsys.readouterr().out
-    assert output.startswith("One of 2 workers, 65,536 values, ns per value")
+    assert output.startswith("Alone, as one of 2 workers, 65,536 values, ns per value")
     assert "No other workers: collectives are not measured." in output
     content = json.loads(path.read_text())
     stages = content["nanoseconds_per_value"]

@@ -5,6 +5,7 @@ import json
 import re
 import sys
 import types
+import zipfile
 
 import keras
 import numpy as np
@@ -20,7 +21,7 @@ from tf_onebit.measurement import Alone, measure_exchange
 from tf_onebit.planner import Computation, Method, Prediction, uniform_links
 from tf_onebit.preflight import jobs, report
 from tf_onebit.preflight.computation import ModelInStep
-from tf_onebit.preflight.measurements import alone_seconds_of
+from tf_onebit.preflight.measurements import alone_seconds_of, measure
 from tf_onebit.preflight.plan import Plan
 from tf_onebit.preflight.suitable import notes_on, suitable
 
@@ -171,6 +172,16 @@ def test_what_is_sent_is_what_the_exchange_says(exchange, world_size):
     assert all(bucket.all_work_seconds > 0 for bucket in buckets)
 
 
+def test_on_a_gpu_the_work_of_an_exchange_is_known_as_a_whole(monkeypatch):
+    specs = [GradientSpec("kernel", (1024, 1024), "float32")]
+    (on_cpu,) = measure_exchange(OneBit(), specs, 2)
+    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: ["GPU:0"])
+    (on_gpu,) = measure_exchange(OneBit(), specs, 2)
+    assert on_gpu.sent_bytes == on_cpu.sent_bytes
+    stages = {*(c.work_seconds for c in on_gpu.collectives), on_gpu.work_seconds}
+    assert len(stages) == 1 and 0 < on_gpu.all_work_seconds < 1
+
+
 def test_sparse_gradients_are_measured_as_they_are_exchanged():
     buckets, dense = (measure_exchange(OneBit(), specs, 2) for specs in (SPECS, SPECS[:2]))
     (sparse,) = [bucket for bucket in buckets if bucket.size == 100 * 32]
@@ -209,7 +220,19 @@ def test_refuses_a_file_that_is_no_model(capsys, tmp_path):
     path.write_text("nothing")
     status, _, errors = plan(capsys, path)
     assert status == 1
+    assert f"this one is none, or not complete. Received: '{path}'" in errors
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("config.json", "nothing")
+    status, _, errors = plan(capsys, path)
+    assert status == 1
     assert "Keras cannot load the model. Received:" in errors and "module:function" in errors
+
+
+def test_says_when_a_model_does_not_take_what_stands_for_open_sizes(capsys):
+    model = "tests.unit.planned:make_image_model"
+    status, _, errors = plan(capsys, model, "--unknown-size", 2)
+    assert status == 1 and len(errors.splitlines()) == 1
+    assert re.search(r"what stands for open sizes.*--unknown-size 2.*Give another", errors)
 
 
 def test_refuses_folders_that_are_not_there_before_it_measures(capsys):
@@ -284,13 +307,58 @@ def test_threshold_is_recommended_for_plain_sgd(optimizer, names):
     assert [method.name for method in suitable(METHODS, optimizer)] == names
 
 
+def notes_with(optimizer, method="blocks of 16, 1-bit", **arguments):
+    model = planned.make_model()
+    model.compile(optimizer, loss="mse", **arguments)
+    return notes_on(method, model)
+
+
 def test_says_which_optimizers_blocks_need():
-    (sentence,) = notes_on("blocks of 16, 1-bit", keras.optimizers.Adam())
+    (sentence,) = notes_with(keras.optimizers.Adam())
     assert "does not correct the moments of Adam" in sentence
     assert "tf_onebit.optimizers" in sentence
-    assert notes_on("1-bit", keras.optimizers.Adam()) == []
+    assert notes_with(keras.optimizers.Adam(), "1-bit") == []
     for optimizer in (keras.optimizers.SGD(0.1, momentum=0.9), tf_onebit.optimizers.Adam()):
-        assert notes_on("blocks of 16, 1-bit", optimizer) == []
+        assert notes_with(optimizer) == []
+
+
+def test_says_what_stands_in_the_way_of_an_exchange():
+    (sentence,) = notes_with("sgd", "1-bit", jit_compile=True)
+    assert "compile the model with jit_compile=False" in sentence
+    scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))
+    (sentence,) = notes_with(scaled, "1-bit")
+    assert "does not overlap with the backward pass" in sentence
+
+
+class LittleMemory(Alone):
+    """One of two workers, the other of which has memory for a few batches only."""
+
+    def __init__(self, batches):
+        self._batches = batches
+
+    def slowest(self, *values):
+        if values == (0,):  # whether there is memory
+            self._batches -= 1
+            return [int(self._batches < 0)]
+        return list(values)
+
+
+def test_batches_for_which_some_worker_has_no_memory_are_left_out():
+    options = types.SimpleNamespace(
+        per_replica_batch_size=8, unknown_size=None, target_density=0.01, sync_period=16
+    )
+    links = uniform_links(1e6, 0.0)
+    measured = measure(planned.make_model(), LittleMemory(3), links, [2], options)
+    assert sorted(measured.computations) == [2, 4, 8]
+    message = "not enough for a step. Received: 8 samples.*--per-replica-batch-size 4."
+    with pytest.raises(ValueError, match=message):
+        measure(planned.make_model(), LittleMemory(2), links, [2], options)
+
+
+def test_says_when_there_is_no_memory_for_a_step(capsys):
+    status, output, errors = plan(capsys, MODEL, "--per-replica-batch-size", 2 * 10**14)
+    assert (status, output) == (1, "")
+    assert "memory of a worker is not enough for a step. Received: 200000000000000" in errors
 
 
 def test_blocks_in_full_precision_change_less_than_those_with_one_bit(capsys, tmp_path):
@@ -314,6 +382,7 @@ def test_processes_of_horovod_have_a_gpu_each(monkeypatch, local_rank, name):
     [
         (["--workers", "1"], "at least 2: '1'"),
         (["--workers", "0"], "at least 2: '0'"),
+        (["--workers", "2", "1000000"], "4096 at most: '1000000'"),
         (["--bandwidth", "0gbit"], "a rate above 0 with kbit, mbit or gbit, as 1gbit: '0gbit'"),
         (["--bandwidth", "fast"], "as 1gbit: 'fast'"),
         (["--latency", "-1"], "a time in ms, at least 0: '-1'"),

@@ -76,7 +76,8 @@ def measure_exchanges(values, workers):
 
 
 def _text(exchanges, links, values, world_size):
-    lines = [f"One of {world_size} workers, {values:,} values, ns per value", ""]
+    who = f"One of {world_size} workers" if links else f"Alone, as one of {world_size} workers"
+    lines = [f"{who}, {values:,} values, ns per value", ""]
     for name, stages in exchanges.items():
         parts = " + ".join(f"{stage:.2f}" for stage in stages)
         lines.append(

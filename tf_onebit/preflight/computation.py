@@ -84,12 +84,29 @@ class ModelInStep:
             workers: `Links` or `Alone`.
 
         Returns:
-            `planner.Computation`.
+            `planner.Computation`, or None if some worker has not enough memory.
+
+        Raises:
+            ValueError: for a model that does not take what stands for open sizes.
         """
-        batch = self._batch(per_replica_batch_size)
         parts = self._forward, self._backward, self._step
-        for part in parts:
-            _run(part, batch)  # traces, and finds memory
+        try:
+            batch = self._batch(per_replica_batch_size)
+            for part in parts:
+                _run(part, batch)  # traces, and finds memory
+            (too_much,) = workers.slowest(0)
+        except tf.errors.ResourceExhaustedError:
+            (too_much,) = workers.slowest(1)
+        except (ValueError, tf.errors.InvalidArgumentError) as error:
+            if self._unknown_size is None:
+                raise
+            raise ValueError(
+                f"The model {self.model.name!r} cannot be trained with what stands for open sizes "
+                f"of its inputs. Received: --unknown-size {self._unknown_size}, with which: "
+                f"{str(error).splitlines()[0]} Give another."
+            ) from error
+        if too_much:
+            return None
         times = []
         # By turns, so that all parts see the same drift of the machine.
         while len(times) < _RUNS:

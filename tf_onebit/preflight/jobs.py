@@ -4,6 +4,7 @@ import importlib
 import os
 import pathlib
 import sys
+import zipfile
 
 import tensorflow as tf
 
@@ -118,6 +119,11 @@ def _saved_model(path):
 
     if not path.is_file():
         raise ValueError(f"There is no such file. Received: {str(path)!r}.")
+    if path.suffix == ".keras" and not zipfile.is_zipfile(path):
+        raise ValueError(
+            "Keras saves .keras files as zip archives, and this one is none, or not complete. "
+            f"Received: {str(path)!r}. Save the model anew: model.save({path.name!r})."
+        )
     try:
         return keras.models.load_model(path)
     except Exception as error:

@@ -65,6 +65,9 @@ def measure(model, workers, links, world_sizes, options):
 
     Returns:
         `Measurements`.
+
+    Raises:
+        ValueError: for a model that cannot be measured, and without the memory for a step.
     """
     measured_workers = 1 if links else workers.world_size
     links = links or workers.measure()
@@ -73,8 +76,14 @@ def measure(model, workers, links, world_sizes, options):
         size = options.per_replica_batch_size
         others = max(1, size // 4), max(1, size // 2), 2 * size
         batch_sizes = step.fixed_batch_sizes or {size, *others}
-        computations = {n: step.measure(n, workers) for n in sorted(batch_sizes)}
         size = size if size in batch_sizes else min(batch_sizes)
+        computations = _computations(step, batch_sizes, workers)
+        if size not in computations:
+            raise ValueError(
+                "The memory of a worker is not enough for a step. Received: "
+                f"{size} samples per worker and step. Give fewer: --per-replica-batch-size "
+                f"{max(computations, default=max(1, size // 8))}."
+            )
         alone_seconds = computations[size].seconds
         if workers.world_size > 1:
             alone_seconds = alone_seconds_of(step, size, workers)
@@ -101,6 +110,17 @@ def measure(model, workers, links, world_sizes, options):
     return Measurements(
         size, sizes, computations, alone_seconds, methods, estimates, links, measured_workers
     )
+
+
+def _computations(step, batch_sizes, workers):
+    """`planner.Computation` by number of samples, as far as memory goes: dictionary."""
+    computations = {}
+    for size in sorted(batch_sizes):
+        computation = step.measure(size, workers)
+        if computation is None:
+            break
+        computations[size] = computation
+    return computations
 
 
 def alone_seconds_of(step, per_replica_batch_size, workers):

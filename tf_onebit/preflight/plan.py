@@ -16,6 +16,8 @@ longest in it, and recommends a method and its settings. The model's file is not
 _BITS_PER_SECOND = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _RATE = re.compile(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)")
 _ASSUMED_RATE, _ASSUMED_LATENCY_MS = "1gbit", 1.0
+# The messages of all of them are decoded here, to take the time: of more, for minutes.
+_MOST_WORKERS = 4096
 
 
 def add_command(commands):
@@ -166,7 +168,7 @@ def make_plan(model, workers, links, options):
         measured.sizes,
         alone,
     )
-    notes = notes_on(advice.method, model.optimizer)
+    notes = notes_on(advice.method, model)
     advice = dataclasses.replace(advice, sentences=advice.sentences + notes)
     return Plan(
         size,
@@ -186,7 +188,10 @@ def _positive(text):
 
 
 def _several(text):
-    return _whole(text, 2)
+    workers = _whole(text, 2)
+    if workers > _MOST_WORKERS:
+        raise argparse.ArgumentTypeError(f"It must be {_MOST_WORKERS} at most: {text!r}")
+    return workers
 
 
 def _whole(text, least):

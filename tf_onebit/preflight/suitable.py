@@ -20,15 +20,26 @@ def suitable(methods, optimizer):
     return [method for method in methods if plain or not method.name.startswith("threshold")]
 
 
-def notes_on(method, optimizer):
-    """What has to be done for a method with this optimizer: list of sentences.
+def notes_on(method, model):
+    """What has to be known of a method for this model: list of sentences.
 
     Args:
         method: name of it.
-        optimizer: Keras optimizer.
+        model: Keras model, compiled.
     """
-    inner = inner_optimizer(optimizer)
+    inner = inner_optimizer(model.optimizer)
     notes = []
+    if model.jit_compile:
+        notes.append(
+            "XLA cannot compile an exchange of gradients: compile the model with "
+            "jit_compile=False, as all of this is for."
+        )
+    if isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer):
+        notes.append(
+            "The loss is scaled: gradients are checked on all workers before they are exchanged, "
+            "and so the exchange does not overlap with the backward pass. A step takes longer than "
+            "is predicted here."
+        )
     if inner.gradient_accumulation_steps:
         notes.append(
             "All of this is of steps that exchange. The optimizer gathers the gradients of "

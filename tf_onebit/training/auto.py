@@ -10,6 +10,7 @@ import tensorflow as tf
 from tf_onebit.configurable import class_path, deserialize, import_class, serialize
 from tf_onebit.exchanges import FullPrecision, GradientSpec, OneBit, Threshold
 from tf_onebit.exchanges.auto import innermost
+from tf_onebit.exchanges.base import FLOAT_BYTES
 from tf_onebit.layout import WORD_BYTES
 from tf_onebit.measurement import Links, measure_exchange
 
@@ -43,17 +44,30 @@ def decide(auto, specs, engine, states=()):
     full, compressed = FullPrecision(), _alone(auto.compressed)
     with engine.place(0):
         work = links.slowest(*(_work_seconds(e, links.world_size) for e in (full, compressed)))
-    # What both take of latency is the same: two collectives for each bucket.
+    shares = bucket_shares(specs, auto.bucket_bytes)
     seconds = [
         [
-            work_seconds * spec.size + sending_seconds(exchange, spec, rates, links.world_size)
-            for spec in specs
+            work_seconds * spec.size
+            + sending_seconds(exchange, spec, rates, links.world_size, share)
+            for spec, share in zip(specs, shares, strict=True)
         ]
         for exchange, work_seconds in zip((full, compressed), work, strict=True)
     ]
     totals = [f"{1e3 * sum(of_all):.3g} ms" for of_all in seconds]
     reason = f"all take {totals[0]} in full precision and {totals[1]} compressed, without overlap"
     return _decided(auto, specs, paying(specs, *seconds), reason, engine)
+
+
+def bucket_shares(specs, bucket_bytes):
+    """What part of its bucket each gradient is, as if all were as full as they may be: list.
+
+    Args:
+        specs: list of `GradientSpec`.
+        bucket_bytes: of the exchange.
+    """
+    dense = sum(spec.size for spec in specs if not spec.sparse)
+    bucket = max(1, min(dense, bucket_bytes / FLOAT_BYTES))
+    return [1.0 if spec.sparse else min(1.0, spec.size / bucket) for spec in specs]
 
 
 def paying(specs, full_seconds, compressed_seconds):
@@ -70,14 +84,15 @@ def paying(specs, full_seconds, compressed_seconds):
     ]
 
 
-def sending_seconds(exchange, spec, rates, world_size):
-    """What the messages of a gradient take, without latency.
+def sending_seconds(exchange, spec, links, world_size, bucket_share):
+    """What the messages of a gradient take, with its part of what its bucket takes of latency.
 
     Args:
         exchange: `FullPrecision`, `OneBit` or `Threshold`.
         spec: `GradientSpec`.
-        rates: dictionary of `planner.Link`.
+        links: dictionary of `planner.Link`.
         world_size: number of workers.
+        bucket_share: what part of its bucket the gradient is.
     """
     others = world_size - 1
     if isinstance(exchange, OneBit):
@@ -91,7 +106,10 @@ def sending_seconds(exchange, spec, rates, world_size):
     else:
         size_bytes = tf.as_dtype(spec.dtype).size * spec.size
         sent = {"all_reduce": 2 * others / world_size * size_bytes}
-    return sum(count / rates[kind].bytes_per_second for kind, count in sent.items())
+    return sum(
+        bucket_share * links[kind].latency_seconds + count / links[kind].bytes_per_second
+        for kind, count in sent.items()
+    )
 
 
 def with_decision(state, exchange):
@@ -116,9 +134,6 @@ def _alone(exchange):
 
 def _work_seconds(exchange, world_size):
     """Of encoding and decoding, per value."""
-    # A GPU goes on while the host takes times, and encodes faster than messages travel.
-    if tf.config.list_logical_devices("GPU"):
-        return 0.0
     buckets = measure_exchange(exchange, [_SAMPLE], world_size)
     return sum(bucket.all_work_seconds for bucket in buckets) / _SAMPLE.size
 
