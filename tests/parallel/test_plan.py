@@ -32,10 +32,13 @@ def test_links_are_measured_between_the_workers(engine, tmp_path):
     assert not processes_with(path)
 
 
-def test_a_model_that_fails_ends_the_job(tmp_path):
+@pytest.mark.parametrize(
+    "engine, function", [("tensorflow", "fail"), ("horovod", "fail_on_the_second_worker")]
+)
+def test_a_model_that_fails_ends_the_job(engine, function, tmp_path):
     path = tmp_path / "plan.json"
-    command = [*PLAN, "tests.unit.planned:fail", *OPTIONS, "--json", str(path)]
-    status, _, output = run_job("tensorflow", 2, command)
+    command = [*PLAN, f"tests.unit.planned:{function}", *OPTIONS, "--json", str(path)]
+    status, _, output = run_job(engine, 2, command)
     assert status != 0
     assert "Received: RuntimeError: no such corpus" in output
     assert not path.exists() and not processes_with(path)

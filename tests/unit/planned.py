@@ -1,5 +1,7 @@
 """Models that the tests of `tf-onebit plan` name as module:function."""
 
+import os
+
 import keras
 
 import tf_onebit
@@ -68,6 +70,12 @@ def make_list():
 
 def fail():
     raise RuntimeError("no such corpus")
+
+
+def fail_on_the_second_worker():
+    if os.environ["HOROVOD_RANK"] == "1":
+        fail()
+    return make_model()
 
 
 def make_model_of_fixed_batches():

@@ -9,9 +9,9 @@ import numpy as np
 import tensorflow as tf
 
 from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, ask
+from tf_onebit.exchanges.base import FLOAT_BYTES
 from tf_onebit.planner import Link
 
-_FLOAT_BYTES = 4
 _FIRST_BYTES = 16 * 1024
 _MOST_BYTES = 64 * 2**20
 # What a message must take to say something, beyond what links let pass at once after a pause.
@@ -129,7 +129,7 @@ class Links:
 
     def _shape(self, kind, sent_bytes):
         """Of the tensor of which a worker sends so many bytes."""
-        size = sent_bytes / _FLOAT_BYTES
+        size = sent_bytes / FLOAT_BYTES
         others = self.world_size - 1
         if kind == "all_to_all":
             return [self.world_size, max(1, int(size / others))]

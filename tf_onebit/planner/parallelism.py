@@ -4,9 +4,13 @@ import dataclasses
 import math
 from collections.abc import Callable
 
-from tf_onebit.planner.work import require_at_least_0, require_positive, require_workers
+from tf_onebit.planner.work import (
+    FLOAT_BYTES,
+    require_at_least_0,
+    require_positive,
+    require_workers,
+)
 
-FLOAT_BYTES = 4
 # `optimal_workers` looks no further: there it says that there is no optimum.
 _MOST_WORKERS = 2**40
 _BISECTIONS = 100

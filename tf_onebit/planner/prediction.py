@@ -5,6 +5,7 @@ import math
 
 from tf_onebit.planner.simulation import simulate
 from tf_onebit.planner.work import (
+    FLOAT_BYTES,
     Bucket,
     Computation,
     Link,
@@ -15,7 +16,6 @@ from tf_onebit.planner.work import (
     within_nodes,
 )
 
-FLOAT_BYTES = 4
 _STEPS = 4
 # Late gradients make long steps and short ones by turns.
 _DELAYED_STEPS = 24

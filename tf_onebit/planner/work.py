@@ -4,6 +4,8 @@ import dataclasses
 import math
 import numbers
 
+FLOAT_BYTES = 4
+
 
 @dataclasses.dataclass(frozen=True)
 class Computation:
@@ -156,7 +158,7 @@ def within_nodes(buckets, workers_per_node, kind="within node"):
         [6000000.0, 125000.0]
     """
     require_workers(workers_per_node)
-    sent = 2 * (workers_per_node - 1) / workers_per_node * 4
+    sent = 2 * (workers_per_node - 1) / workers_per_node * FLOAT_BYTES
     return [
         dataclasses.replace(
             bucket, collectives=(Collective(0.0, kind, sent * bucket.size), *bucket.collectives)

@@ -162,9 +162,8 @@ class _Exchanges:
         """
         methods, full_precision = [], None
         names = "full precision", "1-bit"
-        for name, exchange, buckets, end in zip(
-            names, self._exchanges, self._buckets, ends, strict=False
-        ):
+        of_weights = zip(names, self._exchanges[:2], self._buckets[:2], ends, strict=True)
+        for name, exchange, buckets, end in of_weights:
             if end is None:
                 continue
             if end.weights != self._specs:  # of an embedding all rows, not those of a step

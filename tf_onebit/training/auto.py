@@ -10,7 +10,7 @@ import tensorflow as tf
 from tf_onebit.configurable import class_path, deserialize, import_class, serialize
 from tf_onebit.exchanges import FullPrecision, GradientSpec, OneBit, Threshold
 from tf_onebit.exchanges.auto import innermost
-from tf_onebit.exchanges.base import FLOAT_BYTES
+from tf_onebit.exchanges.base import FLOAT_BYTES, all_reduce_bytes
 from tf_onebit.layout import WORD_BYTES
 from tf_onebit.measurement import Links, measure_exchange
 
@@ -105,7 +105,7 @@ def sending_seconds(exchange, spec, links, world_size, bucket_share):
         sent = {"all_gather": others * WORD_BYTES * exchange.expected_density * spec.size}
     else:
         size_bytes = tf.as_dtype(spec.dtype).size * spec.size
-        sent = {"all_reduce": 2 * others / world_size * size_bytes}
+        sent = {"all_reduce": all_reduce_bytes(size_bytes, world_size)}
     return sum(
         bucket_share * links[kind].latency_seconds + count / links[kind].bytes_per_second
         for kind, count in sent.items()
