@@ -28,6 +28,7 @@ MAY_IMPORT = {
     "tf_onebit.measurement": [
         "collectives.requests",
         "exchanges",
+        "layout",
         "measurement",
         "ops",
         "planner",

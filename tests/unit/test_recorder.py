@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tf_onebit import Delayed, FullPrecision, OneBit, Threshold, WarmStart
 from tf_onebit.collectives.lockstep import LockstepEngine
+from tf_onebit.collectives.requests import AllGather
 from tf_onebit.exchanges import GradientSpec
 from tf_onebit.training.gradients import GradientExchange
 from tf_onebit.training.recorder import WAITS, Recorder, Span, stages_of
@@ -119,53 +120,75 @@ def test_stages_of_a_bucket_follow_each_other():
                 assert (before[:, 0] <= after[:, 0]).all() and (before[:, 1] <= after[:, 1]).all()
 
 
-def times_before(tensor):
-    """How many times are recorded before a tensor of a graph is there."""
-    found, left = set(), [tensor.op]
+def before(op):
+    """The ops of a graph that one waits for, and itself."""
+    found, left = set(), [op]
     while left:
         op = left.pop()
         if op not in found:
             found.add(op)
             left += [*op.control_inputs, *(source.op for source in op.inputs)]
-    return sum(op.type == "TfOnebit>RecordTime" for op in found)
+    return found
 
 
-def test_nothing_overtakes_the_times_that_come_before_it():
-    exchange, stages = OneBit(), stages_of(Recorder(), 0, "bucket_0")
-    exchange.build([GradientSpec("kernel", (64, 64), "float32")], 0, WORKERS, "test")
+def times_before(op):
+    """Which events are recorded before an op runs, and by itself: set."""
+    ops = [op for op in before(op) if op.type == "TfOnebit>RecordTime"]
+    return {op.get_attr("event") for op in ops}
+
+
+def timed(exchange, stages_that_are_made):
+    """Has stages of an exchange of two kernels traced, with times."""
+    specs = [GradientSpec(f"kernel{i}", (64, 64), "float32") for i in range(2)]
+    exchange.build(specs, 0, WORKERS, "test")
+    stages = stages_of(Recorder(), 0, "bucket_0")
+    gradients = [tf.random.stateless_normal([64, 64], [1, i]) for i in range(2)]
 
     @tf.function(autograph=False)
     def step(gradients):
+        # Or they would be one argument, and there together.
+        stages_that_are_made(stages, [gradient + 1.0 for gradient in gradients])
+        return tf.zeros([])
+
+    step(gradients)
+
+
+def test_no_answer_comes_before_its_stage_has_begun():
+    exchange = OneBit()
+
+    def stages_that_are_made(stages, gradients):
+        stage = stages.aggregate(exchange, stages.encode(exchange, gradients))
+        request = next(stage)
+        with pytest.raises(StopIteration):
+            stage.send(request.tensor)
+        times = {
+            op.get_attr("event"): op
+            for op in tf.compat.v1.get_default_graph().get_operations()
+            if op.type == "TfOnebit>RecordTime"
+        }
+        # Events by twos: begin and end of encoding, of aggregating, and of its collective.
+        assert set(times) == set(range(6))
+        assert 2 in times_before(times[4])
+        assert 5 in times_before(times[3])
+
+    timed(exchange, stages_that_are_made)
+
+
+def test_what_is_sent_waits_for_no_times_of_others():
+    """In full precision each gradient travels as soon as it is there."""
+    exchange = FullPrecision()
+
+    def stages_that_are_made(stages, gradients):
         message = stages.encode(exchange, gradients)
-        assert times_before(tf.nest.flatten(message)[0]) == 2
-        stage = stages.aggregate(exchange, message)
-        asked = next(stage)
-        assert times_before(asked.tensor) == 4
-        with pytest.raises(StopIteration) as aggregated:
-            stage.send(asked.tensor)
-        stage = stages.deliver(exchange, aggregated.value.value, gradients, 0.5)
-        asked = next(stage)
-        assert times_before(asked.tensor) == 8
-        with pytest.raises(StopIteration) as delivered:
-            stage.send(tf.concat(WORKERS * [asked.tensor], axis=0))
-        (result,), _ = delivered.value.value
-        assert times_before(result) == 10
-        return result
+        stage = stages.deliver(exchange, message, gradients, 0.5)
+        request = next(stage)
+        while isinstance(request, AllGather):  # of flags
+            request = stage.send(tf.concat(WORKERS * [request.tensor], axis=0))
+        for tensor, other in zip(request.tensors, reversed(gradients), strict=True):
+            assert times_before(tensor.op) == set()
+            assert other.op not in before(tensor.op)
 
-    step([tf.ones([64, 64])])
-
-
-def test_what_is_late_waits_for_no_gradient_of_its_step():
-    exchange, stages = OneBit(), stages_of(Recorder(), 0, "bucket_0")
-    exchange.build([GradientSpec("kernel", (64, 64), "float32")], 0, WORKERS, "test")
-
-    @tf.function(autograph=False)
-    def step(late, gradient):
-        message = [late, tf.zeros([64]), tf.zeros([WORKERS], tf.int32)]
-        request = next(stages.deliver(exchange, message, [gradient], 0.5))
-        assert times_before(request.tensor) == 3  # not the end of waiting for the gradient
-
-    step(tf.zeros([64], tf.int32), tf.ones([64, 64]))
+    timed(exchange, stages_that_are_made)
 
 
 def test_branches_are_recorded_where_they_are_taken():
@@ -241,7 +264,8 @@ def test_more_than_fits_is_dropped():
     @tf.function(autograph=False)
     def steps(number):
         def step(i):
-            (i,) = recorder.end(span, recorder.begin(span, [i]))
+            with tf.control_dependencies([recorder.begin(span, [i])]):
+                recorder.end(span, [i])
             return (i + 1,)
 
         return tf.while_loop(lambda i: i < number, step, [0])

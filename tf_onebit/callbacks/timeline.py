@@ -34,8 +34,9 @@ class Timeline:
         self._rank = rank
         self._steps, self._spans = [], []
         self._end = 0
-        # Each machine counts from a time of its own: what the file has is since 1970.
-        self._epoch = (time.time_ns() - time.monotonic_ns()) // 1000
+        # Each machine counts from a time of its own: what the file has is since 1970. Where
+        # something comes between the two clocks, the difference is too small.
+        self._epoch = max(time.time_ns() - time.monotonic_ns() for _ in range(5)) // 1000
         self.write()  # fails before the training does
 
     @property

@@ -13,12 +13,13 @@ class Auto(Exchange):
     """Decides, before the first step, which gradients are compressed: `exchange="auto"`.
 
     Then workers measure, for some seconds, what collectives take between them and what encoding and
-    decoding take on them. A gradient is compressed if its exchange, by its type, its shape, the
-    bytes that follow from these and its part of its bucket's latency, is faster by a quarter at
-    least, without overlap; else it travels in full precision, as with the `exclude` of
-    `compressed`. The decision is logged by Python's logger "tf_onebit", as the exchange that does
-    the same without measuring. A run that is resumed from a backup keeps it; others may come to
-    another, and so to other bits. All workers in one process send nothing, and do not compress.
+    decoding take on them. A gradient is compressed if that makes its exchange faster by a quarter
+    at least, by its type, its shape and the bytes that follow from these, without overlap; unless
+    the exchange of all gradients, with the latency of each bucket, is made faster by less.
+    Others travel in full precision, as with the `exclude` of `compressed`. The decision is logged
+    by Python's logger "tf_onebit", as the exchange that does the same without measuring. A run that
+    is resumed from a backup keeps it; others may come to another, and so to other bits. All workers
+    in one process send nothing, and do not compress.
 
     `tf-onebit plan` knows what a model computes, too, and weighs more methods against each other.
 

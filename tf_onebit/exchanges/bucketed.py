@@ -54,7 +54,7 @@ class Bucketed(Exchange):
     def create_state(self):
         self.buckets, self._is_early, before = [], [], 0
         size = sum(spec.size for spec in self.specs)
-        for i, (template, indices) in enumerate(self._partition()):
+        for i, (template, indices) in enumerate(self.partition(self.specs)):
             exchange = template.clone()
             specs = [self.specs[index] for index in indices]
             self._is_early.append(before <= EARLY * size or not self.template.steps_of_delay)
@@ -64,13 +64,13 @@ class Bucketed(Exchange):
             exchange.build(specs, self.rank, self.world_size, scope, self.unit)
             self.buckets.append((exchange, indices))
 
-    def _partition(self):
-        """List of (template of the exchange, indices of its gradients)."""
+    def partition(self, specs):
+        """The buckets of some gradients: list of (template of the exchange, their indices)."""
         in_full_precision = self.template.in_full_precision() or FullPrecision(self.bucket_bytes)
         full_precision = self.template.alongside(in_full_precision)
         sparse = self.template.alongside(SparseGather())
         partition, open_buckets = [], {}
-        for index, spec in reversed(list(enumerate(self.specs))):
+        for index, spec in reversed(list(enumerate(specs))):
             template = self.template
             if spec.sparse and not template.takes_sparse:
                 template = sparse

@@ -9,10 +9,12 @@ import numpy as np
 import tensorflow as tf
 
 from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, ask
-from tf_onebit.exchanges.base import FLOAT_BYTES
+from tf_onebit.exchanges.base import FLOAT_BYTES, all_reduce_bytes
 from tf_onebit.planner import Link
 
 _FIRST_BYTES = 16 * 1024
+# Fewer values may be added up in a shorter way than gradients are (`collectives/ordered_sum.py`).
+_LEAST_SUM = 2048
 _MOST_BYTES = 64 * 2**20
 # What a message must take to say something, beyond what links let pass at once after a pause.
 _LEAST_SECONDS = 0.15
@@ -98,6 +100,10 @@ class Links:
         rate = (
             (sent_bytes - sent_bytes // 4) / (long - short) if long > short else sent_bytes / long
         )
+        if kind == "all_reduce":
+            least_bytes = all_reduce_bytes(FLOAT_BYTES * _LEAST_SUM, self.world_size)
+            seconds, least_work = self._seconds(kind, least_bytes, _LATENCY_RUNS)
+            latency = max(latency, seconds - least_bytes / rate)
         work_per_byte = max(0.0, work - least_work) / sent_bytes
         return Link(latency, rate, crowding * work_per_byte, crowding * least_work)
 

@@ -1,5 +1,6 @@
 """What a model computes in a step."""
 
+import re
 import time
 
 import keras
@@ -44,6 +45,10 @@ class ModelInStep:
         self._forward = tf.function(self._loss, reduce_retracing=True)
         self._backward = tf.function(self._gradients, reduce_retracing=True)
         self._step = tf.function(self._update, reduce_retracing=True)
+
+    @property
+    def _has_open_sizes(self):
+        return any(None in spec.shape[1:] for spec in tf.nest.flatten(_inputs(self.model)))
 
     @property
     def fixed_batch_sizes(self):
@@ -98,12 +103,12 @@ class ModelInStep:
         except tf.errors.ResourceExhaustedError:
             (too_much,) = workers.slowest(1)
         except (ValueError, tf.errors.InvalidArgumentError) as error:
-            if self._unknown_size is None:
+            if not self._has_open_sizes:
                 raise
             raise ValueError(
                 f"The model {self.model.name!r} cannot be trained with what stands for open sizes "
                 f"of its inputs. Received: --unknown-size {self._unknown_size}, with which: "
-                f"{str(error).splitlines()[0]} Give another."
+                f"{_reason(error)} Give another."
             ) from error
         if too_much:
             return None
@@ -151,6 +156,13 @@ class ModelInStep:
         present = [(g, v) for g, v in pairs if g is not None]
         self.optimizer.apply([g for g, _ in present], [v for _, v in present])
         return self.optimizer.iterations.value
+
+
+def _reason(error):
+    """What an error in a layer says, without the call in which it came."""
+    emphasized = re.search(r"\x1b\[1m(.+?)\x1b\[0m", str(error), re.DOTALL)
+    text = emphasized[1] if emphasized else str(error)
+    return " ".join(text.split())
 
 
 def _standing_still(optimizer):

@@ -4,7 +4,7 @@ import dataclasses
 
 from tf_onebit.exchanges import FullPrecision, OneBit, Threshold
 from tf_onebit.measurement import Alone, measure_block, measure_exchange
-from tf_onebit.planner import Method, interpolated, narrowed, with_more_workers
+from tf_onebit.planner import Method, narrowed, with_more_workers
 from tf_onebit.preflight.block_ends import BlockEnd
 from tf_onebit.preflight.computation import ModelInStep
 
@@ -46,10 +46,6 @@ class Measurements:
             return self.links
         return with_more_workers(self.links, self.measured_workers, workers)
 
-    def computation(self, per_replica_batch_size):
-        """`planner.Computation` with any number of samples of a worker."""
-        return interpolated(self.computations, per_replica_batch_size)
-
 
 def measure(model, workers, links, world_sizes, options):
     """Takes the times of a model, of exchanges and of links. Leaves the model as it is.
@@ -81,12 +77,11 @@ def measure(model, workers, links, world_sizes, options):
         if size not in computations:
             raise ValueError(
                 "The memory of a worker is not enough for a step. Received: "
-                f"{size} samples per worker and step. Give fewer: --per-replica-batch-size "
-                f"{max(computations, default=max(1, size // 8))}."
+                f"{size} samples per worker and step. {_fewer(computations)}"
             )
         alone_seconds = computations[size].seconds
         if workers.world_size > 1:
-            alone_seconds = alone_seconds_of(step, size, workers)
+            alone_seconds = alone_seconds_of(step, size, workers) or alone_seconds
         specs, rows = step.specs(), step.rows(size)
         ends = [BlockEnd.of(model, step.optimizer, compresses) for compresses in (False, True)]
     finally:
@@ -123,10 +118,22 @@ def _computations(step, batch_sizes, workers):
     return computations
 
 
+def _fewer(computations):
+    """What to do where memory is not enough, in words."""
+    if computations:
+        return f"Give fewer: --per-replica-batch-size {max(computations)}."
+    return "Give fewer, by --per-replica-batch-size, or return a model of smaller batches."
+
+
 def alone_seconds_of(step, per_replica_batch_size, workers):
-    """What the first worker computes for a step while the others wait, on all workers."""
-    first = workers.rank == 0
-    seconds = step.measure(per_replica_batch_size, Alone()).seconds if first else 0.0
+    """What the first worker computes for a step while the others wait, on all workers.
+
+    0 where it has not the memory, as after larger batches it may not.
+    """
+    seconds = 0.0
+    if workers.rank == 0:
+        computation = step.measure(per_replica_batch_size, Alone())
+        seconds = computation.seconds if computation else 0.0
     return workers.slowest(seconds)[0]
 
 

@@ -16,8 +16,8 @@ longest in it, and recommends a method and its settings. The model's file is not
 _BITS_PER_SECOND = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _RATE = re.compile(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)")
 _ASSUMED_RATE, _ASSUMED_LATENCY_MS = "1gbit", 1.0
-# The messages of all of them are decoded here, to take the time: of more, for minutes.
-_MOST_WORKERS = 4096
+# The messages of all of them are decoded here, to take the time: of more, for long.
+_MOST_WORKERS = 1024
 
 
 def add_command(commands):
@@ -144,15 +144,18 @@ def make_plan(model, workers, links, options):
     Raises:
         ValueError: for a model that cannot be measured.
     """
-    from tf_onebit.planner import advise, predict
+    from tf_onebit.planner import advise, interpolated, predict
     from tf_onebit.preflight.measurements import measure
-    from tf_onebit.preflight.suitable import notes_on, suitable
+    from tf_onebit.preflight.suitable import notes_on, scales_loss, suitable
 
     least = max(2, workers.world_size)
     world_sizes = sorted(set(options.workers or [least, 2 * least, 4 * least, 8 * least]))
     measured = measure(model, workers, links, world_sizes, options)
     size = measured.per_replica_batch_size
-    computation, alone = measured.computation(size), measured.alone_seconds
+    computations, alone = measured.computations, measured.alone_seconds
+    if scales_loss(model.optimizer):
+        computations = {n: c.without_overlap() for n, c in computations.items()}
+    computation = interpolated(computations, size)
     predictions = [
         predict(method, computation, measured.links_of(world_size), world_size, alone)
         for world_size in world_sizes
@@ -161,7 +164,7 @@ def make_plan(model, workers, links, options):
     advised = workers.world_size if workers.world_size in world_sizes else world_sizes[0]
     advice = advise(
         suitable(measured.methods[advised], model.optimizer),
-        measured.computations,
+        computations,
         measured.links_of(advised),
         advised,
         size,

@@ -20,6 +20,11 @@ def suitable(methods, optimizer):
     return [method for method in methods if plain or not method.name.startswith("threshold")]
 
 
+def scales_loss(optimizer):
+    """Whether workers check all gradients before they exchange them."""
+    return isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+
+
 def notes_on(method, model):
     """What has to be known of a method for this model: list of sentences.
 
@@ -29,16 +34,15 @@ def notes_on(method, model):
     """
     inner = inner_optimizer(model.optimizer)
     notes = []
-    if model.jit_compile:
+    if model.jit_compile and not method.startswith("blocks"):
         notes.append(
             "XLA cannot compile an exchange of gradients: compile the model with "
-            "jit_compile=False, as all of this is for."
+            "jit_compile=False, which all of this is for."
         )
-    if isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer):
+    if scales_loss(model.optimizer) and not method.startswith("blocks"):
         notes.append(
-            "The loss is scaled: gradients are checked on all workers before they are exchanged, "
-            "and so the exchange does not overlap with the backward pass. A step takes longer than "
-            "is predicted here."
+            "The loss is scaled, so that gradients are checked before they are exchanged: the "
+            "exchange does not overlap with the backward pass of its step."
         )
     if inner.gradient_accumulation_steps:
         notes.append(

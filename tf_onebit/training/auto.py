@@ -5,19 +5,14 @@ import json
 import logging
 
 import numpy as np
-import tensorflow as tf
 
 from tf_onebit.configurable import class_path, deserialize, import_class, serialize
-from tf_onebit.exchanges import FullPrecision, GradientSpec, OneBit, Threshold
+from tf_onebit.exchanges import FullPrecision, OneBit
 from tf_onebit.exchanges.auto import innermost
-from tf_onebit.exchanges.base import FLOAT_BYTES, all_reduce_bytes
-from tf_onebit.layout import WORD_BYTES
-from tf_onebit.measurement import Links, measure_exchange
+from tf_onebit.measurement import ExchangeSeconds, Links, measure_sample, total_seconds
 
 # So many times as fast an exchange must be for its gradients to be compressed.
 _LEAST_GAIN = 1.25
-# What is measured in place of a model: a kernel, [in, out].
-_SAMPLE = GradientSpec("sample", (1024, 2048), "float32")
 _DECISION = "decision"
 
 
@@ -38,78 +33,80 @@ def decide(auto, specs, engine, states=()):
         if _DECISION in state:
             return deserialize(json.loads(bytes(state[_DECISION])))
     if len(engine.ranks) == engine.world_size:
-        return _decided(auto, specs, [], "all workers are in this process", engine)
-    links = Links(engine)
-    rates = links.measure()
-    full, compressed = FullPrecision(), _alone(auto.compressed)
+        reason, excluded, compressed = "all workers are in this process", None, []
+    else:
+        reason, excluded, compressed = _weighed(auto, specs, *_measured(auto, engine))
+    exchange = auto.excluding(excluded)
+    if 0 in engine.ranks:
+        _logger().info(
+            f'tf_onebit: exchange="auto": compresses where it can '
+            f"{sum(spec.size for spec in compressed):,} of {sum(spec.size for spec in specs):,} "
+            f"values, because {reason}. The same without measuring: "
+            f"{as_python(serialize(exchange))}."
+        )
+    return exchange
+
+
+def _measured(auto, engine):
+    """`ExchangeSeconds` in full precision and compressed, on the slowest worker."""
+    workers = Links(engine)
+    links = workers.measure()
+    exchanges = FullPrecision(auto.bucket_bytes), _alone(auto.compressed, exclude=[])
     with engine.place(0):
-        work = links.slowest(*(_work_seconds(e, links.world_size) for e in (full, compressed)))
-    shares = bucket_shares(specs, auto.bucket_bytes)
-    seconds = [
-        [
-            work_seconds * spec.size
-            + sending_seconds(exchange, spec, rates, links.world_size, share)
-            for spec, share in zip(specs, shares, strict=True)
-        ]
-        for exchange, work_seconds in zip((full, compressed), work, strict=True)
+        samples = [measure_sample(exchange, workers.world_size) for exchange in exchanges]
+    work = workers.slowest(*(seconds for seconds, _ in samples))
+    return [
+        ExchangeSeconds(exchange, links, workers.world_size, seconds, kinds)
+        for exchange, seconds, (_, kinds) in zip(exchanges, work, samples, strict=True)
     ]
-    totals = [f"{1e3 * sum(of_all):.3g} ms" for of_all in seconds]
-    reason = f"all take {totals[0]} in full precision and {totals[1]} compressed, without overlap"
-    return _decided(auto, specs, paying(specs, *seconds), reason, engine)
 
 
-def bucket_shares(specs, bucket_bytes):
-    """What part of its bucket each gradient is, as if all were as full as they may be: list.
+def _weighed(auto, specs, full, compressed):
+    """What is left out.
 
     Args:
+        auto: `Auto`.
         specs: list of `GradientSpec`.
-        bucket_bytes: of the exchange.
+        full, compressed: `ExchangeSeconds`.
+
+    Returns:
+        The reason, in words; names of the gradients that `auto.excluding` leaves out, or None; and
+        the list of those that are compressed.
     """
-    dense = sum(spec.size for spec in specs if not spec.sparse)
-    bucket = max(1, min(dense, bucket_bytes / FLOAT_BYTES))
-    return [1.0 if spec.sparse else min(1.0, spec.size / bucket) for spec in specs]
+
+    def seconds_without(names):
+        exchange = auto.excluding(names)
+        alone = _alone(exchange, exclude=list(exchange.exclude))
+        return total_seconds(alone, full, compressed, specs)
+
+    pays = paying(specs, full, compressed)
+    others = [spec for spec in specs if spec not in pays]
+    # What is plain may share the messages of the others, or have some of its own.
+    sharing = [spec for spec in others if not compressed.is_plain(spec)]
+    choices = [[spec.name for spec in left_out] for left_out in (sharing, others)]
+    excluded = min(choices, key=seconds_without)
+    seconds = seconds_without(None), seconds_without(excluded)
+    reason = (
+        f"all take {1e3 * seconds[0]:.3g} ms in full precision, and {1e3 * seconds[1]:.3g} ms with "
+        "what it pays to compress of them, without overlap"
+    )
+    if not pays or seconds[0] <= _LEAST_GAIN * seconds[1]:
+        return reason, None, []
+    return reason, excluded, pays
 
 
-def paying(specs, full_seconds, compressed_seconds):
-    """The names of the gradients that it pays to compress: list.
+def paying(specs, full, compressed):
+    """The gradients that are exchanged faster, by a quarter at least, if they are compressed: list.
 
     Args:
         specs: list of `GradientSpec`.
-        full_seconds, compressed_seconds: lists of what the exchange of each takes.
+        full, compressed: `ExchangeSeconds`.
     """
     return [
-        spec.name
-        for spec, full, compressed in zip(specs, full_seconds, compressed_seconds, strict=True)
-        if _LEAST_GAIN * compressed < full and not spec.sparse
+        spec
+        for spec in specs
+        if not spec.sparse and full.of_gradient(spec) > _LEAST_GAIN * compressed.of_gradient(spec)
     ]
-
-
-def sending_seconds(exchange, spec, links, world_size, bucket_share):
-    """What the messages of a gradient take, with its part of what its bucket takes of latency.
-
-    Args:
-        exchange: `FullPrecision`, `OneBit` or `Threshold`.
-        spec: `GradientSpec`.
-        links: dictionary of `planner.Link`.
-        world_size: number of workers.
-        bucket_share: what part of its bucket the gradient is.
-    """
-    others = world_size - 1
-    if isinstance(exchange, OneBit):
-        layout = exchange.layout_of([spec], world_size)
-        sent = {
-            "all_to_all": others * layout.worker_message_bytes,
-            "all_gather": others * layout.shard_message_bytes,
-        }
-    elif isinstance(exchange, Threshold):
-        sent = {"all_gather": others * WORD_BYTES * exchange.expected_density * spec.size}
-    else:
-        size_bytes = tf.as_dtype(spec.dtype).size * spec.size
-        sent = {"all_reduce": all_reduce_bytes(size_bytes, world_size)}
-    return sum(
-        bucket_share * links[kind].latency_seconds + count / links[kind].bytes_per_second
-        for kind, count in sent.items()
-    )
 
 
 def with_decision(state, exchange):
@@ -123,33 +120,13 @@ def without_decision(state):
     return {name: array for name, array in state.items() if name != _DECISION}
 
 
-def _alone(exchange):
+def _alone(exchange, exclude):
     """What encodes and decodes within an exchange: without a start, a delay, transforms."""
     description = innermost(exchange)
-    config = description["config"] | {"exclude": []}
+    config = description["config"] | {"exclude": exclude}
     if description["class"] == class_path(OneBit):
         config |= {"transforms": [], "local_transforms": []}
     return deserialize(description | {"config": config})
-
-
-def _work_seconds(exchange, world_size):
-    """Of encoding and decoding, per value."""
-    buckets = measure_exchange(exchange, [_SAMPLE], world_size)
-    return sum(bucket.all_work_seconds for bucket in buckets) / _SAMPLE.size
-
-
-def _decided(auto, specs, pays, reason, engine):
-    pays = set(pays)
-    excluded = [spec.name for spec in specs if spec.name not in pays]
-    exchange = auto.excluding(excluded if pays else None)
-    compressed = sum(spec.size for spec in specs if spec.name in pays)
-    if 0 in engine.ranks:
-        _logger().info(
-            f'tf_onebit: exchange="auto": compresses where it can {compressed:,} of '
-            f"{sum(spec.size for spec in specs):,} values, because {reason}. The same without "
-            f"measuring: {as_python(serialize(exchange))}."
-        )
-    return exchange
 
 
 def as_python(value):

@@ -1,6 +1,5 @@
 """When the stages of exchanges, and their collectives, begin and end: taken in the graph."""
 
-import dataclasses
 import itertools
 import typing
 
@@ -51,13 +50,12 @@ class Recorder:
         """Records that a span begins when `tensors` are there.
 
         Returns:
-            The same tensors, which nobody has before this is recorded: on a machine with other
-            things to do, what needs them would overtake it.
+            Tensor that is there as soon as this is recorded.
         """
         return self._record(span, 0, tensors)
 
     def end(self, span, tensors):
-        """Records that a span ends when `tensors` are there. Returns them as `begin` does."""
+        """Records that a span ends when `tensors` are there. Returns what `begin` does."""
         return self._record(span, 1, tensors)
 
     def _record(self, span, side, tensors):
@@ -69,8 +67,8 @@ class Recorder:
         place, token = self._places[span]
         with tf.control_dependencies(_awaitable(tensors)):
             recorded = ops.record_time(token, self._number, 2 * place + side)
-        with tf.control_dependencies([recorded]):
-            return tf.nest.map_structure(tf.identity, tensors, expand_composites=True)
+        with tf.device("CPU:0"), tf.control_dependencies([recorded]):
+            return tf.zeros([])
 
     def take(self):
         """What has been recorded since the last time.
@@ -105,47 +103,53 @@ class _TimedStages(Stages):
     def encode(self, exchange, gradients):
         self._encoded = gradients
         span = self._span("encode")
-        gradients = self._recorder.begin(span, gradients)
-        return self._recorder.end(span, super().encode(exchange, gradients))
+        begun = self._recorder.begin(span, gradients)
+        # What makes a message passes for cheap, and would be run before the time is taken.
+        with tf.control_dependencies([begun]):
+            message = super().encode(exchange, gradients)
+        self._recorder.end(span, message)
+        return message
 
     def aggregate(self, exchange, message):
         if type(exchange).aggregate is Exchange.aggregate:
             return super().aggregate(exchange, message)
-        span = self._span("aggregate")
-        message = self._recorder.begin(span, message)
-        return self._timed(span, super().aggregate(exchange, message))
+        return self._timed("aggregate", super().aggregate(exchange, message), message)
 
     def deliver(self, exchange, message, like, scale):
         if like is not self._encoded:  # a message of an earlier step
             waits = self._span("deliver", WAITS)
-            message = self._recorder.begin(waits, message)
-            self._recorder.end(waits, [message, like])  # for which the message does not wait
-        span = self._span("deliver")
-        message = self._recorder.begin(span, message)
-        return self._timed(span, super().deliver(exchange, message, like, scale))
+            self._recorder.begin(waits, message)
+            self._recorder.end(waits, [message, like])
+        return self._timed("deliver", super().deliver(exchange, message, like, scale), message)
 
     def hold(self, message):
         span = self._span("hold")
-        self._recorder.end(span, self._recorder.begin(span, message))
+        self._recorder.begin(span, message)
+        self._recorder.end(span, message)
 
     def _span(self, stage, part=None, name=None):
         return Span(self._worker, self._bucket, stage, part, name or stage)
 
-    def _timed(self, stage, generator):
-        """Generator: passes on requests of a stage that has begun, and takes their times."""
-
+    def _timed(self, stage, generator, message):
         def asking(request):
-            span = self._span(stage.stage, _COLLECTIVES[type(request)], request.name)
-            answer = yield _with_tensors(request, lambda t: self._recorder.begin(span, t))
-            return self._recorder.end(span, answer)
+            span = self._span(stage, _COLLECTIVES[type(request)], request.name)
+            # The answer may come before the stage's own time is taken, where cores are busy.
+            self._recorder.begin(span, [begun, _tensors_of(request)])
+            answer = yield request
+            answered = self._recorder.end(span, answer)
+            # Where answers come every thread may be in use: what needs them would overtake.
+            with tf.control_dependencies([answered]):
+                return tf.nest.map_structure(tf.identity, answer)
 
-        return self._recorder.end(stage, (yield from through(generator, asking)))
+        span = self._span(stage)
+        begun = self._recorder.begin(span, message)
+        result = yield from through(generator, asking)
+        self._recorder.end(span, result)
+        return result
 
 
-def _with_tensors(request, function):
-    """A request with what a function makes of its tensors."""
-    name = "tensors" if isinstance(request, AllReduce) else "tensor"
-    return dataclasses.replace(request, **{name: function(getattr(request, name))})
+def _tensors_of(request):
+    return request.tensors if isinstance(request, AllReduce) else [request.tensor]
 
 
 def _awaitable(tensors):
