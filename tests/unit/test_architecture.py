@@ -93,7 +93,6 @@ MAY_IMPORT = {
         "collectives.requests",
         "configurable",
         "exchanges",
-        "layout",
         "measurement",
         "ops",
         "samples",

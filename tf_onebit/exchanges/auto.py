@@ -15,7 +15,7 @@ class Auto(Exchange):
     Then workers measure, for some seconds, what collectives take between them and what encoding and
     decoding take on them. A gradient is compressed if that makes its exchange faster by a quarter
     at least, by its type, its shape and the bytes that follow from these, without overlap; unless
-    the exchange of all gradients, with the latency of each bucket, is made faster by less.
+    that of all dense ones, with the latency of each bucket, is made faster by less than that.
     Others travel in full precision, as with the `exclude` of `compressed`. The decision is logged
     by Python's logger "tf_onebit", as the exchange that does the same without measuring. A run that
     is resumed from a backup keeps it; others may come to another, and so to other bits. All workers

@@ -81,9 +81,10 @@ class Exchange(Configurable, tf.Module):
                 "exclude must be a list of regular expressions. "
                 f"Received: exclude={exclude!r}. Use exclude=[{exclude!r}]."
             )
+        self._excluded = []
         for pattern in exclude:
             try:
-                re.compile(pattern)
+                self._excluded.append(re.compile(pattern))
             except (re.error, TypeError) as error:
                 raise ValueError(
                     f"exclude must be a list of regular expressions. Received: {pattern!r} in "
@@ -91,6 +92,10 @@ class Exchange(Configurable, tf.Module):
                 ) from error
         self.bucket_bytes = bucket_bytes
         self.exclude = tuple(exclude)
+
+    def excludes(self, name):
+        """Whether a gradient of this name travels in full precision."""
+        return any(pattern.search(name) for pattern in self._excluded)
 
     def build(self, specs, rank, world_size, scope, unit=1.0):
         """Fixes the layout and creates the variables.

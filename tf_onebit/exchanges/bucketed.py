@@ -1,7 +1,5 @@
 """Bucketed: an exchange for a whole model, made of clones of the user's exchange."""
 
-import re
-
 import numpy as np
 import tensorflow as tf
 
@@ -74,7 +72,7 @@ class Bucketed(Exchange):
             template = self.template
             if spec.sparse and not template.takes_sparse:
                 template = sparse
-            elif spec.dtype not in template.dtypes or self._excludes(spec.name):
+            elif spec.dtype not in template.dtypes or self.excludes(spec.name):
                 template = full_precision
             indices, bucket_bytes = open_buckets.get((template, spec.dtype), (None, 0))
             if not 0 < bucket_bytes < self.bucket_bytes:
@@ -84,9 +82,6 @@ class Bucketed(Exchange):
             bucket_bytes += max(1, spec.size) * FLOAT_BYTES
             open_buckets[template, spec.dtype] = indices, bucket_bytes
         return partition
-
-    def _excludes(self, name):
-        return any(re.search(pattern, name) for pattern in self.exclude)
 
     def handshake(self, specs, world_size, scope):
         """Generator: raises ValueError on all workers unless they are about to build the same.

@@ -1,6 +1,10 @@
 """Takes the time of exchanges, and of collectives between the workers of a job."""
 
-from tf_onebit.measurement.exchange_seconds import ExchangeSeconds, measure_sample, total_seconds
+from tf_onebit.measurement.exchange_seconds import (
+    ExchangeSeconds,
+    compressed_buckets,
+    measure_work,
+)
 from tf_onebit.measurement.exchange_work import measure_block, measure_exchange, with_block_work
 from tf_onebit.measurement.links import Alone, Links
 
@@ -8,9 +12,9 @@ __all__ = [
     "Alone",
     "ExchangeSeconds",
     "Links",
+    "compressed_buckets",
     "measure_block",
     "measure_exchange",
-    "measure_sample",
-    "total_seconds",
+    "measure_work",
     "with_block_work",
 ]

@@ -22,40 +22,46 @@ class ExchangeSeconds:
         links: dictionary of `planner.Link`.
         world_size: number of workers.
         work_seconds: what encoding and decoding take per value.
-        kinds: tuple: those of the collectives of each bucket.
     """
 
     exchange: Exchange
     links: dict
     world_size: int
     work_seconds: float
-    kinds: tuple
 
-    @property
-    def of_bucket(self):
-        """What the collectives of a bucket take, however little it holds."""
-        return sum(self.links[kind].latency_seconds for kind in self.kinds)
+    def of_gradients(self, specs):
+        """What gradients take in a bucket: work, and bytes that travel; latency comes to that.
 
-    def of_gradient(self, spec):
-        """What a gradient takes in a bucket: work, and bytes that travel."""
+        Args:
+            specs: list of `GradientSpec`.
+        """
         sending = sum(
             sent_bytes / self.links[kind].bytes_per_second
-            for kind, sent_bytes in self._sent_bytes(spec).items()
+            for kind, sent_bytes in self._sent_bytes(specs).items()
         )
-        return self.work_seconds * spec.size + sending
+        return self.work_seconds * sum(spec.size for spec in specs) + sending
 
-    def _sent_bytes(self, spec):
+    def of_bucket(self, specs):
+        """The same with the latency of its collectives, one after another.
+
+        That of flags in full precision, which is under way beside the gradients', does not count.
+        """
+        kinds = self._sent_bytes(specs)
+        return self.of_gradients(specs) + sum(self.links[kind].latency_seconds for kind in kinds)
+
+    def _sent_bytes(self, specs):
+        """By each worker, by kind of collective: dictionary."""
         others = self.world_size - 1
         if isinstance(self.exchange, OneBit):
-            layout = self.exchange.layout_of([spec], self.world_size)
+            layout = self.exchange.layout_of(specs, self.world_size)
             return {
                 "all_to_all": others * layout.worker_message_bytes,
                 "all_gather": others * layout.shard_message_bytes,
             }
         if isinstance(self.exchange, Threshold):
-            values = self.exchange.expected_density * spec.size
+            values = self.exchange.expected_density * sum(spec.size for spec in specs)
             return {"all_gather": others * WORD_BYTES * values}
-        size_bytes = tf.as_dtype(spec.dtype).size * spec.size
+        size_bytes = sum(tf.as_dtype(spec.dtype).size * spec.size for spec in specs)
         return {"all_reduce": all_reduce_bytes(size_bytes, self.world_size)}
 
     def is_plain(self, spec):
@@ -65,33 +71,29 @@ class ExchangeSeconds:
         return self.exchange.layout_of([spec], self.world_size).plain_size == spec.size
 
 
-def measure_sample(exchange, world_size):
-    """What is computed per value, in seconds, and the kinds of a bucket's collectives: tuple.
+def measure_work(exchange, world_size):
+    """What encoding and decoding take, in seconds per value.
 
     Args:
         exchange: as of `measure_exchange`; nothing is excluded.
         world_size: number of workers.
     """
     (bucket,) = measure_exchange(exchange, [_SAMPLE], world_size)
-    return bucket.all_work_seconds / bucket.size, tuple(c.kind for c in bucket.collectives)
+    return bucket.all_work_seconds / bucket.size
 
 
-def total_seconds(exchange, full_precision, compressed, specs):
-    """What it takes to exchange the gradients of a model, bucket after bucket.
-
-    Embeddings' sparse gradients are left out: they travel in the same way with any exchange.
+def compressed_buckets(exchange, specs):
+    """The buckets of an exchange, but for those of sparse gradients.
 
     Args:
-        exchange: the `Exchange` that it is about, as a template: buckets follow from it, and what
-            it excludes.
-        full_precision, compressed: `ExchangeSeconds` of what it leaves as it is, and of the rest.
+        exchange: `OneBit` or `Threshold`, as a template.
         specs: list of `GradientSpec`.
+
+    Returns:
+        List of (whether it is compressed, list of its `GradientSpec`).
     """
-    seconds = 0.0
-    for template, indices in Bucketed(exchange).partition(specs):
-        gradients = [specs[index] for index in indices]
-        if not gradients[0].sparse:
-            is_compressed = isinstance(template, type(compressed.exchange))
-            one = compressed if is_compressed else full_precision
-            seconds += one.of_bucket + sum(map(one.of_gradient, gradients))
-    return seconds
+    buckets = [
+        (isinstance(template, type(exchange)), [specs[index] for index in indices])
+        for template, indices in Bucketed(exchange).partition(specs)
+    ]
+    return [(is_compressed, bucket) for is_compressed, bucket in buckets if not bucket[0].sparse]

@@ -9,6 +9,7 @@ import tensorflow as tf
 from tf_onebit import ops
 from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, through
 from tf_onebit.exchanges import Bucketed
+from tf_onebit.exchanges.base import all_reduce_bytes
 from tf_onebit.planner import Bucket, Collective
 
 # Memory is to be found first, and a threshold.
@@ -130,10 +131,10 @@ def _timed(exchange, gradients):
         tensors = request.tensors if isinstance(request, AllReduce) else [request.tensor]
         now, tensors = _at(tensors)
         seconds.append(now - last)
-        kind, factor, answer = _answered(request, tensors, exchange.world_size)
-        kinds.append(kind)
         size_bytes = sum(tensor.dtype.size * tf.size(tensor, tf.int64) for tensor in tensors)
-        sent_bytes.append(tf.cast(factor * tf.cast(size_bytes, tf.float64), tf.int64))
+        kind, sent, answer = _answered(request, tensors, size_bytes, exchange.world_size)
+        kinds.append(kind)
+        sent_bytes.append(sent)
         last, answer = _at(answer)
         return answer
 
@@ -155,21 +156,21 @@ def _at(tensors):
         return time, tf.nest.map_structure(tf.identity, tensors, expand_composites=True)
 
 
-def _answered(request, tensors, world_size):
+def _answered(request, tensors, size_bytes, world_size):
     """What others would send, if they had what this worker has.
 
     Returns:
-        The kind of the collective, how often each worker sends the bytes of `tensors`, and the
-        answer.
+        The kind of the collective, the bytes that each worker sends of the `size_bytes` of
+        `tensors`, and the answer.
     """
     others = world_size - 1
     if isinstance(request, AllToAll):
         answer = tf.stack([tensors[0][0]] * world_size)
-        return "all_to_all", others / world_size, answer
+        return "all_to_all", others * size_bytes // world_size, answer
     if isinstance(request, AllGather):
-        return "all_gather", others, tf.concat(tensors * world_size, axis=0)
+        return "all_gather", others * size_bytes, tf.concat(tensors * world_size, axis=0)
     if isinstance(request, AllReduce):
-        return "all_reduce", 2 * others / world_size, tensors
+        return "all_reduce", all_reduce_bytes(size_bytes, world_size), tensors
     raise TypeError(f"No exchange of gradients asks for this. Received: {request!r}.")
 
 

@@ -159,10 +159,13 @@ class ModelInStep:
 
 
 def _reason(error):
-    """What an error in a layer says, without the call in which it came."""
-    emphasized = re.search(r"\x1b\[1m(.+?)\x1b\[0m", str(error), re.DOTALL)
-    text = emphasized[1] if emphasized else str(error)
-    return " ".join(text.split())
+    """What an error in a model says, in a line, without where in the program it came."""
+    of_layer = re.search(r"\x1b\[1m(.+?)\x1b\[0m", str(error), re.DOTALL)
+    if of_layer:
+        return " ".join(of_layer[1].split())
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    # Calls, files and nodes are indented; the last line else says what is wrong.
+    return ([line for line in lines if not line[0].isspace()] or lines)[-1].strip()
 
 
 def _standing_still(optimizer):

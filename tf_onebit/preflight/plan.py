@@ -146,24 +146,25 @@ def make_plan(model, workers, links, options):
     """
     from tf_onebit.planner import advise, interpolated, predict
     from tf_onebit.preflight.measurements import measure
-    from tf_onebit.preflight.suitable import notes_on, scales_loss, suitable
+    from tf_onebit.preflight.suitable import checks_gradients_first, notes_on, suitable
 
     least = max(2, workers.world_size)
     world_sizes = sorted(set(options.workers or [least, 2 * least, 4 * least, 8 * least]))
     measured = measure(model, workers, links, world_sizes, options)
     size = measured.per_replica_batch_size
-    computations, alone = measured.computations, measured.alone_seconds
-    if scales_loss(model.optimizer):
+    computations, methods = measured.computations, measured.methods
+    if checks_gradients_first(model.optimizer):  # and what is late begins after the check, too
         computations = {n: c.without_overlap() for n, c in computations.items()}
-    computation = interpolated(computations, size)
+        methods = {n: [dataclasses.replace(m, delay=0) for m in methods[n]] for n in methods}
+    computation, alone = interpolated(computations, size), measured.alone_seconds
     predictions = [
         predict(method, computation, measured.links_of(world_size), world_size, alone)
         for world_size in world_sizes
-        for method in measured.methods[world_size] + measured.estimates[world_size]
+        for method in methods[world_size] + measured.estimates[world_size]
     ]
     advised = workers.world_size if workers.world_size in world_sizes else world_sizes[0]
     advice = advise(
-        suitable(measured.methods[advised], model.optimizer),
+        suitable(methods[advised], model.optimizer),
         computations,
         measured.links_of(advised),
         advised,

@@ -20,9 +20,10 @@ def suitable(methods, optimizer):
     return [method for method in methods if plain or not method.name.startswith("threshold")]
 
 
-def scales_loss(optimizer):
-    """Whether workers check all gradients before they exchange them."""
-    return isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+def checks_gradients_first(optimizer):
+    """Whether workers check all of their gradients before they exchange any."""
+    skips = getattr(inner_optimizer(optimizer), "on_nonfinite", None) == "skip"
+    return skips or isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
 
 
 def notes_on(method, model):
@@ -39,10 +40,10 @@ def notes_on(method, model):
             "XLA cannot compile an exchange of gradients: compile the model with "
             "jit_compile=False, which all of this is for."
         )
-    if scales_loss(model.optimizer) and not method.startswith("blocks"):
+    if checks_gradients_first(model.optimizer) and not method.startswith("blocks"):
         notes.append(
-            "The loss is scaled, so that gradients are checked before they are exchanged: the "
-            "exchange does not overlap with the backward pass of its step."
+            "Gradients are checked before they are exchanged, as with every scaled loss and "
+            'on_nonfinite="skip": no exchange overlaps with what is computed.'
         )
     if inner.gradient_accumulation_steps:
         notes.append(

@@ -1,15 +1,17 @@
 """What `Auto` becomes, for the gradients of a model and the workers of a job."""
 
+import dataclasses
 import inspect
 import json
 import logging
 
 import numpy as np
 
-from tf_onebit.configurable import class_path, deserialize, import_class, serialize
+from tf_onebit.configurable import deserialize, import_class, serialize
 from tf_onebit.exchanges import FullPrecision, OneBit
 from tf_onebit.exchanges.auto import innermost
-from tf_onebit.measurement import ExchangeSeconds, Links, measure_sample, total_seconds
+from tf_onebit.exchanges.base import Exchange
+from tf_onebit.measurement import ExchangeSeconds, Links, compressed_buckets, measure_work
 
 # So many times as fast an exchange must be for its gradients to be compressed.
 _LEAST_GAIN = 1.25
@@ -32,67 +34,84 @@ def decide(auto, specs, engine, states=()):
     for state in states:
         if _DECISION in state:
             return deserialize(json.loads(bytes(state[_DECISION])))
-    if len(engine.ranks) == engine.world_size:
-        reason, excluded, compressed = "all workers are in this process", None, []
-    else:
-        reason, excluded, compressed = _weighed(auto, specs, *_measured(auto, engine))
-    exchange = auto.excluding(excluded)
+    if _encoder(auto.compressed).takes_sparse:  # as the dense gradients that it makes of them
+        specs = [dataclasses.replace(spec, sparse=False) for spec in specs]
+    decision = _Decision(auto.excluding(None), "all workers are in this process")
+    if len(engine.ranks) < engine.world_size:
+        decision = _weighed(auto, specs, *_measured(auto, engine))
     if 0 in engine.ranks:
         _logger().info(
-            f'tf_onebit: exchange="auto": compresses where it can '
-            f"{sum(spec.size for spec in compressed):,} of {sum(spec.size for spec in specs):,} "
-            f"values, because {reason}. The same without measuring: "
-            f"{as_python(serialize(exchange))}."
+            f'tf_onebit: exchange="auto": compresses {decision.compressed:,} of '
+            f"{sum(spec.size for spec in specs):,} values, because {decision.reason}. The same "
+            f"without measuring: {as_python(serialize(decision.exchange))}."
         )
-    return exchange
+    return decision.exchange
+
+
+@dataclasses.dataclass(frozen=True)
+class _Decision:
+    """What is decided: the exchange, why, in words, and how many values it compresses."""
+
+    exchange: Exchange
+    reason: str
+    compressed: int = 0
 
 
 def _measured(auto, engine):
     """`ExchangeSeconds` in full precision and compressed, on the slowest worker."""
     workers = Links(engine)
     links = workers.measure()
-    exchanges = FullPrecision(auto.bucket_bytes), _alone(auto.compressed, exclude=[])
+    exchanges = FullPrecision(auto.bucket_bytes), _without_exclude(auto.compressed)
     with engine.place(0):
-        samples = [measure_sample(exchange, workers.world_size) for exchange in exchanges]
-    work = workers.slowest(*(seconds for seconds, _ in samples))
+        work = [measure_work(exchange, workers.world_size) for exchange in exchanges]
     return [
-        ExchangeSeconds(exchange, links, workers.world_size, seconds, kinds)
-        for exchange, seconds, (_, kinds) in zip(exchanges, work, samples, strict=True)
+        ExchangeSeconds(exchange, links, workers.world_size, seconds)
+        for exchange, seconds in zip(exchanges, workers.slowest(*work), strict=True)
     ]
 
 
 def _weighed(auto, specs, full, compressed):
-    """What is left out.
+    """The `_Decision` about gradients.
 
     Args:
         auto: `Auto`.
         specs: list of `GradientSpec`.
         full, compressed: `ExchangeSeconds`.
-
-    Returns:
-        The reason, in words; names of the gradients that `auto.excluding` leaves out, or None; and
-        the list of those that are compressed.
     """
 
-    def seconds_without(names):
-        exchange = auto.excluding(names)
-        alone = _alone(exchange, exclude=list(exchange.exclude))
-        return total_seconds(alone, full, compressed, specs)
+    def buckets_of(exchange):
+        return compressed_buckets(_encoder(exchange), specs)
+
+    def seconds_of(exchange):
+        return sum(
+            (compressed if is_compressed else full).of_bucket(bucket)
+            for is_compressed, bucket in buckets_of(exchange)
+        )
 
     pays = paying(specs, full, compressed)
     others = [spec for spec in specs if spec not in pays]
     # What is plain may share the messages of the others, or have some of its own.
-    sharing = [spec for spec in others if not compressed.is_plain(spec)]
-    choices = [[spec.name for spec in left_out] for left_out in (sharing, others)]
-    excluded = min(choices, key=seconds_without)
-    seconds = seconds_without(None), seconds_without(excluded)
+    not_plain = [spec for spec in others if not compressed.is_plain(spec)]
+    none = auto.excluding(None)
+    choices = [auto.excluding([spec.name for spec in left_out]) for left_out in (not_plain, others)]
+    best = min(choices if pays else [none], key=seconds_of)
+    seconds = [seconds_of(exchange) for exchange in (none, best)]
+    texts = [f"{1e3 * one:.3g} ms" for one in seconds]
+    if not pays:
+        return _Decision(none, f"no gradient gains enough: all take {texts[0]}")
     reason = (
-        f"all take {1e3 * seconds[0]:.3g} ms in full precision, and {1e3 * seconds[1]:.3g} ms with "
-        "what it pays to compress of them, without overlap"
+        f"all dense gradients take {texts[0]} in full precision, and {texts[1]} with what it pays "
+        "to compress of them, without overlap"
     )
-    if not pays or seconds[0] <= _LEAST_GAIN * seconds[1]:
-        return reason, None, []
-    return reason, excluded, pays
+    if seconds[0] <= _LEAST_GAIN * seconds[1]:
+        return _Decision(none, reason)
+    values = sum(
+        spec.size
+        for is_compressed, bucket in buckets_of(best)
+        for spec in bucket
+        if is_compressed and not compressed.is_plain(spec)
+    )
+    return _Decision(best, reason, values)
 
 
 def paying(specs, full, compressed):
@@ -105,7 +124,8 @@ def paying(specs, full, compressed):
     return [
         spec
         for spec in specs
-        if not spec.sparse and full.of_gradient(spec) > _LEAST_GAIN * compressed.of_gradient(spec)
+        if not spec.sparse
+        and full.of_gradients([spec]) > _LEAST_GAIN * compressed.of_gradients([spec])
     ]
 
 
@@ -120,11 +140,16 @@ def without_decision(state):
     return {name: array for name, array in state.items() if name != _DECISION}
 
 
-def _alone(exchange, exclude):
-    """What encodes and decodes within an exchange: without a start, a delay, transforms."""
+def _encoder(exchange):
+    """What encodes and decodes within an exchange: without a start or a delay."""
+    return deserialize(innermost(exchange))
+
+
+def _without_exclude(exchange):
+    """The same, for `measure_work`: without what it excludes, and transforms, made in any case."""
     description = innermost(exchange)
-    config = description["config"] | {"exclude": exclude}
-    if description["class"] == class_path(OneBit):
+    config = description["config"] | {"exclude": []}
+    if issubclass(import_class(description["class"]), OneBit):
         config |= {"transforms": [], "local_transforms": []}
     return deserialize(description | {"config": config})
 

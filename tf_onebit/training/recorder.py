@@ -133,10 +133,10 @@ class _TimedStages(Stages):
     def _timed(self, stage, generator, message):
         def asking(request):
             span = self._span(stage, _COLLECTIVES[type(request)], request.name)
-            # The answer may come before the stage's own time is taken, where cores are busy.
-            self._recorder.begin(span, [begun, _tensors_of(request)])
+            self._recorder.begin(span, _tensors_of(request))
             answer = yield request
-            answered = self._recorder.end(span, answer)
+            # Where cores are busy it may come before the time of the stage's begin is taken.
+            answered = self._recorder.end(span, [begun, answer])
             # Where answers come every thread may be in use: what needs them would overtake.
             with tf.control_dependencies([answered]):
                 return tf.nest.map_structure(tf.identity, answer)
