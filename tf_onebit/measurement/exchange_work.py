@@ -33,10 +33,15 @@ def measure_exchange(exchange, specs, world_size, rows=None):
     rows = rows or [1] * len(specs)
     bucketed = Bucketed(exchange)
     bucketed.build(specs, 0, world_size, "tf_onebit/measurement")
-    return [
-        _measured([specs[i] for i in indices], [rows[i] for i in indices], bucket)
-        for bucket, indices in bucketed.buckets
-    ]
+    measured = {}  # layers that are alike have buckets that are: each is measured once
+    buckets = []
+    for exchange_of_bucket, indices in bucketed.buckets:
+        gradients = tuple((dataclasses.replace(specs[i], name=""), rows[i]) for i in indices)
+        key = type(exchange_of_bucket), gradients
+        if key not in measured:
+            measured[key] = _measured(*zip(*gradients, strict=True), exchange_of_bucket)
+        buckets.append(measured[key])
+    return buckets
 
 
 def with_block_work(buckets, seconds_per_value):
