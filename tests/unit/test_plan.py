@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 import tf_onebit
+import tf_onebit.horovod as hvd
 from tests.unit import planned
 from tf_onebit import cli
 from tf_onebit.exchanges import FullPrecision, OneBit, Threshold
@@ -189,6 +190,14 @@ def test_on_a_gpu_the_work_of_an_exchange_is_known_as_a_whole(monkeypatch):
     assert len(stages) == 1 and 0 < on_gpu.all_work_seconds < 1
 
 
+def test_buckets_that_are_alike_are_measured_once():
+    specs = [GradientSpec(f"kernel{i}", (64, 512), "float32") for i in range(3)]
+    specs.append(GradientSpec("head", (64, 512), "bfloat16"))
+    last, *others = measure_exchange(OneBit(bucket_bytes=1), specs, 2)
+    assert len(others) == 3 and others[0] is others[1] is others[2]
+    assert last is not others[0] and last.size == others[0].size
+
+
 def test_sparse_gradients_are_measured_as_they_are_exchanged():
     buckets, dense = (measure_exchange(OneBit(), specs, 2) for specs in (SPECS, SPECS[:2]))
     (sparse,) = [bucket for bucket in buckets if bucket.size == 100 * 32]
@@ -347,12 +356,17 @@ def test_says_what_stands_in_the_way_of_an_exchange():
     assert notes_with(keras.optimizers.LossScaleOptimizer(tf_onebit.optimizers.Adam())) == []
 
 
+def skipping_optimizer():
+    hvd.init()
+    return hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), on_nonfinite="skip")
+
+
 @pytest.mark.parametrize(
     "make_optimizer, overlaps",
     [
         (lambda: keras.optimizers.SGD(0.1), True),
         (lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)), False),
-        (lambda: tf_onebit.horovod.DistributedOptimizer("sgd", on_nonfinite="skip"), False),
+        (skipping_optimizer, False),
     ],
 )
 def test_gradients_that_are_checked_first_overlap_with_nothing(

@@ -75,13 +75,13 @@ def test_taking_times_changes_no_bit(make):
 
 @every_exchange
 def test_what_begins_ends_before_it_begins_again(make, monkeypatch):
-    recorded = []
+    recorded, take = [], ops.take_times
 
     def take_times(recorder):
-        recorded.append(ops.take_times(recorder))
+        recorded.append(take(recorder))
         return recorded[-1]
 
-    monkeypatch.setattr("tf_onebit.training.recorder.ops.take_times", take_times)
+    monkeypatch.setattr(ops, "take_times", take_times)
     recorder = Recorder()
     Job(make(), recorder).run()
     spans = recorder.take()

@@ -14,11 +14,13 @@ from tf_onebit.planner import Bucket, Collective
 
 # Memory is to be found first, and a threshold.
 _UNTIMED_RUNS, _RUNS = 2, 4
+# Normal numbers take longer to make than to encode: of more, they are repeated.
+_MOST_NUMBERS = 2**20
 # Of more, a part says what all would take.
 _MOST_VALUES = 8 * 2**20
 
 
-def measure_exchange(exchange, specs, world_size, rows=None):
+def measure_exchange(exchange, specs, world_size, rows=None, runs=_RUNS):
     """Takes the time of what an exchange computes, with random gradients.
 
     Args:
@@ -26,6 +28,7 @@ def measure_exchange(exchange, specs, world_size, rows=None):
         specs: list of `GradientSpec`, of a model.
         world_size: number of workers, of which this one hears only itself.
         rows: list: number of rows of each gradient that is sparse; default: one.
+        runs: how often each bucket is timed, for the median.
 
     Returns:
         List of `planner.Bucket`, in the order in which a backward pass has their gradients.
@@ -39,7 +42,7 @@ def measure_exchange(exchange, specs, world_size, rows=None):
         gradients = tuple((dataclasses.replace(specs[i], name=""), rows[i]) for i in indices)
         key = type(exchange_of_bucket), gradients
         if key not in measured:
-            measured[key] = _measured(*zip(*gradients, strict=True), exchange_of_bucket)
+            measured[key] = _measured(*zip(*gradients, strict=True), exchange_of_bucket, runs)
         buckets.append(measured[key])
     return buckets
 
@@ -65,7 +68,7 @@ def with_block_work(buckets, seconds_per_value):
     return [of_block(bucket) for bucket in buckets]
 
 
-def _measured(specs, rows, exchange):
+def _measured(specs, rows, exchange, runs):
     kinds = []
 
     def gradients(sign):
@@ -77,15 +80,15 @@ def _measured(specs, rows, exchange):
 
     @tf.function(autograph=False)
     def run(sign):
-        seconds, sent, kinds[:], results = _timed(exchange, gradients(sign))
-        return seconds, sent, results
+        seconds, sent, kinds[:], exchanged = _timed(exchange, gradients(sign))
+        return seconds, sent, exchanged
 
     # Gradients that change their signs are not all sent sooner or later, as steady ones are.
-    signs = [tf.constant((-1.0) ** i) for i in range(_UNTIMED_RUNS + _RUNS)]
-    runs = [run(sign) for sign in signs]
-    times = np.array([seconds.numpy() for seconds, *_ in runs[_UNTIMED_RUNS:]])
+    signs = [tf.constant((-1.0) ** i) for i in range(_UNTIMED_RUNS + runs)]
+    results = [run(sign) for sign in signs]
+    times = np.array([seconds.numpy() for seconds, *_ in results[_UNTIMED_RUNS:]])
     *before, after = np.median(times, axis=0).clip(0).tolist()
-    sent_bytes = runs[-1][1].numpy().tolist()
+    sent_bytes = results[-1][1].numpy().tolist()
     if tf.config.list_logical_devices("GPU"):
         # Its kernels run behind the back of what takes times in the graph: only all is known.
         making = tf.function(gradients, autograph=False)
@@ -112,11 +115,16 @@ def _random_gradient(spec, rows):
         if spec.sparse:
             values = tf.ones([rows, *spec.shape[1:]], dtype)
         else:
-            values = tf.random.stateless_normal(spec.shape, seed=[1, spec.size], dtype=dtype)
+            values = _random_values(spec.size, dtype)
     if not spec.sparse:
-        return values
+        return tf.reshape(values, spec.shape)
     indices = tf.range(rows) % spec.shape[0]
     return tf.IndexedSlices(values, indices, tf.constant(spec.shape))
+
+
+def _random_values(size, dtype):
+    some = tf.random.stateless_normal([min(size, _MOST_NUMBERS)], seed=[1, size], dtype=dtype)
+    return some if size <= _MOST_NUMBERS else tf.tile(some, [-(-size // _MOST_NUMBERS)])[:size]
 
 
 def _timed(exchange, gradients):

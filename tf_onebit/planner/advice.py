@@ -123,7 +123,8 @@ _PARTS = {
 
 
 def _milliseconds(seconds):
-    return f"{1e3 * seconds:.3g} ms"
+    milliseconds = 1e3 * seconds
+    return f"{milliseconds:.3g} ms" if milliseconds < 1000 else f"{milliseconds:,.0f} ms"
 
 
 def _about_full_precision(full, sending_less_pays):

@@ -11,8 +11,6 @@ from tf_onebit.planner import Computation
 from tf_onebit.training.gradients import spec_of
 
 _RUNS = 5
-# Of all runs with batches of one size.
-_MOST_SECONDS = 3.0
 
 
 class ModelInStep:
@@ -81,12 +79,13 @@ class ModelInStep:
             if gradient is not None
         ]
 
-    def measure(self, per_replica_batch_size, workers):
+    def measure(self, per_replica_batch_size, workers, most_seconds=3.0):
         """Takes the time of a step, on all workers at once: they may share what they compute with.
 
         Args:
             per_replica_batch_size: number of samples, of this worker.
             workers: `Links` or `Alone`.
+            most_seconds: of all runs, of which there is one at least.
 
         Returns:
             `planner.Computation`, or None if some worker has not enough memory.
@@ -117,7 +116,7 @@ class ModelInStep:
         while len(times) < _RUNS:
             times.append([self._seconds(part, batch, workers) for part in parts])
             (round_seconds,) = workers.slowest(sum(times[-1]))
-            if len(times) * round_seconds > _MOST_SECONDS:
+            if len(times) * round_seconds > most_seconds:
                 break
         # Of the slowest worker, for which all wait.
         forward, backward, whole = workers.slowest(*np.median(times, axis=0))

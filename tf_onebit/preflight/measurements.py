@@ -9,6 +9,8 @@ from tf_onebit.preflight.block_ends import BlockEnd
 from tf_onebit.preflight.computation import ModelInStep
 
 FULL_PRECISION = "full precision"
+_MOST_SECONDS_OF_OTHERS = 1.0
+_RUNS_OF_OTHERS = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +75,7 @@ def measure(model, workers, links, world_sizes, options):
         others = max(1, size // 4), max(1, size // 2), 2 * size
         batch_sizes = step.fixed_batch_sizes or {size, *others}
         size = size if size in batch_sizes else min(batch_sizes)
-        computations = _computations(step, batch_sizes, workers)
+        computations = _computations(step, size, batch_sizes, workers)
         if size not in computations:
             raise ValueError(
                 "The memory of a worker is not enough for a step. Received: "
@@ -92,7 +94,10 @@ def measure(model, workers, links, world_sizes, options):
     methods, estimates = {}, {}
     for world_size in world_sizes:
         workers.wait_for_all()
-        exchanges = _Exchanges(specs, rows, world_size, options.target_density)
+        # Coding depends little on the number of workers: that of the job is measured well.
+        well = world_size in (workers.world_size, world_sizes[0])
+        runs = {} if well else {"runs": _RUNS_OF_OTHERS}
+        exchanges = _Exchanges(specs, rows, world_size, options.target_density, **runs)
         methods[world_size] = [
             *exchanges.methods(),
             *exchanges.blocks(ends, block_seconds, options.sync_period),
@@ -107,14 +112,16 @@ def measure(model, workers, links, world_sizes, options):
     )
 
 
-def _computations(step, batch_sizes, workers):
+def _computations(step, size, batch_sizes, workers):
     """`planner.Computation` by number of samples, as far as memory goes: dictionary."""
     computations = {}
-    for size in sorted(batch_sizes):
-        computation = step.measure(size, workers)
+    for other in sorted(batch_sizes):
+        # What is predicted depends on one; the others say how it changes with it.
+        seconds = {} if other == size else {"most_seconds": _MOST_SECONDS_OF_OTHERS}
+        computation = step.measure(other, workers, **seconds)
         if computation is None:
             break
-        computations[size] = computation
+        computations[other] = computation
     return computations
 
 
@@ -140,10 +147,12 @@ def alone_seconds_of(step, per_replica_batch_size, workers):
 class _Exchanges:
     """What exchanges take between so many workers, and the methods they are used in."""
 
-    def __init__(self, specs, rows, world_size, target_density):
-        self._specs, self._world_size = specs, world_size
+    def __init__(self, specs, rows, world_size, target_density, **runs):
+        self._specs, self._world_size, self._runs = specs, world_size, runs
         self._exchanges = FullPrecision(), OneBit(), Threshold(target_density=target_density)
-        self._buckets = [measure_exchange(e, specs, world_size, rows) for e in self._exchanges]
+        self._buckets = [
+            measure_exchange(e, specs, world_size, rows, **runs) for e in self._exchanges
+        ]
 
     def methods(self):
         """Those that exchange gradients in every step: list of `planner.Method`."""
@@ -174,7 +183,7 @@ class _Exchanges:
             if end is None:
                 continue
             if end.weights != self._specs:  # of an embedding all rows, not those of a step
-                buckets = measure_exchange(exchange, end.weights, self._world_size)
+                buckets = measure_exchange(exchange, end.weights, self._world_size, **self._runs)
             full_precision = full_precision or buckets
             of_block = end.buckets(buckets, full_precision, self._world_size, block_seconds)
             name = f"blocks of {sync_period}, {name}"

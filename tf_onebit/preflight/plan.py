@@ -39,8 +39,8 @@ def add_command(commands):
         type=_several,
         nargs="+",
         metavar="N",
-        help="numbers of workers to plan for (default: those there are, and 2, 4 and 8 times as "
-        "many)",
+        help="numbers of workers to plan for (default: those there are, at least 2, and 2 and 4 "
+        "times as many)",
     )
     parser.add_argument(
         "--bandwidth",
@@ -149,7 +149,7 @@ def make_plan(model, workers, links, options):
     from tf_onebit.preflight.suitable import checks_gradients_first, notes_on, suitable
 
     least = max(2, workers.world_size)
-    world_sizes = sorted(set(options.workers or [least, 2 * least, 4 * least, 8 * least]))
+    world_sizes = sorted(set(options.workers or [least, 2 * least, 4 * least]))
     measured = measure(model, workers, links, world_sizes, options)
     size = measured.per_replica_batch_size
     computations, methods = measured.computations, measured.methods
