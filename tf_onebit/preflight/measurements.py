@@ -93,11 +93,10 @@ def measure(model, workers, links, world_sizes, options):
     block_seconds = measure_block(sum(sizes))
     methods, estimates = {}, {}
     for world_size in world_sizes:
-        workers.wait_for_all()
         # Coding depends little on the number of workers: that of the job is measured well.
         well = world_size in (workers.world_size, world_sizes[0])
         runs = {} if well else {"runs": _RUNS_OF_OTHERS}
-        exchanges = _Exchanges(specs, rows, world_size, options.target_density, **runs)
+        exchanges = _Exchanges(specs, rows, workers, world_size, options.target_density, **runs)
         methods[world_size] = [
             *exchanges.methods(),
             *exchanges.blocks(ends, block_seconds, options.sync_period),
@@ -147,12 +146,13 @@ def alone_seconds_of(step, per_replica_batch_size, workers):
 class _Exchanges:
     """What exchanges take between so many workers, and the methods they are used in."""
 
-    def __init__(self, specs, rows, world_size, target_density, **runs):
+    def __init__(self, specs, rows, workers, world_size, target_density, **runs):
         self._specs, self._world_size, self._runs = specs, world_size, runs
         self._exchanges = FullPrecision(), OneBit(), Threshold(target_density=target_density)
-        self._buckets = [
-            measure_exchange(e, specs, world_size, rows, **runs) for e in self._exchanges
-        ]
+        self._buckets = []
+        for exchange in self._exchanges:
+            workers.wait_for_all()  # who shares a processor with others shares it all the time
+            self._buckets.append(measure_exchange(exchange, specs, world_size, rows, **runs))
 
     def methods(self):
         """Those that exchange gradients in every step: list of `planner.Method`."""
