@@ -13,7 +13,7 @@ from tf_onebit.exchanges.base import all_reduce_bytes
 from tf_onebit.planner import Bucket, Collective
 
 # Memory is to be found first, and a threshold.
-_UNTIMED_RUNS, _RUNS = 2, 6
+_UNTIMED_RUNS, _RUNS = 2, 5
 # Normal numbers take longer to make than to encode: of more, they are repeated.
 _MOST_NUMBERS = 2**20
 # Of more, a part says what all would take.

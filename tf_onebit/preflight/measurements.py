@@ -10,7 +10,7 @@ from tf_onebit.preflight.computation import ModelInStep
 
 FULL_PRECISION = "full precision"
 _MOST_SECONDS_OF_OTHERS = 1.0
-_RUNS_OF_OTHERS = 2
+_RUNS_OF_OTHERS = 1
 
 
 @dataclasses.dataclass(frozen=True)
