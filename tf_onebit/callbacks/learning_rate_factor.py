@@ -11,12 +11,11 @@ It is the product of what callbacks of a `fit` set, each its own, and is 1 outsi
 import itertools
 import math
 
-import keras
 import tensorflow as tf
 
 from tf_onebit.callbacks import fit
 from tf_onebit.optimizers import NormalizedAdaGrad
-from tf_onebit.training.copies import copies_of
+from tf_onebit.training.copies import copies_of, first_copy
 from tf_onebit.training.model_optimizers import inner_optimizer, optimizers_of
 from tf_onebit.training.optimizer import subclass
 
@@ -195,14 +194,15 @@ def factors(model):
 
 def own_learning_rate(model):
     """What the first optimizer of a model has by itself, without the factor: float."""
-    # In a strategy's scope it is a variable that `float` does not know.
-    return float(keras.ops.convert_to_numpy(_first_optimizer(model).learning_rate))
+    return float(first_copy(_first_optimizer(model).learning_rate))
 
 
 def learning_rate(model):
     """The learning rate of a model's next step, by its first optimizer: float."""
-    scaling = getattr(_first_optimizer(model), "_scaling", None)
-    return own_learning_rate(model) * (1.0 if scaling is None else float(scaling.factor))
+    optimizer = _first_optimizer(model)
+    scaling = getattr(optimizer, "_scaling", None)
+    own = float(first_copy(optimizer.learning_rate))
+    return own * (1.0 if scaling is None else float(scaling.factor))
 
 
 def _first_optimizer(model):

@@ -9,6 +9,7 @@ from tf_onebit.callbacks.learning_rate_factor import learning_rate
 from tf_onebit.callbacks.scalars import Scalars
 from tf_onebit.callbacks.step_times import StepTimes
 from tf_onebit.callbacks.timed_step import TimedStep
+from tf_onebit.training.copies import first_copy
 from tf_onebit.training.model_optimizers import inner_optimizer, knowing_batch_size
 
 # Fewer say little of times, and to make figures of them takes as long as the rest of a reading.
@@ -116,6 +117,7 @@ class Monitor(keras.callbacks.Callback):
         frame = fit.find_fit(self.model)
         self._data = None if frame is None else frame.f_locals["x"]
         self._samples = None if frame is None else self._samples_of_update(frame)
+        self._knowing_batch_size = [owner for owner, _ in knowing_batch_size(self.model)]
         self._times = StepTimes(exchange, self._timed_step.recorder, self.timeline)
         self._timed_step.begin(self.model)
 
@@ -177,7 +179,7 @@ class Monitor(keras.callbacks.Callback):
         settings = {"step/learning_rate": learning_rate(self.model)}
         if self.predicted_step_seconds is not None:
             settings["step/predicted_seconds"] = self.predicted_step_seconds
-        known = [owner.global_batch_size for owner, _ in knowing_batch_size(self.model)]
+        known = [owner.global_batch_size for owner in self._knowing_batch_size]
         known.insert(0, getattr(self._data, "global_batch_size", None))
         known = [size for size in (*known, self._samples) if size is not None]
         if known:
@@ -216,5 +218,4 @@ class Monitor(keras.callbacks.Callback):
 
     def _add(self, scalars):
         if self._scalars is not None:
-            iterations = keras.ops.convert_to_numpy(self.model.optimizer.iterations)
-            self._scalars.add(int(iterations), scalars)
+            self._scalars.add(int(first_copy(self.model.optimizer.iterations)), scalars)

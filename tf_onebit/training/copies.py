@@ -15,6 +15,11 @@ def copies_of(variable):
     return [value]
 
 
+def first_copy(scalar):
+    """What `float` and `int` know of a scalar: a variable may be mirrored, by a strategy."""
+    return copies_of(scalar)[0] if hasattr(scalar, "assign") else scalar
+
+
 def assign_all(variable, value):
     """Gives all copies of a variable one value."""
     for copy in copies_of(variable):

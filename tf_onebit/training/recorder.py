@@ -47,15 +47,11 @@ class Recorder:
         self._places = {}
 
     def begin(self, span, tensors):
-        """Records that a span begins when `tensors` are there.
-
-        Returns:
-            Tensor that is there as soon as this is recorded.
-        """
+        """Records that a span begins when `tensors` are there. Returns the operation."""
         return self._record(span, 0, tensors)
 
     def end(self, span, tensors):
-        """Records that a span ends when `tensors` are there. Returns what `begin` does."""
+        """Records that a span ends when `tensors` are there. Returns the operation."""
         return self._record(span, 1, tensors)
 
     def _record(self, span, side, tensors):
@@ -66,9 +62,7 @@ class Recorder:
             self._places[span] = len(self._places), token
         place, token = self._places[span]
         with tf.control_dependencies(_awaitable(tensors)):
-            recorded = ops.record_time(token, self._number, 2 * place + side)
-        with tf.device("CPU:0"), tf.control_dependencies([recorded]):
-            return tf.zeros([])
+            return ops.record_time(token, self._number, 2 * place + side)
 
     def take(self):
         """What has been recorded since the last time.
@@ -142,7 +136,8 @@ class _TimedStages(Stages):
                 return tf.nest.map_structure(tf.identity, answer)
 
         span = self._span(stage)
-        begun = self._recorder.begin(span, message)
+        with tf.control_dependencies([self._recorder.begin(span, message)]), tf.device("CPU:0"):
+            begun = tf.zeros([])  # a tensor, for which branches can wait, too
         result = yield from through(generator, asking)
         self._recorder.end(span, result)
         return result
