@@ -329,13 +329,15 @@ def squares_of_runs(residual, runs):
 
     Args:
         residual: float32 vector or variable.
-        runs: iterable of (name, number of values).
+        runs: list of (name, number of values).
     """
-    squares, begin = {}, 0
-    for name, size in runs:
-        run = residual[begin : begin + size]
-        squares[name] = squares.get(name, 0.0) + float(tf.reduce_sum(tf.square(run)))
-        begin += size
+    if not runs:
+        return {}
+    names, sizes = zip(*runs, strict=True)
+    squares = dict.fromkeys(names, 0.0)
+    # A run is a view then, and its squares are not kept.
+    for name, run in zip(names, tf.split(residual[: sum(sizes)], sizes), strict=True):
+        squares[name] += 2.0 * float(tf.nn.l2_loss(run))
     return squares
 
 

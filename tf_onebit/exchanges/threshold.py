@@ -234,7 +234,7 @@ class Threshold(Exchange):
 
     def residual_squares(self):
         names = [spec.name for spec in self.specs]
-        return squares_of_runs(self.residual, zip(names, self._sizes, strict=True))
+        return squares_of_runs(self.residual, list(zip(names, self._sizes, strict=True)))
 
     def measures(self):
         return {"density": float(self._density), "tau": self._tau.in_units()}
