@@ -82,7 +82,7 @@ def fit_seconds(model, batches, callbacks):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=100, help="of each fit")
-    parser.add_argument("--rounds", type=int, default=40, help="fits with and without Monitor")
+    parser.add_argument("--rounds", type=int, default=110, help="fits with and without Monitor")
     parser.add_argument("--output", default="results/monitor.json")
     arguments = parser.parse_args()
 
