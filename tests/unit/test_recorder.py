@@ -74,7 +74,7 @@ def test_taking_times_changes_no_bit(make):
 
 
 @every_exchange
-def test_what_begins_ends_before_it_begins_again(make, monkeypatch):
+def test_what_ends_has_begun_and_what_follows_comes_later(make, monkeypatch):
     recorded, take = [], ops.take_times
 
     def take_times(recorder):
@@ -86,6 +86,9 @@ def test_what_begins_ends_before_it_begins_again(make, monkeypatch):
     Job(make(), recorder).run()
     spans = recorder.take()
     assert {span.worker for span in spans} == {0, 1}
+    for span, intervals in spans.items():
+        assert (intervals[:, 0] <= intervals[:, 1]).all(), span
+        assert (intervals[1:, 0] >= intervals[:-1, 1]).all(), span
     # Else what has been recorded would be left out.
     ((events, _),) = recorded
     assert 2 * sum(map(len, spans.values())) == len(events)

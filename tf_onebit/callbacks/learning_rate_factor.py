@@ -194,15 +194,18 @@ def factors(model):
 
 def own_learning_rate(model):
     """What the first optimizer of a model has by itself, without the factor: float."""
-    return float(first_copy(_first_optimizer(model).learning_rate))
+    return _own(_first_optimizer(model))
 
 
 def learning_rate(model):
     """The learning rate of a model's next step, by its first optimizer: float."""
     optimizer = _first_optimizer(model)
     scaling = getattr(optimizer, "_scaling", None)
-    own = float(first_copy(optimizer.learning_rate))
-    return own * (1.0 if scaling is None else float(scaling.factor))
+    return _own(optimizer) * (1.0 if scaling is None else float(scaling.factor))
+
+
+def _own(optimizer):
+    return float(first_copy(optimizer.learning_rate))
 
 
 def _first_optimizer(model):

@@ -81,10 +81,10 @@ class Exchange(Configurable, tf.Module):
                 "exclude must be a list of regular expressions. "
                 f"Received: exclude={exclude!r}. Use exclude=[{exclude!r}]."
             )
-        self._excluded = []
+        excluded = []
         for pattern in exclude:
             try:
-                self._excluded.append(re.compile(pattern))
+                excluded.append(re.compile(pattern))
             except (re.error, TypeError) as error:
                 raise ValueError(
                     f"exclude must be a list of regular expressions. Received: {pattern!r} in "
@@ -92,6 +92,7 @@ class Exchange(Configurable, tf.Module):
                 ) from error
         self.bucket_bytes = bucket_bytes
         self.exclude = tuple(exclude)
+        self._excluded = tuple(excluded)
 
     def excludes(self, name):
         """Whether a gradient of this name travels in full precision."""

@@ -88,22 +88,22 @@ def _weighed(auto, specs, full, compressed):
             for is_compressed, bucket in buckets_of(exchange)
         )
 
+    none = auto.excluding(None)
+    none_seconds = seconds_of(none)
+    in_full_precision = f"{1e3 * none_seconds:.3g} ms"
     pays = paying(specs, full, compressed)
+    if not pays:
+        return _Decision(none, f"no gradient gains enough: all take {in_full_precision}")
     others = [spec for spec in specs if spec not in pays]
     # What is plain may share the messages of the others, or have some of its own.
     not_plain = [spec for spec in others if not compressed.is_plain(spec)]
-    none = auto.excluding(None)
     choices = [auto.excluding([spec.name for spec in left_out]) for left_out in (not_plain, others)]
-    best = min(choices if pays else [none], key=seconds_of)
-    seconds = [seconds_of(exchange) for exchange in (none, best)]
-    texts = [f"{1e3 * one:.3g} ms" for one in seconds]
-    if not pays:
-        return _Decision(none, f"no gradient gains enough: all take {texts[0]}")
+    seconds, best = min(((seconds_of(choice), choice) for choice in choices), key=lambda c: c[0])
     reason = (
-        f"all dense gradients take {texts[0]} in full precision, and {texts[1]} with what it pays "
-        "to compress of them, without overlap"
+        f"all dense gradients take {in_full_precision} in full precision, and {1e3 * seconds:.3g} "
+        "ms with what it pays to compress of them, without overlap"
     )
-    if seconds[0] <= _LEAST_GAIN * seconds[1]:
+    if none_seconds <= _LEAST_GAIN * seconds:
         return _Decision(none, reason)
     values = sum(
         spec.size
