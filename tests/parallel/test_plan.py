@@ -32,11 +32,17 @@ def test_links_are_measured_between_the_workers(engine, tmp_path):
     assert not processes_with(path)
 
 
-@pytest.mark.parametrize("engine", ["horovod", "tensorflow"])
-def test_a_worker_whose_model_fails_ends_the_job(engine, tmp_path):
+@pytest.mark.parametrize(
+    ("engine", "function"),
+    [
+        ("tensorflow", "fail"),
+        ("tensorflow", "fail_on_the_second_worker"),
+        ("horovod", "fail_on_the_second_worker"),
+    ],
+)
+def test_a_model_that_fails_ends_the_job(engine, function, tmp_path):
     path = tmp_path / "plan.json"
-    model = "tests.unit.planned:fail_on_the_second_worker"
-    command = [*PLAN, model, *OPTIONS, "--json", str(path)]
+    command = [*PLAN, f"tests.unit.planned:{function}", *OPTIONS, "--json", str(path)]
     status, _, output = run_job(engine, 2, command)
     assert status != 0
     assert "Received: RuntimeError: no such corpus" in output
