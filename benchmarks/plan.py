@@ -2,7 +2,8 @@
 
     sudo .venv/bin/python benchmarks/plan.py
 
-and how long it takes to plan, and to simulate a step of 1,000 workers that are all different.
+and how long it takes to plan, for the numbers of workers of the default: theirs, twice and four
+times as many, and to simulate a step of 1,000 workers that are all different.
 
 Workers in network namespaces with shaped links, each pinned to a core (four share two cores), first
 plan together and then train the DNN 429 - 7x2048 - 9304 (45M parameters), over Horovod or in a
@@ -73,12 +74,13 @@ def measure(workers, rate, arguments):
         planned = run_workers(
             network,
             DIRECTORY / "plan_worker.py",
-            [
-                *("--engine", arguments.engine, "--workers", str(workers)),
-                *("--sync-period", str(SYNC_PERIOD)),
-            ],
+            ["--engine", arguments.engine, "--sync-period", str(SYNC_PERIOD)],
         )[0]
-        predictions = {p["method"]: p for p in planned["plan"]["predictions"]}
+        predictions = {
+            prediction["method"]: prediction
+            for prediction in planned["plan"]["predictions"]
+            if prediction["workers"] == workers
+        }
         measured = []
         for row in rows(arguments.steps, arguments.engine):
             if arguments.method and row.method not in arguments.method:

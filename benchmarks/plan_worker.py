@@ -25,7 +25,6 @@ def make_model():
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--engine", choices=["horovod", "tensorflow"], required=True)
-    parser.add_argument("--workers", required=True)
     parser.add_argument("--sync-period", required=True)
     arguments = parser.parse_args()
     if arguments.engine == "tensorflow":
@@ -34,7 +33,7 @@ def main():
     with tempfile.TemporaryDirectory() as directory:
         path = pathlib.Path(directory) / "plan.json"
         command = ["plan", "plan_worker:make_model", "--json", str(path)]
-        command += ["--workers", arguments.workers, "--sync-period", arguments.sync_period]
+        command += ["--sync-period", arguments.sync_period]
         status = cli.main(command)
         if status:
             raise SystemExit(status)

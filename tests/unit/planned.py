@@ -39,6 +39,14 @@ def make_model_with_keras_adam():
     return model
 
 
+def make_model_of_narrow_weights():
+    model = keras.Sequential(
+        [keras.Input((16,)), keras.layers.Dense(8, use_bias=False, dtype="bfloat16")]
+    )
+    model.compile(keras.optimizers.SGD(0.1), loss="mse")
+    return model
+
+
 def make_model_that_gathers_gradients():
     model = make_model()
     model.compile(keras.optimizers.SGD(0.1, gradient_accumulation_steps=8), loss="mse")

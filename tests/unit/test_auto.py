@@ -192,6 +192,13 @@ def test_a_small_gradient_does_not_pay_for_messages_of_its_own(decided, caplog):
     assert decided(uniform_links(1e6, 5e-3), small, mostly_full) == {"kernel0", "kernel1"}
 
 
+def test_what_pays_is_compressed_also_where_others_have_its_name(decided, caplog):
+    looked_up = GradientSpec("kernel", (1024, 1024), "float32", sparse=True)
+    small = GradientSpec("kernel", (8, 8), "float32")
+    assert decided(uniform_links(1e8, 1e-3), [KERNEL, looked_up, small]) == set()
+    assert "compresses 1,048,576 of 2,097,216 values" in caplog.text
+
+
 @pytest.mark.parametrize("template", [WarmStart(Delayed(OneBit()), steps=5), Threshold(tau=0.1)])
 def test_links_decide_about_what_encodes_within(decided, template):
     assert decided(uniform_links(1e8, 1e-3), [KERNEL], template) == set()

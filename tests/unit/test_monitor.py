@@ -13,6 +13,8 @@ import tf_onebit.horovod as hvd
 from tests.scalars import scalars_in, scalars_named
 from tf_onebit.callbacks import Monitor, scalars
 from tf_onebit.callbacks.exchange_cost import ExchangeCost
+from tf_onebit.callbacks.step_times import StepTimes
+from tf_onebit.training.recorder import Recorder
 
 LOGS = ["bytes_sent", "compression_ratio", "residual_norm"]
 BATCHES = 6
@@ -266,3 +268,35 @@ def test_an_optimizer_that_exchanges_nothing_is_refused():
     message = "Monitor needs an optimizer that exchanges gradients.*Compile the model in"
     with pytest.raises(ValueError, match=message):
         fit(Monitor(), optimizer=keras.optimizers.SGD(0.1))
+
+
+def test_a_loop_of_the_models_own_can_be_watched():
+    class WithALoopOfItsOwn(Counting):
+        def fit(self, batches, callbacks):
+            callbacks = keras.callbacks.CallbackList(callbacks, model=self)
+            callbacks.on_train_begin()
+            callbacks.on_epoch_begin(0)
+            for number, (x, y) in enumerate(batches):
+                callbacks.on_train_batch_begin(number)
+                self.train_on_batch(x, y)
+                callbacks.on_train_batch_end(number, {})
+            callbacks.on_epoch_end(0)
+            callbacks.on_train_end()
+
+    model = WithALoopOfItsOwn([keras.Input([4]), keras.layers.Dense(2)])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), tf_onebit.OneBit()), "mse")
+    seen = BatchLogs()
+    model.fit(2 * [(np.ones([1, 4]), np.ones([1, 2]))], [Monitor(), seen])
+    assert [set(logs) for logs in seen.batches] == 2 * [set(LOGS)]
+
+
+def test_blocks_of_a_fit_before_are_not_those_of_this_one():
+    now = time.monotonic_ns()
+    engine = types.SimpleNamespace(members=[0], ranks=[0])
+    blocks = types.SimpleNamespace(latest=[(now - 10**9, now)])
+    exchange = types.SimpleNamespace(engine=engine, built=[], blocks=blocks)
+    times = StepTimes(exchange, Recorder(), timeline=None)
+    assert times.read(1) == {}
+    now = time.monotonic_ns()
+    blocks.latest.append((now, now + 2 * 10**9))
+    assert times.read(1) == {"exchange/synchronization_seconds": 2.0}

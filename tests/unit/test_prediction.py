@@ -155,6 +155,8 @@ def test_refuses_methods_that_cannot_be():
             dataclasses.replace(FULL, **{name: value})
     with pytest.raises(ValueError, match="value_bytes must be a positive.*value_bytes=0"):
         narrowed("nothing", FULL, 0)
+    with pytest.raises(ValueError, match="full_bytes must be a positive.*full_bytes=0"):
+        narrowed("everything", FULL, 1, 0)
     with pytest.raises(ValueError, match="bucket_bytes must be a whole.*bucket_bytes=0"):
         regrouped(FULL, SIZES, 0)
 
@@ -175,6 +177,8 @@ def test_narrower_values_send_less_and_compute_the_same():
     half = narrowed("float16", FULL, 2)
     assert [b.sent_bytes for b in half.buckets] == [b.sent_bytes / 2 for b in FULL.buckets]
     assert [b.all_work_seconds for b in half.buckets] == [b.all_work_seconds for b in FULL.buckets]
+    of_half = narrowed("8 bit", half, 1, full_bytes=2)
+    assert [b.sent_bytes for b in of_half.buckets] == [b.sent_bytes / 4 for b in FULL.buckets]
 
 
 def test_regrouped_buckets_are_as_large_as_asked_for_and_have_the_same_in_all():

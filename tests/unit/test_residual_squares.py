@@ -61,3 +61,12 @@ def test_squares_are_those_of_the_residuals_of_worker_and_shard():
     of_shard = np.sum(np.square(shards[begin : min(end, split)]))
     squares = first.residual_squares()
     assert squares["second"] == pytest.approx(of_worker + of_shard, rel=1e-5)
+
+
+def test_variables_of_one_name_are_added_up():
+    exchange = Bucketed(OneBit(bucket_bytes=1))  # a bucket for each
+    exchange.build([GradientSpec("kernel", (64, 64), "float32")] * 2, 0, 1, "test")
+    first, second = (bucket for bucket, _ in exchange.buckets)
+    first.worker_residual.assign(tf.ones_like(first.worker_residual))
+    second.worker_residual.assign(2 * tf.ones_like(second.worker_residual))
+    assert exchange.residual_squares() == {"kernel": pytest.approx(5 * 64 * 64)}

@@ -6,9 +6,14 @@ import tensorflow as tf
 
 
 def find_fit(model):
-    """The frame of the `model.fit` that calls, or None: Keras hands its data to no one else."""
+    """The frame of the `model.fit` that calls, or None: Keras hands its data to no one else.
+
+    A `fit` that a model has of its own, with a loop of its own, is none.
+    """
     for frame in _calling_frames():
-        if frame.f_code.co_name == "fit" and frame.f_locals.get("self") is model:
+        names = frame.f_locals
+        is_keras = frame.f_code.co_name == "fit" and {"x", "epoch_iterator"} <= names.keys()
+        if is_keras and names.get("self") is model:
             return frame
     return None
 

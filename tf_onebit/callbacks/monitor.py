@@ -9,6 +9,7 @@ from tf_onebit.callbacks.learning_rate_factor import learning_rate
 from tf_onebit.callbacks.scalars import Scalars
 from tf_onebit.callbacks.step_times import StepTimes
 from tf_onebit.callbacks.timed_step import TimedStep
+from tf_onebit.exchanges.base import summed
 from tf_onebit.training.copies import first_copy
 from tf_onebit.training.model_optimizers import inner_optimizer, knowing_batch_size
 
@@ -205,7 +206,7 @@ class Monitor(keras.callbacks.Callback):
             return {}
         blocks = self._gradient_exchange().blocks
         parts = [*self._gradient_exchange().built, *([] if blocks is None else [blocks])]
-        squares = {k: v for part in parts for k, v in part.residual_squares().items()}
+        squares = summed(part.residual_squares() for part in parts)
         return {f"residual_norm/{name}": math.sqrt(square) for name, square in squares.items()}
 
     def _add_reading(self):

@@ -27,7 +27,7 @@ class StepTimes:
         self._timeline = None if timeline is None else Timeline(timeline, self._worker)
         self._cost = ExchangeCost()
         self._is_first = True
-        self._synchronized = 0
+        self._synchronized = time.monotonic_ns()  # blocks of a `fit` before are not its own
         self._times = {}
 
     def begin(self, batch):

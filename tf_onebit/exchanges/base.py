@@ -1,5 +1,6 @@
 """What an exchange is."""
 
+import collections
 import dataclasses
 import math
 import re
@@ -340,6 +341,18 @@ def squares_of_runs(residual, runs):
     for name, run in zip(names, tf.split(residual[: sum(sizes)], sizes), strict=True):
         squares[name] += 2.0 * float(tf.nn.l2_loss(run))
     return squares
+
+
+def summed(dictionaries):
+    """One dictionary of what several have under the same names, added up.
+
+    >>> summed([{"kernel": 1.0}, {"kernel": 2.0, "bias": 0.0}])
+    {'kernel': 3.0, 'bias': 0.0}
+    """
+    sums = collections.Counter()
+    for dictionary in dictionaries:
+        sums.update(dictionary)
+    return dict(sums)
 
 
 def part_of(state, prefix):

@@ -10,6 +10,7 @@ from tf_onebit.exchanges.base import (
     all_reduce_bytes,
     part_of,
     require_same_kind,
+    summed,
 )
 from tf_onebit.exchanges.finite import require_finite
 from tf_onebit.exchanges.full_precision import FullPrecision
@@ -183,7 +184,7 @@ class Bucketed(Exchange):
         return sum(exchange.residual_sum_of_squares() for exchange, _ in self.buckets)
 
     def residual_squares(self):
-        return {k: v for e, _ in self.buckets for k, v in e.residual_squares().items()}
+        return summed(exchange.residual_squares() for exchange, _ in self.buckets)
 
     def measures(self):
         """The buckets' figures, averaged by their numbers of values."""

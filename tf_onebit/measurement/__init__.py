@@ -5,7 +5,12 @@ from tf_onebit.measurement.exchange_seconds import (
     compressed_buckets,
     measure_work,
 )
-from tf_onebit.measurement.exchange_work import measure_block, measure_exchange, with_block_work
+from tf_onebit.measurement.exchange_work import (
+    measure_block,
+    measure_exchange,
+    with_block_work,
+    with_world_size,
+)
 from tf_onebit.measurement.links import Alone, Links
 
 __all__ = [
@@ -17,4 +22,5 @@ __all__ = [
     "measure_exchange",
     "measure_work",
     "with_block_work",
+    "with_world_size",
 ]

@@ -47,6 +47,28 @@ def measure_exchange(exchange, specs, world_size, rows=None, runs=_RUNS):
     return buckets
 
 
+def with_world_size(buckets, before, after):
+    """Dense buckets in full precision, between another number of workers: their work is the same.
+
+    Args:
+        buckets: list of `planner.Bucket`.
+        before, after: number of workers, at least 2.
+    """
+    factors = {
+        "all_gather": (after - 1) / (before - 1),
+        "all_reduce": (1 - 1 / after) / (1 - 1 / before),
+    }
+
+    def of_others(bucket):
+        collectives = tuple(
+            dataclasses.replace(c, sent_bytes=factors[c.kind] * c.sent_bytes)
+            for c in bucket.collectives
+        )
+        return dataclasses.replace(bucket, collectives=collectives)
+
+    return [of_others(bucket) for bucket in buckets]
+
+
 def with_block_work(buckets, seconds_per_value):
     """The buckets of a block that `BlockMomentum` ends, from those of its exchange.
 
@@ -72,11 +94,7 @@ def _measured(specs, rows, exchange, runs):
     kinds = []
 
     def gradients(sign):
-        made = list(map(_random_gradient, specs, rows))
-        # Made in the graph, as those of a step: what comes back may take their memory.
-        return tf.nest.map_structure(
-            lambda tensor: tensor * tf.cast(sign, tensor.dtype), made, expand_composites=True
-        )
+        return [_random_gradient(*pair, sign) for pair in zip(specs, rows, strict=True)]
 
     @tf.function(autograph=False)
     def run(sign):
@@ -109,13 +127,14 @@ def _seconds(function, signs):
     return float(np.median(times[_UNTIMED_RUNS:]))
 
 
-def _random_gradient(spec, rows):
+def _random_gradient(spec, rows, sign):
     dtype = tf.as_dtype(spec.dtype)
     with tf.init_scope():
         if spec.sparse:
             values = tf.ones([rows, *spec.shape[1:]], dtype)
         else:
             values = _random_values(spec.size, dtype)
+    values *= tf.cast(sign, dtype)  # made in the graph, as of a step: its memory may be taken
     if not spec.sparse:
         return tf.reshape(values, spec.shape)
     indices = tf.range(rows) % spec.shape[0]

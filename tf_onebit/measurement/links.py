@@ -18,7 +18,7 @@ _LEAST_SUM = 2048
 _MOST_BYTES = 64 * 2**20
 # What a message must take to say something, beyond what links let pass at once after a pause.
 _LEAST_SECONDS = 0.15
-# A lost packet costs a message of 0.3 s a quarter of its time: the median is to be of others.
+# A lost packet costs a message of 0.15 s half of its time: the median is to be of others.
 _LATENCY_RUNS, _RUNS = 20, 5
 # A bit for each core, 32 in a number, of which a float holds all.
 _CORE_WORDS = 64
@@ -92,7 +92,7 @@ class Links:
         latency, least_work = self._seconds(kind, 0, _LATENCY_RUNS)
         sent_bytes, seconds = _FIRST_BYTES, 0.0
         while seconds < _LEAST_SECONDS and sent_bytes < _MOST_BYTES:
-            sent_bytes *= 4
+            sent_bytes *= 2 if seconds > _LEAST_SECONDS / 2 else 4
             seconds, _ = self._seconds(kind, sent_bytes, 1)
         # The difference of two, because the first bytes after a pause may pass at any rate.
         short, _ = self._seconds(kind, sent_bytes // 4, _RUNS)

@@ -155,13 +155,14 @@ def predict(method, computation, links, workers, alone_seconds=None, workers_per
     )
 
 
-def narrowed(name, full_precision, value_bytes):
-    """The `Method` that sends narrower values than float32, and is otherwise full precision.
+def narrowed(name, full_precision, value_bytes, full_bytes=FLOAT_BYTES):
+    """The `Method` that sends narrower values, and is otherwise full precision.
 
     Args:
         name: of it.
         full_precision: `Method`.
         value_bytes: of a value: 2 for float16, 1 for 8 bits.
+        full_bytes: of a value in full precision.
 
     Raises:
         ValueError: for no bytes.
@@ -173,11 +174,12 @@ def narrowed(name, full_precision, value_bytes):
         2000000.0
     """
     require_positive("value_bytes", value_bytes)
+    require_positive("full_bytes", full_bytes)
     buckets = [
         dataclasses.replace(
             bucket,
             collectives=tuple(
-                dataclasses.replace(c, sent_bytes=c.sent_bytes * value_bytes / FLOAT_BYTES)
+                dataclasses.replace(c, sent_bytes=c.sent_bytes * value_bytes / full_bytes)
                 for c in bucket.collectives
             ),
         )

@@ -3,8 +3,7 @@
 import dataclasses
 
 from tf_onebit.callbacks.block_variables import block_variables, corrects_moments_of
-from tf_onebit.exchanges import FullPrecision
-from tf_onebit.measurement import measure_exchange, with_block_work
+from tf_onebit.measurement import with_block_work
 from tf_onebit.training.gradients import spec_of
 from tf_onebit.training.model_optimizers import inner_optimizer
 
@@ -47,24 +46,17 @@ class BlockEnd:
             _specs(variables.averaged),
         )
 
-    def buckets(self, weights, full_precision, world_size, block_seconds):
+    def buckets(self, of_weights, in_full_precision, block_seconds):
         """The list of `planner.Bucket` of a block's end.
 
         Args:
-            weights: list of `planner.Bucket`: what the exchange of the weights takes.
-            full_precision: the same in full precision.
-            world_size: number of workers.
+            of_weights: list of `planner.Bucket`: what the exchange of the weights takes.
+            in_full_precision: function from a list of `GradientSpec` to such a list.
             block_seconds: as from `measure_block`.
         """
-        changed = list(weights)
-        for moment in self.moments:
-            has_their_shapes = [s.shape for s in moment] == [s.shape for s in self.weights]
-            changed += full_precision if has_their_shapes else _measured(moment, world_size)
-        return with_block_work(changed, block_seconds) + _measured(self.averaged, world_size)
-
-
-def _measured(specs, world_size):
-    return measure_exchange(FullPrecision(), specs, world_size) if specs else []
+        changed = [*of_weights, *(b for moment in self.moments for b in in_full_precision(moment))]
+        averaged = in_full_precision(self.averaged) if self.averaged else []
+        return with_block_work(changed, block_seconds) + averaged
 
 
 def _specs(variables):

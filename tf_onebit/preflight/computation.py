@@ -7,10 +7,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_onebit.measurement import Alone
 from tf_onebit.planner import Computation
 from tf_onebit.training.gradients import spec_of
+from tf_onebit.training.model_optimizers import inner_optimizer
+from tf_onebit.training.optimizer import original_class
 
-_RUNS = 5
+_RUNS, _MOST_SECONDS = 5, 3.0
 
 
 class ModelInStep:
@@ -40,9 +43,12 @@ class ModelInStep:
         self.optimizer.build(model.trainable_variables)
         self._before = [variable.numpy() for variable in model.variables]
         self._variables = [variable.value for variable in model.trainable_variables]
-        self._forward = tf.function(self._loss, reduce_retracing=True)
-        self._backward = tf.function(self._gradients, reduce_retracing=True)
-        self._step = tf.function(self._update, reduce_retracing=True)
+        of_any_size = [tf.nest.map_structure(self._spec, _inputs(model))]
+        self._parts = [
+            tf.function(_with_end(part), input_signature=of_any_size)
+            for part in (self._loss, self._gradients, self._update)
+        ]
+        self._is_traced = False
 
     @property
     def _has_open_sizes(self):
@@ -62,7 +68,8 @@ class ModelInStep:
     def specs(self):
         """What is known of the gradients: list of `GradientSpec`."""
         variables = self.model.trainable_variables
-        gradients = self._backward.get_concrete_function(self._batch(1)).structured_outputs
+        _, backward, _ = self._parts
+        gradients, _ = backward.get_concrete_function().structured_outputs
         pairs = zip(gradients, variables, strict=True)
         return [spec_of(gradient, variable) for gradient, variable in pairs if gradient is not None]
 
@@ -72,14 +79,17 @@ class ModelInStep:
         Args:
             per_replica_batch_size: number of samples.
         """
-        gradients = self._backward(self._batch(per_replica_batch_size))
+        if not any(spec.sparse for spec in self.specs()):
+            return [1] * len(self.specs())
+        _, backward, _ = self._parts
+        gradients, _ = backward(self._batch(per_replica_batch_size))
         return [
             int(tf.size(gradient.indices)) if isinstance(gradient, tf.IndexedSlices) else 1
             for gradient in gradients
             if gradient is not None
         ]
 
-    def measure(self, per_replica_batch_size, workers, most_seconds=3.0):
+    def measure(self, per_replica_batch_size, workers, most_seconds=_MOST_SECONDS):
         """Takes the time of a step, on all workers at once: they may share what they compute with.
 
         Args:
@@ -93,11 +103,33 @@ class ModelInStep:
         Raises:
             ValueError: for a model that does not take what stands for open sizes.
         """
-        parts = self._forward, self._backward, self._step
+        batch = self._batch_for(per_replica_batch_size, workers)
+        if batch is None:
+            return None
+        times = self._times(self._parts, batch, workers, most_seconds)
+        # Of the slowest worker, for which all wait.
+        forward, backward, whole = workers.slowest(*times)
+        # Each is a part of the next; where they differ by less than they scatter, by nothing.
+        backward = max(forward, backward)
+        return Computation(forward, backward - forward, max(0.0, whole - backward))
+
+    def measure_alone(self, per_replica_batch_size):
+        """The time of a step of this worker, in seconds, or None if it has not enough memory."""
+        alone = Alone()
+        batch = self._batch_for(per_replica_batch_size, alone)
+        if batch is None:
+            return None
+        (seconds,) = self._times(self._parts[-1:], batch, alone)
+        return seconds
+
+    def _batch_for(self, batch_size, workers):
+        """A batch that parts have run with, or None if some worker has not the memory."""
         try:
-            batch = self._batch(per_replica_batch_size)
-            for part in parts:
-                _run(part, batch)  # traces, and finds memory
+            batch = self._batch(batch_size)
+            # The last needs the most memory.
+            for part in self._parts[-1:] if self._is_traced else self._parts:
+                _run(part, batch)
+            self._is_traced = True
             (too_much,) = workers.slowest(0)
         except tf.errors.ResourceExhaustedError:
             (too_much,) = workers.slowest(1)
@@ -109,8 +141,10 @@ class ModelInStep:
                 f"of its inputs. Received: --unknown-size {self._unknown_size}, with which: "
                 f"{_reason(error)} Give another."
             ) from error
-        if too_much:
-            return None
+        return None if too_much else batch
+
+    def _times(self, parts, batch, workers, most_seconds=_MOST_SECONDS):
+        """The median time of each part."""
         times = []
         # By turns, so that all parts see the same drift of the machine.
         while len(times) < _RUNS:
@@ -118,11 +152,7 @@ class ModelInStep:
             (round_seconds,) = workers.slowest(sum(times[-1]))
             if len(times) * round_seconds > most_seconds:
                 break
-        # Of the slowest worker, for which all wait.
-        forward, backward, whole = workers.slowest(*np.median(times, axis=0))
-        # Each is a part of the next; where they differ by less than they scatter, by nothing.
-        backward = max(forward, backward)
-        return Computation(forward, backward - forward, max(0.0, whole - backward))
+        return np.median(times, axis=0).tolist()
 
     def _seconds(self, part, batch, workers):
         workers.wait_for_all()
@@ -132,12 +162,17 @@ class ModelInStep:
 
     def _batch(self, batch_size):
         def values(spec):
-            shape = [batch_size, *(size or self._unknown_size for size in spec.shape[1:])]
-            if tf.as_dtype(spec.dtype).is_floating:
+            shape = [batch_size, *spec.shape[1:]]
+            if spec.dtype.is_floating:
                 return tf.random.stateless_normal(shape, seed=[1, 2], dtype=spec.dtype)
             return tf.zeros(shape, spec.dtype)  # an index that every vocabulary has
 
-        return tf.nest.map_structure(values, _inputs(self.model))
+        return tf.nest.map_structure(lambda tensor: values(self._spec(tensor)), _inputs(self.model))
+
+    def _spec(self, tensor):
+        """Of batches of any size that the model takes."""
+        sizes = [size or self._unknown_size for size in tensor.shape[1:]]
+        return tf.TensorSpec([tensor.shape[0], *sizes], tensor.dtype)
 
     def _loss(self, batch):
         outputs = self.model(batch, training=True)
@@ -173,9 +208,9 @@ def _standing_still(optimizer):
     A loss without labels would lead the weights to where computing takes another time. What wraps
     an optimizer for a job, and exchanges gradients, is not part of what is saved of it.
     """
-    custom = {}
-    if not hasattr(optimizer, "gradient_exchange"):
-        custom = {type(optimizer).__name__: type(optimizer)}
+    # Keras finds only its own classes by their names, and those that are registered.
+    classes = [original_class(one) for one in (optimizer, inner_optimizer(optimizer))]
+    custom = {cls.__name__: cls for cls in classes}
     try:
         saved = keras.optimizers.serialize(optimizer)
         inner = saved["config"].get("inner_optimizer", saved)
@@ -231,7 +266,18 @@ def _inputs(model):
     return getattr(model, "_inputs_struct", model.inputs)
 
 
+def _with_end(part):
+    """The same, and a value of each result: one tensor that is there when all are."""
+
+    def run(batch):
+        results = part(batch)
+        tensors = tf.nest.flatten(results, expand_composites=True)
+        firsts = [tf.reshape(tensor, [-1])[:1] for tensor in tensors if tensor is not None]
+        return results, tf.concat([tf.cast(first, tf.float32) for first in firsts], 0)
+
+    return run
+
+
 def _run(part, batch):
-    for tensor in tf.nest.flatten(part(batch), expand_composites=True):
-        if tensor is not None:
-            tf.reshape(tensor, [-1])[:1].numpy()  # it is there, and is not copied
+    _, end = part(batch)
+    end.numpy()

@@ -10,6 +10,9 @@ import tensorflow as tf
 
 from tf_onebit.measurement import Alone, Links
 
+# What `horovodrun` sets, by Gloo or by one of the two families of MPI.
+_RANKS_OF_LAUNCHERS = "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"
+
 
 def workers_of_job():
     """The workers of the job that this process belongs to: `Links`, or `Alone`.
@@ -20,7 +23,7 @@ def workers_of_job():
     Raises:
         ValueError: if Horovod is missing, or TF_CONFIG describes no cluster.
     """
-    if "HOROVOD_RANK" in os.environ:
+    if any(name in os.environ for name in _RANKS_OF_LAUNCHERS):
         return _workers(_horovod_engine())
     if os.environ.get("TF_CONFIG"):
         from tf_onebit.distribute import MultiWorkerMirroredStrategy

@@ -1,9 +1,12 @@
 """Everything that a plan is made from."""
 
 import dataclasses
+import functools
+
+import tensorflow as tf
 
 from tf_onebit.exchanges import FullPrecision, OneBit, Threshold
-from tf_onebit.measurement import Alone, measure_block, measure_exchange
+from tf_onebit.measurement import measure_block, measure_exchange, with_world_size
 from tf_onebit.planner import Method, narrowed, with_more_workers
 from tf_onebit.preflight.block_ends import BlockEnd
 from tf_onebit.preflight.computation import ModelInStep
@@ -11,6 +14,8 @@ from tf_onebit.preflight.computation import ModelInStep
 FULL_PRECISION = "full precision"
 _MOST_SECONDS_OF_OTHERS = 1.0
 _RUNS_OF_OTHERS = 1
+# What others send in the place of values, in bytes.
+_NARROW = {"float16, by its bytes": 2, "8 bit, by its bytes": 1}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,6 +26,7 @@ class Measurements:
         per_replica_batch_size: number of samples of a worker in a step: what was asked for, or the
             only one that the model takes.
         sizes: number of values of each gradient.
+        has_sparse: whether some are sparse: larger batches have more rows to send of them.
         computations: dictionary: `planner.Computation` by number of samples of a worker, while all
             workers compute.
         alone_seconds: computation of a step while only the first worker computes.
@@ -35,6 +41,7 @@ class Measurements:
 
     per_replica_batch_size: int
     sizes: list
+    has_sparse: bool
     computations: dict
     alone_seconds: float
     methods: dict
@@ -72,8 +79,7 @@ def measure(model, workers, links, world_sizes, options):
     step = ModelInStep(model, options.unknown_size)
     try:
         size = options.per_replica_batch_size
-        others = max(1, size // 4), max(1, size // 2), 2 * size
-        batch_sizes = step.fixed_batch_sizes or {size, *others}
+        batch_sizes = step.fixed_batch_sizes or {max(1, size // 2), size, 2 * size}
         size = size if size in batch_sizes else min(batch_sizes)
         computations = _computations(step, size, batch_sizes, workers)
         if size not in computations:
@@ -89,25 +95,37 @@ def measure(model, workers, links, world_sizes, options):
     finally:
         step.restore()
     sizes = [spec.size for spec in specs]
+    widest = max(tf.as_dtype(spec.dtype).size for spec in specs)
     workers.wait_for_all()
     block_seconds = measure_block(sum(sizes))
+    in_full_precision = _InFullPrecision()
     methods, estimates = {}, {}
     for world_size in world_sizes:
         # Coding depends little on the number of workers: that of the job is measured well.
         well = world_size in (workers.world_size, world_sizes[0])
         runs = {} if well else {"runs": _RUNS_OF_OTHERS}
-        exchanges = _Exchanges(specs, rows, workers, world_size, options.target_density, **runs)
+        exchanges = _Exchanges(
+            specs, rows, workers, world_size, in_full_precision, options.target_density, **runs
+        )
         methods[world_size] = [
             *exchanges.methods(),
             *exchanges.blocks(ends, block_seconds, options.sync_period),
         ]
-        full_precision = methods[world_size][0]
         estimates[world_size] = [
-            narrowed("float16, by its bytes", full_precision, 2),
-            narrowed("8 bit, by its bytes", full_precision, 1),
+            narrowed(name, methods[world_size][0], value_bytes, widest)
+            for name, value_bytes in _NARROW.items()
+            if value_bytes < widest
         ]
     return Measurements(
-        size, sizes, computations, alone_seconds, methods, estimates, links, measured_workers
+        size,
+        sizes,
+        any(spec.sparse for spec in specs),
+        computations,
+        alone_seconds,
+        methods,
+        estimates,
+        links,
+        measured_workers,
     )
 
 
@@ -138,21 +156,27 @@ def alone_seconds_of(step, per_replica_batch_size, workers):
     """
     seconds = 0.0
     if workers.rank == 0:
-        computation = step.measure(per_replica_batch_size, Alone())
-        seconds = computation.seconds if computation else 0.0
+        seconds = step.measure_alone(per_replica_batch_size) or 0.0
     return workers.slowest(seconds)[0]
 
 
 class _Exchanges:
     """What exchanges take between so many workers, and the methods they are used in."""
 
-    def __init__(self, specs, rows, workers, world_size, target_density, **runs):
+    def __init__(self, specs, rows, workers, world_size, in_full_precision, target_density, **runs):
         self._specs, self._world_size, self._runs = specs, world_size, runs
+        self._in_full_precision = in_full_precision
         self._exchanges = FullPrecision(), OneBit(), Threshold(target_density=target_density)
         self._buckets = []
         for exchange in self._exchanges:
             workers.wait_for_all()  # who shares a processor with others shares it all the time
-            self._buckets.append(measure_exchange(exchange, specs, world_size, rows, **runs))
+            self._buckets.append(self._measured(exchange, specs, rows))
+
+    def _measured(self, exchange, specs, rows=None):
+        measure = measure_exchange
+        if isinstance(exchange, FullPrecision):
+            measure = self._in_full_precision
+        return measure(exchange, specs, self._world_size, rows, **self._runs)
 
     def methods(self):
         """Those that exchange gradients in every step: list of `planner.Method`."""
@@ -176,16 +200,32 @@ class _Exchanges:
             block_seconds: as from `measure_block`.
             sync_period: number of steps.
         """
-        methods, full_precision = [], None
+        methods = []
         names = "full precision", "1-bit"
         of_weights = zip(names, self._exchanges[:2], self._buckets[:2], ends, strict=True)
         for name, exchange, buckets, end in of_weights:
             if end is None:
                 continue
             if end.weights != self._specs:  # of an embedding all rows, not those of a step
-                buckets = measure_exchange(exchange, end.weights, self._world_size, **self._runs)
-            full_precision = full_precision or buckets
-            of_block = end.buckets(buckets, full_precision, self._world_size, block_seconds)
+                buckets = self._measured(exchange, end.weights)
+            in_full_precision = functools.partial(self._measured, self._exchanges[0])
+            of_block = end.buckets(buckets, in_full_precision, block_seconds)
             name = f"blocks of {sync_period}, {name}"
             methods.append(Method(name, of_block, sync_period=sync_period))
         return methods
+
+
+class _InFullPrecision:
+    """As `measure_exchange`, which dense gradients need once: for any number of workers."""
+
+    def __init__(self):
+        self._dense = {}
+
+    def __call__(self, exchange, specs, world_size, rows, **runs):
+        if any(spec.sparse for spec in specs):
+            return measure_exchange(exchange, specs, world_size, rows, **runs)
+        key = tuple(dataclasses.replace(spec, name="") for spec in specs)
+        if key not in self._dense:
+            buckets = measure_exchange(exchange, specs, world_size, **runs)
+            self._dense[key] = buckets, world_size
+        return with_world_size(*self._dense[key], world_size)

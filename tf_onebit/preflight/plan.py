@@ -146,7 +146,12 @@ def make_plan(model, workers, links, options):
     """
     from tf_onebit.planner import advise, interpolated, predict
     from tf_onebit.preflight.measurements import measure
-    from tf_onebit.preflight.suitable import checks_gradients_first, notes_on, suitable
+    from tf_onebit.preflight.suitable import (
+        checked_first,
+        checks_gradients_first,
+        notes_on,
+        suitable,
+    )
 
     least = max(2, workers.world_size)
     world_sizes = sorted(set(options.workers or [least, 2 * least, 4 * least]))
@@ -155,7 +160,7 @@ def make_plan(model, workers, links, options):
     computations, methods = measured.computations, measured.methods
     if checks_gradients_first(model.optimizer):  # and what is late begins after the check, too
         computations = {n: c.without_overlap() for n, c in computations.items()}
-        methods = {n: [dataclasses.replace(m, delay=0) for m in methods[n]] for n in methods}
+        methods = {n: [checked_first(m, n) for m in methods[n]] for n in methods}
     computation, alone = interpolated(computations, size), measured.alone_seconds
     predictions = [
         predict(method, computation, measured.links_of(world_size), world_size, alone)
@@ -165,7 +170,7 @@ def make_plan(model, workers, links, options):
     advised = workers.world_size if workers.world_size in world_sizes else world_sizes[0]
     advice = advise(
         suitable(methods[advised], model.optimizer),
-        computations,
+        {size: computation} if measured.has_sparse else computations,
         measured.links_of(advised),
         advised,
         size,

@@ -1,8 +1,12 @@
 """Which methods a plan may recommend with an optimizer."""
 
+import dataclasses
+
 import keras
 
 from tf_onebit.callbacks.block_variables import corrects_moments_of
+from tf_onebit.exchanges.base import FLOAT_BYTES, all_reduce_bytes
+from tf_onebit.planner import Bucket, Collective
 from tf_onebit.training.model_optimizers import inner_optimizer
 
 
@@ -24,6 +28,17 @@ def checks_gradients_first(optimizer):
     """Whether workers check all of their gradients before they exchange any."""
     skips = getattr(inner_optimizer(optimizer), "on_nonfinite", None) == "skip"
     return skips or isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+
+
+def checked_first(method, world_size):
+    """The `planner.Method` of workers that check their gradients before they exchange them.
+
+    Nothing is delayed, and a flag goes before what is exchanged in each step.
+    """
+    if method.sync_period is not None:
+        return method
+    flag = Collective(0.0, "all_reduce", all_reduce_bytes(FLOAT_BYTES, world_size))
+    return dataclasses.replace(method, delay=0, buckets=[Bucket(0, (flag,)), *method.buckets])
 
 
 def notes_on(method, model):

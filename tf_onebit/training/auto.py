@@ -97,7 +97,12 @@ def _weighed(auto, specs, full, compressed):
     others = [spec for spec in specs if spec not in pays]
     # What is plain may share the messages of the others, or have some of its own.
     not_plain = [spec for spec in others if not compressed.is_plain(spec)]
-    choices = [auto.excluding([spec.name for spec in left_out]) for left_out in (not_plain, others)]
+    # A name may be that of several: what does not pay then follows what does.
+    compressed_names = {spec.name for spec in pays}
+    choices = [
+        auto.excluding([spec.name for spec in left_out if spec.name not in compressed_names])
+        for left_out in (not_plain, others)
+    ]
     seconds, best = min(((seconds_of(choice), choice) for choice in choices), key=lambda c: c[0])
     reason = (
         f"all dense gradients take {in_full_precision} in full precision, and {1e3 * seconds:.3g} "

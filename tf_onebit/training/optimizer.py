@@ -21,6 +21,15 @@ def subclass(optimizer_class, mixin):
     return made
 
 
+def original_class(optimizer):
+    """The class of a Keras optimizer, or what `subclass` has made its class from."""
+    return next(
+        cls
+        for cls in type(optimizer).__mro__
+        if issubclass(cls, keras.optimizers.Optimizer) and not issubclass(cls, Distributed)
+    )
+
+
 def settings(optimizer):
     """What workers must agree on beside gradients: list of (what, value) pairs of strings."""
     return [
