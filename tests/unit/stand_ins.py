@@ -57,9 +57,18 @@ def names(document):
 
 
 def stand_in_for_a_cluster(monkeypatch):
-    """One worker where Slurm is asked for them, and a GPU that is none."""
+    """A step of Slurm's with one task, and a GPU that is none."""
+    step = {"PROCID": 0, "STEP_NUM_TASKS": 1, "STEP_TASKS_PER_NODE": 1, "STEP_NODELIST": "node"}
+    for name, value in step.items():
+        monkeypatch.setenv(f"SLURM_{name}", str(value))
     resolvers = tf.distribute.cluster_resolver
-    monkeypatch.setattr(resolvers, "SlurmClusterResolver", resolvers.TFConfigClusterResolver)
+
+    def one_worker(cluster, task_type, task_id):
+        assert cluster.as_dict() == {"worker": ["node:8888"]}
+        assert (task_type, task_id) == ("worker", 0)
+        return resolvers.TFConfigClusterResolver()  # a server can only be started at first
+
+    monkeypatch.setattr(resolvers, "SimpleClusterResolver", one_worker)
     devices_of = tf.config.list_physical_devices
 
     def list_physical_devices(kind=None):

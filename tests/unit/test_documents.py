@@ -206,6 +206,8 @@ def check(command, words, monkeypatch):
         check(command, arguments[2 * (program == "taskset") :], monkeypatch)
     elif program == "export":
         assert json.loads(arguments[0].removeprefix("TF_CONFIG="))["task"]["index"] == 0
+    elif program == "source":
+        assert arguments == [".venv/bin/activate"]
     elif program == "make":
         makefile = (ROOT / "Makefile").read_text()
         for target in arguments:

@@ -14,6 +14,7 @@ from tf_onebit.exchanges import FullPrecision, OneBit, Threshold
 from tf_onebit.exchanges.base import GradientSpec
 from tf_onebit.measurement import Alone, measure_exchange, with_world_size
 from tf_onebit.planner import uniform_links
+from tf_onebit.preflight import measurements
 from tf_onebit.preflight.computation import ModelInStep
 from tf_onebit.preflight.measurements import alone_seconds_of, measure
 
@@ -40,15 +41,24 @@ def with_scaled_loss():
     return keras.optimizers.LossScaleOptimizer(planned.OwnOptimizer(0.1))
 
 
-def of_a_horovod_job():
+def of_a_horovod_job(optimizer=None):
     hvd.init()
-    return hvd.DistributedOptimizer(planned.OwnOptimizer(0.1), exchange=OneBit())
+    return hvd.DistributedOptimizer(optimizer or planned.OwnOptimizer(0.1), exchange=OneBit())
+
+
+def of_a_horovod_job_with_scaled_loss():
+    return of_a_horovod_job(with_scaled_loss())
 
 
 @pytest.mark.parametrize(
     "make_optimizer",
-    [lambda: planned.OwnOptimizer(0.1), with_scaled_loss, of_a_horovod_job],
-    ids=["bare", "scaled_loss", "horovod"],
+    [
+        lambda: planned.OwnOptimizer(0.1),
+        with_scaled_loss,
+        of_a_horovod_job,
+        of_a_horovod_job_with_scaled_loss,
+    ],
+    ids=["bare", "scaled_loss", "horovod", "horovod_with_scaled_loss"],
 )
 def test_an_optimizer_of_the_users_is_measured(make_optimizer):
     model = planned.make_model()
@@ -200,6 +210,24 @@ def test_full_precision_of_one_number_of_workers_tells_that_of_another(world_siz
         for one, other in zip(known.collectives, measured.collectives, strict=True):
             assert one.kind == other.kind
             assert one.sent_bytes == pytest.approx(other.sent_bytes, rel=1e-3)
-    assert [b.all_work_seconds for b in buckets] == [
-        b.all_work_seconds for b in with_world_size(buckets, 2, world_size)
-    ]
+
+
+def test_dense_gradients_in_full_precision_are_measured_for_one_number_of_workers(monkeypatch):
+    measured = []
+
+    def measure_one(exchange, specs, world_size, *arguments, **options):
+        if isinstance(exchange, FullPrecision):
+            measured.append((world_size, any(spec.sparse for spec in specs)))
+        return measure_exchange(exchange, specs, world_size, *arguments, **options)
+
+    monkeypatch.setattr(measurements, "measure_exchange", measure_one)
+    options = types.SimpleNamespace(
+        per_replica_batch_size=8, unknown_size=16, target_density=0.01, sync_period=16
+    )
+    links = uniform_links(1e6, 0.0)
+    measure(planned.make_model(), Alone(), links, [2, 4, 8], options)
+    assert measured == [(2, False)]
+    measured.clear()
+    measure(planned.make_text_model(), Alone(), links, [2, 4], options)
+    # The rows of a step are gathered from all; the table, at the end of a block, is not.
+    assert measured == [(2, True), (2, False), (4, True)]

@@ -15,7 +15,6 @@ import tf_onebit
 import tf_onebit.horovod as hvd
 from tests.unit import planned
 from tf_onebit import cli
-from tf_onebit.exchanges.base import GradientSpec
 from tf_onebit.measurement import Alone
 from tf_onebit.planner import (
     Bucket,
@@ -31,11 +30,6 @@ from tf_onebit.preflight.plan import Plan, make_plan
 from tf_onebit.preflight.suitable import notes_on, suitable
 
 MODEL = "tests.unit.planned:make_model"
-SPECS = [
-    GradientSpec("kernel", (64, 512), "float32"),
-    GradientSpec("bias", (512,), "float32"),
-    GradientSpec("embedding", (100, 32), "float32", sparse=True),
-]
 
 
 def plan(capsys, *arguments):
@@ -339,4 +333,4 @@ def test_says_when_horovod_is_missing(capsys, monkeypatch, rank):
     monkeypatch.setitem(sys.modules, "tf_onebit.horovod", None)
     status, _, errors = plan(capsys, MODEL)
     assert status == 1
-    assert "started by horovodrun, and Horovod cannot be used" in errors
+    assert "started by horovodrun or MPI, and Horovod cannot be used" in errors

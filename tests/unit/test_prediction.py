@@ -283,6 +283,10 @@ def test_recommends_buckets_that_overlap():
     same = dataclasses.replace(FULL, bucket_bytes=4 * 2**20)
     assert advice(200e6, [same]).bucket_bytes is None
     assert advice(1e11, [one_bucket]).bucket_bytes is None
+    # A flag that goes before all of them has no part in that.
+    flag = Bucket(0, 2 * (Collective(0.0, "all_gather", 4),))
+    checked = dataclasses.replace(one_bucket, buckets=[flag, *one_bucket.buckets])
+    assert advice(200e6, [checked]).bucket_bytes == 4 * 2**20
 
 
 def test_recommends_no_buckets_where_not_all_can_share_them():

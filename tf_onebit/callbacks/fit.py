@@ -6,14 +6,9 @@ import tensorflow as tf
 
 
 def find_fit(model):
-    """The frame of the `model.fit` that calls, or None: Keras hands its data to no one else.
-
-    A `fit` that a model has of its own, with a loop of its own, is none.
-    """
+    """The frame of the `model.fit` that calls, or None: Keras hands its data to no one else."""
     for frame in _calling_frames():
-        names = frame.f_locals
-        is_keras = frame.f_code.co_name == "fit" and {"x", "epoch_iterator"} <= names.keys()
-        if is_keras and names.get("self") is model:
+        if frame.f_code.co_name == "fit" and frame.f_locals.get("self") is model:
             return frame
     return None
 
@@ -33,9 +28,12 @@ def data_of_fit(model):
 
 def batch_size_of(frame):
     """Number of samples in a batch of the data of a `fit`, or None where Keras does not know it."""
+    iterator = frame.f_locals.get("epoch_iterator")
+    if iterator is None:
+        return None  # of a loop of the model's own
     if isinstance(frame.f_locals["x"], tf.distribute.DistributedDataset):
         return None  # whose batches may be of one replica, or of several
-    return frame.f_locals["epoch_iterator"].data_adapter.batch_size
+    return iterator.data_adapter.batch_size
 
 
 def is_running(frame):

@@ -116,7 +116,7 @@ class Monitor(keras.callbacks.Callback):
         if self.log_dir is not None:
             self._scalars = Scalars(self.log_dir)
         frame = fit.find_fit(self.model)
-        self._data = None if frame is None else frame.f_locals["x"]
+        self._data = None if frame is None else frame.f_locals.get("x")
         self._samples = None if frame is None else self._samples_of_update(frame)
         self._knowing_batch_size = [owner for owner, _ in knowing_batch_size(self.model)]
         self._times = StepTimes(exchange, self._timed_step.recorder, self.timeline)

@@ -25,7 +25,12 @@ def remake(optimizer, mixin, name):
     if not isinstance(optimizer._learning_rate, keras.Variable):
         # A schedule or function as it is: Keras can make its own kinds only from their config.
         config["learning_rate"] = optimizer._learning_rate
-    remade = subclass(type(optimizer), mixin).from_config(config)
+    cls = subclass(type(optimizer), mixin)
+    if "inner_optimizer" in config:
+        # As it is, too: a class of the user's own Keras may not find.
+        remade = cls(**config | {"inner_optimizer": optimizer.inner_optimizer})
+    else:
+        remade = cls.from_config(config)
     for setting in _NOT_IN_CONFIG:
         if hasattr(optimizer, setting):
             setattr(remade, setting, getattr(optimizer, setting))

@@ -24,9 +24,9 @@ _LATENCY_RUNS, _RUNS = 20, 5
 _CORE_WORDS = 64
 
 _REQUESTS = {
-    "all_to_all": AllToAll,
-    "all_gather": AllGather,
-    "all_reduce": lambda values, name: AllReduce([values], name),
+    "all_to_all": lambda tensors, name: AllToAll(*tensors, name),
+    "all_gather": lambda tensors, name: AllGather(*tensors, name),
+    "all_reduce": AllReduce,
 }
 
 
@@ -122,26 +122,27 @@ class Links:
         # A collective has a name, and that has one shape.
         name = f"tf_onebit/measurement/{kind}_{sent_bytes}"
 
-        def run(values):
-            (answer,) = self._engine.run([ask(_REQUESTS[kind](values, name))])
-            return tf.nest.flatten(answer)[0]
+        def run(*tensors):
+            (answer,) = self._engine.run([ask(_REQUESTS[kind](list(tensors), name))])
+            return tf.nest.flatten(answer)
 
-        values = tf.zeros(self._shape(kind, sent_bytes))
+        tensors = [tf.zeros(shape) for shape in self._shapes(kind, sent_bytes)]
         if name not in self._functions:
-            spec = tf.TensorSpec(values.shape)
-            self._functions[name] = tf.function(run, autograph=False).get_concrete_function(spec)
+            specs = [tf.TensorSpec(tensor.shape) for tensor in tensors]
+            self._functions[name] = tf.function(run, autograph=False).get_concrete_function(*specs)
         function = self._functions[name]
-        return lambda: function(values)[..., :1].numpy()
+        return lambda: [answer[..., :1].numpy() for answer in function(*tensors)]
 
-    def _shape(self, kind, sent_bytes):
-        """Of the tensor of which a worker sends so many bytes."""
+    def _shapes(self, kind, sent_bytes):
+        """Of the tensors of which a worker sends so many bytes: list."""
         size = sent_bytes / FLOAT_BYTES
         others = self.world_size - 1
         if kind == "all_to_all":
-            return [self.world_size, max(1, int(size / others))]
+            return [[self.world_size, max(1, int(size / others))]]
         if kind == "all_gather":
-            return [1, max(1, int(size / others))]
-        return [max(1, int(size * self.world_size / (2 * others)))]
+            return [[1, max(1, int(size / others))]]
+        # Two, because a bucket has several: to join and to part them is some of what it takes.
+        return 2 * [[max(1, int(size * self.world_size / (4 * others)))]]
 
 
 def _as_words(cores):

@@ -162,12 +162,15 @@ def _batch_size(method, measured, links, workers, per_replica_batch_size):
 
 
 def _bucket_bytes(method, computation, links, workers, sizes):
-    kinds = {tuple(c.kind for c in bucket.collectives) for bucket in method.buckets}
-    if method.bucket_bytes is None or len(kinds) > 1:
+    # What has no values stays as it is.
+    empty, buckets = ([b for b in method.buckets if bool(b.size) == has] for has in (False, True))
+    kinds = {tuple(c.kind for c in bucket.collectives) for bucket in buckets}
+    if method.bucket_bytes is None or len(kinds) != 1:
         return None  # what is exchanged in another way cannot join others' buckets
 
     def seconds(bucket_bytes):
-        again = regrouped(method, sizes, bucket_bytes)
+        again = regrouped(dataclasses.replace(method, buckets=buckets), sizes, bucket_bytes)
+        again = dataclasses.replace(again, buckets=empty + again.buckets)
         return predict(again, computation, links, workers).step_seconds
 
     by_bytes = {n * 2**20: seconds(n * 2**20) for n in _BUCKET_MEBIBYTES}

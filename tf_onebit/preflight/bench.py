@@ -19,7 +19,13 @@ def add_command(commands):
         "value of a gradient, and, started by horovodrun or `tf-onebit launch`, of collectives "
         "between the workers, all of them at once.",
     )
-    parser.add_argument("--values", type=_number_of_values, default=8 * 2**20, metavar="N")
+    parser.add_argument(
+        "--values",
+        type=_number_of_values,
+        default=8 * 2**20,
+        metavar="N",
+        help=f"of the gradient that is encoded (default: {8 * 2**20})",
+    )
     parser.add_argument("--json", metavar="FILE", help="write the figures there")
     parser.set_defaults(run=run)
 

@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from tf_onebit.measurement import Alone, Links
 
-# What `horovodrun` sets, by Gloo or by one of the two families of MPI.
-_RANKS_OF_LAUNCHERS = "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"
+# What `horovodrun` does not set itself where it starts workers by `mpirun`.
+_RANKS_OF_MPI = "OMPI_COMM_WORLD_RANK", "PMI_RANK"
 
 
 def workers_of_job():
@@ -23,12 +23,14 @@ def workers_of_job():
     Raises:
         ValueError: if Horovod is missing, or TF_CONFIG describes no cluster.
     """
-    if any(name in os.environ for name in _RANKS_OF_LAUNCHERS):
+    if "HOROVOD_RANK" in os.environ:
         return _workers(_horovod_engine())
     if os.environ.get("TF_CONFIG"):
         from tf_onebit.distribute import MultiWorkerMirroredStrategy
 
         return _workers(MultiWorkerMirroredStrategy().extended.engine)
+    if any(name in os.environ for name in _RANKS_OF_MPI):
+        return _workers(_horovod_engine())
     return Alone()
 
 
@@ -42,8 +44,8 @@ def _horovod_engine():
         from tf_onebit.collectives.horovod import HorovodEngine
     except ImportError as error:
         raise ValueError(
-            f"This process was started by horovodrun, and Horovod cannot be used: {error} Start it "
-            "by `tf-onebit launch`, or alone."
+            f"This process was started by horovodrun or MPI, and Horovod cannot be used: {error} "
+            "Start it by `tf-onebit launch`, or alone."
         ) from error
     hvd.init()
     take_a_gpu(hvd.local_rank())

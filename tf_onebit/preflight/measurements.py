@@ -173,10 +173,10 @@ class _Exchanges:
             self._buckets.append(self._measured(exchange, specs, rows))
 
     def _measured(self, exchange, specs, rows=None):
-        measure = measure_exchange
+        measured = measure_exchange
         if isinstance(exchange, FullPrecision):
-            measure = self._in_full_precision
-        return measure(exchange, specs, self._world_size, rows, **self._runs)
+            measured = self._in_full_precision
+        return measured(exchange, specs, self._world_size, rows, **self._runs)
 
     def methods(self):
         """Those that exchange gradients in every step: list of `planner.Method`."""

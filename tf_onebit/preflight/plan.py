@@ -55,8 +55,20 @@ def add_command(commands):
         metavar="MS",
         help=f"of a message, with --bandwidth (default: {_ASSUMED_LATENCY_MS:g})",
     )
-    parser.add_argument("--target-density", type=_density, default=0.001, metavar="D")
-    parser.add_argument("--sync-period", type=_positive, default=16, metavar="STEPS")
+    parser.add_argument(
+        "--target-density",
+        type=_density,
+        default=0.001,
+        metavar="D",
+        help="of threshold-sparse updates: what part of all values is sent (default: 0.001)",
+    )
+    parser.add_argument(
+        "--sync-period",
+        type=_positive,
+        default=16,
+        metavar="STEPS",
+        help="of training in blocks: the length of a block (default: 16)",
+    )
     parser.add_argument(
         "--unknown-size",
         type=_positive,

@@ -10,7 +10,10 @@ from tf_onebit.training.copies import assign_all, copies_of
 
 def subclass(optimizer_class, mixin):
     """A subclass that carries its class's name, as Keras saves an optimizer by that."""
-    namespace = {"__module__": optimizer_class.__module__}
+    namespace = {
+        "__module__": optimizer_class.__module__,
+        "_original_class": _original(optimizer_class),
+    }
     made = type(optimizer_class.__name__, (mixin, optimizer_class), namespace)
     registered = keras.saving.get_registered_name(optimizer_class)
     package, separator, name = registered.rpartition(">")
@@ -23,11 +26,11 @@ def subclass(optimizer_class, mixin):
 
 def original_class(optimizer):
     """The class of a Keras optimizer, or what `subclass` has made its class from."""
-    return next(
-        cls
-        for cls in type(optimizer).__mro__
-        if issubclass(cls, keras.optimizers.Optimizer) and not issubclass(cls, Distributed)
-    )
+    return _original(type(optimizer))
+
+
+def _original(optimizer_class):
+    return getattr(optimizer_class, "_original_class", optimizer_class)
 
 
 def settings(optimizer):
