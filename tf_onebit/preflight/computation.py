@@ -79,8 +79,9 @@ class ModelInStep:
         Args:
             per_replica_batch_size: number of samples.
         """
-        if not any(spec.sparse for spec in self.specs()):
-            return [1] * len(self.specs())
+        specs = self.specs()
+        if not any(spec.sparse for spec in specs):
+            return [1] * len(specs)
         _, backward, _ = self._parts
         gradients, _ = backward(self._batch(per_replica_batch_size))
         return [
