@@ -147,6 +147,15 @@ def times_before(op):
     return {op.get_attr("event") for op in ops}
 
 
+def times_recorded():
+    """Dictionary from the events that the graph records to their ops.
+
+    Events come by twos, as begin and end: those of encoding, aggregating and its collective.
+    """
+    ops = tf.compat.v1.get_default_graph().get_operations()
+    return {op.get_attr("event"): op for op in ops if op.type == "TfOnebit>RecordTime"}
+
+
 def timed(exchange, stages_that_are_made):
     """Has stages of an exchange of two kernels traced, with times."""
     specs = [GradientSpec(f"kernel{i}", (64, 64), "float32") for i in range(2)]
@@ -171,15 +180,29 @@ def test_no_answer_comes_before_its_stage_has_begun():
         request = next(stage)
         with pytest.raises(StopIteration):
             stage.send(request.tensor)
-        times = {
-            op.get_attr("event"): op
-            for op in tf.compat.v1.get_default_graph().get_operations()
-            if op.type == "TfOnebit>RecordTime"
-        }
-        # Events by twos: begin and end of encoding, of aggregating, and of its collective.
+        times = times_recorded()
         assert set(times) == set(range(6))
         assert 2 in times_before(times[5])
         assert 5 in times_before(times[3])
+
+    timed(exchange, stages_that_are_made)
+
+
+def test_a_stage_ends_after_its_collectives_also_where_nothing_needs_their_answers():
+    class Heedless(OneBit):
+        def aggregate(self, message):
+            yield from super().aggregate(message)
+            return message
+
+    exchange = Heedless()
+
+    def stages_that_are_made(stages, gradients):
+        stage = stages.aggregate(exchange, stages.encode(exchange, gradients))
+        request = next(stage)
+        with pytest.raises(StopIteration):
+            stage.send(request.tensor)
+        end, answered = (times_recorded()[event] for event in (3, 5))
+        assert answered in end.control_inputs
 
     timed(exchange, stages_that_are_made)
 

@@ -125,12 +125,15 @@ class _TimedStages(Stages):
         return Span(self._worker, self._bucket, stage, part, name or stage)
 
     def _timed(self, stage, generator, message):
+        answers = []
+
         def asking(request):
             span = self._span(stage, _COLLECTIVES[type(request)], request.name)
             self._recorder.begin(span, _tensors_of(request))
             answer = yield request
             # Where cores are busy it may come before the time of the stage's begin is taken.
             answered = self._recorder.end(span, [begun, answer])
+            answers.append(answered)
             # Where answers come every thread may be in use: what needs them would overtake.
             with tf.control_dependencies([answered]):
                 return tf.nest.map_structure(tf.identity, answer)
@@ -139,7 +142,8 @@ class _TimedStages(Stages):
         with tf.control_dependencies([self._recorder.begin(span, message)]), tf.device("CPU:0"):
             begun = tf.zeros([])  # a tensor, for which branches can wait, too
         result = yield from through(generator, asking)
-        self._recorder.end(span, result)
+        # Answers that nothing needs, or that TensorFlow sees through, would come after the end.
+        self._recorder.end(span, [result, answers])
         return result
 
 
@@ -147,11 +151,16 @@ def _tensors_of(request):
     return request.tensors if isinstance(request, AllReduce) else [request.tensor]
 
 
-def _awaitable(tensors):
-    """Tensors that control dependencies can be upon: of this graph."""
-    tensors = tf.nest.flatten(tensors, expand_composites=True)
+def _awaitable(things):
+    """Tensors and operations that control dependencies can be upon: of this graph."""
+    things = tf.nest.flatten(things, expand_composites=True)
     if tf.executing_eagerly():
-        return tensors
+        return things
     graph = tf.compat.v1.get_default_graph()
-    # A branch would have all of it wait for what is of the graph around.
-    return [tensor if tensor.graph is graph else tf.identity(tensor) for tensor in tensors]
+    # A branch would have all of it wait for what is of the graph around. Operations of a branch
+    # are not waited for: what it returns is.
+    return [
+        thing if thing.graph is graph else tf.identity(thing)
+        for thing in things
+        if thing.graph is graph or not isinstance(thing, tf.Operation)
+    ]
