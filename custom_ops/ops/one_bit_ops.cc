@@ -11,7 +11,7 @@ namespace {
 
 using tensorflow::shape_inference::InferenceContext;
 
-absl::Status EncodeShape(InferenceContext* c) {
+absl::Status OneBitEncodeShape(InferenceContext* c) {
   Layout layout;
   TF_RETURN_IF_ERROR(GetLayout(*c, &layout));
   c->set_output(0, c->Matrix(layout.num_shards(), layout.worker_message_words()));
@@ -45,7 +45,7 @@ absl::Status AggregateShape(InferenceContext* c) {
   return absl::OkStatus();
 }
 
-absl::Status DecodeShape(InferenceContext* c) {
+absl::Status OneBitDecodeShape(InferenceContext* c) {
   constexpr int kFirstGradient = 2;
   for (int t = 0; t < c->num_outputs(); ++t) c->set_output(t, c->input(kFirstGradient + t));
   return absl::OkStatus();
@@ -66,7 +66,7 @@ REGISTER_OP("TfOnebit>OneBitEncode")
     .Attr("levels: {'mean', 'symmetric'} = 'mean'")
     .Attr("error_feedback: bool = true")
     .SetIsStateful()
-    .SetShapeFn(EncodeShape)
+    .SetShapeFn(OneBitEncodeShape)
     .Doc(R"doc(
 Quantizes a list of gradients to one bit per value, with error feedback.
 
@@ -165,7 +165,7 @@ REGISTER_OP("TfOnebit>OneBitDecode")
     .Attr("column_sizes: list(int)")
     .Attr("shard_starts: list(int)")
     .Attr("scale: float = 1.0")
-    .SetShapeFn(DecodeShape)
+    .SetShapeFn(OneBitDecodeShape)
     .Doc(R"doc(
 Decodes the messages of all shards into the list of gradients.
 

@@ -11,14 +11,14 @@ namespace {
 
 using tensorflow::shape_inference::InferenceContext;
 
-absl::Status EncodeShape(InferenceContext* c) {
+absl::Status ThresholdEncodeShape(InferenceContext* c) {
   Parts parts;
   TF_RETURN_IF_ERROR(GetParts(*c, Parts::kWhole, &parts));
   c->set_output(0, c->MakeShape({c->MakeDim(parts.num_parts()), c->UnknownDim()}));
   return absl::OkStatus();
 }
 
-absl::Status RecodeShape(InferenceContext* c) {
+absl::Status ThresholdRecodeShape(InferenceContext* c) {
   Parts parts;
   TF_RETURN_IF_ERROR(GetParts(*c, Parts::kWhole, &parts));
   tensorflow::shape_inference::ShapeHandle messages;
@@ -28,7 +28,7 @@ absl::Status RecodeShape(InferenceContext* c) {
   return absl::OkStatus();
 }
 
-absl::Status DecodeShape(InferenceContext* c) {
+absl::Status ThresholdDecodeShape(InferenceContext* c) {
   constexpr int kFirstGradient = 1;
   for (int t = 0; t < c->num_outputs(); ++t) c->set_output(t, c->input(kFirstGradient + t));
   return absl::OkStatus();
@@ -48,7 +48,7 @@ REGISTER_OP("TfOnebit>ThresholdEncode")
     .Attr("part_size: int = 2147483648")
     .Attr("pad: bool = true")
     .SetIsStateful()
-    .SetShapeFn(EncodeShape)
+    .SetShapeFn(ThresholdEncodeShape)
     .Doc(R"doc(
 Adds gradients to a residual and encodes what exceeds a threshold.
 
@@ -79,7 +79,7 @@ REGISTER_OP("TfOnebit>ThresholdDecodeSum")
     .Attr("sizes: list(int)")
     .Attr("part_size: int = 2147483648")
     .Attr("scale: float = 1.0")
-    .SetShapeFn(DecodeShape)
+    .SetShapeFn(ThresholdDecodeShape)
     .Doc(R"doc(
 Decodes messages into the list of gradients and sums them.
 
@@ -112,7 +112,7 @@ REGISTER_OP("TfOnebit>GolombRiceEncode")
     .Attr("sizes: list(int)")
     .Attr("part_size: int = 2147483648")
     .Attr("pad: bool = true")
-    .SetShapeFn(RecodeShape)
+    .SetShapeFn(ThresholdRecodeShape)
     .Doc(R"doc(
 Codes the indices of messages by their gaps, with Golomb-Rice codes.
 
@@ -128,7 +128,7 @@ REGISTER_OP("TfOnebit>GolombRiceDecode")
     .Attr("W: {int32, float} = DT_INT32")
     .Attr("sizes: list(int)")
     .Attr("part_size: int = 2147483648")
-    .SetShapeFn(RecodeShape)
+    .SetShapeFn(ThresholdRecodeShape)
     .Doc(R"doc(
 The inverse of GolombRiceEncode, without padding.
 
