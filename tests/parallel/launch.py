@@ -21,10 +21,18 @@ class Job(NamedTuple):
     output: str
 
 
+_TF_ONEBIT = str(pathlib.Path(sys.executable).with_name("tf-onebit"))
+# Before it starts anything, `horovodrun` imports TensorFlow to see what Horovod was built with:
+# once for MPI, if it is not told to use Gloo, and once for Gloo.
+_HOROVODRUN = """
+from horovod.runner import launch
+
+launch.gloo_built = lambda verbose: True
+launch.run_commandline()
+"""
 LAUNCHERS = {
-    # Without --gloo the launcher imports TensorFlow once more, to look for MPI.
-    "horovod": ("horovodrun", "--gloo", "-np", "{}"),
-    "tensorflow": ("tf-onebit", "launch", "-np", "{}", "--"),
+    "horovod": (sys.executable, "-c", _HOROVODRUN, "--gloo", "-np", "{}"),
+    "tensorflow": (_TF_ONEBIT, "launch", "-np", "{}", "--"),
     # One process.
     "mirrored": (),
     "alone": (),
@@ -59,8 +67,6 @@ def run_job(engine, world_size, command, timeout_seconds=120, hosts=None, **envi
     }
     launcher = [word.format(world_size) for word in LAUNCHERS[engine]]
     launcher += ["-H", hosts] if hosts else []
-    if launcher:
-        launcher[0] = str(pathlib.Path(sys.executable).with_name(launcher[0]))
     start = time.monotonic()
     with subprocess.Popen(
         [*launcher, sys.executable, *command],
