@@ -82,6 +82,8 @@ def main():
     parser.add_argument("--steps", type=int, default=20_000)
     parser.add_argument("--output", default="results/endurance.json")
     arguments = parser.parse_args()
+    if arguments.steps < READINGS:
+        parser.error(f"memory is read {READINGS} times: give --steps {READINGS} or more")
 
     facts = machine_facts()
     strategy = connect(arguments.engine)

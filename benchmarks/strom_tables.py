@@ -191,7 +191,7 @@ def _judge_model_sizes(rows, outcomes):
         verdict(
             f"from {weights[0] / 1e6:.2f} to {w / 1e6:.2f} million weights: growth of the updates "
             "by that of the weights",
-            (u / updates[0]) / (w / weights[0]),
+            u / updates[0] / (w / weights[0]) if updates[0] else math.inf,
             1,
         )
         for w, u in zip(weights[1:], updates[1:], strict=True)
