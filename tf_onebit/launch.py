@@ -13,10 +13,12 @@ import sys
 import threading
 import time
 
-_POLL_SECONDS = 0.1
+_POLL_SECONDS = 0.01
 # Between asking a worker to end and making it.
 _GRACE_SECONDS = 10
 _PR_SET_PDEATHSIG = 1
+# What ends the launcher: from the terminal, by others, and because the terminal is gone.
+_ENDING = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 
 
 def add_command(commands):
@@ -52,24 +54,37 @@ def launch(num_workers, program):
     Returns:
         0, or the exit status of the first that failed, as a shell tells it.
     """
-    addresses = free_addresses(num_workers)
-    workers, readers = [], []
-    previous = signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))
+    workers, output = [], _Output()
+    # But for what this process was started to ignore, as with nohup.
+    previous = {s: h for s in _ENDING if (h := signal.getsignal(s)) != signal.SIG_IGN}
+    _handle(previous, lambda signum, _: sys.exit(128 + signum))
     try:
+        addresses = free_addresses(num_workers)
         for rank in range(num_workers):
             workers.append(_start(program, tf_config(addresses, rank)))
-        readers = _mark_output(workers)
-        return _first_failure(workers)
+        output.mark(workers)
+        status = _first_failure(workers, output)
     except OSError as error:
         print(f"tf-onebit launch: {shlex.join(program)}: {error.strerror}", file=sys.stderr)
         return 127
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
     finally:
-        _end(workers)
-        for reader in readers:
-            reader.join(_GRACE_SECONDS)
-        signal.signal(signal.SIGTERM, previous)
+        _end(workers, previous)
+        output.finish()
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)
+    if output.error is None:
+        return status
+    print(
+        f"tf-onebit launch: the output of the workers cannot be written: {output.error.strerror}. "
+        "They are ended.",
+        file=sys.stderr,
+    )
+    return status or 1
+
+
+def _handle(signals, handler):
+    for signum in signals:
+        signal.signal(signum, handler)
 
 
 def tf_config(addresses, rank):
@@ -97,33 +112,51 @@ def _start(program, environment):
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        # What a worker starts ends with it, and it ends with this process, however that ends.
+        # What a worker starts is ended with it; and it ends with this process, however that ends.
         start_new_session=True,
         preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),
     )
 
 
-def _mark_output(workers):
-    """Copies the workers' output, line by line. Returns the threads that do."""
-    readers = [
-        threading.Thread(target=_mark_lines, args=(pipe, file, f"[{rank}] ".encode()), daemon=True)
-        for rank, worker in enumerate(workers)
-        for pipe, file in ((worker.stdout, sys.stdout.buffer), (worker.stderr, sys.stderr.buffer))
-    ]
-    for reader in readers:
-        reader.start()
-    return readers
+class _Output:
+    """The output of workers, line by line, each marked by the rank of its worker.
+
+    Attributes:
+        error: why it cannot be written, or None.
+    """
+
+    def __init__(self):
+        self.error = None
+        self._readers = []
+
+    def mark(self, workers):
+        """Begins to copy what workers say."""
+        for rank, worker in enumerate(workers):
+            for pipe, file in ((worker.stdout, sys.stdout), (worker.stderr, sys.stderr)):
+                arguments = pipe, file, f"[{rank}] ".encode()
+                reader = threading.Thread(target=self._copy, args=arguments, daemon=True)
+                reader.start()
+                self._readers.append(reader)
+
+    def finish(self):
+        """Waits until all has been copied that workers have said."""
+        for reader in self._readers:
+            reader.join(_GRACE_SECONDS)
+
+    def _copy(self, pipe, file, mark):
+        try:
+            for line in pipe:
+                file.buffer.write(mark + line.removesuffix(b"\n") + b"\n")
+                file.buffer.flush()
+        except OSError as error:
+            # As of `| head`, or a full disk. What Python has kept must not fail once more.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
+            self.error = error
 
 
-def _mark_lines(pipe, file, mark):
-    for line in pipe:
-        file.write(mark + line.removesuffix(b"\n") + b"\n")
-        file.flush()
-
-
-def _first_failure(workers):
+def _first_failure(workers, output):
     running = dict(enumerate(workers))
-    while running:
+    while running and output.error is None:
         for rank, worker in list(running.items()):
             status = worker.poll()
             if status:
@@ -137,14 +170,21 @@ def _first_failure(workers):
     return 0
 
 
-def _end(workers):
-    """Ends the workers and all that they started."""
-    _signal_groups(workers, signal.SIGTERM)
+def _end(workers, signals):
+    """Ends the workers and all that they started: at once if one of `signals` comes."""
     deadline = time.monotonic() + _GRACE_SECONDS
-    for worker in workers:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            worker.wait(max(0, deadline - time.monotonic()))
+
+    def end_at_once(signum, _):
+        nonlocal deadline
+        deadline = 0.0
+
+    _handle(signals, end_at_once)
+    _signal_groups(workers, signal.SIGTERM)
+    while time.monotonic() < deadline and any(worker.poll() is None for worker in workers):
+        time.sleep(_POLL_SECONDS)
     _signal_groups(workers, signal.SIGKILL)
+    for worker in workers:
+        worker.wait()
 
 
 def _signal_groups(workers, signum):

@@ -65,23 +65,83 @@ def test_a_worker_that_ends_well_ends_no_other():
     assert job.stdout == "[1] done\n"
 
 
+@pytest.mark.parametrize("seconds", [0, 100])
+def test_output_that_cannot_be_written_ends_all(seconds):
+    with open("/dev/full", "w") as full:
+        job = subprocess.run(
+            [PROGRAM, "launch", "-np", "2", "--", "bash", "-c", f"echo much; sleep {seconds}"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=20,
+        )
+    assert job.returncode == 1
+    assert "the output of the workers cannot be written: No space left on device." in job.stderr
+    assert "Traceback" not in job.stderr
+
+
+def test_workers_end_where_nobody_reads_any_more():
+    command = [PROGRAM, "launch", "-np", "2", "--", "bash", "-c", "while echo more; do :; done"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as job:
+        job.stdout.readline()
+        job.stdout.close()
+        assert job.wait(20) == 1
+        assert b"cannot be written: Broken pipe." in job.stderr.read()
+
+
+def started(job, tmp_path):
+    """The process id that a worker's script has written."""
+    while not (tmp_path / "pid").exists():
+        assert job.poll() is None
+        time.sleep(0.05)
+    return int((tmp_path / "pid").read_text())
+
+
+def assert_ends(pid):
+    for _ in range(200):
+        try:
+            state = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except FileNotFoundError:
+            return
+        if state == "Z":
+            return
+        time.sleep(0.05)
+    os.kill(pid, signal.SIGKILL)
+    pytest.fail("the process is still alive")
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_what_workers_have_started_ends_with_the_launcher(signum, tmp_path):
+    script = f"sleep 100 & echo $! > {tmp_path}/tmp; mv {tmp_path}/tmp {tmp_path}/pid; wait"
+    with subprocess.Popen([PROGRAM, "launch", "-np", "1", "--", "bash", "-c", script]) as job:
+        pid = started(job, tmp_path)
+        job.send_signal(signum)
+        assert job.wait(20) == 128 + signum
+    assert_ends(pid)
+
+
+def test_who_is_asked_twice_does_not_wait_for_workers(tmp_path):
+    script = f"trap '' TERM; echo $$ > {tmp_path}/tmp; mv {tmp_path}/tmp {tmp_path}/pid; "
+    script += "while true; do sleep 0.1; done"
+    with subprocess.Popen([PROGRAM, "launch", "-np", "1", "--", "bash", "-c", script]) as job:
+        pid = started(job, tmp_path)
+        start = time.monotonic()
+        job.send_signal(signal.SIGINT)
+        time.sleep(1)
+        assert job.poll() is None
+        job.send_signal(signal.SIGINT)
+        assert job.wait(20) == 130
+        assert time.monotonic() - start < 8  # it would wait for ten seconds
+    assert_ends(pid)
+
+
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
 def test_workers_end_with_the_launcher(signum, tmp_path):
     script = f"echo $$ > {tmp_path}/$RANDOM.tmp; mv {tmp_path}/*.tmp {tmp_path}/pid; sleep 100"
     with subprocess.Popen([PROGRAM, "launch", "-np", "1", "--", "bash", "-c", script]) as job:
-        while not (tmp_path / "pid").exists():
-            time.sleep(0.05)
-        pid = int((tmp_path / "pid").read_text())
+        pid = started(job, tmp_path)
         job.send_signal(signum)
-    for _ in range(200):
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return
-        if pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-            return
-        time.sleep(0.05)
-    pytest.fail("the worker is still alive")
+    assert_ends(pid)
 
 
 @pytest.mark.parametrize(
