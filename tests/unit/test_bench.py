@@ -17,7 +17,7 @@ def test_takes_the_time_of_every_stage(capsys, tmp_path):
     stages = content["nanoseconds_per_value"]
     # Before each collective, and at the end.
     assert {name: len(times) for name, times in stages.items()} == {
-        "full precision": 3,
+        "full precision": 2,
         "1-bit": 3,
         "threshold": 2,
         "threshold, Golomb-Rice": 2,

@@ -119,6 +119,26 @@ def test_on_a_gpu_the_work_of_an_exchange_is_known_as_a_whole(monkeypatch):
     assert len(stages) == 1 and 0 < on_gpu.all_work_seconds < 1
 
 
+@pytest.mark.parametrize(
+    ("exchange", "kinds"),
+    [
+        (FullPrecision(), ["all_reduce"]),  # beside its flags
+        (OneBit(), ["all_to_all", "all_gather"]),
+        (Threshold(0.1), ["all_gather"]),
+    ],
+)
+def test_what_waits_for_no_answer_has_no_latency_of_its_own(exchange, kinds):
+    (bucket,) = measure_exchange(exchange, SPECS[:2], 2)
+    assert [collective.kind for collective in bucket.collectives] == kinds
+
+
+def test_rows_and_their_indices_travel_beside_each_other():
+    (spec,) = (spec for spec in SPECS if spec.sparse)
+    (bucket,) = measure_exchange(OneBit(), [spec], 2, rows=[3])
+    (collective,) = bucket.collectives
+    assert collective.kind == "all_gather"
+
+
 def test_buckets_that_are_alike_are_measured_once():
     specs = [GradientSpec(f"kernel{i}", (64, 512), "float32") for i in range(3)]
     specs.append(GradientSpec("head", (64, 512), "bfloat16"))

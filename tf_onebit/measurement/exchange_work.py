@@ -91,14 +91,14 @@ def with_block_work(buckets, seconds_per_value):
 
 
 def _measured(specs, rows, exchange, runs):
-    kinds = []
+    kinds, beside = [], []
 
     def gradients(sign):
         return [_random_gradient(*pair, sign) for pair in zip(specs, rows, strict=True)]
 
     @tf.function(autograph=False)
     def run(sign):
-        seconds, sent, kinds[:], exchanged = _timed(exchange, gradients(sign))
+        seconds, sent, kinds[:], beside[:], exchanged = _timed(exchange, gradients(sign))
         return seconds, sent, exchanged
 
     # Gradients that change their signs are not all sent sooner or later, as steady ones are.
@@ -112,8 +112,24 @@ def _measured(specs, rows, exchange, runs):
         making = tf.function(gradients, autograph=False)
         work = _seconds(lambda sign: run(sign)[-1], signs) - _seconds(making, signs)
         *before, after = [max(0.0, work) / (len(before) + 1)] * (len(before) + 1)
-    collectives = map(Collective, before, kinds, sent_bytes)
-    return Bucket(sum(spec.size for spec in specs), tuple(collectives), after)
+    collectives = _one_after_another(map(Collective, before, kinds, sent_bytes), beside)
+    return Bucket(sum(spec.size for spec in specs), collectives, after)
+
+
+def _one_after_another(collectives, beside):
+    """What is under way beside the one before is a part of it: the latency is that of one."""
+    joined = []
+    for collective, is_beside in zip(collectives, beside, strict=True):
+        if is_beside:
+            first = joined.pop()
+            larger = max(first, collective, key=lambda one: one.sent_bytes)
+            collective = Collective(
+                first.work_seconds + collective.work_seconds,
+                larger.kind,
+                first.sent_bytes + collective.sent_bytes,
+            )
+        joined.append(collective)
+    return tuple(joined)
 
 
 def _seconds(function, signs):
@@ -152,15 +168,19 @@ def _timed(exchange, gradients):
     Returns:
         Seconds of the work before each request and after the last answer, float64
         `[requests + 1]`; bytes that each worker sends for each, int64 `[requests]`; the list of
-        their kinds; and what the exchange returns, because what nobody uses is not computed.
+        their kinds; that of whether each can be asked for before the one before is answered; and
+        what the exchange returns, because what nobody uses is not computed.
     """
-    seconds, sent_bytes, kinds = [], [], []
+    seconds, sent_bytes, kinds, beside, answers = [], [], [], [], set()
     last, gradients = _at(gradients)
 
     def answered(request):
         nonlocal last
         yield from ()  # a generator that asks for nothing
         tensors = request.tensors if isinstance(request, AllReduce) else [request.tensor]
+        beside.append(bool(answers) and answers.isdisjoint(_ops_before(tensors)))
+        if not beside[-1]:
+            answers.clear()
         now, tensors = _at(tensors)
         seconds.append(now - last)
         size_bytes = sum(tensor.dtype.size * tf.size(tensor, tf.int64) for tensor in tensors)
@@ -168,6 +188,7 @@ def _timed(exchange, gradients):
         kinds.append(kind)
         sent_bytes.append(sent)
         last, answer = _at(answer)
+        answers.update(tensor.op for tensor in tf.nest.flatten(answer))
         return answer
 
     generator = through(exchange.exchange(gradients, 1.0 / exchange.world_size), answered)
@@ -175,7 +196,7 @@ def _timed(exchange, gradients):
         request = next(generator)
     except StopIteration as stop:
         now, results = _at(stop.value)
-        return tf.stack([*seconds, now - last]), tf.stack(sent_bytes), kinds, results
+        return tf.stack([*seconds, now - last]), tf.stack(sent_bytes), kinds, beside, results
     raise TypeError(f"An exchange without branches is measured. Received: {request!r}.")
 
 
@@ -186,6 +207,17 @@ def _at(tensors):
         time = tf.timestamp()
     with tf.control_dependencies([time]):
         return time, tf.nest.map_structure(tf.identity, tensors, expand_composites=True)
+
+
+def _ops_before(tensors):
+    """The operations of a graph that tensors come from: set."""
+    found, left = set(), [tensor.op for tensor in tensors]
+    while left:
+        op = left.pop()
+        if op not in found:
+            found.add(op)
+            left += [*op.control_inputs, *(source.op for source in op.inputs)]
+    return found
 
 
 def _answered(request, tensors, size_bytes, world_size):
