@@ -31,13 +31,18 @@ def require_valid(cluster_resolver):
         problem = "has jobs other than chief and worker, or none for this process"
     elif f"{job} {index}" not in places:
         problem = f"gives this process the task {job} {index}, but has only {', '.join(places)}"
-    elif not all(re.fullmatch(r".+:\d+", str(address)) for address in addresses):
-        problem = "has addresses without a port"
+    elif not all(map(_has_port, addresses)):
+        problem = "has addresses without a port from 1 to 65535"
     elif len(set(addresses)) < len(addresses):
         problem = "has an address twice"
     else:
         return
     raise ValueError(f"{_source(cluster_resolver)} {problem}. Received: {cluster}.{_REMEDY}")
+
+
+def _has_port(address):
+    found = re.fullmatch(r".+:(\d+)", str(address))
+    return found is not None and 1 <= int(found[1]) <= 65535
 
 
 def _source(cluster_resolver):

@@ -22,6 +22,8 @@ WRONG = {
     tf_config(job="trainer"): "jobs other than chief and worker",
     tf_config(ps=["host3:2222"]): "jobs other than chief and worker",
     tf_config(["host1", "host2"]): "has addresses without a port",
+    tf_config(["host1:0", "host2:2222"]): "has addresses without a port from 1 to 65535",
+    tf_config(["host1:99999", "host2:2222"]): "has addresses without a port from 1 to 65535",
     tf_config(["host1:2222", "host1:2222"]): "has an address twice",
 }
 

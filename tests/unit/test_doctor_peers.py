@@ -98,6 +98,12 @@ def test_the_status_is_1_if_a_host_is_not_reached(listening, monkeypatch, capsys
     assert "Not reached: nowhere.invalid:22: " in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("host", ["::1", "[::1]"])
+def test_hosts_may_be_addresses_of_ipv6(host, capsys):
+    cli.main(["doctor", "--hosts", host])
+    assert "[::1]:22 is ::1" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("host", ["host:", ":22", "host:ssh", "host:0", "host:65536"])
 def test_hosts_are_checked(host, capsys):
     with pytest.raises(SystemExit):

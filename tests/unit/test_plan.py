@@ -60,6 +60,14 @@ def test_plan_as_text_json_and_plot(capsys, tmp_path):
     assert files[1].read_bytes().startswith(b"\x89PNG")
 
 
+def test_large_numbers_have_no_exponents(capsys):
+    links = "--bandwidth", "10gbit", "--latency", 100
+    status, output, errors = plan(capsys, MODEL, "--workers", 2, *links)
+    assert status == 0, errors
+    assert output.startswith("Links: 10,000 Mbit/s and 100 ms, assumed.")
+    assert "e+" not in output
+
+
 def test_saved_model_is_planned_for_and_not_changed(capsys, tmp_path):
     path = tmp_path / "model.keras"
     planned.make_text_model().save(path)
@@ -236,6 +244,8 @@ def test_says_which_optimizers_blocks_need():
     (sentence,) = notes_with(keras.optimizers.Adam())
     assert "does not correct the moments of Adam" in sentence
     assert "tf_onebit.optimizers" in sentence
+    (sentence,) = notes_with(keras.optimizers.Ftrl())
+    assert "of Ftrl: use moment_correction=" in sentence  # of which there is no other
     assert notes_with(keras.optimizers.Adam(), "1-bit") == []
     for optimizer in (keras.optimizers.SGD(0.1, momentum=0.9), tf_onebit.optimizers.Adam()):
         assert notes_with(optimizer) == []
@@ -271,7 +281,8 @@ def test_gradients_that_are_checked_first_overlap_with_nothing(
     buckets = [Bucket(1e6, (Collective(0.0, "all_reduce", 4e6),)) for _ in range(8)]
     methods = {2: [Method(f"late by {delay}", buckets, delay) for delay in (0, 1)]}
     computations, links = {8: Computation(0.1, 0.2)}, uniform_links(125e6, 0.0)
-    measured = Measurements(8, 8 * [10**6], False, computations, 0.3, methods, {2: []}, links, 1)
+    estimates = {2: [Method("others'", buckets)]}
+    measured = Measurements(8, 8 * [10**6], False, computations, 0.3, methods, estimates, links, 1)
     monkeypatch.setattr(measurements, "measure", lambda *_: measured)
     model = planned.make_model()
     model.compile(make_optimizer(), loss="mse")

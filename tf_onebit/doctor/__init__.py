@@ -85,6 +85,8 @@ def _address(text):
     host, colon, port = text.rpartition(":")
     if not colon or text.endswith("]"):  # [::1] is an address of IPv6
         return f"{text}:{_SSH_PORT}"
+    if ":" in host and not host.endswith("]"):  # and so is ::1, which has no port then
+        return f"[{text}]:{_SSH_PORT}"
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise argparse.ArgumentTypeError(
             f"A host is given as host or host:port, with a port from 1 to 65535. Received: {text}"

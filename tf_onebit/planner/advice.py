@@ -3,6 +3,7 @@
 import dataclasses
 import math
 
+from tf_onebit.figures import readable
 from tf_onebit.planner.prediction import interpolated, predict, regrouped
 from tf_onebit.planner.work import require_workers
 
@@ -123,8 +124,7 @@ _PARTS = {
 
 
 def _milliseconds(seconds):
-    milliseconds = 1e3 * seconds
-    return f"{milliseconds:.3g} ms" if milliseconds < 1000 else f"{milliseconds:,.0f} ms"
+    return f"{readable(1e3 * seconds)} ms"
 
 
 def _about_full_precision(full, sending_less_pays):

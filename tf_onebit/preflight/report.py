@@ -4,6 +4,8 @@ import dataclasses
 import json
 import pathlib
 
+from tf_onebit.figures import readable
+
 _HEADER = ("", "ms per step", "speed-up", "MB sent", "longest")
 # So many times as long a step takes among others, where these are in its way.
 _CROWDED = 1.1
@@ -27,8 +29,8 @@ def text(plan):
 
 def _about_links(plan):
     link = plan.links["all_gather"]
-    rate = f"{8e-6 * link.bytes_per_second:.4g} Mbit/s"
-    latency = f"{1e3 * link.latency_seconds:.2g} ms"
+    rate = f"{readable(8e-6 * link.bytes_per_second, 4)} Mbit/s"
+    latency = f"{readable(1e3 * link.latency_seconds, 2)} ms"
     if plan.measured_workers == 1:
         return f"Links: {rate} and {latency}, assumed."
     return (
@@ -39,16 +41,17 @@ def _about_links(plan):
 
 def _about_computation(plan):
     steps = [
-        f"{1e3 * computation.seconds:.4g} ms with {size} samples"
+        f"{readable(1e3 * computation.seconds, 4)} ms with {size} samples"
         for size, computation in sorted(plan.computations.items())
     ]
     values = sum(plan.sizes) / 1e6
-    text = f"Computation: {values:.3g} million trained values, a step takes {', '.join(steps)}."
+    text = f"Computation: {readable(values)} million trained values, a step takes "
+    text += f"{', '.join(steps)}."
     computing = plan.predictions[0].computation_seconds
     if computing > _CROWDED * plan.alone_seconds:
         text += (
-            f"\nWorkers share processors: one alone takes {1e3 * plan.alone_seconds:.4g} ms. "
-            "Speed-ups are over that."
+            "\nWorkers share processors: one alone takes "
+            f"{readable(1e3 * plan.alone_seconds, 4)} ms. Speed-ups are over that."
         )
     return text
 
@@ -61,7 +64,7 @@ def _table(predictions):
                 prediction.method,
                 f"{1e3 * prediction.step_seconds:.1f}",
                 f"{prediction.speed_up:.2f}",
-                f"{prediction.sent_bytes / 1e6:.3g}",
+                readable(prediction.sent_bytes / 1e6),
                 _BOTTLENECKS[prediction.bottleneck],
             )
         )

@@ -68,12 +68,12 @@ def notes_on(method, model):
         )
     if not method.startswith("blocks") or corrects_moments_of(inner):
         return notes
-    return [
-        *notes,
-        f"BlockMomentum does not correct the moments of {type(inner).__name__}: compile the "
-        "model with an optimizer of tf_onebit.optimizers, which take the same arguments, or "
-        'use moment_correction="average".',
-    ]
+    name = type(inner).__name__
+    instead = 'moment_correction="average"'
+    if isinstance(inner, keras.optimizers.Adam | keras.optimizers.Nadam):
+        instead = f"tf_onebit.optimizers.{name}, which takes the same arguments, or {instead}"
+    notes.append(f"BlockMomentum does not correct the moments of {name}: use {instead}.")
+    return notes
 
 
 def _is_plain_sgd(optimizer):
