@@ -189,11 +189,12 @@ def test_monitor_shows_what_was_sent_and_what_was_not(world_size, tmp_path):
     assert history["residual_norm"][-1] > 0
     assert {"loss", *monitor._latest} <= set(batches.logs[0])
 
-    written = [scalar for scalar in scalars_in(tmp_path) if scalar[1] == "exchange/bytes_sent"]
+    folder = tmp_path / str(rank())
+    written = [scalar for scalar in scalars_in(folder) if scalar[1] == "exchange/bytes_sent"]
     assert written == [(step, "exchange/bytes_sent", bytes_sent) for step in range(1, 9)]
-    last_norm = scalars_named("exchange/residual_norm", tmp_path)[-1]
+    last_norm = scalars_named("exchange/residual_norm", folder)[-1]
     assert last_norm == pytest.approx(history["residual_norm"][-1])
-    assert len(scalars_named("exchange/compression_ratio", tmp_path)) == 8
+    assert len(scalars_named("exchange/compression_ratio", folder)) == 8
 
 
 @pytest.mark.workers(2)
@@ -209,7 +210,7 @@ def test_monitor_times_the_exchange_and_changes_no_bit(world_size, tmp_path):
         weights.append(digest(model.get_weights()))
     assert len(set(weights)) == 1
 
-    scalars = {name: value for _, name, value in scalars_in(tmp_path / "logs")}
+    scalars = {name: value for _, name, value in scalars_in(tmp_path / "logs" / str(rank()))}
     assert 0 < scalars["exchange/work_seconds"] < scalars["exchange/seconds"]
     assert 0 <= scalars["exchange/hidden_share"] < 1
     assert scalars["exchange/seconds"] < scalars["step/seconds"]
@@ -230,6 +231,40 @@ def test_monitor_times_the_exchange_and_changes_no_bit(world_size, tmp_path):
         names = [event["name"] for event in inside]
         assert names.count("ENCODE") == names.count("DECODE") == buckets
         assert names.count("ALLTOALL") == (0 if step is steps[0] else buckets)
+
+
+@pytest.mark.workers(2)
+def test_monitor_counts_what_all_optimizers_of_a_model_send(world_size):
+    class Two(keras.Model):
+        """As a GAN: compiled with neither of its optimizers."""
+
+        def __init__(self):
+            super().__init__()
+            self.layer = keras.layers.Dense(64)
+            self.layer.build([None, 64])
+
+        def compile(self, *optimizers):
+            super().compile()
+            self.optimizers = list(optimizers)
+
+        def train_step(self, x):
+            for optimizer, variable in zip(
+                self.optimizers, self.layer.trainable_variables, strict=True
+            ):
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_mean(self.layer(x) ** 2)
+                optimizer.apply_gradients([(tape.gradient(loss, variable.value), variable)])
+            return {"loss": loss}
+
+    model = Two()
+    model.compile(
+        *(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), OneBit(min_size=0)) for _ in range(2))
+    )
+    data = tf.data.Dataset.from_tensors(tf.ones([4, 64])).repeat(4)
+    history = model.fit(data, verbose=0, callbacks=[Monitor(update_freq=1)]).history
+    sent = [optimizer.gradient_exchange.built[0].bytes_sent() for optimizer in model.optimizers]
+    assert min(sent) > 0 and history["bytes_sent"] == [sum(sent)]
+    assert history["residual_norm"][0] > 0
 
 
 @pytest.mark.workers(2)

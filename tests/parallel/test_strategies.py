@@ -268,12 +268,13 @@ def test_monitor_shows_the_exchange(tmp_path, world_size):
     history = fit(model, world_size, callbacks=[monitor]).history
     assert history["compression_ratio"][-1] > 4
     assert history["residual_norm"][-1] > 0
-    rates = [scalar for scalar in scalars_in(tmp_path) if scalar[1] == "step/learning_rate"]
+    folder = tmp_path / str(rank())
+    rates = [scalar for scalar in scalars_in(folder) if scalar[1] == "step/learning_rate"]
     assert rates == [(s, "step/learning_rate", pytest.approx(0.01)) for s in range(1, STEPS + 1)]
-    sizes = scalars_named("step/global_batch_size", tmp_path)
+    sizes = scalars_named("step/global_batch_size", folder)
     assert sizes == [BATCH_SIZE * world_size] * STEPS
-    (seconds,) = scalars_named("step/seconds", tmp_path)
-    assert 0 < scalars_named("exchange/seconds", tmp_path)[0] < seconds
+    (seconds,) = scalars_named("step/seconds", folder)
+    assert 0 < scalars_named("exchange/seconds", folder)[0] < seconds
     events = json.loads((tmp_path / f"trace.{rank()}.json").read_text())["traceEvents"]
     assert [event["name"] for event in events].count("STEP") == STEPS - 1
 

@@ -7,6 +7,7 @@ import types
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tf_onebit
 import tf_onebit.horovod as hvd
@@ -203,6 +204,66 @@ def test_nothing_is_traced_anew_where_nothing_is_exchanged():
     assert model.traces == traces
 
 
+def test_minibatch_size_is_that_of_an_update(tmp_path):
+    data = tf_onebit.ResizableBatches((np.ones([12, 4]), np.ones([12, 2])), global_batch_size=3)
+    model = exchanging_model(gradient_accumulation_steps=4)
+    model.fit(data, callbacks=[Monitor(update_freq=1, log_dir=tmp_path)], verbose=0)
+    assert set(scalars_named("step/global_batch_size", tmp_path)) == {12}
+
+
+def test_figures_are_written_also_beside_keras_tensorboard(tmp_path):
+    monitor = Monitor(update_freq=1, log_dir=tmp_path / "monitor")
+    of_keras = keras.callbacks.TensorBoard(tmp_path / "keras", update_freq=50, profile_batch=0)
+    for callbacks in ([monitor, of_keras], [of_keras, monitor]):
+        fit_model(make_model(), callbacks)
+    assert len(scalars_named("exchange/bytes_sent", tmp_path / "monitor")) == 2 * BATCHES
+
+
+def test_batches_that_are_missing_in_the_last_execution_do_not_count(monkeypatch):
+    ends, end = [], StepTimes.end
+
+    def noting(times, batch):
+        ends.append(batch)
+        end(times, batch)
+
+    monkeypatch.setattr(StepTimes, "end", noting)
+    fit(Monitor(), epochs=2, steps_per_execution=4)
+    assert ends == 2 * [3, BATCHES - 1]
+
+
+class TwoOptimizers(Counting):
+    """As a GAN: compiled with neither of them."""
+
+    def compile(self, *optimizers):
+        super().compile()
+        self.optimizers = list(optimizers)
+
+    def train_step(self, data):
+        x, y = data
+        for optimizer, variable in zip(self.optimizers, self.trainable_variables, strict=True):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(x) - y) ** 2)
+            optimizer.apply_gradients([(tape.gradient(loss, variable.value), variable)])
+        return {"loss": loss}
+
+
+def test_all_optimizers_of_a_model_are_shown(tmp_path):
+    model = TwoOptimizers([keras.Input([4]), keras.layers.Dense(2)])
+    template = tf_onebit.OneBit(transforms=[tf_onebit.transforms.Momentum(0.9)])
+    optimizers = [
+        hvd.DistributedOptimizer(keras.optimizers.SGD(rate), template) for rate in (0.1, 0.2)
+    ]
+    model.compile(*optimizers)
+    monitor = Monitor(update_freq=1, log_dir=tmp_path, timeline=tmp_path / "trace.json")
+    fit_model(model, [monitor])
+    readings = [scalar for scalar in scalars_in(tmp_path) if scalar[1] == "step/learning_rate"]
+    assert readings == [(step + 1, "step/learning_rate", pytest.approx(0.1)) for step in range(6)]
+    events = json.loads((tmp_path / "trace.0.json").read_text())["traceEvents"]
+    exchanged = [event["tid"] for event in events if event["name"] == "ENCODE"]
+    assert sorted(exchanged.count(row) for row in set(exchanged)) == 2 * [BATCHES - 1]
+    assert all(optimizer.gradient_exchange._recorder is None for optimizer in optimizers)
+
+
 @pytest.mark.parametrize("accumulated", [None, 2])
 def test_size_of_a_batch_of_fit_is_shown(tmp_path, accumulated):
     model = exchanging_model(gradient_accumulation_steps=accumulated)
@@ -241,6 +302,19 @@ def test_timeline_has_all_steps_but_the_first(tmp_path):
     )
     assert encode["dur"] < step["dur"]
     assert began < 1e-6 * step["ts"] < time.time()
+
+
+def test_timeline_has_what_came_before_an_error(tmp_path):
+    class Failing(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 1:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        callbacks = [Monitor(timeline=tmp_path / "trace.json"), Failing()]
+        fit_model(exchanging_model(), callbacks, epochs=2)
+    events = json.loads((tmp_path / "trace.0.json").read_text())["traceEvents"]
+    assert [event["name"] for event in events].count("STEP") == BATCHES - 1
 
 
 def test_a_costly_exchange_is_told_once(monkeypatch):
@@ -295,7 +369,7 @@ def test_blocks_of_a_fit_before_are_not_those_of_this_one():
     engine = types.SimpleNamespace(members=[0], ranks=[0])
     blocks = types.SimpleNamespace(latest=[(now - 10**9, now)])
     exchange = types.SimpleNamespace(engine=engine, built=[], blocks=blocks)
-    times = StepTimes(exchange, Recorder(), timeline=None)
+    times = StepTimes([exchange], Recorder(), timeline=None)
     assert times.read(1) == {}
     now = time.monotonic_ns()
     blocks.latest.append((now, now + 2 * 10**9))

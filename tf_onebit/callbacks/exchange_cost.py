@@ -1,8 +1,7 @@
 """Whether an exchange costs more than it saves."""
 
-import numpy as np
-
-from tf_onebit.callbacks.exchange_times import pieces, seconds
+from tf_onebit.callbacks.exchange_times import seconds
+from tf_onebit.figures import readable
 
 # An exchange that sends nearly as much as in full precision does not compress, or not yet.
 _LEAST_DIFFERENCE = 0.01
@@ -30,7 +29,7 @@ class ExchangeCost:
             return
         self._readings += 1
         self._updates += times.updates
-        self._cost_seconds += seconds(pieces(np.concatenate([times.worked, times.visible])))
+        self._cost_seconds += seconds(times.worked)
         self._carried_seconds += seconds(times.carried)
         self._bytes += bytes_sent * times.updates
         self._saved_bytes += (full_bytes - bytes_sent) * times.updates
@@ -41,14 +40,15 @@ class ExchangeCost:
         if self._readings < _READINGS or not self._carried_seconds:
             return None
         bytes_per_second = self._bytes / self._carried_seconds
-        saved_seconds = max(0, self._saved_bytes) / bytes_per_second
+        saved_bytes = max(0, self._saved_bytes)
+        saved_seconds = saved_bytes / bytes_per_second
         if self._cost_seconds <= saved_seconds:
             return None
         cost_ms, saved_ms = (1e3 * s / self._updates for s in (self._cost_seconds, saved_seconds))
         return (
-            f"The exchange of gradients costs more than it saves: {cost_ms:.3g} ms per step for "
-            "encoding, decoding and what is not hidden by computation, where the "
-            f"{max(0, self._saved_bytes) / self._updates / 1e6:.3g} MB that it saves would take "
-            f"{saved_ms:.3g} ms, at the {bytes_per_second / 1e6:.3g} MB/s that were measured. Use "
-            "tf_onebit.FullPrecision(), or an exchange that compresses more."
+            f"The exchange of gradients costs more than it saves: {readable(cost_ms)} ms per step "
+            "for encoding, adding up and decoding, where the "
+            f"{readable(saved_bytes / self._updates / 1e6)} MB that it saves would take "
+            f"{readable(saved_ms)} ms, at the {readable(bytes_per_second / 1e6)} MB/s that were "
+            "measured. Use tf_onebit.FullPrecision(), or an exchange that compresses more."
         )

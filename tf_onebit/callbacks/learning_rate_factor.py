@@ -199,7 +199,11 @@ def own_learning_rate(model):
 
 def learning_rate(model):
     """The learning rate of a model's next step, by its first optimizer: float."""
-    optimizer = _first_optimizer(model)
+    return learning_rate_of(_first_optimizer(model))
+
+
+def learning_rate_of(optimizer):
+    """The learning rate of an optimizer's next step, with the factor: float."""
     scaling = getattr(optimizer, "_scaling", None)
     return _own(optimizer) * (1.0 if scaling is None else float(scaling.factor))
 

@@ -1,17 +1,23 @@
 """Monitor: what the exchange costs and holds back, as Keras logs and TensorBoard scalars."""
 
 import math
+import os
 
 import keras
 
 from tf_onebit.callbacks import fit
-from tf_onebit.callbacks.learning_rate_factor import learning_rate
+from tf_onebit.callbacks.learning_rate_factor import learning_rate_of
 from tf_onebit.callbacks.scalars import Scalars
 from tf_onebit.callbacks.step_times import StepTimes
 from tf_onebit.callbacks.timed_step import TimedStep
+from tf_onebit.callbacks.training_state import gradient_exchanges_of
 from tf_onebit.exchanges.base import summed
 from tf_onebit.training.copies import first_copy
-from tf_onebit.training.model_optimizers import inner_optimizer, knowing_batch_size
+from tf_onebit.training.model_optimizers import (
+    inner_optimizer,
+    knowing_batch_size,
+    optimizers_of,
+)
 
 # Fewer say little of times, and to make figures of them takes as long as the rest of a reading.
 _BATCHES_OF_TIMES = 50
@@ -51,9 +57,9 @@ class Monitor(keras.callbacks.Callback):
     - `residual_norm/<variable>`: that of each variable, at the end of an epoch only: it takes a
       pass over all that has not been sent.
 
-    Warns, once in a `fit`, when the exchange costs more than it saves: when encoding, decoding and
-    what is not hidden take longer than the bytes that are saved would, at the rate at which this
-    job sends. `docs/monitor.md` tells more of all of these.
+    Warns, once in a `fit`, when the exchange costs more than it saves: when encoding, adding up and
+    decoding take longer than the bytes that are saved would, at the rate at which this job sends.
+    `docs/monitor.md` tells more of all of these.
 
     Exchanges are timed in the graph, so that `fit` traces the training step anew for a Monitor; it
     computes the same bits. After `fit` the model has its old training step; after one that was
@@ -61,15 +67,16 @@ class Monitor(keras.callbacks.Callback):
 
     Args:
         update_freq: number of batches between two readings. Reading waits for the step.
-        log_dir: if given, every reading is also written there as TensorBoard scalars.
+        log_dir: if given, every reading is also written there as TensorBoard scalars; in a job of
+            several processes by each into a folder of its own there, with its rank for a name.
         predicted_step_seconds: what a step is expected to take, to be shown beside what it takes.
         timeline: if given, the path of a file for chrome://tracing or ui.perfetto.dev: the first
             100 steps, with what each bucket does. Each process writes one, with its rank before
             the ending: "trace.json" becomes "trace.0.json".
 
     Raises:
-        ValueError: if `update_freq` or `predicted_step_seconds` is not positive, or the model's
-            optimizer does not exchange gradients.
+        ValueError: if `update_freq` or `predicted_step_seconds` is not positive, or no optimizer
+            of the model exchanges gradients.
 
     Example:
         >>> import tf_onebit, tf_onebit.horovod as hvd
@@ -106,20 +113,20 @@ class Monitor(keras.callbacks.Callback):
         self._next_reading = 0
 
     def on_train_begin(self, logs=None):
-        exchange = self._gradient_exchange()
-        if exchange is None:
+        self._exchanges = gradient_exchanges_of(self.model)
+        if not self._exchanges:
             raise ValueError(
                 "Monitor needs an optimizer that exchanges gradients. Received: optimizer="
                 f"{self.model.optimizer!r}. Compile the model in the scope of a strategy of "
                 "tf_onebit.distribute, or with tf_onebit.horovod.DistributedOptimizer."
             )
         if self.log_dir is not None:
-            self._scalars = Scalars(self.log_dir)
+            self._scalars = Scalars(self._folder())
         frame = fit.find_fit(self.model)
         self._data = None if frame is None else frame.f_locals.get("x")
         self._samples = None if frame is None else self._samples_of_update(frame)
         self._knowing_batch_size = [owner for owner, _ in knowing_batch_size(self.model)]
-        self._times = StepTimes(exchange, self._timed_step.recorder, self.timeline)
+        self._times = StepTimes(self._exchanges, self._timed_step.recorder, self.timeline)
         self._timed_step.begin(self.model)
 
     def on_epoch_begin(self, epoch, logs=None):
@@ -130,7 +137,9 @@ class Monitor(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         if not fit.is_replaying(self.model):
-            self._times.end(batch)
+            # The last that Keras executes together may be fewer than it says.
+            steps = (self.params or {}).get("steps") or math.inf
+            self._times.end(min(batch, steps - 1))
         # With `steps_per_execution` not every batch comes by.
         if batch >= self._next_reading:
             self._read()
@@ -156,33 +165,46 @@ class Monitor(keras.callbacks.Callback):
             self._scalars.close()
             self._scalars = None
 
-    def _gradient_exchange(self):
-        return getattr(self.model.optimizer, "gradient_exchange", None)
+    def _folder(self):
+        """Of this process's figures: TensorBoard has one writer to a folder."""
+        engine = self._exchanges[0].engine
+        if len(engine.ranks) == engine.world_size:
+            return self.log_dir
+        return os.path.join(self.log_dir, str(engine.ranks[0]))
+
+    def _optimizer(self):
+        """The first that exchanges something, or else, as before the first step, would."""
+        optimizers = [o for o in optimizers_of(self.model) if hasattr(o, "gradient_exchange")]
+        return next((o for o in optimizers if o.gradient_exchange.built), optimizers[0])
+
+    def _built(self):
+        return [built for exchange in self._exchanges for built in exchange.built]
+
+    def _blocks(self):
+        return [exchange.blocks for exchange in self._exchanges if exchange.blocks is not None]
 
     def _read(self):
-        exchanges = self._gradient_exchange().built
-        blocks = self._gradient_exchange().blocks
-        bytes_sent = sum(exchange.bytes_sent() for exchange in exchanges)
-        full_bytes = sum(exchange.full_precision_bytes() for exchange in exchanges)
-        squares = sum(exchange.residual_sum_of_squares() for exchange in exchanges)
-        if blocks is not None:
-            bytes_sent += blocks.bytes_sent()
-            squares += blocks.residual_sum_of_squares()
+        built, blocks = self._built(), self._blocks()
+        bytes_sent = sum(part.bytes_sent() for part in (*built, *blocks))
+        full_bytes = sum(exchange.full_precision_bytes() for exchange in built)
+        squares = sum(part.residual_sum_of_squares() for part in (*built, *blocks))
         self._latest = {
             "bytes_sent": float(bytes_sent),
             "compression_ratio": full_bytes / bytes_sent if bytes_sent else 1.0,
             "residual_norm": math.sqrt(squares),
-            **self._gradient_exchange().measures(),
         }
+        for exchange in self._exchanges:
+            self._latest |= exchange.measures()
 
     def _settings(self):
         """What steps are made with: dictionary of scalars."""
-        settings = {"step/learning_rate": learning_rate(self.model)}
+        settings = {"step/learning_rate": learning_rate_of(inner_optimizer(self._optimizer()))}
         if self.predicted_step_seconds is not None:
             settings["step/predicted_seconds"] = self.predicted_step_seconds
+        of_step = getattr(self._data, "global_batch_size", None)
+        of_update = None if of_step is None else of_step * self._batches_of_update()
         known = [owner.global_batch_size for owner in self._knowing_batch_size]
-        known.insert(0, getattr(self._data, "global_batch_size", None))
-        known = [size for size in (*known, self._samples) if size is not None]
+        known = [size for size in (of_update, *known, self._samples) if size is not None]
         if known:
             settings["step/global_batch_size"] = known[0]
         return settings
@@ -193,20 +215,18 @@ class Monitor(keras.callbacks.Callback):
         if samples is None:
             return None
         # In a strategy Keras' batches are those of all its workers.
-        workers = self._gradient_exchange().engine.world_size
+        workers = self._exchanges[0].engine.world_size
         workers //= self.model.distribute_strategy.num_replicas_in_sync
         return samples * workers * self._batches_of_update()
 
     def _batches_of_update(self):
-        return inner_optimizer(self.model.optimizer).gradient_accumulation_steps or 1
+        return inner_optimizer(self._optimizer()).gradient_accumulation_steps or 1
 
     def _residual_norms(self):
         """The norms of what has not been sent, by variable: dictionary of scalars."""
         if self._scalars is None:
             return {}
-        blocks = self._gradient_exchange().blocks
-        parts = [*self._gradient_exchange().built, *([] if blocks is None else [blocks])]
-        squares = summed(part.residual_squares() for part in parts)
+        squares = summed(part.residual_squares() for part in (*self._built(), *self._blocks()))
         return {f"residual_norm/{name}": math.sqrt(square) for name, square in squares.items()}
 
     def _add_reading(self):
@@ -219,4 +239,4 @@ class Monitor(keras.callbacks.Callback):
 
     def _add(self, scalars):
         if self._scalars is not None:
-            self._scalars.add(int(first_copy(self.model.optimizer.iterations)), scalars)
+            self._scalars.add(int(first_copy(self._optimizer().iterations)), scalars)

@@ -36,7 +36,8 @@ class Scalars:
         self._writer.close()
 
     def _write(self):
-        with self._writer.as_default():
+        # In a `fit` with Keras' TensorBoard, summaries of other steps than its own are left out.
+        with self._writer.as_default(), tf.summary.record_if(True):
             for step, scalars in self._pending:
                 tf.summary.experimental.write_raw_pb(_summary(scalars), step)
         self._pending = []

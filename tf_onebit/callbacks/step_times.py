@@ -12,7 +12,7 @@ class StepTimes:
     """Adds up times of a `fit`, for the Monitor, and writes its timeline.
 
     Args:
-        exchange: `GradientExchange`.
+        exchanges: list of `GradientExchange`, of all optimizers.
         recorder: `Recorder` of what is traced.
         timeline: path of a file, or None.
 
@@ -20,10 +20,11 @@ class StepTimes:
         batches: number of batches since `read`.
     """
 
-    def __init__(self, exchange, recorder, timeline):
+    def __init__(self, exchanges, recorder, timeline):
         self.batches, self._seconds = 0, 0.0
-        self._exchange, self._recorder = exchange, recorder
-        self._worker = exchange.engine.members[exchange.engine.ranks[0]]
+        self._exchanges, self._recorder = exchanges, recorder
+        engine = exchanges[0].engine
+        self._worker = engine.members[engine.ranks[0]]
         self._timeline = None if timeline is None else Timeline(timeline, self._worker)
         self._cost = ExchangeCost()
         self._is_first = True
@@ -40,9 +41,9 @@ class StepTimes:
             self._is_first = False
             self._recorder.take()
             return
-        blocks = self._exchange.blocks
-        if blocks is not None and blocks.latest and blocks.latest[-1][0] > self._began:
-            ended = blocks.latest[-1][0]  # by a callback that comes before the Monitor
+        blocks = self._latest_blocks()
+        if blocks and blocks[-1][0] > self._began:
+            ended = blocks[-1][0]  # by a callback that comes before the Monitor
         self.batches += batch - self._first_batch + 1
         self._seconds += (ended - self._began) / 1e9
         if self._timeline is not None and not self._timeline.is_full:
@@ -57,8 +58,9 @@ class StepTimes:
         spans = self._recorder.take()
         if self._timeline is not None:
             self._timeline.add_exchanges(spans)
+            self._timeline.write()  # training may end with an error, of which nobody tells
             if self._timeline.is_full:
-                self.write_timeline()
+                self._timeline = None
         times = ExchangeTimes.of({s: spans[s] for s in spans if s.worker == self._worker})
         if times.updates:
             self._times["exchange/seconds"] = seconds(times.under_way) / times.updates
@@ -68,8 +70,7 @@ class StepTimes:
         return dict(self._times)
 
     def _read_synchronizations(self):
-        latest = [] if self._exchange.blocks is None else self._exchange.blocks.latest
-        new = [interval for interval in latest if interval[0] > self._synchronized]
+        new = [interval for interval in self._latest_blocks() if interval[0] > self._synchronized]
         if new:
             self._synchronized = new[-1][0]
             mean_seconds = sum(end - begin for begin, end in new) / len(new) / 1e9
@@ -77,10 +78,15 @@ class StepTimes:
             if self._timeline is not None:
                 self._timeline.add_synchronizations(new)
 
+    def _latest_blocks(self):
+        """When the last blocks have been synchronized: list of (begin, end)."""
+        blocks = [exchange.blocks for exchange in self._exchanges if exchange.blocks is not None]
+        return blocks[0].latest if blocks else []
+
     def _judge(self, times):
         if self._cost is None:
             return
-        built = self._exchange.built
+        built = [built for exchange in self._exchanges for built in exchange.built]
         full_bytes = sum(exchange.full_precision_bytes() for exchange in built)
         self._cost.add(times, sum(exchange.bytes_sent() for exchange in built), full_bytes)
         if self._cost.warning is not None:

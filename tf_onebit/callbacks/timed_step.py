@@ -1,6 +1,7 @@
 """A training step that takes times of its exchanges, for the time of a `fit`."""
 
 from tf_onebit.callbacks import fit
+from tf_onebit.callbacks.training_state import gradient_exchanges_of
 from tf_onebit.training.recorder import Recorder
 
 
@@ -13,17 +14,22 @@ class TimedStep:
 
     def __init__(self):
         self.recorder = Recorder()
-        self._model = None
+        self._model, self._exchanges = None, []
         self._functions = None, None  # without times, and with them
 
     def begin(self, model):
         """Begins to take times, where there is something to take them of."""
         self.end()  # of a `fit` that was interrupted
-        exchange = model.optimizer.gradient_exchange
-        if exchange.is_asynchronous or not exchange.changes_gradients:
+        self._exchanges = [
+            exchange
+            for exchange in gradient_exchanges_of(model)
+            if exchange.changes_gradients and not exchange.is_asynchronous
+        ]
+        if not self._exchanges:
             return
         self._model = model
-        exchange.record_times(self.recorder)
+        for exchange in self._exchanges:
+            exchange.record_times(self.recorder)
         function = model.train_function
         if function is not None and function is self._functions[0]:
             model.train_function = self._functions[1]  # as the last `fit` has traced it
@@ -36,7 +42,8 @@ class TimedStep:
         model, self._model = self._model, None
         if model is None:
             return
-        model.optimizer.gradient_exchange.record_times(None)
+        for exchange in self._exchanges:
+            exchange.record_times(None)
         if model.train_function is self._functions[1]:
             model.train_function = self._functions[0]
         else:  # somebody has had it traced anew meanwhile
