@@ -24,6 +24,7 @@ from tests.parallel.training import (
     make_model,
 )
 from tests.scalars import scalars_in, scalars_named
+from tests.two_optimizers import TwoOptimizers
 from tf_onebit import FullPrecision, OneBit, WarmStart
 from tf_onebit.callbacks import BackupAndRestore, Monitor
 from tf_onebit.collectives import horovod
@@ -235,32 +236,11 @@ def test_monitor_times_the_exchange_and_changes_no_bit(world_size, tmp_path):
 
 @pytest.mark.workers(2)
 def test_monitor_counts_what_all_optimizers_of_a_model_send(world_size):
-    class Two(keras.Model):
-        """As a GAN: compiled with neither of its optimizers."""
-
-        def __init__(self):
-            super().__init__()
-            self.layer = keras.layers.Dense(64)
-            self.layer.build([None, 64])
-
-        def compile(self, *optimizers):
-            super().compile()
-            self.optimizers = list(optimizers)
-
-        def train_step(self, x):
-            for optimizer, variable in zip(
-                self.optimizers, self.layer.trainable_variables, strict=True
-            ):
-                with tf.GradientTape() as tape:
-                    loss = tf.reduce_mean(self.layer(x) ** 2)
-                optimizer.apply_gradients([(tape.gradient(loss, variable.value), variable)])
-            return {"loss": loss}
-
-    model = Two()
+    model = TwoOptimizers([keras.Input([64]), keras.layers.Dense(64)])
     model.compile(
         *(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), OneBit(min_size=0)) for _ in range(2))
     )
-    data = tf.data.Dataset.from_tensors(tf.ones([4, 64])).repeat(4)
+    data = tf.data.Dataset.from_tensors((tf.ones([4, 64]), tf.zeros([4, 64]))).repeat(4)
     history = model.fit(data, verbose=0, callbacks=[Monitor(update_freq=1)]).history
     sent = [optimizer.gradient_exchange.built[0].bytes_sent() for optimizer in model.optimizers]
     assert min(sent) > 0 and history["bytes_sent"] == [sum(sent)]

@@ -7,11 +7,11 @@ import types
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import tf_onebit
 import tf_onebit.horovod as hvd
 from tests.scalars import scalars_in, scalars_named
+from tests.two_optimizers import TwoOptimizers
 from tf_onebit.callbacks import Monitor, scalars
 from tf_onebit.callbacks.exchange_cost import ExchangeCost
 from tf_onebit.callbacks.step_times import StepTimes
@@ -229,22 +229,6 @@ def test_batches_that_are_missing_in_the_last_execution_do_not_count(monkeypatch
     monkeypatch.setattr(StepTimes, "end", noting)
     fit(Monitor(), epochs=2, steps_per_execution=4)
     assert ends == 2 * [3, BATCHES - 1]
-
-
-class TwoOptimizers(Counting):
-    """As a GAN: compiled with neither of them."""
-
-    def compile(self, *optimizers):
-        super().compile()
-        self.optimizers = list(optimizers)
-
-    def train_step(self, data):
-        x, y = data
-        for optimizer, variable in zip(self.optimizers, self.trainable_variables, strict=True):
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean((self(x) - y) ** 2)
-            optimizer.apply_gradients([(tape.gradient(loss, variable.value), variable)])
-        return {"loss": loss}
 
 
 def test_all_optimizers_of_a_model_are_shown(tmp_path):

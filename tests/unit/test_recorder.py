@@ -10,6 +10,7 @@ from tf_onebit import Delayed, FullPrecision, OneBit, Threshold, WarmStart, ops
 from tf_onebit.collectives.lockstep import LockstepEngine
 from tf_onebit.collectives.requests import AllGather
 from tf_onebit.exchanges import GradientSpec
+from tf_onebit.measurement.exchange_work import ops_before
 from tf_onebit.training.gradients import GradientExchange
 from tf_onebit.training.recorder import WAITS, Recorder, Span, stages_of
 from tf_onebit.transforms import NormalizedAdaGrad
@@ -130,20 +131,9 @@ def test_stages_of_a_bucket_follow_each_other():
                 assert (before[:, 0] <= after[:, 0]).all() and (before[:, 1] <= after[:, 1]).all()
 
 
-def before(op):
-    """The ops of a graph that one waits for, and itself."""
-    found, left = set(), [op]
-    while left:
-        op = left.pop()
-        if op not in found:
-            found.add(op)
-            left += [*op.control_inputs, *(source.op for source in op.inputs)]
-    return found
-
-
 def times_before(op):
     """Which events are recorded before an op runs, and by itself: set."""
-    ops = [op for op in before(op) if op.type == "TfOnebit>RecordTime"]
+    ops = [op for op in ops_before([op]) if op.type == "TfOnebit>RecordTime"]
     return {op.get_attr("event") for op in ops}
 
 
@@ -172,15 +162,20 @@ def timed(exchange, stages_that_are_made):
     step(gradients)
 
 
+def aggregated(exchange, stages, gradients):
+    """Has two stages traced whose one collective is answered. Returns `times_recorded`."""
+    stage = stages.aggregate(exchange, stages.encode(exchange, gradients))
+    request = next(stage)
+    with pytest.raises(StopIteration):
+        stage.send(request.tensor)
+    return times_recorded()
+
+
 def test_no_answer_comes_before_its_stage_has_begun():
     exchange = OneBit()
 
     def stages_that_are_made(stages, gradients):
-        stage = stages.aggregate(exchange, stages.encode(exchange, gradients))
-        request = next(stage)
-        with pytest.raises(StopIteration):
-            stage.send(request.tensor)
-        times = times_recorded()
+        times = aggregated(exchange, stages, gradients)
         assert set(times) == set(range(6))
         assert 2 in times_before(times[5])
         assert 5 in times_before(times[3])
@@ -197,12 +192,8 @@ def test_a_stage_ends_after_its_collectives_also_where_nothing_needs_their_answe
     exchange = Heedless()
 
     def stages_that_are_made(stages, gradients):
-        stage = stages.aggregate(exchange, stages.encode(exchange, gradients))
-        request = next(stage)
-        with pytest.raises(StopIteration):
-            stage.send(request.tensor)
-        end, answered = (times_recorded()[event] for event in (3, 5))
-        assert answered in end.control_inputs
+        times = aggregated(exchange, stages, gradients)
+        assert times[5] in times[3].control_inputs
 
     timed(exchange, stages_that_are_made)
 
@@ -219,7 +210,7 @@ def test_what_is_sent_waits_for_no_times_of_others():
             request = stage.send(tf.concat(WORKERS * [request.tensor], axis=0))
         for tensor, other in zip(request.tensors, reversed(gradients), strict=True):
             assert times_before(tensor.op) == set()
-            assert other.op not in before(tensor.op)
+            assert other.op not in ops_before([tensor.op])
 
     timed(exchange, stages_that_are_made)
 

@@ -8,7 +8,7 @@ import keras
 from tf_onebit.callbacks import fit
 from tf_onebit.callbacks.learning_rate_factor import learning_rate_of
 from tf_onebit.callbacks.scalars import Scalars
-from tf_onebit.callbacks.step_times import StepTimes
+from tf_onebit.callbacks.step_times import StepTimes, blocks_of, built_of
 from tf_onebit.callbacks.timed_step import TimedStep
 from tf_onebit.callbacks.training_state import gradient_exchanges_of
 from tf_onebit.exchanges.base import summed
@@ -120,6 +120,8 @@ class Monitor(keras.callbacks.Callback):
                 f"{self.model.optimizer!r}. Compile the model in the scope of a strategy of "
                 "tf_onebit.distribute, or with tf_onebit.horovod.DistributedOptimizer."
             )
+        optimizers = optimizers_of(self.model)
+        self._optimizers = [o for o in optimizers if hasattr(o, "gradient_exchange")]
         if self.log_dir is not None:
             self._scalars = Scalars(self._folder())
         frame = fit.find_fit(self.model)
@@ -127,7 +129,7 @@ class Monitor(keras.callbacks.Callback):
         self._samples = None if frame is None else self._samples_of_update(frame)
         self._knowing_batch_size = [owner for owner, _ in knowing_batch_size(self.model)]
         self._times = StepTimes(self._exchanges, self._timed_step.recorder, self.timeline)
-        self._timed_step.begin(self.model)
+        self._timed_step.begin(self.model, self._exchanges)
 
     def on_epoch_begin(self, epoch, logs=None):
         self._next_reading = 0
@@ -174,17 +176,11 @@ class Monitor(keras.callbacks.Callback):
 
     def _optimizer(self):
         """The first that exchanges something, or else, as before the first step, would."""
-        optimizers = [o for o in optimizers_of(self.model) if hasattr(o, "gradient_exchange")]
-        return next((o for o in optimizers if o.gradient_exchange.built), optimizers[0])
-
-    def _built(self):
-        return [built for exchange in self._exchanges for built in exchange.built]
-
-    def _blocks(self):
-        return [exchange.blocks for exchange in self._exchanges if exchange.blocks is not None]
+        built = (o for o in self._optimizers if o.gradient_exchange.built)
+        return next(built, self._optimizers[0])
 
     def _read(self):
-        built, blocks = self._built(), self._blocks()
+        built, blocks = built_of(self._exchanges), blocks_of(self._exchanges)
         bytes_sent = sum(part.bytes_sent() for part in (*built, *blocks))
         full_bytes = sum(exchange.full_precision_bytes() for exchange in built)
         squares = sum(part.residual_sum_of_squares() for part in (*built, *blocks))
@@ -226,7 +222,8 @@ class Monitor(keras.callbacks.Callback):
         """The norms of what has not been sent, by variable: dictionary of scalars."""
         if self._scalars is None:
             return {}
-        squares = summed(part.residual_squares() for part in (*self._built(), *self._blocks()))
+        parts = built_of(self._exchanges) + blocks_of(self._exchanges)
+        squares = summed(part.residual_squares() for part in parts)
         return {f"residual_norm/{name}": math.sqrt(square) for name, square in squares.items()}
 
     def _add_reading(self):

@@ -8,6 +8,16 @@ from tf_onebit.callbacks.exchange_times import ExchangeTimes, seconds
 from tf_onebit.callbacks.timeline import Timeline
 
 
+def built_of(exchanges):
+    """What a list of `GradientExchange` has built, together: list of `Exchange`."""
+    return [built for exchange in exchanges for built in exchange.built]
+
+
+def blocks_of(exchanges):
+    """List of the `BlockSynchronization` among a list of `GradientExchange`."""
+    return [exchange.blocks for exchange in exchanges if exchange.blocks is not None]
+
+
 class StepTimes:
     """Adds up times of a `fit`, for the Monitor, and writes its timeline.
 
@@ -80,13 +90,13 @@ class StepTimes:
 
     def _latest_blocks(self):
         """When the last blocks have been synchronized: list of (begin, end)."""
-        blocks = [exchange.blocks for exchange in self._exchanges if exchange.blocks is not None]
+        blocks = blocks_of(self._exchanges)
         return blocks[0].latest if blocks else []
 
     def _judge(self, times):
         if self._cost is None:
             return
-        built = [built for exchange in self._exchanges for built in exchange.built]
+        built = built_of(self._exchanges)
         full_bytes = sum(exchange.full_precision_bytes() for exchange in built)
         self._cost.add(times, sum(exchange.bytes_sent() for exchange in built), full_bytes)
         if self._cost.warning is not None:

@@ -1,7 +1,6 @@
 """A training step that takes times of its exchanges, for the time of a `fit`."""
 
 from tf_onebit.callbacks import fit
-from tf_onebit.callbacks.training_state import gradient_exchanges_of
 from tf_onebit.training.recorder import Recorder
 
 
@@ -17,12 +16,12 @@ class TimedStep:
         self._model, self._exchanges = None, []
         self._functions = None, None  # without times, and with them
 
-    def begin(self, model):
-        """Begins to take times, where there is something to take them of."""
+    def begin(self, model, exchanges):
+        """Begins to take times of a list of `GradientExchange`, where there are any to take."""
         self.end()  # of a `fit` that was interrupted
         self._exchanges = [
             exchange
-            for exchange in gradient_exchanges_of(model)
+            for exchange in exchanges
             if exchange.changes_gradients and not exchange.is_asynchronous
         ]
         if not self._exchanges:

@@ -178,7 +178,7 @@ def _timed(exchange, gradients):
         nonlocal last
         yield from ()  # a generator that asks for nothing
         tensors = request.tensors if isinstance(request, AllReduce) else [request.tensor]
-        beside.append(bool(answers) and answers.isdisjoint(_ops_before(tensors)))
+        beside.append(bool(answers) and answers.isdisjoint(ops_before(t.op for t in tensors)))
         if not beside[-1]:
             answers.clear()
         now, tensors = _at(tensors)
@@ -209,9 +209,9 @@ def _at(tensors):
         return time, tf.nest.map_structure(tf.identity, tensors, expand_composites=True)
 
 
-def _ops_before(tensors):
-    """The operations of a graph that tensors come from: set."""
-    found, left = set(), [tensor.op for tensor in tensors]
+def ops_before(ops):
+    """The operations of a graph that a list of them waits for, and these: set."""
+    found, left = set(), list(ops)
     while left:
         op = left.pop()
         if op not in found:
