@@ -1,16 +1,13 @@
 """What callbacks do to the `model.fit` that calls them."""
 
-import inspect
-
 import tensorflow as tf
+
+from tf_onebit.training.frames import calling_frames, calling_method
 
 
 def find_fit(model):
-    """The frame of the `model.fit` that calls, or None: Keras hands its data to no one else."""
-    for frame in _calling_frames():
-        if frame.f_code.co_name == "fit" and frame.f_locals.get("self") is model:
-            return frame
-    return None
+    """The frame of the `model.fit` that calls, or None."""
+    return calling_method("fit", lambda owner: owner is model)
 
 
 def frame_of_fit(model):
@@ -42,14 +39,7 @@ def is_running(frame):
     Cheaper than to look for it again, and nothing that has become another value in it since is
     kept alive by a look at its locals: iterators of data end only when they are freed.
     """
-    return any(frame is calling for calling in _calling_frames())
-
-
-def _calling_frames():
-    frame = inspect.currentframe().f_back
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
+    return any(frame is calling for calling in calling_frames())
 
 
 def build_model(model, purpose):

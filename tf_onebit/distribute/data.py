@@ -1,7 +1,6 @@
 """Data that ends on some workers before it does on others."""
 
 import contextlib
-import inspect
 import threading
 
 import tensorflow as tf
@@ -9,6 +8,7 @@ from keras.src.trainers.epoch_iterator import EpochIterator
 from tensorflow.python.distribute import input_lib
 
 from tf_onebit.collectives.requests import AllGather, ask
+from tf_onebit.training.frames import calling_method
 
 # TensorFlow makes the objects whose class is changed here; `__slots__`, because only objects of
 # the same layout can change places.
@@ -50,15 +50,8 @@ def _count_together(epoch_iterator, strategy):
 
 def _calling_epoch_iterator():
     """The Keras `EpochIterator` that has its data distributed, or None."""
-    frame = inspect.currentframe()
-    while frame is not None:
-        # Of no other frame's locals is there a copy made: it would keep them alive.
-        if frame.f_code.co_name == "__init__":
-            caller = frame.f_locals.get("self")
-            if isinstance(caller, EpochIterator):
-                return caller
-        frame = frame.f_back
-    return None
+    frame = calling_method("__init__", lambda owner: isinstance(owner, EpochIterator))
+    return None if frame is None else frame.f_locals["self"]
 
 
 def _common_cardinality(cardinality, strategy):

@@ -1,10 +1,10 @@
 """The optimizers of a model, and the gradients that they have under way."""
 
 import contextlib
-import inspect
 
 import keras
 
+from tf_onebit.training.frames import calling_method
 from tf_onebit.training.optimizer import Distributed
 from tf_onebit.training.shown import SHOWING, show_in
 
@@ -118,15 +118,12 @@ def require_no_xla(model):
 
 def model_in_training(optimizer):
     """The model whose `train_step` calls for an update by an optimizer, or None."""
-    frame = inspect.currentframe()
-    while frame is not None:
-        # Of no other frame's locals is there a copy made: it would keep them alive.
-        if frame.f_code.co_name == "train_step":
-            model = frame.f_locals.get("self")
-            if isinstance(model, keras.Model) and optimizer in _distributed(model):
-                return model
-        frame = frame.f_back
-    return None
+
+    def trains(owner):
+        return isinstance(owner, keras.Model) and optimizer in _distributed(owner)
+
+    frame = calling_method("train_step", trains)
+    return None if frame is None else frame.f_locals["self"]
 
 
 def _distributed(model_or_optimizer):
