@@ -13,7 +13,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 every_module = pytest.mark.parametrize("path", MODULES, ids=lambda path: module_name(path))
 
 # The collectives but for the drivers.
-COLLECTIVES = ["engine", "found", "ordered_sum", "placement", "requests"]
+COLLECTIVES = ["engine", "found", "ordered_sum", "placement", "requests", "wire_types"]
 # What each part may import of the package itself. The longest prefix counts.
 MAY_IMPORT = {
     "tf_onebit": ["_version"],

@@ -8,6 +8,12 @@ import tensorflow as tf
 from tf_onebit.collectives.engine import ProcessEngine
 from tf_onebit.collectives.ordered_sum import ordered_sum
 from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, Broadcast
+from tf_onebit.collectives.wire_types import from_wire, to_wire
+
+# What Horovod's collectives all carry: no bfloat16.
+_CARRIED = frozenset(
+    [tf.float16, tf.float32, tf.float64, tf.uint8, tf.int8, tf.int32, tf.int64],
+)
 
 
 class HorovodEngine(ProcessEngine):
@@ -49,11 +55,11 @@ class HorovodEngine(ProcessEngine):
         return self._carry(hvd.allgather, request.tensor, request.name)
 
     def _all_reduce(self, request):
-        # What Horovod sums together, and so in what order, depends on what is ready; and it knows
-        # no bfloat16.
+        # What Horovod sums together, and so in what order, depends on what is ready; and what goes
+        # over the wire as another type is no sum.
         dtypes = {tensor.dtype for tensor in request.tensors}
         floating = any(dtype.is_floating for dtype in dtypes)
-        if tf.bfloat16 in dtypes or (self.world_size > 2 and floating):
+        if not dtypes <= _CARRIED or (self.world_size > 2 and floating):
             return self.run_one(ordered_sum(request, self.world_size))
         options = {"op": hvd.Sum, "postscale_factor": request.scale}
         return [
@@ -70,9 +76,8 @@ class HorovodEngine(ProcessEngine):
         options |= {"name": name.replace("/", "."), "ignore_name_scope": True}
         if self._process_set is not None:
             options["process_set"] = self._process_set
-        # Horovod moves no bfloat16, but any 16 bits as float16.
-        wire_dtype = tf.float16 if tensor.dtype == tf.bfloat16 else tensor.dtype
-        return tf.bitcast(collective(tf.bitcast(tensor, wire_dtype), **options), tensor.dtype)
+        carried = collective(to_wire(tensor, _CARRIED), **options)
+        return from_wire(carried, tensor.dtype)
 
 
 class _BetweenNodes(ProcessEngine):

@@ -7,6 +7,10 @@ import tensorflow as tf
 from tf_onebit.collectives.engine import ProcessEngine
 from tf_onebit.collectives.ordered_sum import ordered_sum
 from tf_onebit.collectives.placement import plain_variables
+from tf_onebit.collectives.wire_types import from_wire, to_wire
+
+# What TensorFlow's collectives all carry. NCCL and processors alike: no bfloat16, no bytes.
+CARRIED = frozenset([tf.float16, tf.float32, tf.float64, tf.int32, tf.int64])
 
 # tf.distribute counts its own instance keys up from 100, in the same groups.
 _FIRST_KEY = 1 << 29
@@ -115,21 +119,19 @@ class TensorFlowEngine(ProcessEngine):
         return self._reordered(rows, self._place_of)
 
     def _broadcast(self, tensor, root, name):
-        wire_dtype = _wire_dtype(tensor)
+        wire = to_wire(tensor, CARRIED)
         key, _ = self._next_key(name, tensor)
         if self.ranks == [root]:
-            sent = tf.raw_ops.CollectiveBcastSendV2(
-                input=tf.bitcast(tensor, wire_dtype), instance_key=key, **self._group
-            )
+            sent = tf.raw_ops.CollectiveBcastSendV2(input=wire, instance_key=key, **self._group)
         else:
             sent = tf.raw_ops.CollectiveBcastRecvV2(
-                shape=tf.shape(tensor), T=wire_dtype, instance_key=key, **self._group
+                shape=tf.shape(wire), T=wire.dtype, instance_key=key, **self._group
             )
         # The sender would not wait, and could come around to the same key again too early.
         with tf.control_dependencies([sent]):
             all_have_it = self._gather_rows(tf.constant(0), f"{name}/received")
         with tf.control_dependencies([all_have_it]):
-            return tf.bitcast(tf.ensure_shape(sent, tensor.shape), tensor.dtype)
+            return tf.ensure_shape(from_wire(sent, tensor.dtype), tensor.shape)
 
     def _reordered(self, rows, order):
         return rows if order == sorted(order) else tf.gather(rows, order)
@@ -137,12 +139,12 @@ class TensorFlowEngine(ProcessEngine):
     def _carry(self, collective, tensor, name, variant=0):
         key, token = self._next_key(name, tensor)
         carried = collective(
-            input=tf.bitcast(tensor, _wire_dtype(tensor)),
+            input=to_wire(tensor, CARRIED),
             instance_key=key + 2 * variant,
             ordering_token=[token.handle],
             **self._group,
         )
-        return tf.bitcast(carried, tensor.dtype)
+        return from_wire(carried, tensor.dtype)
 
     def _next_key(self, name, tensor):
         """The instance key for the next use of a collective, and its ordering token.
@@ -164,8 +166,3 @@ class TensorFlowEngine(ProcessEngine):
             with tf.init_scope(), plain_variables(self._device):
                 self._common_token = tf.Variable(0.0, trainable=False)
         return self._common_token
-
-
-def _wire_dtype(tensor):
-    # TensorFlow gathers and broadcasts no bfloat16, but any 16 bits as float16.
-    return tf.float16 if tensor.dtype == tf.bfloat16 else tensor.dtype

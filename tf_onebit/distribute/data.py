@@ -131,16 +131,16 @@ def without_effect_of_empty_batches(function, model=None):
     """
 
     def guarded(*args, **kwargs):
-        leaves = tf.nest.flatten(args[:1], expand_composites=True)
-        tensor = next((leaf for leaf in leaves if tf.is_tensor(leaf)), None)
-        if tensor is None:
+        tensors = [leaf for leaf in tf.nest.flatten(args[:1]) if tf.is_tensor(leaf)]
+        if not tensors:
             return function(*args, **kwargs)
         # Where the data end there is no batch. What does not need one, like a counter, must not
         # be done either: on some workers it would be, and on others not.
-        with tf.control_dependencies([tensor]):
-            if tensor.shape[:1].is_fully_defined():
+        with tf.control_dependencies(tf.nest.flatten(tensors[0], expand_composites=True)[:1]):
+            batched = next((tensor for tensor in tensors if tensor.shape.rank != 0), None)
+            if batched is None or batched.shape[:1].is_fully_defined():
                 return function(*args, **kwargs)
-            return masked(tf.size(tensor) > 0, *args, **kwargs)
+            return masked(number_of_samples(batched) > 0, *args, **kwargs)
 
     def masked(has_data, *args, **kwargs):
         statistics, metrics = ([], []) if model is None else _updated_by(model)
@@ -158,6 +158,18 @@ def without_effect_of_empty_batches(function, model=None):
         return outputs
 
     return guarded
+
+
+def number_of_samples(batch):
+    """The length of the first dimension of a dense, sparse or ragged tensor: scalar.
+
+    Not the number of values: samples may have none, as in a sparse batch of zeros.
+    """
+    if isinstance(batch, tf.SparseTensor):
+        return batch.dense_shape[0]
+    if isinstance(batch, tf.RaggedTensor):
+        return batch.nrows()
+    return tf.shape(batch)[0]
 
 
 def _updated_by(model):

@@ -13,9 +13,11 @@ from tensorflow.python.distribute import (
 from tf_onebit.cluster_spec import require_valid
 from tf_onebit.collectives.lockstep import LockstepEngine
 from tf_onebit.collectives.requests import AllGather, AllReduce, ask
-from tf_onebit.collectives.tensorflow import TensorFlowEngine
+from tf_onebit.collectives.tensorflow import CARRIED, TensorFlowEngine
+from tf_onebit.collectives.wire_types import from_wire, to_wire
 from tf_onebit.distribute.cluster import configure_heartbeat, wait_for_all
 from tf_onebit.distribute.data import prepared, without_effect_of_empty_batches
+from tf_onebit.distribute.model_building import build_as_in_one_process, is_asked_for_a_shape
 from tf_onebit.distribute.optimizer import adopt, calling_optimizer, require_adopted
 from tf_onebit.distribute.replicas import sum_of_replicas
 from tf_onebit.training.calls import CallNumbers
@@ -29,6 +31,10 @@ _first_groups = itertools.count(0, 1000)
 
 class _Exchanging:
     """What both strategies do beside TensorFlow's own."""
+
+    def scope(self):
+        build_as_in_one_process()
+        return super().scope()
 
     def run(self, fn, args=(), kwargs=None, options=None):
         model = getattr(fn, "__self__", None)
@@ -59,12 +65,15 @@ class _ExchangingExtended:
 
     def _reduce_to(self, reduce_op, value, destinations, options):
         # TensorFlow's own does not reduce structures, which Keras asks for.
+        if tf.executing_eagerly() and is_asked_for_a_shape():
+            strategy = self._container_strategy()
+            return tf.nest.map_structure(
+                lambda part: strategy.experimental_local_results(part)[0], value
+            )
+
         def reduced(value):
             if tf.executing_eagerly() and not self._have_one_shape(value):
-                if reduce_op != tf.distribute.ReduceOp.MEAN:
-                    raise ValueError(f"Values to reduce must have one shape. Received: {value}.")
-                # Keras asks for the mean of a batch to learn its shape, and batches differ.
-                return self._container_strategy().experimental_local_results(value)[0]
+                raise ValueError(f"Values to reduce must have one shape. Received: {value}.")
             if self._is_ours([value]):
                 return self._reduced(reduce_op, [value])[0]
             return super(_ExchangingExtended, self)._reduce_to(
@@ -277,6 +286,22 @@ class _MultiWorkerExtended(
         request = AllGather(tf.transpose(mine, order), name, uneven=True)
         (gathered,) = self.engine.run([ask(request)])
         return tf.transpose(gathered, order)
+
+    def _get_variable_creator_initial_value(self, replica_id, device, primary_var, **kwargs):
+        creator = super()._get_variable_creator_initial_value
+        if replica_id > 0 or self._num_workers == 1:
+            return creator(replica_id, device, primary_var, **kwargs)
+
+        # TensorFlow broadcasts the initial value, but not of every type that a variable may have.
+        def initial_value():
+            value = kwargs["initial_value"]
+            value = value() if callable(value) else value
+            value = getattr(value, "wrapped_value", value)  # of a checkpoint
+            value = tf.convert_to_tensor(value, kwargs.get("dtype"))
+            sent = kwargs | {"initial_value": to_wire(value, CARRIED), "dtype": None}
+            return from_wire(creator(replica_id, device, primary_var, **sent)(), value.dtype)
+
+        return initial_value
 
     def _initialize_local_devices(self, cluster_resolver, worker_device):
         devices, kind = super()._initialize_local_devices(cluster_resolver, worker_device)

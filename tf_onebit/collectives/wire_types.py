@@ -1,0 +1,52 @@
+"""Types that a collective does not carry, sent as others without a change of bits."""
+
+import tensorflow as tf
+
+# By bytes of a value. Smaller values are widened, because lengths need not fit two of them.
+_SAME_SIZE = {2: tf.float16, 4: tf.int32, 8: tf.int64, 16: tf.int64}
+
+
+def to_wire(tensor, carried):
+    """Returns a tensor as one of the types that a collective carries.
+
+    Values of 2 bytes and more keep their bits; smaller ones become float32, which holds them
+    exactly. A complex128 becomes two int64 in a last dimension.
+
+    Args:
+        tensor: of numbers or booleans.
+        carried: collection of the `tf.DType` that are sent as they are.
+
+    Returns:
+        A tensor of one of `carried`, or of float16, float32, int32 or int64.
+
+    Raises:
+        TypeError: for strings, resources and the like.
+    """
+    dtype = tensor.dtype
+    if dtype in carried:
+        return tensor
+    if not (dtype.is_bool or dtype.is_integer or dtype.is_floating or dtype.is_complex):
+        raise TypeError(
+            f"Workers exchange numbers. Received: a tensor of type {dtype.name}. Strings and "
+            "objects stay with their worker: turn them into numbers first, for example by "
+            "keras.layers.StringLookup."
+        )
+    if dtype.size in _SAME_SIZE:
+        return tf.bitcast(tensor, _SAME_SIZE[dtype.size])
+    return tf.cast(_byte(tensor), tf.float32)
+
+
+def from_wire(tensor, dtype):
+    """Returns what `to_wire` was given, of the type `dtype`."""
+    if tensor.dtype == dtype:
+        return tensor
+    if dtype.size in _SAME_SIZE:
+        return tf.bitcast(tensor, dtype)
+    if dtype.is_floating:
+        return tf.bitcast(tf.cast(tensor, tf.uint8), dtype)
+    return tf.cast(tensor, dtype)
+
+
+def _byte(tensor):
+    # Casting a float of 8 bits would make one NaN of all.
+    return tf.bitcast(tensor, tf.uint8) if tensor.dtype.is_floating else tensor
