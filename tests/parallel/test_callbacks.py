@@ -305,3 +305,32 @@ def test_workers_that_no_optimizer_connects_are_refused(tmp_path, world_size):
     model = compiled(make_model(), keras.optimizers.SGD(0.1))
     with pytest.raises(ValueError, match="Received: 2 workers of Horovod, and a model whose"):
         fit_part(model, 1, world_size, callbacks=[BackupAndRestore(tmp_path)])
+
+
+@pytest.mark.workers(2)
+def test_broadcast_of_all_optimizers_of_a_model(world_size):
+    keras.utils.set_random_seed(rank())
+    model = TwoOptimizers([keras.Input([8]), keras.layers.Dense(4)])
+    model.compile(
+        *(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01), FullPrecision()) for _ in range(2))
+    )
+    for optimizer, variable in zip(model.optimizers, model.trainable_variables, strict=True):
+        optimizer.build([variable])
+        for state in optimizer.variables:  # as a checkpoint would, on one worker
+            state.assign(tf.ones_like(state) * (1 + rank()))
+    data = tf.data.Dataset.from_tensors((tf.ones([4, 8]), tf.zeros([4, 4]))).repeat(2)
+    model.fit(data, verbose=0, callbacks=[hvd.BroadcastGlobalVariablesCallback(0)])
+    states = [v for optimizer in model.optimizers for v in optimizer.variables]
+    assert [int(o.iterations.numpy()) for o in model.optimizers] == [3, 3]
+    assert_same_bits_on_all_ranks([*model.get_weights(), *map(np.array, states)])
+
+
+@pytest.mark.workers(2)
+def test_broadcast_of_a_model_without_optimizer(world_size):
+    keras.utils.set_random_seed(rank())
+    model = keras.Sequential([keras.Input([8]), keras.layers.Dense(4)])
+    model.compile(optimizer=None, loss="mse")
+    callback = hvd.BroadcastGlobalVariablesCallback(0)
+    callback.set_model(model)
+    callback.on_train_begin()
+    assert_same_bits_on_all_ranks(model.get_weights())

@@ -200,7 +200,51 @@ def test_schedules_and_functions_of_the_user_are_kept():
 
 def test_name_and_settings_are_kept():
     sgd = keras.optimizers.SGD(0.25, momentum=0.5, clipnorm=2.0, name="mine")
+    config = sgd.get_config()
     distributed = hvd.DistributedOptimizer(sgd, OneBit())
-    assert distributed.get_config() == sgd.get_config()
-    assert hvd.DistributedOptimizer(sgd, OneBit(), name="other").name == "other"
-    assert isinstance(distributed, keras.optimizers.SGD)
+    assert distributed is sgd
+    assert distributed.get_config() == config
+    assert hvd.DistributedOptimizer(keras.optimizers.SGD(), name="other").name == "other"
+
+
+class Bounded(keras.optimizers.SGD):
+    """Has a required argument, and an attribute that no configuration knows."""
+
+    def __init__(self, learning_rate, bound, **arguments):
+        super().__init__(learning_rate, **arguments)
+        self.bound = bound
+
+
+class Warming(keras.optimizers.schedules.LearningRateSchedule):
+    """Has no `get_config`."""
+
+    def __call__(self, step):
+        return 0.5
+
+
+@pytest.mark.parametrize("wrap", [lambda o: o, keras.optimizers.LossScaleOptimizer])
+def test_an_optimizer_stays_what_the_user_made(wrap):
+    inner = Bounded(Warming(), 5.0)
+    inner.iterations.assign(1000)
+    distributed = hvd.DistributedOptimizer(wrap(inner), OneBit())
+    inner = getattr(distributed, "inner_optimizer", distributed)
+    assert isinstance(inner, Bounded) and inner.bound == 5.0
+    assert float(inner.learning_rate) == 0.5
+    assert inner.iterations.numpy() == 1000
+
+
+def test_a_name_of_an_optimizer_is_answered_by_what_to_write():
+    with pytest.raises(ValueError, match=r"'adam' .* Pass for example keras.optimizers.Adam\(\)"):
+        hvd.DistributedOptimizer("adam")
+
+
+def test_an_asynchronous_optimizer_is_the_one_that_was_given():
+    sgd = keras.optimizers.SGD(0.25)
+    sgd.build([keras.Variable(np.ones(3, np.float32))])
+    sgd.iterations.assign(1000)
+    assert hvd.AsynchronousOptimizer(sgd) is sgd
+    assert sgd.iterations.numpy() == 1000
+    built = keras.optimizers.SGD(0.25)
+    built.build([keras.Variable(np.ones(3, np.float16), dtype="float16")])
+    with pytest.raises(ValueError, match="needs float32 variables"):
+        hvd.AsynchronousOptimizer(built)

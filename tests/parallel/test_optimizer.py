@@ -402,3 +402,58 @@ def test_an_optimizer_made_on_one_rank_only_does_no_harm(world_size):
     if rank() == 0:
         hvd.DistributedOptimizer(adam(), OneBit())
     trained(hvd.DistributedOptimizer(adam(), OneBit()), world_size, steps=2)
+
+
+def two_losses(variables, optimizer, x):
+    """Two gradients of the same variables, of which neither depends on the other."""
+    gradients = [[tf.fill(v.shape, tf.reduce_mean(x) * k) for v in variables] for k in (1.0, 3.0)]
+    first, second = gradients
+    return lambda: optimizer.apply(first, variables), lambda: optimizer.apply(second, variables)
+
+
+WAYS_TO_APPLY_TWICE = {
+    "one_after_another": lambda first, second, x: (first(), second()),
+    "in_functions": lambda first, second, x: (tf.function(first)(), tf.function(second)()),
+    "in_branches": lambda first, second, x: tf.cond(
+        tf.reduce_sum(x) > -1.0, lambda: (first(), second(), True)[-1], lambda: False
+    ),
+}
+
+
+@pytest.mark.workers(2)
+@pytest.mark.parametrize("way", WAYS_TO_APPLY_TWICE)
+def test_an_optimizer_applies_twice_in_one_step(way, world_size):
+    """Horovod takes a name for one collective at a time, and both have the same names."""
+    variables = [keras.Variable(np.zeros([64, 32], np.float32)) for _ in range(6)]
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), FullPrecision())
+    optimizer.build(variables)
+
+    @tf.function
+    def step(x):
+        WAYS_TO_APPLY_TWICE[way](*two_losses(variables, optimizer, x), x)
+
+    for _ in range(20):
+        step(tf.fill([4], float(rank())))
+    assert optimizer.iterations.numpy() == 40
+    for variable in variables:
+        np.testing.assert_allclose(variable.numpy(), -20 * (1 + 3) * 0.5)
+
+
+@pytest.mark.workers(2)
+def test_a_tape_gives_two_gradients_in_one_step(world_size):
+    exchange = OneBit(min_size=0)
+    variables = [tf.Variable(tf.zeros([64, 32])) for _ in range(6)]
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape(persistent=True) as tape:
+            losses = [
+                tf.add_n([tf.reduce_sum(v * tf.reduce_mean(x) * k) for v in variables])
+                for k in (1.0, 3.0)
+            ]
+        tape = hvd.DistributedGradientTape(tape, exchange)
+        return [tape.gradient(loss, variables) for loss in losses]
+
+    for _ in range(20):
+        first, second = step(tf.fill([4], float(rank())))
+        assert_same_bits_on_all_ranks([*first, *second])

@@ -3,6 +3,7 @@
 import tensorflow as tf
 
 from tf_onebit.training.frames import calling_frames, calling_method
+from tf_onebit.training.model_optimizers import layers_of
 
 
 def find_fit(model):
@@ -52,8 +53,7 @@ def build_model(model, purpose):
     Raises:
         ValueError: if it cannot be built from the data.
     """
-    layers = [layer for layer in model._flatten_layers() if layer is not model]
-    if all(layer.built for layer in layers or [model]):
+    if all(layer.built for layer in layers_of(model)):
         return
     dataset = frame_of_fit(model).f_locals["epoch_iterator"]._distributed_dataset
     try:

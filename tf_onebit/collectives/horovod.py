@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tf_onebit.collectives.engine import ProcessEngine
 from tf_onebit.collectives.ordered_sum import ordered_sum
+from tf_onebit.collectives.placement import plain_variables
 from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, Broadcast
 from tf_onebit.collectives.wire_types import from_wire, to_wire
 
@@ -19,7 +20,8 @@ _CARRIED = frozenset(
 class HorovodEngine(ProcessEngine):
     """One process per worker, connected by Horovod.
 
-    Horovod matches collectives by name, so a name must be in use once at a time.
+    Horovod matches collectives by name, so a name must be in use once at a time. An exchange that
+    runs several times in a graph has the same names: each run waits for the one before.
 
     Args:
         process_set: the workers, of which this process is one. Default: all of the job.
@@ -27,6 +29,22 @@ class HorovodEngine(ProcessEngine):
 
     def __init__(self, process_set=None):
         self._process_set = process_set
+        self._turn = None
+
+    def run(self, generators):
+        if tf.executing_eagerly():
+            return super().run(generators)
+        if self._turn is None:
+            with tf.init_scope(), plain_variables("CPU:0"):
+                self._turn = tf.Variable(0, trainable=False)
+        # TensorFlow runs what changes a variable in the order of the program, across functions and
+        # branches. So no run begins before the one traced before it has ended.
+        with tf.control_dependencies([self._turn.assign_add(1)]):
+            results = super().run(generators)
+        answers = tf.nest.flatten(results, expand_composites=True)
+        with tf.control_dependencies([answer for answer in answers if tf.is_tensor(answer)]):
+            self._turn.assign_add(-1)
+        return results
 
     @property
     def members(self):

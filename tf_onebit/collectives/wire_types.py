@@ -1,4 +1,4 @@
-"""Types that a collective does not carry, sent as others without a change of bits."""
+"""Types that a collective does not carry, sent as others."""
 
 import tensorflow as tf
 
@@ -9,7 +9,7 @@ _SAME_SIZE = {2: tf.float16, 4: tf.int32, 8: tf.int64, 16: tf.int64}
 def to_wire(tensor, carried):
     """Returns a tensor as one of the types that a collective carries.
 
-    Values of 2 bytes and more keep their bits; smaller ones become float32, which holds them
+    Values of 2 bytes and more keep their bits. Smaller ones become float32, which holds them
     exactly. A complex128 becomes two int64 in a last dimension.
 
     Args:
@@ -33,20 +33,11 @@ def to_wire(tensor, carried):
         )
     if dtype.size in _SAME_SIZE:
         return tf.bitcast(tensor, _SAME_SIZE[dtype.size])
-    return tf.cast(_byte(tensor), tf.float32)
+    return tf.cast(tensor, tf.float32)
 
 
 def from_wire(tensor, dtype):
     """Returns what `to_wire` was given, of the type `dtype`."""
     if tensor.dtype == dtype:
         return tensor
-    if dtype.size in _SAME_SIZE:
-        return tf.bitcast(tensor, dtype)
-    if dtype.is_floating:
-        return tf.bitcast(tf.cast(tensor, tf.uint8), dtype)
-    return tf.cast(tensor, dtype)
-
-
-def _byte(tensor):
-    # Casting a float of 8 bits would make one NaN of all.
-    return tf.bitcast(tensor, tf.uint8) if tensor.dtype.is_floating else tensor
+    return tf.bitcast(tensor, dtype) if dtype.size in _SAME_SIZE else tf.cast(tensor, dtype)

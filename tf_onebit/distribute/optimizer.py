@@ -10,7 +10,7 @@ from tf_onebit.distribute.data import data_of_step, zero_without_data
 from tf_onebit.distribute.replicas import all_finite, branch, exchange
 from tf_onebit.exchanges import Local
 from tf_onebit.training.gradients import GradientExchange
-from tf_onebit.training.optimizer import Distributed, GlobalLossScale, settings, subclass
+from tf_onebit.training.optimizer import Distributed, GlobalLossScale, distribute, settings
 
 
 def calling_optimizer():
@@ -28,8 +28,7 @@ def adopt(optimizer):
     """
     if optimizer is not None and not _is_adopted(optimizer):
         scales_loss = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-        mixin = _LossScaleUnderStrategy if scales_loss else _UnderStrategy
-        optimizer.__class__ = subclass(type(optimizer), mixin)
+        distribute(optimizer, _LossScaleUnderStrategy if scales_loss else _UnderStrategy)
 
 
 def require_adopted(optimizer, strategy):

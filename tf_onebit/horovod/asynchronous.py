@@ -8,9 +8,8 @@ import keras
 from tf_onebit.collectives.horovod import HorovodEngine
 from tf_onebit.exchanges import Threshold
 from tf_onebit.horovod.dead_reckoning import DeadReckoning
-from tf_onebit.horovod.gradients import require_op
-from tf_onebit.horovod.remake import remake, require_not_distributed, take_over
-from tf_onebit.training.optimizer import settings
+from tf_onebit.horovod.gradients import require_not_distributed, require_op
+from tf_onebit.training.optimizer import distribute, settings
 
 # What keras.optimizers.SGD must leave at its default, and why.
 _REFUSED = {
@@ -67,7 +66,7 @@ def AsynchronousOptimizer(
         name: of the optimizer. Default: that of `optimizer`.
 
     Returns:
-        A `keras.optimizers.SGD`. It is saved as that class.
+        `optimizer`, which from now on exchanges deltas. It is saved as `keras.optimizers.SGD`.
 
     Raises:
         ValueError: for other optimizers, exchanges and settings, with the reason; in the first
@@ -118,8 +117,9 @@ def AsynchronousOptimizer(
             f"timeout_seconds must be positive. Received: timeout_seconds={timeout_seconds}."
         )
     require_op(op)
-    asynchronous = remake(optimizer, _Asynchronous, name)
-    asynchronous.gradient_exchange = DeadReckoning(
+    _require_plain_variables(optimizer._trainable_variables if optimizer.built else [])
+    distribute(optimizer, _Asynchronous)
+    optimizer.gradient_exchange = DeadReckoning(
         exchange,
         HorovodEngine(),
         op == hvd.Average,
@@ -127,8 +127,20 @@ def AsynchronousOptimizer(
         max_staleness,
         timeout_seconds,
     )
-    take_over(asynchronous, optimizer)
-    return asynchronous
+    if name is not None:
+        optimizer.name = name
+    return optimizer
+
+
+def _require_plain_variables(variables):
+    for variable in variables:
+        if variable.constraint is not None or variable.dtype != "float32":
+            raise ValueError(
+                "AsynchronousOptimizer needs float32 variables without constraints: all that "
+                "workers know of each other is what they subtract. "
+                f"Received: {variable.path}, {variable.dtype}, "
+                f"constraint={variable.constraint!r}."
+            )
 
 
 class _Asynchronous:
@@ -146,14 +158,7 @@ class _Asynchronous:
                 "AsynchronousOptimizer does not work under the mixed_float16 policy, whose loss "
                 "scale would have workers skip steps. Use mixed_bfloat16."
             )
-        for variable in variables:
-            if variable.constraint is not None or variable.dtype != "float32":
-                raise ValueError(
-                    "AsynchronousOptimizer needs float32 variables without constraints: all that "
-                    "workers know of each other is what they subtract. "
-                    f"Received: {variable.path}, {variable.dtype}, "
-                    f"constraint={variable.constraint!r}."
-                )
+        _require_plain_variables(variables)
         super().build(variables)
 
     def _backend_update_step(self, grads, trainable_variables, learning_rate):

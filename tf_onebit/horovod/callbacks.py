@@ -1,5 +1,7 @@
 """Horovod's callbacks for Keras 3."""
 
+import itertools
+
 import keras
 import tensorflow as tf
 
@@ -7,10 +9,11 @@ from tf_onebit.collectives import horovod as driver
 from tf_onebit.collectives.requests import AllReduce, Broadcast
 from tf_onebit.exchanges.handshake import enumerated, handshake
 from tf_onebit.horovod.dead_reckoning import DeadReckoning
+from tf_onebit.training.model_optimizers import layers_of, optimizers_of
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
-    """All workers start from the weights and the optimizer's state of one.
+    """All workers start from the weights of one, and from the state of its optimizers.
 
     A model that is not built yet is broadcast after its first step.
 
@@ -34,7 +37,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 
     def on_train_begin(self, logs=None):
         self._done = False
-        if self.model.built:
+        if all(layer.built for layer in layers_of(self.model)):
             self._broadcast()
 
     def on_train_batch_end(self, batch, logs=None):
@@ -42,35 +45,41 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             self._broadcast()
 
     def _broadcast(self):
-        optimizer = self.model.optimizer
-        if hasattr(optimizer, "gradient_exchange"):
-            # What asynchronous workers have sent by now must not be applied to other weights.
-            optimizer.gradient_exchange.drain("a broadcast of variables")
-        if not optimizer.built:
-            optimizer.build(self.model.trainable_variables)
+        optimizers = optimizers_of(self.model)
+        for optimizer in optimizers:
+            if hasattr(optimizer, "gradient_exchange"):
+                # What asynchronous workers have sent must not be applied to other weights.
+                optimizer.gradient_exchange.drain("a broadcast of variables")
+        if len(optimizers) == 1 and not optimizers[0].built:
+            # Of several, a model alone knows which trains what.
+            optimizers[0].build(self.model.trainable_variables)
         # `weights` leaves out the states of random generators: dropout differs between workers.
-        variables = [*self.model.weights, *optimizer.variables]
-        driver.run(handshake("broadcast of variables", self._description()))
+        weights, states = self.model.weights, [optimizer.variables for optimizer in optimizers]
+        variables = list(itertools.chain(weights, *states))
+        driver.run(handshake("broadcast of variables", self._description(weights, states)))
         values = driver.run(_broadcast(variables, self.root_rank))
         for variable, value in zip(variables, values, strict=True):
             variable.assign(value)
         self._done = True
 
-    def _description(self):
-        weights, state = self.model.weights, self.model.optimizer.variables
-        return [
+    def _description(self, weights, states):
+        description = [
             ("root_rank", str(self.root_rank)),
             *enumerated(
                 "number of the model's variables",
                 "variable {} of the model",
                 [f"{v.path} {tuple(v.shape)} {v.dtype}" for v in weights],
             ),
-            *enumerated(
-                "number of the optimizer's variables",
-                "variable {} of the optimizer",
-                [f"{v.name} {tuple(v.shape)} {v.dtype}" for v in state],
-            ),
+            ("number of optimizers", str(len(states))),
         ]
+        for i, state in enumerate(states):
+            which = "the optimizer" if len(states) == 1 else f"optimizer {i}"
+            description += enumerated(
+                f"number of variables of {which}",
+                f"variable {{}} of {which}",
+                [f"{v.name} {tuple(v.shape)} {v.dtype}" for v in state],
+            )
+        return description
 
 
 def _broadcast(variables, root):

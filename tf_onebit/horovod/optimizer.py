@@ -7,15 +7,14 @@ import tensorflow as tf
 from tf_onebit.collectives.placement import plain_variables
 from tf_onebit.exchanges.finite import values_of
 from tf_onebit.horovod.compression import requested_exchange
-from tf_onebit.horovod.gradients import horovod_exchange
-from tf_onebit.horovod.remake import remake, require_not_distributed, take_over
+from tf_onebit.horovod.gradients import horovod_exchange, require_not_distributed
 from tf_onebit.training.calls import drawn_tensors
 from tf_onebit.training.model_optimizers import (
     flush_where_shown,
     model_in_training,
     require_no_xla,
 )
-from tf_onebit.training.optimizer import Distributed, GlobalLossScale, settings
+from tf_onebit.training.optimizer import Distributed, GlobalLossScale, distribute, settings
 
 
 def DistributedOptimizer(
@@ -23,8 +22,9 @@ def DistributedOptimizer(
 ):
     """Wraps a Keras optimizer: gradients are exchanged between workers before they are applied.
 
-    The result is an optimizer of the same class, with the same state. It is saved as that class:
-    with one of Keras' own, a saved model loads without this package. Gradients are exchanged once
+    The result is the optimizer itself, which from now on exchanges its gradients: all that it was
+    given stays. It is saved as the class that it was: with one of Keras' own, a saved model loads
+    without this package. Gradients are exchanged once
     per update, after gradient accumulation and before clipping, which thus acts on the aggregate.
     With one worker nothing is exchanged.
 
@@ -44,10 +44,11 @@ def DistributedOptimizer(
         name: of the optimizer. Default: that of `optimizer`.
 
     Returns:
-        A `keras.optimizers.Optimizer`.
+        `optimizer`.
 
     Raises:
-        ValueError: for arguments of other types or values; in the first step, on all workers,
+        ValueError: for arguments of other types or values, and an optimizer that is wrapped
+            already; in the first step, on all workers,
             if these do not train the same model in the same way.
 
     Example:
@@ -60,7 +61,8 @@ def DistributedOptimizer(
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise ValueError(
             "DistributedOptimizer wraps a keras.optimizers.Optimizer. "
-            f"Received: optimizer={optimizer!r} of type {type(optimizer).__name__}."
+            f"Received: optimizer={optimizer!r} of type {type(optimizer).__name__}. "
+            f"Pass for example {_suggested(optimizer)}."
         )
     if on_nonfinite not in ("error", "skip"):
         raise ValueError(
@@ -70,19 +72,28 @@ def DistributedOptimizer(
     template = requested_exchange(exchange, compression)
     agreed = [*settings(optimizer), ("on_nonfinite", on_nonfinite)]
     gradient_exchange = horovod_exchange(template, op, agreed)
+    inner = optimizer
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        distributed = remake(optimizer, GlobalLossScale, name)
-        inner = remake(optimizer.inner_optimizer, _OverHorovod, None)
+        distribute(optimizer, GlobalLossScale)
+        optimizer.gradient_exchange = gradient_exchange
+        inner = optimizer.inner_optimizer
         inner.loss_scaled = True
-        distributed.inner_optimizer = inner
-        distributed.gradient_exchange = gradient_exchange
     else:
         _require_unscaled_loss()
-        distributed = inner = remake(optimizer, _OverHorovod, name)
+    distribute(inner, _OverHorovod)
     inner.gradient_exchange = gradient_exchange
     inner.on_nonfinite = on_nonfinite
-    take_over(distributed, optimizer)
-    return distributed
+    if name is not None:
+        optimizer.name = name
+    return optimizer
+
+
+def _suggested(identifier):
+    """What to write in the place of a name that `compile` would know, or of anything else."""
+    try:
+        return f"keras.optimizers.{type(keras.optimizers.get(identifier)).__name__}()"
+    except (ValueError, TypeError):
+        return "keras.optimizers.SGD(0.1)"
 
 
 def _require_unscaled_loss():

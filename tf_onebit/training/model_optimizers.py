@@ -23,6 +23,15 @@ def optimizers_of(model):
     return list(optimizers.values())
 
 
+def layers_of(model):
+    """What of a model must be built for it to have its variables.
+
+    Those of a GAN are in the models that it holds. It is not built itself: it has no `call`.
+    """
+    layers = [layer for layer in model._flatten_layers() if layer is not model]
+    return layers or [model]
+
+
 def inner_optimizer(optimizer):
     """The optimizer that updates weights: what a `LossScaleOptimizer` wraps."""
     return getattr(optimizer, "inner_optimizer", optimizer)

@@ -24,6 +24,18 @@ def subclass(optimizer_class, mixin):
     return made
 
 
+def distribute(optimizer, mixin):
+    """Makes a Keras optimizer exchange its gradients. It stays the object that it is.
+
+    So all that a program has given it remains, also what its `get_config` does not know.
+
+    Args:
+        optimizer: `keras.optimizers.Optimizer`.
+        mixin: `Distributed` or `GlobalLossScale`, or a subclass.
+    """
+    optimizer.__class__ = subclass(type(optimizer), mixin)
+
+
 def original_class(optimizer):
     """The class of a Keras optimizer, or what `subclass` has made its class from."""
     return _original(type(optimizer))
