@@ -413,7 +413,6 @@ def two_losses(variables, optimizer, x):
 
 WAYS_TO_APPLY_TWICE = {
     "one_after_another": lambda first, second, x: (first(), second()),
-    "in_functions": lambda first, second, x: (tf.function(first)(), tf.function(second)()),
     "in_branches": lambda first, second, x: tf.cond(
         tf.reduce_sum(x) > -1.0, lambda: (first(), second(), True)[-1], lambda: False
     ),
@@ -437,23 +436,3 @@ def test_an_optimizer_applies_twice_in_one_step(way, world_size):
     assert optimizer.iterations.numpy() == 40
     for variable in variables:
         np.testing.assert_allclose(variable.numpy(), -20 * (1 + 3) * 0.5)
-
-
-@pytest.mark.workers(2)
-def test_a_tape_gives_two_gradients_in_one_step(world_size):
-    exchange = OneBit(min_size=0)
-    variables = [tf.Variable(tf.zeros([64, 32])) for _ in range(6)]
-
-    @tf.function
-    def step(x):
-        with tf.GradientTape(persistent=True) as tape:
-            losses = [
-                tf.add_n([tf.reduce_sum(v * tf.reduce_mean(x) * k) for v in variables])
-                for k in (1.0, 3.0)
-            ]
-        tape = hvd.DistributedGradientTape(tape, exchange)
-        return [tape.gradient(loss, variables) for loss in losses]
-
-    for _ in range(20):
-        first, second = step(tf.fill([4], float(rank())))
-        assert_same_bits_on_all_ranks([*first, *second])
