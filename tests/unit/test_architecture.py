@@ -13,7 +13,8 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 every_module = pytest.mark.parametrize("path", MODULES, ids=lambda path: module_name(path))
 
 # The collectives but for the drivers.
-COLLECTIVES = ["engine", "found", "ordered_sum", "placement", "requests", "wire_types"]
+COLLECTIVES = ["engine", "found", "notes", "ordered_sum", "placement", "requests", "wire_types"]
+ENGINE = ["placement", "requests", "whereabouts"]
 # What each part may import of the package itself. The longest prefix counts.
 MAY_IMPORT = {
     "tf_onebit": ["_version"],
@@ -61,7 +62,8 @@ MAY_IMPORT = {
     ],
     "tf_onebit.collectives": [f"collectives.{part}" for part in COLLECTIVES],
     **{f"tf_onebit.collectives.{part}": [] for part in COLLECTIVES},
-    "tf_onebit.collectives.engine": ["collectives.placement", "collectives.requests"],
+    "tf_onebit.collectives.engine": [f"collectives.{part}" for part in ENGINE],
+    "tf_onebit.collectives.horovod": ["collectives"],
     "tf_onebit.collectives.ordered_sum": ["collectives.requests"],
     "tf_onebit.exchanges": [
         "collectives.ordered_sum",

@@ -4,6 +4,7 @@ import tensorflow as tf
 
 from tf_onebit.collectives.placement import plain_variables
 from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, Broadcast, Cond
+from tf_onebit.collectives.whereabouts import Whereabouts
 
 
 class Engine:
@@ -13,10 +14,12 @@ class Engine:
         world_size: number of workers of the job.
         ranks: list of the ranks of those in this process: one of them, or all.
         members: sequence: by rank, what rank a worker has among all of the job.
+        whereabouts: `Whereabouts` of this process.
     """
 
     world_size: int
     ranks: list
+    whereabouts = Whereabouts()
 
     @property
     def members(self):
@@ -29,6 +32,20 @@ class Engine:
             List of what each generator returned.
         """
         raise NotImplementedError(f"{type(self).__name__} must define run.")
+
+    def meet(self, generators, occasion=""):
+        """Runs exchanges between two steps, in eager mode, where all workers of the job must come.
+
+        Args:
+            generators: as of `run`.
+            occasion: at which they come, in a few words that are the same on all.
+
+        Raises:
+            RuntimeError: if one is at another place, or trains on.
+        """
+        self.whereabouts.meet(occasion)
+        with self.whereabouts.naming_who_left():
+            return self.run(generators)
 
     def place(self, index):
         """Context in which the state of worker `ranks[index]` is created."""

@@ -1,15 +1,24 @@
 """Horovod's collectives: one process per worker."""
 
+import contextlib
 import functools
+import math
+import os
+import time
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
+from horovod.runner.http import http_client
 
 from tf_onebit.collectives.engine import ProcessEngine
 from tf_onebit.collectives.ordered_sum import ordered_sum
 from tf_onebit.collectives.placement import plain_variables
 from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, Broadcast
+from tf_onebit.collectives.whereabouts import Board, Whereabouts
 from tf_onebit.collectives.wire_types import from_wire, to_wire
+
+_SECONDS_BETWEEN_READINGS = 0.02
+_RENDEZVOUS = "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"
 
 # What Horovod's collectives all carry: no bfloat16.
 _CARRIED = frozenset(
@@ -30,6 +39,10 @@ class HorovodEngine(ProcessEngine):
     def __init__(self, process_set=None):
         self._process_set = process_set
         self._turn = None
+
+    @property
+    def whereabouts(self):
+        return _whereabouts()
 
     def run(self, generators):
         if tf.executing_eagerly():
@@ -153,6 +166,11 @@ def run(generator):
     return HorovodEngine().run_one(generator)
 
 
+def meet(generator):
+    """`HorovodEngine().meet` for the generator of this worker."""
+    return HorovodEngine().meet([generator])[0]
+
+
 def _nodes(engine):
     """The ranks on each node: tuples, of which Horovod gives consecutive numbers to each."""
     request = AllGather(tf.constant([hvd.local_rank()]), "tf_onebit/nodes")
@@ -168,6 +186,45 @@ def _nodes(engine):
             )
         nodes[-1].append(rank)
     return [tuple(node) for node in nodes]
+
+
+class _RendezvousBoard(Board):
+    """Kept by the launcher of a job whose processes find each other by Gloo."""
+
+    _SCOPE = "tf_onebit"
+
+    def __init__(self, address, port):
+        self._at = address, port, self._SCOPE
+
+    def leave(self, key, text):
+        with _failing_as_connection():
+            http_client.put_data_into_kvstore(*self._at, key.replace("/", "."), text)
+
+    def read(self, key, seconds=0.0):
+        deadline = time.monotonic() + seconds
+        while True:
+            # What is missing is an error there.
+            with contextlib.suppress(RuntimeError):
+                return http_client.read_data_from_kvstore(*self._at, key.replace("/", "."))
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(_SECONDS_BETWEEN_READINGS)
+
+
+@functools.cache
+def _whereabouts():
+    address, port = map(os.environ.get, _RENDEZVOUS)
+    board = _RendezvousBoard(address, port) if address and port else None
+    seconds = float(os.environ.get("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS") or 0)
+    return Whereabouts(board, hvd.rank(), hvd.size() if board else 1, seconds or math.inf)
+
+
+@contextlib.contextmanager
+def _failing_as_connection():
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        raise ConnectionError(f"The launcher of the job does not answer: {error}") from error
 
 
 @functools.cache

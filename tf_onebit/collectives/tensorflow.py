@@ -4,7 +4,7 @@ import itertools
 
 import tensorflow as tf
 
-from tf_onebit.collectives.engine import ProcessEngine
+from tf_onebit.collectives.engine import Engine, ProcessEngine
 from tf_onebit.collectives.ordered_sum import ordered_sum
 from tf_onebit.collectives.placement import plain_variables
 from tf_onebit.collectives.wire_types import from_wire, to_wire
@@ -39,13 +39,17 @@ class TensorFlowEngine(ProcessEngine):
         device: name of the device of this worker that takes part.
         group_key: of the group of these devices, as in `tf.distribute`.
         implementation: "auto", "ring" or "nccl".
+        whereabouts: `Whereabouts` of this process. Default: it tells nobody.
 
     Raises:
         RuntimeError: unless each rank answers once.
     """
 
-    def __init__(self, rank, world_size, device, group_key, implementation="auto"):
+    def __init__(
+        self, rank, world_size, device, group_key, implementation="auto", whereabouts=None
+    ):
         self.world_size = world_size
+        self.whereabouts = whereabouts or Engine.whereabouts
         self.ranks = [rank]
         self._device = device
         self._group = {

@@ -104,6 +104,12 @@ class _UnderStrategy(Distributed):
     def _on_replicas(self, function):
         self._distribution_strategy.run(function)
 
+    def flush(self):
+        if self.gradient_exchange.held():
+            # Where one worker does so alone, others would take its messages for those of a step.
+            self.gradient_exchange.engine.whereabouts.meet("flush")
+        super().flush()
+
     def _all_reduce_sum_gradients(self, grads_and_vars):
         return list(grads_and_vars)  # `_clip_gradients` has done it
 

@@ -16,6 +16,7 @@ from tf_onebit.collectives.requests import AllGather, AllReduce, ask
 from tf_onebit.collectives.tensorflow import CARRIED, TensorFlowEngine
 from tf_onebit.collectives.wire_types import from_wire, to_wire
 from tf_onebit.distribute.cluster import configure_heartbeat, wait_for_all
+from tf_onebit.distribute.coordination_board import whereabouts_in_cluster
 from tf_onebit.distribute.data import prepared, without_effect_of_empty_batches
 from tf_onebit.distribute.model_building import build_as_in_one_process, is_asked_for_a_shape
 from tf_onebit.distribute.optimizer import adopt, calling_optimizer, require_adopted
@@ -76,9 +77,10 @@ class _ExchangingExtended:
                 raise ValueError(f"Values to reduce must have one shape. Received: {value}.")
             if self._is_ours([value]):
                 return self._reduced(reduce_op, [value])[0]
-            return super(_ExchangingExtended, self)._reduce_to(
-                reduce_op, value, destinations, options
-            )
+            with self.engine.whereabouts.naming_who_left():
+                return super(_ExchangingExtended, self)._reduce_to(
+                    reduce_op, value, destinations, options
+                )
 
         return tf.nest.map_structure(reduced, value)
 
@@ -87,7 +89,7 @@ class _ExchangingExtended:
         shapes = tf.stack([tf.shape(part) for part in _parts(self._container_strategy(), value)])
         if self._num_workers > 1:
             request = AllGather(shapes, "tf_onebit/shapes")
-            (shapes,) = self.engine.run([ask(request)])
+            (shapes,) = self.engine.meet([ask(request)], "reduce")
         return bool(tf.reduce_all(shapes == shapes[0]))
 
     def _batch_reduce_to(self, reduce_op, value_destination_pairs, options):
@@ -280,11 +282,11 @@ class _MultiWorkerExtended(
         # The axis becomes the first one, and again what it was.
         order = list(range(mine.shape.rank))
         order[0], order[axis] = order[axis], order[0]
-        name = "tf_onebit/gather"
+        name, run = "tf_onebit/gather", self.engine.meet
         if not tf.executing_eagerly():
-            name += f"_{self._numbers.next()}"
+            name, run = f"{name}_{self._numbers.next()}", self.engine.run
         request = AllGather(tf.transpose(mine, order), name, uneven=True)
-        (gathered,) = self.engine.run([ask(request)])
+        (gathered,) = run([ask(request)])
         return tf.transpose(gathered, order)
 
     def _get_variable_creator_initial_value(self, replica_id, device, primary_var, **kwargs):
@@ -337,6 +339,7 @@ class _MultiWorkerExtended(
             device,
             self._collective_keys.get_group_key([device]),
             self._communication_options.implementation.value.lower(),
+            whereabouts_in_cluster(self._id_in_cluster, self._num_workers, self._timeout_seconds),
         )
 
 

@@ -11,6 +11,7 @@ from tf_onebit.collectives.requests import AllGather
 from tf_onebit.configurable import serialize
 
 _DIGEST_WORDS = 8
+_REMEDY = "Start all workers with the same program, arguments and packages."
 
 # One name for all uses: workers that are about to do different things meet here.
 _SCOPE = "tf_onebit/handshake"
@@ -45,12 +46,13 @@ def describe(exchange, specs, world_size):
     ]
 
 
-def handshake(use, description):
+def handshake(use, description, remedy=_REMEDY):
     """Generator: compares the workers' descriptions. Runs in eager mode.
 
     Args:
         use: what the workers are about to do: the name of it in this program.
         description: list of (what, value) pairs of strings.
+        remedy: sentence that says what to do if they differ.
 
     Raises:
         ValueError: on all workers, with the first difference and two workers that differ.
@@ -70,7 +72,7 @@ def handshake(use, description):
         json.loads(row.tobytes()[: summary[_DIGEST_WORDS]])
         for row, summary in zip(gathered, summaries, strict=True)
     ]
-    raise ValueError(_difference(descriptions))
+    raise ValueError(f"{_difference(descriptions)} {remedy}")
 
 
 def _difference(descriptions):
@@ -81,6 +83,5 @@ def _difference(descriptions):
     return (
         "All workers must train the same model in the same way. "
         f"The first difference: rank 0 has {mine[0]} = {mine[1]}, "
-        f"rank {rank} has {theirs[0]} = {theirs[1]}. "
-        "Start all workers with the same program, arguments and packages."
+        f"rank {rank} has {theirs[0]} = {theirs[1]}."
     )

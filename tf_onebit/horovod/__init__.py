@@ -28,7 +28,6 @@ from horovod.tensorflow import (
     broadcast_variables,
     cross_rank,
     cross_size,
-    init,
     is_initialized,
     local_rank,
     local_size,
@@ -40,6 +39,7 @@ from horovod.tensorflow import (
 from tf_onebit.horovod.asynchronous import AsynchronousOptimizer
 from tf_onebit.horovod.callbacks import BroadcastGlobalVariablesCallback, MetricAverageCallback
 from tf_onebit.horovod.compression import Compression
+from tf_onebit.horovod.job import init
 from tf_onebit.horovod.optimizer import DistributedOptimizer
 from tf_onebit.horovod.tape import DistributedGradientTape
 

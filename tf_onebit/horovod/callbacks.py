@@ -9,20 +9,25 @@ from tf_onebit.collectives import horovod as driver
 from tf_onebit.collectives.requests import AllReduce, Broadcast
 from tf_onebit.exchanges.handshake import enumerated, handshake
 from tf_onebit.horovod.dead_reckoning import DeadReckoning
+from tf_onebit.horovod.progress import compare, compare_epoch, exchange_in_step
+from tf_onebit.training.frames import calling_method
 from tf_onebit.training.model_optimizers import layers_of, optimizers_of
+from tf_onebit.training.passes import follow
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     """All workers start from the weights of one, and from the state of its optimizers.
 
-    A model that is not built yet is broadcast after its first step.
+    A model that is not built yet is broadcast after its first step. Workers that make every step
+    together also compare their numbers of batches here: of an epoch, where it is known, or at the
+    begin of the next epoch.
 
     Args:
         root_rank: the worker whose variables are taken.
 
     Raises:
         ValueError: when it broadcasts, on all workers, if their models or optimizers have
-            different variables.
+            different variables; on all workers, if they have different numbers of batches.
 
     Example:
         >>> callback = BroadcastGlobalVariablesCallback(0)
@@ -34,13 +39,28 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         super().__init__()
         self.root_rank = root_rank
         self._done = False
+        self._batches = 0
 
     def on_train_begin(self, logs=None):
         self._done = False
+        self._batches = 0
+        exchange = exchange_in_step(self.model)
+        fit = calling_method("fit", lambda owner: owner is self.model)
+        if fit is not None and exchange is not None:
+            follow(fit.f_locals["epoch_iterator"], exchange.engine.whereabouts)
+            # Before the first step a callback may still divide the workers into groups.
+            if exchange.built:
+                compare(fit, exchange)
         if all(layer.built for layer in layers_of(self.model)):
             self._broadcast()
 
+    def on_epoch_begin(self, epoch, logs=None):
+        exchange = exchange_in_step(self.model)
+        if self._batches and exchange is not None and self.params.get("steps") is None:
+            compare_epoch(exchange, epoch, self._batches)
+
     def on_train_batch_end(self, batch, logs=None):
+        self._batches += 1
         if not self._done:
             self._broadcast()
 
@@ -56,8 +76,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         # `weights` leaves out the states of random generators: dropout differs between workers.
         weights, states = self.model.weights, [optimizer.variables for optimizer in optimizers]
         variables = list(itertools.chain(weights, *states))
-        driver.run(handshake("broadcast of variables", self._description(weights, states)))
-        values = driver.run(_broadcast(variables, self.root_rank))
+        driver.meet(handshake("broadcast of variables", self._description(weights, states)))
+        values = driver.meet(_broadcast(variables, self.root_rank))
         for variable, value in zip(variables, values, strict=True):
             variable.assign(value)
         self._done = True
@@ -110,7 +130,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
         if not logs:
             return
         names = sorted(logs)
-        values = driver.run(_mean([logs[name] for name in names]))
+        values = driver.meet(_mean([logs[name] for name in names]))
         logs.update(zip(names, map(float, values), strict=True))
 
 

@@ -86,6 +86,8 @@ class GradientExchange:
     def __init__(self, template, engine, mean, settings=(), unit=1.0):
         self.template = template
         self.engine = self.group = engine
+        if not self.is_in_step:
+            engine.whereabouts.are_in_step = False
         self.blocks = self.block_states = None
         self._mean = mean
         self._unit = unit
@@ -281,6 +283,11 @@ class GradientExchange:
     def changes_gradients(self):
         """Whether this worker's gradients do not just stay what they are."""
         return not (self._is_alone or isinstance(self.template, Local))
+
+    @property
+    def is_in_step(self):
+        """Whether workers make every step together: else they may make different numbers."""
+        return not (self.is_asynchronous or isinstance(self.template, Local))
 
     @property
     def _is_alone(self):

@@ -164,6 +164,8 @@ class Distributed:
 
     def finalize_variable_values(self, var_list):
         self.flush()  # at the end of `fit`
+        engine = self.gradient_exchange.engine
+        engine.whereabouts.end_fit(self.iterations.numpy())
         super().finalize_variable_values(var_list)
 
     def _exchange(self, gradients, variables, exchanging=None):

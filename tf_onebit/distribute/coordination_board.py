@@ -1,0 +1,46 @@
+"""The board that the coordination service of a TensorFlow cluster keeps."""
+
+import contextlib
+import functools
+
+import tensorflow as tf
+from tensorflow.python.eager import context as tf_context
+
+from tf_onebit.collectives.whereabouts import Board, Whereabouts
+
+_PREFIX = "tf_onebit/whereabouts"
+_LEAST_SECONDS = 0.1  # the service takes 0 for no limit
+
+
+class CoordinationBoard(Board):
+    """Kept by the first process of a cluster."""
+
+    def leave(self, key, text):
+        with _failing_as_connection():
+            tf_context.context().set_config_key_value(f"{_PREFIX}/{key}", text)
+
+    def read(self, key, seconds=0.0):
+        milliseconds = int(1000 * max(seconds, _LEAST_SECONDS))
+        with _failing_as_connection():
+            try:
+                return tf_context.context().get_config_key_value(f"{_PREFIX}/{key}", milliseconds)
+            except (tf.errors.DeadlineExceededError, tf.errors.NotFoundError):
+                return None
+
+    def remove(self, key):
+        with contextlib.suppress(tf.errors.OpError):
+            tf_context.context().delete_config_key_value(f"{_PREFIX}/{key}")
+
+
+@contextlib.contextmanager
+def _failing_as_connection():
+    try:
+        yield
+    except tf.errors.OpError as error:
+        raise ConnectionError("Worker 0, which leads the cluster, has ended") from error
+
+
+@functools.cache
+def whereabouts_in_cluster(rank, world_size, seconds):
+    """The `Whereabouts` of this process, for all of its strategies."""
+    return Whereabouts(CoordinationBoard(), rank, world_size, seconds)
