@@ -2,25 +2,16 @@
 
 import contextlib
 import json
-import os
-import pathlib
-import re
-import shutil
 import warnings
 
 import keras
-import numpy as np
 
-from tf_onebit._version import __version__
 from tf_onebit.callbacks import fit, training_state
+from tf_onebit.callbacks.backup_files import BackupFiles
 from tf_onebit.callbacks.repeatable import why_not_repeatable
 from tf_onebit.callbacks.workers import Workers
 from tf_onebit.data import ResizableBatches
 from tf_onebit.exchanges.base import part_of
-
-_FORMAT = "tf_onebit backup 1"
-_MANIFEST = "manifest.json"
-_KEPT = 2  # the second in case that the first turns out to be damaged
 
 
 class BackupAndRestore(keras.callbacks.Callback):
@@ -76,7 +67,8 @@ class BackupAndRestore(keras.callbacks.Callback):
                 'save_freq must be "epoch" or a positive number of batches. '
                 f"Received: save_freq={save_freq!r}."
             )
-        self.directory = pathlib.Path(directory)
+        self._files = BackupFiles(directory)
+        self.directory = self._files.directory
         self.save_freq = save_freq
         self.delete_checkpoint = delete_checkpoint
 
@@ -162,12 +154,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         for exchange in training_state.gradient_exchanges_of(self.model):
             exchange.rescue_with(None)
         if self.delete_checkpoint and self._workers.rank == 0:
-            for path in self._own(r"(backup|unfinished)-\d{8}"):
-                shutil.rmtree(path)
-            for path in self._own(r"replica-\d+\.weights\.h5"):
-                path.unlink()
-            with contextlib.suppress(OSError):  # others' files are in it, or it never was
-                self.directory.rmdir()
+            self._files.remove_all()
 
     def _go_on(self, state):
         """Brings back what Keras has reset at the beginning of the epoch, in its midst."""
@@ -256,22 +243,17 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def _save(self):
         self._number += 1
-        target = self._backup(self._number)
-        unfinished = self.directory / f"unfinished-{self._number:08d}"
-        unfinished.mkdir(parents=True, exist_ok=True)
         occasion = f"the backup after {self._batch} batches of epoch {self._epoch + 1}"
-        with (unfinished / f"process_{self._workers.rank}.npz").open("wb") as file:
-            np.savez(
-                file,
-                random=training_state.random_state(),
-                random_at_epoch_begin=json.dumps(self._random_states).encode(),
-                **training_state.collect(self.model, occasion),
-                **self._states_of_others(),
-            )
-            _flush(file)
+        state = {
+            "random": training_state.random_state(),
+            "random_at_epoch_begin": json.dumps(self._random_states).encode(),
+            **training_state.collect(self.model, occasion),
+            **self._states_of_others(),
+        }
+        self._files.write(self._number, self._workers.rank, state)
         self._workers.wait_for_all()
-        processes = range(self._workers.count if self._workers.rank == 0 else 0)
-        complete = all((unfinished / f"process_{rank}.npz").exists() for rank in processes)
+        is_first = self._workers.rank == 0
+        complete = not is_first or self._files.has_all(self._number, self._workers.count)
         if not self._workers.all_true(complete):
             raise ValueError(
                 "All workers must name one directory that they share. Received: "
@@ -279,26 +261,15 @@ class BackupAndRestore(keras.callbacks.Callback):
                 f"{self._workers.count} does not find what the others have written. Name one on a "
                 "file system that all have."
             )
-        if self._workers.rank != 0:
-            return
-        manifest = {
-            "format": _FORMAT,
-            "version": __version__,
-            "number": self._number,
-            "processes": self._workers.count,
-            "workers": self._workers.world_size,
-            "epoch": self._epoch,
-            "batch": self._batch,
-            "steps": self._steps,
-        }
-        with (unfinished / _MANIFEST).open("w") as file:
-            json.dump(manifest, file)
-            _flush(file)
-        if target.exists():  # damaged: it was not resumed from
-            shutil.rmtree(target)
-        unfinished.rename(target)
-        for old in self._backups()[_KEPT:]:
-            shutil.rmtree(old)
+        if is_first:
+            fields = {
+                "processes": self._workers.count,
+                "workers": self._workers.world_size,
+                "epoch": self._epoch,
+                "batch": self._batch,
+                "steps": self._steps,
+            }
+            self._files.complete(self._number, fields)
 
     def _states_of_others(self):
         """Of callbacks and data: dictionary of NumPy arrays."""
@@ -313,40 +284,21 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def _save_replica(self):
         """Saves the model as this worker has it, and returns where."""
-        self.directory.mkdir(parents=True, exist_ok=True)
-        path = self.directory / f"replica-{self._workers.rank}.weights.h5"
-        unfinished = self.directory / f"unfinished-{path.name}"
-        self.model.save_weights(unfinished)
-        unfinished.rename(path)
-        return path
-
-    def _backup(self, number):
-        return self.directory / f"backup-{number:08d}"
-
-    def _backups(self):
-        """Directories of complete backups, newest first."""
-        return sorted(self._own(r"backup-\d{8}"), reverse=True)
-
-    def _own(self, name):
-        """What a backup has made in the directory, and not somebody else: by a pattern."""
-        return [path for path in self.directory.glob("*") if re.fullmatch(name, path.name)]
+        return self._files.write_replica(self._workers.rank, self.model.save_weights)
 
     def _latest(self):
         """Manifest and processes' states of the newest backup that all workers can read."""
         problems = []
-        numbers = [int(path.name.split("-")[1]) for path in self._backups()]
-        newest = (numbers + [0] * _KEPT)[:_KEPT]
-        for number in filter(None, self._workers.of_first(newest)):
-            path = self._backup(number)
+        for number in filter(None, self._workers.of_first(self._files.newest())):
             # Variables are made by all workers together, or by none.
-            found, problem = self._on_all(self._read, path)
+            found, problem = self._on_all(self._read, number)
             if not problem:
                 mine = self._mine(found[1])
                 self._build(mine)
                 _, problem = self._on_all(training_state.require_same_variables, self.model, mine)
             if not problem:
                 return found
-            problems.append(f"{path}: {problem}")
+            problems.append(f"{self._files.path(number)}: {problem}")
             warnings.warn(f"A backup cannot be used. {problems[-1]}.", stacklevel=2)
         if problems:
             raise ValueError(
@@ -365,18 +317,15 @@ class BackupAndRestore(keras.callbacks.Callback):
             return result, ""
         return None, problem or "another worker cannot use it"
 
-    def _read(self, path):
-        manifest = json.loads((path / _MANIFEST).read_text())
-        if manifest.get("format") != _FORMAT:
-            raise ValueError(f"it is no backup of this version: {manifest.get('format')!r}")
+    def _read(self, number):
+        manifest = self._files.read_manifest(number)
         processes = manifest["processes"]
         place = self._workers.place_among(processes)
         # Of others only what must be divided anew: together they may be larger than the memory.
         wanted = [place] if processes == self._workers.count else range(processes)
         states = [{} for _ in range(processes)]
         for rank in wanted:
-            with np.load(path / f"process_{rank}.npz") as file:
-                states[rank] = dict(file)
+            states[rank] = self._files.read_process(number, rank)
         return manifest, states
 
     def _build(self, state):
@@ -386,8 +335,3 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def _mine(self, states):
         return states[self._workers.place_among(len(states))]
-
-
-def _flush(file):
-    file.flush()
-    os.fsync(file.fileno())
