@@ -55,14 +55,15 @@ def train_and_kill(engine, folder, *arguments):
     return backups, expected
 
 
-# Rank 0 writes two files for a backup, its own and, when all workers are done, the manifest.
+# Rank 0 flushes two files when it begins, the one that it tries to write and the lock, and four for
+# a backup: its state and, when all workers are done, the manifest and two directories.
 CASES = [
     ("alone", "arrays", ["--die-at", "14"], ["--save-freq", "4", "--steps-per-execution", "2"]),
     ("horovod", "sequence", ["--die-at", "20"], ["--save-freq", "3", "--delayed"]),
     (
         "tensorflow",
         "dataset",
-        ["--die-at-file", "14"],
+        ["--die-at-file", "28"],
         ["--save-freq", "2", "--steps-per-execution", "2"],
     ),
 ]

@@ -1,17 +1,28 @@
 """BackupAndRestore: interrupted training goes on as if it had not been interrupted."""
 
-import contextlib
 import json
+import secrets
 import warnings
 
 import keras
+import numpy as np
 
 from tf_onebit.callbacks import fit, training_state
 from tf_onebit.callbacks.backup_files import BackupFiles
-from tf_onebit.callbacks.repeatable import why_not_repeatable
-from tf_onebit.callbacks.workers import Workers
+from tf_onebit.callbacks.model_description import (
+    describe,
+    describe_optimizers,
+    require_same_model,
+    require_same_optimizers,
+    resumed_settings,
+)
+from tf_onebit.callbacks.replay import Replay
+from tf_onebit.callbacks.termination import Termination
+from tf_onebit.callbacks.workers import Workers, by_rank, may_differ_in_steps, require_together
 from tf_onebit.data import ResizableBatches
 from tf_onebit.exchanges.base import part_of
+
+_BEGIN = "begin of training"  # an occasion at which workers meet
 
 
 class BackupAndRestore(keras.callbacks.Callback):
@@ -60,7 +71,9 @@ class BackupAndRestore(keras.callbacks.Callback):
         100
     """
 
-    def __init__(self, directory, save_freq="epoch", delete_checkpoint=True):
+    def __init__(
+        self, directory, save_freq="epoch", delete_checkpoint=True, save_before_exit=False
+    ):
         super().__init__()
         if save_freq != "epoch" and (not isinstance(save_freq, int) or save_freq < 1):
             raise ValueError(
@@ -71,12 +84,18 @@ class BackupAndRestore(keras.callbacks.Callback):
         self.directory = self._files.directory
         self.save_freq = save_freq
         self.delete_checkpoint = delete_checkpoint
+        self.save_before_exit = save_before_exit
 
     def on_train_begin(self, logs=None):
         self._workers = Workers(self.model, "BackupAndRestore saves")
+        frame = fit.frame_of_fit(self.model)
+        self._begin_directory()
+        self._termination = None
+        if self.save_before_exit:
+            require_together(self.model, "BackupAndRestore(save_before_exit=True)")
+            self._termination = Termination(frame)
         for exchange in training_state.gradient_exchanges_of(self.model):
             exchange.rescue_with(self._save_replica)
-        frame = fit.frame_of_fit(self.model)
         # Of this `fit`: (name, callback) of those with a state of their own.
         self._with_state = [
             (f"callback/{i}/{type(callback).__name__}", callback)
@@ -88,12 +107,14 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._data = data if isinstance(data, ResizableBatches) else None
         self._state_in_epoch = None  # to go on from in the midst of an epoch
         self._number = 0
-        self._random_states = {}  # at the beginning of each epoch
-        fit.end_replay(self.model)  # of a run that was interrupted
+        self._replay = Replay(self.model, self._workers)
+        # As the program has made it: training may change it.
+        self._description = describe(self.model) if fit.is_built(self.model) else None
         manifest, states = self._latest()
         if manifest is None:
             return
         self._number = manifest["number"]
+        self._tell_settings(manifest)
         mine = self._mine(states)
         if manifest["workers"] != self._workers.world_size:
             print(
@@ -119,7 +140,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         batch = manifest["batch"]
         if self._steps and manifest["steps"]:  # with other workers an epoch may have others
             batch = batch * self._steps // manifest["steps"]
-        self._replay(manifest["epoch"], batch, mine)
+        self._replay.begin(manifest["epoch"], batch, self._steps, mine)
 
     @property
     def _steps(self):
@@ -128,148 +149,138 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch, logs=None):
         self._epoch, self._batch = epoch, 0  # the next to train on
-        self._saved_batch = 0  # of this epoch: the next after the last backup
         self.model._initial_epoch = None  # Keras has read it
+        self._require_same_steps()
         if self._state_in_epoch is not None:
-            self._go_on(self._state_in_epoch)
+            self._replay.go_on(self._state_in_epoch)
             self._state_in_epoch = None
-        self._random_states[epoch] = training_state.random_state()
+        # Of this epoch: the next after the last backup.
+        self._saved_batch = self._replay.begin_epoch(epoch)
 
     def on_train_batch_end(self, batch, logs=None):
         self._batch = batch + 1
-        if self.save_freq != "epoch" and self._batch - self._saved_batch >= self.save_freq:
+        ends = self._must_end()
+        is_due = self.save_freq != "epoch" and self._batch - self._saved_batch >= self.save_freq
+        if is_due or (ends and not fit.is_replaying(self.model)):
             self._save()
             self._saved_batch = self._batch
+        if ends:
+            self._termination.exit()
 
     def on_epoch_end(self, epoch, logs=None):
         fit.end_replay(self.model)
         training_state.end_epoch(self.model)
         self._epoch, self._batch = epoch + 1, 0
-        if self.save_freq == "epoch":
+        ends = self._must_end()
+        if ends or self.save_freq == "epoch":
             self._save()
+        if ends:
+            self._termination.exit()
 
     def on_train_end(self, logs=None):
         self.model._initial_epoch = None  # where there was no epoch left
-        self._workers.wait_for_all()
+        self._workers.wait_for_all("end of training")
         for exchange in training_state.gradient_exchanges_of(self.model):
             exchange.rescue_with(None)
-        if self.delete_checkpoint and self._workers.rank == 0:
-            self._files.remove_all()
+        if self._termination is not None:
+            self._termination.release()
+        if self._workers.rank == 0:
+            self._files.end(removes=self.delete_checkpoint)
 
-    def _go_on(self, state):
-        """Brings back what Keras has reset at the beginning of the epoch, in its midst."""
-        frame = fit.frame_of_fit(self.model)
-        spec = frame.f_locals["epoch_iterator"]._distributed_dataset.element_spec
-        logs = self._logs(spec, state)
-        training_state.set_random_state(self.model, str(state["random"]))
-        # Which Keras takes for those of the last step, if all of the epoch have been made.
-        frame.f_locals["logs"].update(logs)
-
-    def _replay(self, epoch, batch, state):
-        """Draws the data up to a position, which Keras then goes on from."""
-        frame = fit.frame_of_fit(self.model)
-        epoch_iterator = frame.f_locals["epoch_iterator"]
-        self.model._initial_epoch = epoch
-        self._random_states = {
-            int(earlier): random_state
-            for earlier, random_state in json.loads(bytes(state["random_at_epoch_begin"])).items()
-        }
-        random_state = str(state["random"])
-        reason = why_not_repeatable(epoch_iterator)
-        if not self._workers.all_true(reason is None):
-            training_state.set_random_state(self.model, random_state)
-            if batch > 0 and batch == self._steps:
-                self.model._initial_epoch = epoch + 1
-            elif batch > 0:
-                print(
-                    f"Epoch {epoch + 1} begins anew, from the weights after {batch} batches: its "
-                    "data may come in another order now: "
-                    f"{reason or 'those of another worker may'}."
-                )
-            return
-        for earlier in range(frame.f_locals["initial_epoch"], epoch):
-            self._set_random_state_at_begin_of(earlier)
-            with epoch_iterator.catch_stop_iteration():
-                for _, _, iterator in epoch_iterator:
-                    self._draw(iterator)
-        executions = batch // self.model.steps_per_execution
-        if executions == 0:
-            training_state.set_random_state(self.model, random_state)
-            return
-        self._set_random_state_at_begin_of(epoch)
-        logs = None
-
-        def draw(iterator):
-            nonlocal executions, logs
-            data = self._draw(iterator)
-            executions -= 1
-            self._saved_batch = batch
-            if logs is None:
-                logs = self._logs(data, state)
-            if executions == 0:
-                # Once more: other callbacks may have changed something.
-                training_state.assign_variables(self.model, state)
-                training_state.set_random_state(self.model, random_state)
-                fit.end_replay(self.model)
-            return dict(logs)
-
-        fit.begin_replay(self.model, draw)
-
-    def _set_random_state_at_begin_of(self, epoch):
-        """As the order of its data may depend on it."""
-        if epoch in self._random_states:
-            training_state.set_random_state(self.model, self._random_states[epoch])
-
-    def _logs(self, data, state):
-        """What Keras logged when the backup was made."""
-        before = training_state.random_state()
-        # Both may fail, in any way, for metrics that only a model's own `train_step` can build.
-        # Then there is nothing to log: their values so far are lost, the weights are not.
-        with contextlib.suppress(Exception):
-            if not self._workers.in_strategy:  # else Keras has done it
-                self.model._symbolic_build(data_batch=data)
-        training_state.assign_variables(self.model, state)
-        training_state.set_random_state(self.model, before)
-        with contextlib.suppress(Exception):
-            return self.model.get_metrics_result()
-        return {}
-
-    def _draw(self, iterator):
-        """Draws the batches of one execution, of which the last may have fewer."""
-        batch = next(iterator)
-        for _ in range(self.model.steps_per_execution - 1):
-            batch = next(iterator, batch)
-        return batch
-
-    def _save(self):
-        self._number += 1
-        occasion = f"the backup after {self._batch} batches of epoch {self._epoch + 1}"
-        state = {
-            "random": training_state.random_state(),
-            "random_at_epoch_begin": json.dumps(self._random_states).encode(),
-            **training_state.collect(self.model, occasion),
-            **self._states_of_others(),
-        }
-        self._files.write(self._number, self._workers.rank, state)
-        self._workers.wait_for_all()
+    def _begin_directory(self):
+        """Has all workers use one directory, in which they can write, and no other job."""
         is_first = self._workers.rank == 0
-        complete = not is_first or self._files.has_all(self._number, self._workers.count)
-        if not self._workers.all_true(complete):
+        _, problem = _attempt(self._files.require_writable)
+        self._require(problem, "cannot write there")
+        job = self._workers.of_first(_new_job(), _BEGIN)
+        name = np.array(job, np.int32).tobytes().hex()
+        _, problem = _attempt(self._files.begin, name, is_first)
+        self._require(problem, "cannot have it")
+        if not self._workers.all_true(self._files.is_of_this_job(), _BEGIN):
             raise ValueError(
                 "All workers must name one directory that they share. Received: "
-                f"directory={str(self.directory)!r}, in which the first of "
-                f"{self._workers.count} does not find what the others have written. Name one on a "
-                "file system that all have."
+                f"directory={str(self.directory)!r}, in which not all of {self._workers.count} "
+                "find what the first has written. Name one on a file system that all have."
             )
-        if is_first:
-            fields = {
-                "processes": self._workers.count,
-                "workers": self._workers.world_size,
-                "epoch": self._epoch,
-                "batch": self._batch,
-                "steps": self._steps,
-            }
-            self._files.complete(self._number, fields)
+
+    def _require(self, problem, what):
+        """Raises ValueError on all workers if one of them has a problem with the directory."""
+        if problem := self._workers.first_problem(problem, _BEGIN):
+            raise ValueError(
+                "Backups need a directory that all workers can write in, and no other job. "
+                f"Received: directory={str(self.directory)!r}, and a worker that {what}: "
+                f"{problem}."
+            )
+
+    def _require_same_steps(self):
+        """Raises ValueError on all workers if they know that they have other numbers of batches."""
+        if self._workers.in_strategy or may_differ_in_steps(self.model):
+            return
+        occasion = f"begin of epoch {self._epoch + 1}"
+        (steps,) = self._workers.gather([self._steps or 0], occasion).T.tolist()
+        if len(set(steps) - {0}) > 1:
+            raise ValueError(
+                "Every worker must have the same number of batches. Received, for epoch "
+                f"{self._epoch + 1}: {by_rank(steps)}. Give all of them equally many samples, or "
+                "pass steps_per_epoch to fit."
+            )
+
+    def _must_end(self):
+        """Whether a worker has been asked to end, so that all do."""
+        if self._termination is None:
+            return False
+        occasion = f"after {self._batch} batches of epoch {self._epoch + 1}"
+        return self._workers.any_true(self._termination.is_requested, occasion)
+
+    def _tell_settings(self, manifest):
+        """Says what the resumed training has where program and backup differ."""
+        if self._workers.rank == 0 and "optimizers" in manifest:
+            optimizers = describe_optimizers(self.model)
+            for sentence in resumed_settings(manifest["optimizers"], optimizers):
+                print(sentence)
+
+    def _save(self):
+        """Makes a backup. If the disk is full, training goes on without it."""
+        number, rank = self._number + 1, self._workers.rank
+        occasion = f"backup after {self._batch} batches of epoch {self._epoch + 1}"
+        if self._description is None:
+            self._description = describe(self.model)
+        state = {
+            "random": training_state.random_state(),
+            "random_at_epoch_begin": json.dumps(self._replay.random_states).encode(),
+            **training_state.collect(self.model, f"the {occasion}"),
+            **self._states_of_others(),
+        }
+        checksum, problem = _attempt(self._files.write, number, rank, state)
+        problem = self._workers.first_problem(problem, occasion)
+        if not problem:
+            words = np.frombuffer(checksum, np.int32).tolist()
+            checksums = [row.tobytes() for row in self._workers.gather(words, occasion)]
+            if rank == 0:
+                fields = self._fields()
+                _, problem = _attempt(self._files.complete, number, checksums, fields)
+            problem = self._workers.first_problem(problem, occasion)
+        if not problem:
+            self._number = number
+            return
+        if rank == 0:
+            self._files.abandon(number)
+        warnings.warn(
+            f"The {occasion} could not be written: {problem}. Training goes on, and tries again at "
+            f"the next. Received: directory={str(self.directory)!r}.",
+            stacklevel=2,
+        )
+
+    def _fields(self):
+        """What a backup is of, which the first worker writes down."""
+        return {
+            "workers": self._workers.world_size,
+            "epoch": self._epoch,
+            "batch": self._batch,
+            "steps": self._steps,
+            "model": self._description,
+            "optimizers": describe_optimizers(self.model),
+        }
 
     def _states_of_others(self):
         """Of callbacks and data: dictionary of NumPy arrays."""
@@ -289,13 +300,12 @@ class BackupAndRestore(keras.callbacks.Callback):
     def _latest(self):
         """Manifest and processes' states of the newest backup that all workers can read."""
         problems = []
-        for number in filter(None, self._workers.of_first(self._files.newest())):
+        for number in filter(None, self._workers.of_first(self._files.newest(), _BEGIN)):
             # Variables are made by all workers together, or by none.
             found, problem = self._on_all(self._read, number)
             if not problem:
-                mine = self._mine(found[1])
-                self._build(mine)
-                _, problem = self._on_all(training_state.require_same_variables, self.model, mine)
+                self._build(self._mine(found[1]))
+                _, problem = self._on_all(self._require_same, *found)
             if not problem:
                 return found
             problems.append(f"{self._files.path(number)}: {problem}")
@@ -312,10 +322,17 @@ class BackupAndRestore(keras.callbacks.Callback):
         try:
             result, problem = function(*arguments), ""
         except Exception as error:  # there is no end to what may be wrong with a file
-            result, problem = None, str(error)
-        if self._workers.all_true(not problem):
-            return result, ""
-        return None, problem or "another worker cannot use it"
+            result, problem = None, str(error) or type(error).__name__
+        return result, self._workers.first_problem(problem, _BEGIN)
+
+    def _require_same(self, manifest, states):
+        """Raises ValueError unless a backup is of a model like this one."""
+        if self._description is None:
+            self._description = describe(self.model)
+        if "model" in manifest:  # not in all versions
+            require_same_model(manifest["model"], self._description)
+            require_same_optimizers(manifest["optimizers"], describe_optimizers(self.model))
+        training_state.require_same_variables(self.model, self._mine(states))
 
     def _read(self, number):
         manifest = self._files.read_manifest(number)
@@ -325,7 +342,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         wanted = [place] if processes == self._workers.count else range(processes)
         states = [{} for _ in range(processes)]
         for rank in wanted:
-            states[rank] = self._files.read_process(number, rank)
+            states[rank] = self._files.read_process(manifest, rank)
         return manifest, states
 
     def _build(self, state):
@@ -335,3 +352,16 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def _mine(self, states):
         return states[self._workers.place_among(len(states))]
+
+
+def _new_job():
+    """What names a job: list of int32."""
+    return np.frombuffer(secrets.token_bytes(8), np.int32).tolist()
+
+
+def _attempt(function, *arguments):
+    """What a function returns, and what the system had against it, or nothing."""
+    try:
+        return function(*arguments), ""
+    except OSError as error:
+        return None, str(error)

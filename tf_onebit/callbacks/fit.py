@@ -52,6 +52,12 @@ def _calling_frames():
         frame = frame.f_back
 
 
+def is_built(model):
+    """Whether a model and its layers have their variables."""
+    layers = [layer for layer in model._flatten_layers() if layer is not model]
+    return all(layer.built for layer in layers or [model])
+
+
 def build_model(model, purpose):
     """Gives a model the variables that Keras gives it in the first step.
 
@@ -62,8 +68,7 @@ def build_model(model, purpose):
     Raises:
         ValueError: if it cannot be built from the data.
     """
-    layers = [layer for layer in model._flatten_layers() if layer is not model]
-    if all(layer.built for layer in layers or [model]):
+    if is_built(model):
         return
     dataset = frame_of_fit(model).f_locals["epoch_iterator"]._distributed_dataset
     try:
