@@ -9,9 +9,11 @@ import signal
 import subprocess
 import sys
 
+import keras
+import numpy as np
 import pytest
 
-from tf_onebit.callbacks import directory_lock
+from tf_onebit.callbacks import BackupAndRestore, directory_lock
 from tf_onebit.callbacks.directory_lock import DirectoryLock
 
 # The module by itself: the package takes seconds to import.
@@ -61,6 +63,16 @@ def test_another_job_that_is_running_is_named(path):
     assert lock.is_of_this_job()
     lock.release()
     assert not path.exists()
+
+
+def test_fit_in_the_directory_of_another_job_is_refused(path):
+    holder = Holder(path)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    received = f"Received: directory='{path.parent}'.*another job uses it .job other, host"
+    with pytest.raises(ValueError, match=received):
+        model.fit(np.ones([4, 2]), np.ones([4, 1]), callbacks=[BackupAndRestore(path.parent)])
+    holder.kill()
 
 
 def test_a_killed_job_whose_children_live_keeps_nobody_away(path):

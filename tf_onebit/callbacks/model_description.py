@@ -40,7 +40,7 @@ def describe(model):
             places.setdefault(operation.name, len(places))
     return [
         {"layer": layer.name, "class": type(layer).__name__, "config": _config(layer, places)}
-        for layer in layers
+        for layer in sorted(layers, key=lambda layer: bool(layer._layers))  # by themselves first
         if not isinstance(layer, keras.layers.InputLayer)
     ]
 
@@ -52,20 +52,19 @@ def describe_optimizers(model):
 
 def require_same_model(saved, description):
     """Raises ValueError if the description of a backup's model is not that of a model."""
-    for then, now in zip(saved, description, strict=False):
+    if len(saved) != len(description):
+        raise ValueError(f"it has {len(saved)} layers, the model's number is {len(description)}")
+    for then, now in zip(saved, description, strict=True):
         if then["class"] != now["class"]:
             raise ValueError(
                 f"its layer {then['layer']!r} is a {then['class']}, the model's {now['layer']!r} "
                 f"a {now['class']}"
             )
-        if difference := _first_difference(then["config"], now["config"]):
-            name, one, other = difference
+        for name, one, other in _differences(then["config"], now["config"]):
             raise ValueError(
                 f"its layer {then['layer']!r}, a {then['class']}, has {name} = {_short(one)}, the "
                 f"model's {now['layer']!r} has {_short(other)}"
             )
-    if len(saved) != len(description):
-        raise ValueError(f"it has {len(saved)} layers, the model's number is {len(description)}")
 
 
 def require_same_optimizers(saved, description):
@@ -179,19 +178,33 @@ def _digest(data):
     return hashlib.sha256(data).hexdigest()
 
 
-def _differences(one, other):
+def _differences(one, other, path=""):
     """What differs between two configurations: list of (name, value, value)."""
     if one is None or other is None:  # not known
         return []
-    return [
-        (name, one.get(name), other.get(name))
-        for name in one | other
-        if one.get(name) != other.get(name)
-    ]
+    found = []
+    for name in one | other:
+        mine, theirs, full = one.get(name), other.get(name), f"{path}{name}"
+        if mine == theirs:
+            continue
+        if _are_alike(mine, theirs):
+            path_within = path if name == "config" else f"{full}."
+            found += _differences(_by_name(mine), _by_name(theirs), path_within)
+        else:
+            found.append((full, mine, theirs))
+    return found
 
 
-def _first_difference(one, other):
-    return next(iter(_differences(one, other)), None)
+def _are_alike(one, other):
+    """Whether two values are worth to be compared part by part."""
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other)
+    both = isinstance(one, dict) and isinstance(other, dict)
+    return both and one.get("class_name") == other.get("class_name")
+
+
+def _by_name(value):
+    return {str(i): one for i, one in enumerate(value)} if isinstance(value, list) else value
 
 
 def _short(value):
