@@ -90,6 +90,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._workers = Workers(self.model, "BackupAndRestore saves")
         frame = fit.frame_of_fit(self.model)
         self._begin_directory()
+        self._require_same_steps()
         self._termination = None
         if self.save_before_exit:
             require_together(self.model, "BackupAndRestore(save_before_exit=True)")
@@ -150,7 +151,6 @@ class BackupAndRestore(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch, logs=None):
         self._epoch, self._batch = epoch, 0  # the next to train on
         self.model._initial_epoch = None  # Keras has read it
-        self._require_same_steps()
         if self._state_in_epoch is not None:
             self._replay.go_on(self._state_in_epoch)
             self._state_in_epoch = None
@@ -213,16 +213,19 @@ class BackupAndRestore(keras.callbacks.Callback):
             )
 
     def _require_same_steps(self):
-        """Raises ValueError on all workers if they know that they have other numbers of batches."""
+        """Raises ValueError on all workers if they know that they have other numbers of batches.
+
+        Before the first step: later those with fewer batches would wait here for others that wait
+        for them in a step.
+        """
         if self._workers.in_strategy or may_differ_in_steps(self.model):
             return
-        occasion = f"begin of epoch {self._epoch + 1}"
-        (steps,) = self._workers.gather([self._steps or 0], occasion).T.tolist()
+        (steps,) = self._workers.gather([self._steps or 0], _BEGIN).T.tolist()
         if len(set(steps) - {0}) > 1:
             raise ValueError(
-                "Every worker must have the same number of batches. Received, for epoch "
-                f"{self._epoch + 1}: {by_rank(steps)}. Give all of them equally many samples, or "
-                "pass steps_per_epoch to fit."
+                "Every worker must have the same number of batches. Received: "
+                f"{by_rank(f'{n} batches' for n in steps)}. Give all of them equally many samples, "
+                "or pass steps_per_epoch to fit."
             )
 
     def _must_end(self):
