@@ -85,6 +85,13 @@ def test_workers_that_train_apart_cannot_save_before_they_exit(world_size, direc
         fit(model, directory, save_before_exit=True)
 
 
+@pytest.mark.workers(2)
+def test_workers_with_other_arguments_are_told(world_size, directory):
+    told = "rank 0 has save_freq of BackupAndRestore = 2, rank 1 has .* = 3"
+    with pytest.raises(ValueError, match=told):
+        fit(make("horovod"), directory, save_freq=2 + rank())
+
+
 def batches(count):
     x, labels = make_data(count, 1)
     return tf.data.Dataset.from_tensor_slices((x[:, 0], labels[:, 0]))

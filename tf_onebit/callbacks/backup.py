@@ -32,8 +32,14 @@ class BackupAndRestore(keras.callbacks.Callback):
     had, bit for bit: model, optimizers, the residuals of every worker's exchange, the position in
     the data and the random generators of Python, NumPy and Keras' layers are saved together.
 
-    All workers name the same directory. It is written to completely or not at all; the previous
-    backup stays until the next but one, and is used if the last is damaged.
+    All workers name the same directory, which one job uses at a time. A backup is written
+    completely or not at all; the previous one stays until the next but one, and is used, with a
+    warning, if the last is damaged. If a backup cannot be written, as on a full disk, all workers
+    warn, train on, and try again when the next is due.
+
+    The program that goes on must have the same model, and optimizers of the same classes. Of their
+    settings, what Keras keeps in a variable is the backup's: a learning rate that is a number. All
+    else is the program's: schedules, momentum, `clipnorm`, `weight_decay`. What differs is printed.
 
     `tf_onebit.ResizableBatches` are saved with their position, and a resumed run goes on from
     there. To find its place in other data, it draws all batches up to there again, without
@@ -59,11 +65,17 @@ class BackupAndRestore(keras.callbacks.Callback):
         directory: where backups are kept.
         save_freq: "epoch", or a number of batches between two backups.
         delete_checkpoint: whether backups are removed when training has ended.
+        save_before_exit: whether SIGTERM, to any worker, makes all of them save after the step
+            under way, and end with status 143. A handler that was there before is called then.
+            Workers meet after every batch for it, which takes 1 or 2 ms.
 
     Raises:
-        ValueError: if `save_freq` is neither; in `fit`, if there are backups, but none that can
-            be used, if workers name different directories, or if Horovod connects several and
-            their optimizer is not distributed by `tf_onebit.horovod.DistributedOptimizer`.
+        ValueError: if `save_freq` is neither; on all workers when `fit` begins, if there are
+            backups, but none that can be used, if the directory is another job's, is not the
+            same for all, or cannot be written, if workers have other numbers of batches or
+            arguments, if Horovod connects several and their optimizer is not distributed by
+            `tf_onebit.horovod.DistributedOptimizer`, or if workers that train apart are to save
+            before they exit; later, if workers meet at different backups.
 
     Example:
         >>> callback = BackupAndRestore("/tmp/backup", save_freq=100)
@@ -89,6 +101,9 @@ class BackupAndRestore(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         self._workers = Workers(self.model, "BackupAndRestore saves")
         frame = fit.frame_of_fit(self.model)
+        names = ("save_freq", "delete_checkpoint", "save_before_exit")
+        settings = {name: getattr(self, name) for name in names}
+        self._workers.require_alike("BackupAndRestore", settings)
         self._begin_directory()
         self._require_same_steps()
         self._termination = None
