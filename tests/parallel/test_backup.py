@@ -2,7 +2,10 @@
 
 import contextlib
 import json
+import os
+import resource
 import shutil
+import signal
 
 import keras
 import numpy as np
@@ -10,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from tests.parallel.launch import run_job
-from tests.parallel.training import INPUTS, compiled, make_model
+from tests.parallel.training import INPUTS, compiled, make_data, make_model
 from tf_onebit.callbacks import BackupAndRestore, training_state
 
 
@@ -55,14 +58,15 @@ def train_and_kill(engine, folder, *arguments):
     return backups, expected
 
 
-# Rank 0 writes two files for a backup, its own and, when all workers are done, the manifest.
+# Rank 0 flushes two files when it begins, the one that it tries to write and the lock, and four for
+# a backup: its state and, when all workers are done, the manifest and two directories.
 CASES = [
     ("alone", "arrays", ["--die-at", "14"], ["--save-freq", "4", "--steps-per-execution", "2"]),
     ("horovod", "sequence", ["--die-at", "20"], ["--save-freq", "3", "--delayed"]),
     (
         "tensorflow",
         "dataset",
-        ["--die-at-file", "14"],
+        ["--die-at-file", "28"],
         ["--save-freq", "2", "--steps-per-execution", "2"],
     ),
 ]
@@ -155,8 +159,8 @@ def test_resumed_with_more_devices(interrupted, tmp_path):
     assert "Resuming a run of 2 workers with 3" in ended[1]
 
 
-def fit(directory, units=32, epochs=1, delete_checkpoint=False, **arguments):
-    model = compiled(make_model(units=units), keras.optimizers.SGD(0.1))
+def fit(directory, units=32, epochs=1, delete_checkpoint=False, optimizer=None, **arguments):
+    model = compiled(make_model(units=units), optimizer or keras.optimizers.SGD(0.1))
     x, labels = np.zeros([32, INPUTS], np.float32), np.zeros([32], np.int32)
     callback = BackupAndRestore(directory, delete_checkpoint=delete_checkpoint, **arguments)
     return model.fit(x, labels, 8, epochs, verbose=0, callbacks=[callback])
@@ -167,6 +171,119 @@ def test_backup_of_another_model_is_refused(tmp_path):
     with pytest.raises(ValueError, match="No backup in .* can be used: .* the model's .*Is it of"):
         with pytest.warns(UserWarning, match="A backup cannot be used"):
             fit(tmp_path, units=16)
+
+
+def test_backup_of_another_optimizer_is_refused(tmp_path):
+    fit(tmp_path, optimizer=keras.optimizers.SGD(0.1, momentum=0.9))
+    with pytest.raises(ValueError, match="its optimizer is SGD, the model's is RMSprop"):
+        with pytest.warns(UserWarning, match="A backup cannot be used"):
+            fit(tmp_path, optimizer=keras.optimizers.RMSprop(0.1))
+
+
+def test_settings_that_are_variables_are_the_backups_and_others_the_programs(tmp_path, capsys):
+    fit(tmp_path, optimizer=keras.optimizers.SGD(0.1, momentum=0.9))
+    optimizer = keras.optimizers.SGD(0.01, momentum=0.8)
+    fit(tmp_path, epochs=2, optimizer=optimizer)
+    assert (float(optimizer.learning_rate), optimizer.momentum) == (np.float32(0.1), 0.8)
+    printed = capsys.readouterr().out
+    assert "goes on with the backup's learning_rate = 0.1, not with the program's 0.01" in printed
+    assert "goes on with the program's momentum = 0.8, not with the backup's 0.9" in printed
+    fit(tmp_path, epochs=3, optimizer=keras.optimizers.SGD(0.1, momentum=0.8))
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("content", ['{"epoch": 3}', "[]", '{"manifest": {}, "checksum": ""}'])
+def test_damaged_manifest_is_passed_over_for_the_backup_before(content, tmp_path):
+    fit(tmp_path, epochs=3)
+    (newest(tmp_path) / "manifest.json").write_text(content)
+    with pytest.warns(UserWarning, match="A backup cannot be used. .*backup-00000003"):
+        assert len(fit(tmp_path, epochs=3).history["loss"]) == 1
+
+
+def test_full_disk_is_a_warning_and_the_next_backup_is_tried(tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def limit(epoch, logs=None):
+        # The second backup does not find room for more than some of its states.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (9000 if epoch == 1 else limits[0], limits[1]))
+
+    model = compiled(make_model(), keras.optimizers.SGD(0.1))
+    data = np.zeros([32, INPUTS], np.float32), np.zeros([32], np.int32)
+    full = keras.callbacks.LambdaCallback(on_epoch_begin=limit)
+    names = []
+    listing = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: names.append(sorted(os.listdir(tmp_path)))
+    )
+    callbacks = [full, BackupAndRestore(tmp_path, delete_checkpoint=False), listing]
+    try:
+        with pytest.warns(UserWarning, match="backup after 0 batches of epoch 3 could not.*large"):
+            model.fit(*data, 8, epochs=3, verbose=0, callbacks=callbacks)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    backups = [f"backup-0000000{number}" for number in (1, 2)]
+    assert names == [[backups[0], "lock"], [backups[0], "lock"], [*backups, "lock"]]
+    assert fit(tmp_path, epochs=3).history == {}
+
+
+def test_directory_that_cannot_be_written_is_found_out_at_the_beginning(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="a worker that cannot write there: .*Not a directory"):
+        fit(tmp_path / "file" / "backups")
+
+
+class Termination(keras.callbacks.Callback):
+    """Asks its process to end, before a step that is counted from 0."""
+
+    def __init__(self, step):
+        super().__init__()
+        self.step = step
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if self.model.optimizer.iterations == self.step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def weights_after(directory, *callbacks, **arguments):
+    keras.utils.set_random_seed(1)
+    model = compiled(make_model(), keras.optimizers.Adam(0.1))
+    x, labels = make_data(4, 1)
+    backup = BackupAndRestore(directory, save_before_exit=True, **arguments)
+    x, labels = x.reshape(-1, INPUTS), labels.reshape(-1)
+    model.fit(x, labels, 16, epochs=3, verbose=0, callbacks=[backup, *callbacks])
+    return model.get_weights()
+
+
+@pytest.fixture
+def handler():
+    """A handler of the user's, which notes what the program had saved when it was called."""
+    calls = []
+    previous = signal.signal(signal.SIGTERM, lambda *arguments: calls.append(arguments))
+    yield calls
+    signal.signal(signal.SIGTERM, previous)
+
+
+def test_a_process_that_is_asked_to_end_saves_and_ends_after_the_step(handler, tmp_path):
+    expected = weights_after(tmp_path / "expected")
+    for step, place in ((5, [1, 2]), (7, [1, 4])):  # the second is the last of an epoch
+        with pytest.raises(SystemExit) as error:
+            weights_after(tmp_path, Termination(step))
+        assert error.value.code == 143
+        manifest = json.loads((newest(tmp_path) / "manifest.json").read_text())["manifest"]
+        assert [manifest["epoch"], manifest["batch"]] == place
+    assert len(handler) == 2
+    assert_same_bits([weights_after(tmp_path)], [expected])
+
+
+def test_after_a_fit_that_ended_in_an_error_signals_do_what_they_did(handler, tmp_path):
+    with pytest.raises(InterruptedError):
+        weights_after(tmp_path, Interruption(3))
+    with pytest.raises(InterruptedError):
+        weights_after(tmp_path, Interruption(3))
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert len(handler) == 1
+    weights_after(tmp_path)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert len(handler) == 2
 
 
 def test_foreign_file_is_refused(tmp_path):

@@ -1,26 +1,28 @@
 """BackupAndRestore: interrupted training goes on as if it had not been interrupted."""
 
-import contextlib
 import json
-import os
-import pathlib
-import re
-import shutil
+import secrets
 import warnings
 
 import keras
 import numpy as np
 
-from tf_onebit._version import __version__
 from tf_onebit.callbacks import fit, training_state
-from tf_onebit.callbacks.repeatable import why_not_repeatable
-from tf_onebit.callbacks.workers import Workers
+from tf_onebit.callbacks.backup_files import BackupFiles
+from tf_onebit.callbacks.model_description import (
+    describe,
+    describe_optimizers,
+    require_same_model,
+    require_same_optimizers,
+    resumed_settings,
+)
+from tf_onebit.callbacks.replay import Replay
+from tf_onebit.callbacks.termination import Termination
+from tf_onebit.callbacks.workers import Workers, by_rank, may_differ_in_steps, require_together
 from tf_onebit.data import ResizableBatches
 from tf_onebit.exchanges.base import part_of
 
-_FORMAT = "tf_onebit backup 1"
-_MANIFEST = "manifest.json"
-_KEPT = 2  # the second in case that the first turns out to be damaged
+_BEGIN = "begin of training"  # an occasion at which workers meet
 
 
 class BackupAndRestore(keras.callbacks.Callback):
@@ -30,8 +32,14 @@ class BackupAndRestore(keras.callbacks.Callback):
     had, bit for bit: model, optimizers, the residuals of every worker's exchange, the position in
     the data and the random generators of Python, NumPy and Keras' layers are saved together.
 
-    All workers name the same directory. It is written to completely or not at all; the previous
-    backup stays until the next but one, and is used if the last is damaged.
+    All workers name the same directory, which one job uses at a time. A backup is written
+    completely or not at all; the previous one stays until the next but one, and is used, with a
+    warning, if the last is damaged. If a backup cannot be written, as on a full disk, all workers
+    warn, train on, and try again when the next is due.
+
+    The program that goes on must have the same model, and optimizers of the same classes. Of their
+    settings, what Keras keeps in a variable is the backup's: a learning rate that is a number. All
+    else is the program's: schedules, momentum, `clipnorm`, `weight_decay`. What differs is printed.
 
     `tf_onebit.ResizableBatches` are saved with their position, and a resumed run goes on from
     there. To find its place in other data, it draws all batches up to there again, without
@@ -57,11 +65,17 @@ class BackupAndRestore(keras.callbacks.Callback):
         directory: where backups are kept.
         save_freq: "epoch", or a number of batches between two backups.
         delete_checkpoint: whether backups are removed when training has ended.
+        save_before_exit: whether SIGTERM, to any worker, makes all of them save after the step
+            under way, and end with status 143. A handler that was there before is called then.
+            Workers meet after every batch for it, which takes 1 or 2 ms.
 
     Raises:
-        ValueError: if `save_freq` is neither; in `fit`, if there are backups, but none that can
-            be used, if workers name different directories, or if Horovod connects several and
-            their optimizer is not distributed by `tf_onebit.horovod.DistributedOptimizer`.
+        ValueError: if `save_freq` is neither; on all workers when `fit` begins, if there are
+            backups, but none that can be used, if the directory is another job's, is not the
+            same for all, or cannot be written, if workers have other numbers of batches or
+            arguments, if Horovod connects several and their optimizer is not distributed by
+            `tf_onebit.horovod.DistributedOptimizer`, or if workers that train apart are to save
+            before they exit; later, if workers meet at different backups.
 
     Example:
         >>> callback = BackupAndRestore("/tmp/backup", save_freq=100)
@@ -69,22 +83,35 @@ class BackupAndRestore(keras.callbacks.Callback):
         100
     """
 
-    def __init__(self, directory, save_freq="epoch", delete_checkpoint=True):
+    def __init__(
+        self, directory, save_freq="epoch", delete_checkpoint=True, save_before_exit=False
+    ):
         super().__init__()
         if save_freq != "epoch" and (not isinstance(save_freq, int) or save_freq < 1):
             raise ValueError(
                 'save_freq must be "epoch" or a positive number of batches. '
                 f"Received: save_freq={save_freq!r}."
             )
-        self.directory = pathlib.Path(directory)
+        self._files = BackupFiles(directory)
+        self.directory = self._files.directory
         self.save_freq = save_freq
         self.delete_checkpoint = delete_checkpoint
+        self.save_before_exit = save_before_exit
 
     def on_train_begin(self, logs=None):
         self._workers = Workers(self.model, "BackupAndRestore saves")
+        frame = fit.frame_of_fit(self.model)
+        names = ("save_freq", "delete_checkpoint", "save_before_exit")
+        settings = {name: getattr(self, name) for name in names}
+        self._workers.require_alike("BackupAndRestore", settings)
+        self._begin_directory()
+        self._require_same_steps()
+        self._termination = None
+        if self.save_before_exit:
+            require_together(self.model, "BackupAndRestore(save_before_exit=True)")
+            self._termination = Termination(frame)
         for exchange in training_state.gradient_exchanges_of(self.model):
             exchange.rescue_with(self._save_replica)
-        frame = fit.frame_of_fit(self.model)
         # Of this `fit`: (name, callback) of those with a state of their own.
         self._with_state = [
             (f"callback/{i}/{type(callback).__name__}", callback)
@@ -96,12 +123,14 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._data = data if isinstance(data, ResizableBatches) else None
         self._state_in_epoch = None  # to go on from in the midst of an epoch
         self._number = 0
-        self._random_states = {}  # at the beginning of each epoch
-        fit.end_replay(self.model)  # of a run that was interrupted
+        self._replay = Replay(self.model, self._workers)
+        # As the program has made it: training may change it.
+        self._description = describe(self.model) if fit.is_built(self.model) else None
         manifest, states = self._latest()
         if manifest is None:
             return
         self._number = manifest["number"]
+        self._tell_settings(manifest)
         mine = self._mine(states)
         if manifest["workers"] != self._workers.world_size:
             print(
@@ -127,7 +156,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         batch = manifest["batch"]
         if self._steps and manifest["steps"]:  # with other workers an epoch may have others
             batch = batch * self._steps // manifest["steps"]
-        self._replay(manifest["epoch"], batch, mine)
+        self._replay.begin(manifest["epoch"], batch, self._steps, mine)
 
     @property
     def _steps(self):
@@ -136,169 +165,140 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch, logs=None):
         self._epoch, self._batch = epoch, 0  # the next to train on
-        self._saved_batch = 0  # of this epoch: the next after the last backup
         self.model._initial_epoch = None  # Keras has read it
         if self._state_in_epoch is not None:
-            self._go_on(self._state_in_epoch)
+            self._replay.go_on(self._state_in_epoch)
             self._state_in_epoch = None
-        self._random_states[epoch] = training_state.random_state()
+        # Of this epoch: the next after the last backup.
+        self._saved_batch = self._replay.begin_epoch(epoch)
 
     def on_train_batch_end(self, batch, logs=None):
         self._batch = batch + 1
-        if self.save_freq != "epoch" and self._batch - self._saved_batch >= self.save_freq:
+        ends = self._must_end()
+        is_due = self.save_freq != "epoch" and self._batch - self._saved_batch >= self.save_freq
+        if is_due or (ends and not fit.is_replaying(self.model)):
             self._save()
             self._saved_batch = self._batch
+        if ends:
+            self._termination.exit()
 
     def on_epoch_end(self, epoch, logs=None):
         fit.end_replay(self.model)
         training_state.end_epoch(self.model)
         self._epoch, self._batch = epoch + 1, 0
-        if self.save_freq == "epoch":
+        ends = self._must_end()
+        if ends or self.save_freq == "epoch":
             self._save()
+        if ends:
+            self._termination.exit()
 
     def on_train_end(self, logs=None):
         self.model._initial_epoch = None  # where there was no epoch left
-        self._workers.wait_for_all()
+        self._workers.wait_for_all("end of training")
         for exchange in training_state.gradient_exchanges_of(self.model):
             exchange.rescue_with(None)
-        if self.delete_checkpoint and self._workers.rank == 0:
-            for path in self._own(r"(backup|unfinished)-\d{8}"):
-                shutil.rmtree(path)
-            for path in self._own(r"replica-\d+\.weights\.h5"):
-                path.unlink()
-            with contextlib.suppress(OSError):  # others' files are in it, or it never was
-                self.directory.rmdir()
+        if self._termination is not None:
+            self._termination.release()
+        if self._workers.rank == 0:
+            self._files.end(removes=self.delete_checkpoint)
 
-    def _go_on(self, state):
-        """Brings back what Keras has reset at the beginning of the epoch, in its midst."""
-        frame = fit.frame_of_fit(self.model)
-        spec = frame.f_locals["epoch_iterator"]._distributed_dataset.element_spec
-        logs = self._logs(spec, state)
-        training_state.set_random_state(self.model, str(state["random"]))
-        # Which Keras takes for those of the last step, if all of the epoch have been made.
-        frame.f_locals["logs"].update(logs)
-
-    def _replay(self, epoch, batch, state):
-        """Draws the data up to a position, which Keras then goes on from."""
-        frame = fit.frame_of_fit(self.model)
-        epoch_iterator = frame.f_locals["epoch_iterator"]
-        self.model._initial_epoch = epoch
-        self._random_states = {
-            int(earlier): random_state
-            for earlier, random_state in json.loads(bytes(state["random_at_epoch_begin"])).items()
-        }
-        random_state = str(state["random"])
-        reason = why_not_repeatable(epoch_iterator)
-        if not self._workers.all_true(reason is None):
-            training_state.set_random_state(self.model, random_state)
-            if batch > 0 and batch == self._steps:
-                self.model._initial_epoch = epoch + 1
-            elif batch > 0:
-                print(
-                    f"Epoch {epoch + 1} begins anew, from the weights after {batch} batches: its "
-                    "data may come in another order now: "
-                    f"{reason or 'those of another worker may'}."
-                )
-            return
-        for earlier in range(frame.f_locals["initial_epoch"], epoch):
-            self._set_random_state_at_begin_of(earlier)
-            with epoch_iterator.catch_stop_iteration():
-                for _, _, iterator in epoch_iterator:
-                    self._draw(iterator)
-        executions = batch // self.model.steps_per_execution
-        if executions == 0:
-            training_state.set_random_state(self.model, random_state)
-            return
-        self._set_random_state_at_begin_of(epoch)
-        logs = None
-
-        def draw(iterator):
-            nonlocal executions, logs
-            data = self._draw(iterator)
-            executions -= 1
-            self._saved_batch = batch
-            if logs is None:
-                logs = self._logs(data, state)
-            if executions == 0:
-                # Once more: other callbacks may have changed something.
-                training_state.assign_variables(self.model, state)
-                training_state.set_random_state(self.model, random_state)
-                fit.end_replay(self.model)
-            return dict(logs)
-
-        fit.begin_replay(self.model, draw)
-
-    def _set_random_state_at_begin_of(self, epoch):
-        """As the order of its data may depend on it."""
-        if epoch in self._random_states:
-            training_state.set_random_state(self.model, self._random_states[epoch])
-
-    def _logs(self, data, state):
-        """What Keras logged when the backup was made."""
-        before = training_state.random_state()
-        # Both may fail, in any way, for metrics that only a model's own `train_step` can build.
-        # Then there is nothing to log: their values so far are lost, the weights are not.
-        with contextlib.suppress(Exception):
-            if not self._workers.in_strategy:  # else Keras has done it
-                self.model._symbolic_build(data_batch=data)
-        training_state.assign_variables(self.model, state)
-        training_state.set_random_state(self.model, before)
-        with contextlib.suppress(Exception):
-            return self.model.get_metrics_result()
-        return {}
-
-    def _draw(self, iterator):
-        """Draws the batches of one execution, of which the last may have fewer."""
-        batch = next(iterator)
-        for _ in range(self.model.steps_per_execution - 1):
-            batch = next(iterator, batch)
-        return batch
-
-    def _save(self):
-        self._number += 1
-        target = self._backup(self._number)
-        unfinished = self.directory / f"unfinished-{self._number:08d}"
-        unfinished.mkdir(parents=True, exist_ok=True)
-        occasion = f"the backup after {self._batch} batches of epoch {self._epoch + 1}"
-        with (unfinished / f"process_{self._workers.rank}.npz").open("wb") as file:
-            np.savez(
-                file,
-                random=training_state.random_state(),
-                random_at_epoch_begin=json.dumps(self._random_states).encode(),
-                **training_state.collect(self.model, occasion),
-                **self._states_of_others(),
-            )
-            _flush(file)
-        self._workers.wait_for_all()
-        processes = range(self._workers.count if self._workers.rank == 0 else 0)
-        complete = all((unfinished / f"process_{rank}.npz").exists() for rank in processes)
-        if not self._workers.all_true(complete):
+    def _begin_directory(self):
+        """Has all workers use one directory, in which they can write, and no other job."""
+        is_first = self._workers.rank == 0
+        _, problem = _attempt(self._files.require_writable)
+        self._require(problem, "cannot write there")
+        job = self._workers.of_first(_new_job(), _BEGIN)
+        name = np.array(job, np.int32).tobytes().hex()
+        _, problem = _attempt(self._files.begin, name, is_first)
+        self._require(problem, "cannot have it")
+        if not self._workers.all_true(self._files.is_of_this_job(), _BEGIN):
             raise ValueError(
                 "All workers must name one directory that they share. Received: "
-                f"directory={str(self.directory)!r}, in which the first of "
-                f"{self._workers.count} does not find what the others have written. Name one on a "
-                "file system that all have."
+                f"directory={str(self.directory)!r}, in which not all of {self._workers.count} "
+                "find what the first has written. Name one on a file system that all have."
             )
-        if self._workers.rank != 0:
+
+    def _require(self, problem, what):
+        """Raises ValueError on all workers if one of them has a problem with the directory."""
+        if problem := self._workers.first_problem(problem, _BEGIN):
+            raise ValueError(
+                "Backups need a directory that all workers can write in, and no other job. "
+                f"Received: directory={str(self.directory)!r}, and a worker that {what}: "
+                f"{problem}."
+            )
+
+    def _require_same_steps(self):
+        """Raises ValueError on all workers if they know that they have other numbers of batches.
+
+        Before the first step: later those with fewer batches would wait here for others that wait
+        for them in a step.
+        """
+        if self._workers.in_strategy or may_differ_in_steps(self.model):
             return
-        manifest = {
-            "format": _FORMAT,
-            "version": __version__,
-            "number": self._number,
-            "processes": self._workers.count,
+        (steps,) = self._workers.gather([self._steps or 0], _BEGIN).T.tolist()
+        if len(set(steps) - {0}) > 1:
+            raise ValueError(
+                "Every worker must have the same number of batches. Received: "
+                f"{by_rank(f'{n} batches' for n in steps)}. Give all of them equally many samples, "
+                "or pass steps_per_epoch to fit."
+            )
+
+    def _must_end(self):
+        """Whether a worker has been asked to end, so that all do."""
+        if self._termination is None:
+            return False
+        occasion = f"after {self._batch} batches of epoch {self._epoch + 1}"
+        return self._workers.any_true(self._termination.is_requested, occasion)
+
+    def _tell_settings(self, manifest):
+        """Says what the resumed training has where program and backup differ."""
+        if self._workers.rank == 0 and "optimizers" in manifest:
+            optimizers = describe_optimizers(self.model)
+            for sentence in resumed_settings(manifest["optimizers"], optimizers):
+                print(sentence)
+
+    def _save(self):
+        """Makes a backup. If the disk is full, training goes on without it."""
+        number, rank = self._number + 1, self._workers.rank
+        occasion = f"backup after {self._batch} batches of epoch {self._epoch + 1}"
+        if self._description is None:
+            self._description = describe(self.model)
+        state = {
+            "random": training_state.random_state(),
+            "random_at_epoch_begin": json.dumps(self._replay.random_states).encode(),
+            **training_state.collect(self.model, f"the {occasion}"),
+            **self._states_of_others(),
+        }
+        checksum, problem = _attempt(self._files.write, number, rank, state)
+        problem = self._workers.first_problem(problem, occasion)
+        if not problem:
+            words = np.frombuffer(checksum, np.int32).tolist()
+            checksums = [row.tobytes() for row in self._workers.gather(words, occasion)]
+            if rank == 0:
+                fields = self._fields()
+                _, problem = _attempt(self._files.complete, number, checksums, fields)
+            problem = self._workers.first_problem(problem, occasion)
+        if not problem:
+            self._number = number
+            return
+        if rank == 0:
+            self._files.abandon(number)
+        warnings.warn(
+            f"The {occasion} could not be written: {problem}. Training goes on, and tries again at "
+            f"the next. Received: directory={str(self.directory)!r}.",
+            stacklevel=2,
+        )
+
+    def _fields(self):
+        """What a backup is of, which the first worker writes down."""
+        return {
             "workers": self._workers.world_size,
             "epoch": self._epoch,
             "batch": self._batch,
             "steps": self._steps,
+            "model": self._description,
+            "optimizers": describe_optimizers(self.model),
         }
-        with (unfinished / _MANIFEST).open("w") as file:
-            json.dump(manifest, file)
-            _flush(file)
-        if target.exists():  # damaged: it was not resumed from
-            shutil.rmtree(target)
-        unfinished.rename(target)
-        for old in self._backups()[_KEPT:]:
-            shutil.rmtree(old)
 
     def _states_of_others(self):
         """Of callbacks and data: dictionary of NumPy arrays."""
@@ -313,40 +313,20 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def _save_replica(self):
         """Saves the model as this worker has it, and returns where."""
-        self.directory.mkdir(parents=True, exist_ok=True)
-        path = self.directory / f"replica-{self._workers.rank}.weights.h5"
-        unfinished = self.directory / f"unfinished-{path.name}"
-        self.model.save_weights(unfinished)
-        unfinished.rename(path)
-        return path
-
-    def _backup(self, number):
-        return self.directory / f"backup-{number:08d}"
-
-    def _backups(self):
-        """Directories of complete backups, newest first."""
-        return sorted(self._own(r"backup-\d{8}"), reverse=True)
-
-    def _own(self, name):
-        """What a backup has made in the directory, and not somebody else: by a pattern."""
-        return [path for path in self.directory.glob("*") if re.fullmatch(name, path.name)]
+        return self._files.write_replica(self._workers.rank, self.model.save_weights)
 
     def _latest(self):
         """Manifest and processes' states of the newest backup that all workers can read."""
         problems = []
-        numbers = [int(path.name.split("-")[1]) for path in self._backups()]
-        newest = (numbers + [0] * _KEPT)[:_KEPT]
-        for number in filter(None, self._workers.of_first(newest)):
-            path = self._backup(number)
+        for number in filter(None, self._workers.of_first(self._files.newest(), _BEGIN)):
             # Variables are made by all workers together, or by none.
-            found, problem = self._on_all(self._read, path)
+            found, problem = self._on_all(self._read, number)
             if not problem:
-                mine = self._mine(found[1])
-                self._build(mine)
-                _, problem = self._on_all(training_state.require_same_variables, self.model, mine)
+                self._build(self._mine(found[1]))
+                _, problem = self._on_all(self._require_same, *found)
             if not problem:
                 return found
-            problems.append(f"{path}: {problem}")
+            problems.append(f"{self._files.path(number)}: {problem}")
             warnings.warn(f"A backup cannot be used. {problems[-1]}.", stacklevel=2)
         if problems:
             raise ValueError(
@@ -360,23 +340,27 @@ class BackupAndRestore(keras.callbacks.Callback):
         try:
             result, problem = function(*arguments), ""
         except Exception as error:  # there is no end to what may be wrong with a file
-            result, problem = None, str(error)
-        if self._workers.all_true(not problem):
-            return result, ""
-        return None, problem or "another worker cannot use it"
+            result, problem = None, str(error) or type(error).__name__
+        return result, self._workers.first_problem(problem, _BEGIN)
 
-    def _read(self, path):
-        manifest = json.loads((path / _MANIFEST).read_text())
-        if manifest.get("format") != _FORMAT:
-            raise ValueError(f"it is no backup of this version: {manifest.get('format')!r}")
+    def _require_same(self, manifest, states):
+        """Raises ValueError unless a backup is of a model like this one."""
+        if self._description is None:
+            self._description = describe(self.model)
+        if "model" in manifest:  # not in all versions
+            require_same_model(manifest["model"], self._description)
+            require_same_optimizers(manifest["optimizers"], describe_optimizers(self.model))
+        training_state.require_same_variables(self.model, self._mine(states))
+
+    def _read(self, number):
+        manifest = self._files.read_manifest(number)
         processes = manifest["processes"]
         place = self._workers.place_among(processes)
         # Of others only what must be divided anew: together they may be larger than the memory.
         wanted = [place] if processes == self._workers.count else range(processes)
         states = [{} for _ in range(processes)]
         for rank in wanted:
-            with np.load(path / f"process_{rank}.npz") as file:
-                states[rank] = dict(file)
+            states[rank] = self._files.read_process(manifest, rank)
         return manifest, states
 
     def _build(self, state):
@@ -388,6 +372,14 @@ class BackupAndRestore(keras.callbacks.Callback):
         return states[self._workers.place_among(len(states))]
 
 
-def _flush(file):
-    file.flush()
-    os.fsync(file.fileno())
+def _new_job():
+    """What names a job: list of int32."""
+    return np.frombuffer(secrets.token_bytes(8), np.int32).tolist()
+
+
+def _attempt(function, *arguments):
+    """What a function returns, and what the system had against it, or nothing."""
+    try:
+        return function(*arguments), ""
+    except OSError as error:
+        return None, str(error)

@@ -43,6 +43,11 @@ def is_running(frame):
     return any(frame is calling for calling in calling_frames())
 
 
+def is_built(model):
+    """Whether a model and its layers have their variables."""
+    return all(layer.built for layer in layers_of(model))
+
+
 def build_model(model, purpose):
     """Gives a model the variables that Keras gives it in the first step.
 
@@ -53,7 +58,7 @@ def build_model(model, purpose):
     Raises:
         ValueError: if it cannot be built from the data.
     """
-    if all(layer.built for layer in layers_of(model)):
+    if is_built(model):
         return
     dataset = frame_of_fit(model).f_locals["epoch_iterator"]._distributed_dataset
     try:

@@ -245,7 +245,7 @@ class AutoLearningRate(keras.callbacks.Callback):
     def _begin_if_possible(self):
         """Evaluates the model as it begins, for the first interval to be compared with."""
         if can_be_taken(self.model):
-            self._control.begin(self._workers.mean(self._criterion()))
+            self._control.begin(self._mean_criterion())
             self._keep()
 
     def _keep(self):
@@ -270,7 +270,7 @@ class AutoLearningRate(keras.callbacks.Callback):
         """Returns whether the model has gone back to the best."""
         if self._position < self._due or not can_be_taken(self.model):
             return False
-        criterion = self._workers.mean(self._criterion())
+        criterion = self._mean_criterion()
         decision = self._control.decide(criterion)
         if decision.keep:
             self._keep()
@@ -294,6 +294,11 @@ class AutoLearningRate(keras.callbacks.Callback):
     def _stop(self):
         self.model.stop_training = True
         self._ending = _Ending.BUT_FOR_A_STEP
+
+    def _mean_criterion(self):
+        """The mean over the workers of the criterion on the held-out data."""
+        occasion = f"evaluation for the learning rate after {self._steps} steps"
+        return self._workers.mean(self._criterion(), occasion)
 
     def _criterion(self):
         """The criterion on the held-out data, as this worker has them."""

@@ -299,7 +299,8 @@ class AutoMinibatchSize(keras.callbacks.Callback):
             self._tell(size)
             self._follow_size(size / last)
             try:
-                search.add(self._workers.mean(self._criterion(size)))
+                occasion = f"trial of the minibatch size {size} at sample {self.data.position}"
+                search.add(self._workers.mean(self._criterion(size), occasion))
             finally:
                 before.restore(self.model)
                 self._set_factors(factors)

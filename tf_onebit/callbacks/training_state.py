@@ -110,9 +110,11 @@ def end_epoch(model):
 def build_optimizers(model, state):
     """Gives the optimizers of a model the variables that they had, each for those it trained."""
     for i, optimizer in enumerate(optimizers_of(model)):
-        trained = state.get(f"optimizer_{i}/trained")
-        if not optimizer.built and trained is not None and np.all(trained >= 0):
-            optimizer.build([model.trainable_variables[j] for j in trained])
+        trained, variables = state.get(f"optimizer_{i}/trained"), model.trainable_variables
+        if optimizer.built or trained is None:
+            continue
+        if np.all(trained >= 0) and np.all(trained < len(variables)):
+            optimizer.build([variables[j] for j in trained])
 
 
 def require_same_variables(model, state):

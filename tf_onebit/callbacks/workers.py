@@ -1,5 +1,6 @@
 """The processes of a job, as callbacks find them."""
 
+import hashlib
 import json
 
 import numpy as np
@@ -9,11 +10,19 @@ from tf_onebit.callbacks import training_state
 from tf_onebit.collectives.found import workers_of_horovod
 from tf_onebit.collectives.requests import AllGather, ask
 from tf_onebit.exchanges import Local
-from tf_onebit.exchanges.handshake import handshake
+from tf_onebit.exchanges.handshake import gather_texts, handshake
+
+# One name and shape for all that callbacks meet for: workers at different places meet, too.
+_SCOPE = "tf_onebit/callbacks"
+_DIGEST_WORDS = 4
+_NUMBERS = 8
 
 
 class Workers:
     """The processes of a job, as a model's optimizers know them.
+
+    Whatever they meet for, they say on what occasion: those that differ are told so, instead of
+    taking each other's numbers for what they are not.
 
     Args:
         model: Keras model.
@@ -44,15 +53,31 @@ class Workers:
         """Of an earlier run's processes, the one whose variables this one takes over."""
         return self.rank if count == self.count else 0
 
-    def all_true(self, value):
-        return bool(np.all(self._gather([int(value)])))
+    def all_true(self, value, occasion):
+        return bool(np.all(self.gather([int(value)], occasion)))
 
-    def wait_for_all(self):
-        self._gather([0])
+    def any_true(self, value, occasion):
+        return bool(np.any(self.gather([int(value)], occasion)))
 
-    def of_first(self, numbers):
+    def wait_for_all(self, occasion):
+        self.gather([], occasion)
+
+    def of_first(self, numbers, occasion):
         """What rank 0 gives for a list of whole numbers, which is as long on all."""
-        return self._gather(numbers)[0]
+        return self.gather(numbers, occasion)[0].tolist()
+
+    def first_problem(self, problem, occasion):
+        """The problem of the first worker that has one, on all of them, or "" if none has.
+
+        Args:
+            problem: string, "" for none.
+            occasion: at which they tell, as in `gather`.
+        """
+        text = problem.encode()
+        (lengths,) = self.gather([len(text)], occasion).T
+        if not lengths.any():
+            return ""
+        return next(filter(None, self._texts(text, lengths))).decode()
 
     def require_alike(self, callback, settings):
         """Raises ValueError on all workers if a callback's settings differ between them.
@@ -65,18 +90,66 @@ class Workers:
             mine = [(f"{name} of {callback}", json.dumps(v)) for name, v in settings.items()]
             self._engine.run([handshake(callback, mine)])
 
-    def mean(self, value):
+    def mean(self, value, occasion):
         """The mean of a float over the processes, to the same bits on all."""
         parts = np.array([value], np.float64).view(np.int32).tolist()
-        return float(np.mean(np.array(self._gather(parts), np.int32).view(np.float64)))
+        gathered = np.ascontiguousarray(self.gather(parts, occasion), np.int32)
+        return float(np.mean(gathered.view(np.float64)))
 
-    def _gather(self, numbers):
-        """The numbers of all processes: `[count, len(numbers)]`."""
+    def gather(self, numbers, occasion):
+        """The numbers of all processes.
+
+        Args:
+            numbers: list of int32, `_NUMBERS` at most, as many on all.
+            occasion: at which all of them meet, in a few words, as "backup after 7 batches of
+                epoch 1".
+
+        Returns:
+            NumPy array `[count, len(numbers)]`.
+
+        Raises:
+            ValueError: on all workers, if they meet at different occasions.
+        """
         if self._engine is None:
-            return np.array([numbers])
-        mine = AllGather(tf.constant([numbers], tf.int32), "tf_onebit/callbacks")
-        (gathered,) = self._engine.run([ask(mine)])
-        return gathered.numpy()
+            return np.array([numbers], np.int32)
+        text = occasion.encode()
+        digest = np.frombuffer(hashlib.sha256(text).digest(), np.int32)[:_DIGEST_WORDS]
+        message = np.zeros([1, _DIGEST_WORDS + 1 + _NUMBERS], np.int32)
+        message[0, :_DIGEST_WORDS], message[0, _DIGEST_WORDS] = digest, len(text)
+        message[0, _DIGEST_WORDS + 1 :][: len(numbers)] = numbers
+        mine = AllGather(tf.constant(message), _SCOPE)
+        gathered = self._engine.run([ask(mine)])[0].numpy()
+        if (gathered[:, : _DIGEST_WORDS + 1] == gathered[0, : _DIGEST_WORDS + 1]).all():
+            return gathered[:, _DIGEST_WORDS + 1 :][:, : len(numbers)]
+        occasions = self._texts(text, gathered[:, _DIGEST_WORDS])
+        told = by_rank(one.decode() for one in occasions)
+        raise ValueError(
+            f"Workers meet at different places: {told}. Every worker must have the same number of "
+            "batches, and the same callbacks. Give all of them equally many samples, or pass "
+            "steps_per_epoch to fit."
+        )
+
+    def _texts(self, text, lengths):
+        """The texts of all processes: list of bytes."""
+        if self._engine is None:
+            return [text]
+        return self._engine.run([gather_texts(text, lengths.tolist(), f"{_SCOPE}/text")])[0]
+
+
+def by_rank(values):
+    """Words for what each worker has, those with the same together."""
+    ranks = {}
+    for rank, value in enumerate(values):
+        ranks.setdefault(value, []).append(rank)
+    return "; ".join(
+        f"rank{'s' if len(those) > 1 else ''} {', '.join(map(str, those))}: {value}"
+        for value, those in ranks.items()
+    )
+
+
+def may_differ_in_steps(model):
+    """Whether the workers of a job may make other numbers of steps."""
+    return any(map(_trains_apart, training_state.gradient_exchanges_of(model)))
 
 
 def require_together(model, callback):
@@ -87,10 +160,14 @@ def require_together(model, callback):
         callback: name of the callback whose decisions all make at the same step.
     """
     for exchange in training_state.gradient_exchanges_of(model):
-        apart = isinstance(exchange.template, Local) and exchange.engine.world_size > 1
-        if apart or exchange.is_asynchronous:
+        if _trains_apart(exchange):
             raise ValueError(
                 f"{callback} needs workers that make every step together. Received: an optimizer "
                 f"with the exchange {type(exchange.template).__name__}, whose workers train apart. "
                 "Use another exchange, with DistributedOptimizer or a strategy, or leave it out."
             )
+
+
+def _trains_apart(exchange):
+    apart = isinstance(exchange.template, Local) and exchange.engine.world_size > 1
+    return apart or exchange.is_asynchronous

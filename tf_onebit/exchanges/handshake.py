@@ -65,14 +65,22 @@ def handshake(use, description, remedy=_REMEDY):
     if (summaries == summaries[0]).all():
         return
     # Only now the whole text: to say what differs.
-    words = np.zeros([1, -(-summaries[:, _DIGEST_WORDS].max() // 4)], np.int32)
+    texts = yield from gather_texts(text, summaries[:, _DIGEST_WORDS], f"{_SCOPE}/text")
+    raise ValueError(f"{_difference(list(map(json.loads, texts)))} {remedy}")
+
+
+def gather_texts(text, lengths, name):
+    """Generator: the texts of all workers, as list of bytes. Runs in eager mode.
+
+    Args:
+        text: bytes of this worker.
+        lengths: list of the numbers of bytes that each worker has.
+        name: of the collective.
+    """
+    words = np.zeros([1, -(-max(lengths) // 4)], np.int32)
     words.view(np.uint8)[0, : len(text)] = np.frombuffer(text, np.uint8)
-    gathered = (yield AllGather(tf.constant(words), f"{_SCOPE}/text")).numpy()
-    descriptions = [
-        json.loads(row.tobytes()[: summary[_DIGEST_WORDS]])
-        for row, summary in zip(gathered, summaries, strict=True)
-    ]
-    raise ValueError(f"{_difference(descriptions)} {remedy}")
+    gathered = (yield AllGather(tf.constant(words), name)).numpy()
+    return [row.tobytes()[:length] for row, length in zip(gathered, lengths, strict=True)]
 
 
 def _difference(descriptions):

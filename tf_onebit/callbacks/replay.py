@@ -1,0 +1,121 @@
+"""The place in its data that a resumed training goes on from."""
+
+import contextlib
+import json
+
+from tf_onebit.callbacks import fit, training_state
+from tf_onebit.callbacks.repeatable import why_not_repeatable
+
+
+class Replay:
+    """Brings a `fit` to the place in its data at which a backup was made.
+
+    Args:
+        model: Keras model, whose `fit` calls.
+        workers: `Workers`.
+
+    Attributes:
+        random_states: dictionary: `training_state.random_state()` at the beginning of each epoch.
+    """
+
+    def __init__(self, model, workers):
+        self._model, self._workers = model, workers
+        self._place = None
+        self.random_states = {}
+        fit.end_replay(model)  # of a run that was interrupted
+
+    def begin_epoch(self, epoch):
+        """Notes that an epoch begins. Returns how many of its batches are drawn only."""
+        self.random_states[epoch] = training_state.random_state()
+        return self._place[1] if self._place and self._place[0] == epoch else 0
+
+    def begin(self, epoch, batch, steps, state):
+        """Draws the data up to a position, which Keras then goes on from.
+
+        Args:
+            epoch, batch: the next to train on, counted from 0.
+            steps: number of batches of an epoch, or None.
+            state: of this process: dictionary of NumPy arrays.
+        """
+        frame = fit.frame_of_fit(self._model)
+        epoch_iterator = frame.f_locals["epoch_iterator"]
+        self._model._initial_epoch = epoch
+        self.random_states = {
+            int(earlier): random_state
+            for earlier, random_state in json.loads(bytes(state["random_at_epoch_begin"])).items()
+        }
+        random_state = str(state["random"])
+        reason = why_not_repeatable(epoch_iterator)
+        if not self._workers.all_true(reason is None, "begin of training"):
+            training_state.set_random_state(self._model, random_state)
+            if batch > 0 and batch == steps:
+                self._model._initial_epoch = epoch + 1
+            elif batch > 0:
+                print(
+                    f"Epoch {epoch + 1} begins anew, from the weights after {batch} batches: its "
+                    "data may come in another order now: "
+                    f"{reason or 'those of another worker may'}."
+                )
+            return
+        for earlier in range(frame.f_locals["initial_epoch"], epoch):
+            self._set_random_state_at_begin_of(earlier)
+            with epoch_iterator.catch_stop_iteration():
+                for _, _, iterator in epoch_iterator:
+                    self._draw(iterator)
+        executions = batch // self._model.steps_per_execution
+        if executions == 0:
+            training_state.set_random_state(self._model, random_state)
+            return
+        self._set_random_state_at_begin_of(epoch)
+        self._place = epoch, batch
+        logs = None
+
+        def draw(iterator):
+            nonlocal executions, logs
+            data = self._draw(iterator)
+            executions -= 1
+            if logs is None:
+                logs = self._logs(data, state)
+            if executions == 0:
+                # Once more: other callbacks may have changed something.
+                training_state.assign_variables(self._model, state)
+                training_state.set_random_state(self._model, random_state)
+                fit.end_replay(self._model)
+            return dict(logs)
+
+        fit.begin_replay(self._model, draw)
+
+    def go_on(self, state):
+        """Brings back what Keras has reset at the beginning of the epoch, in its midst."""
+        frame = fit.frame_of_fit(self._model)
+        spec = frame.f_locals["epoch_iterator"]._distributed_dataset.element_spec
+        logs = self._logs(spec, state)
+        training_state.set_random_state(self._model, str(state["random"]))
+        # Which Keras takes for those of the last step, if all of the epoch have been made.
+        frame.f_locals["logs"].update(logs)
+
+    def _set_random_state_at_begin_of(self, epoch):
+        """As the order of its data may depend on it."""
+        if epoch in self.random_states:
+            training_state.set_random_state(self._model, self.random_states[epoch])
+
+    def _logs(self, data, state):
+        """What Keras logged when the backup was made."""
+        before = training_state.random_state()
+        # Both may fail, in any way, for metrics that only a model's own `train_step` can build.
+        # Then there is nothing to log: their values so far are lost, the weights are not.
+        with contextlib.suppress(Exception):
+            if not self._workers.in_strategy:  # else Keras has done it
+                self._model._symbolic_build(data_batch=data)
+        training_state.assign_variables(self._model, state)
+        training_state.set_random_state(self._model, before)
+        with contextlib.suppress(Exception):
+            return self._model.get_metrics_result()
+        return {}
+
+    def _draw(self, iterator):
+        """Draws the batches of one execution, of which the last may have fewer."""
+        batch = next(iterator)
+        for _ in range(self._model.steps_per_execution - 1):
+            batch = next(iterator, batch)
+        return batch
