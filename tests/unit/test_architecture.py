@@ -18,8 +18,9 @@ COLLECTIVES = ["engine", "found", "ordered_sum", "placement", "requests"]
 MAY_IMPORT = {
     "tf_onebit": ["_version"],
     "tf_onebit.cli": ["doctor", "launch", "preflight.bench", "preflight.plan"],
-    "tf_onebit.doctor": ["cluster_spec", "doctor", "ops", "_version"],
-    "tf_onebit.launch": [],
+    "tf_onebit.doctor": ["cluster_spec", "doctor", "ops", "start_up_notes", "_version"],
+    "tf_onebit.launch": ["launch", "start_up_notes"],
+    "tf_onebit.start_up_notes": [],
     "tf_onebit._version": [],
     "tf_onebit.cluster_spec": [],
     "tf_onebit.configurable": [],

@@ -3,6 +3,8 @@
 import os
 import sys
 
+from tf_onebit.start_up_notes import without_start_up_notes
+
 
 def status_of(name, run, options):
     """Runs a command, and tells in a line why it cannot be. Returns its exit status.
@@ -14,7 +16,8 @@ def status_of(name, run, options):
     """
     # TensorFlow's own notes would bury it.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    import tensorflow as tf
+    with without_start_up_notes():
+        import tensorflow as tf
 
     try:
         run(options)
