@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import sys
 
 _NOTE = re.compile(
     rb"WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR"
@@ -18,10 +19,13 @@ def is_start_up_note(line):
 
 @contextlib.contextmanager
 def without_start_up_notes():
-    """Leaves them out of standard error, as long as this context lasts.
+    """Leaves them out of standard error while TensorFlow is imported.
 
     A process of its own looks at the lines: none is lost if this one crashes.
     """
+    if "tensorflow" in sys.modules:
+        yield
+        return
     reader, writer = os.pipe()
     errors = os.dup(2)
     child = os.fork()
