@@ -83,8 +83,8 @@ def test_a_worker_that_ends_well_ends_no_other():
     assert job.stdout == "[1] done\n"
 
 
-# As Keras' progress bar, but that it waits in its midst.
-BAR = "printf '\\r1/2 ━ a'; while [ ! -e {} ]; do sleep 0.05; done; "
+# As Keras' progress bar, but that it waits in its midst, for ten seconds at most.
+BAR = "printf '\\r1/2 ━ a'; for i in {{1..200}}; do [ -e {} ] && break; sleep 0.05; done; "
 BAR += "printf '\\b\\b\\b\\r2/2 ━━ b\\n'; printf end"
 
 
@@ -218,8 +218,8 @@ def test_what_workers_have_started_ends_with_the_launcher(signum, tmp_path):
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL], ids=str)
 def test_who_saves_before_it_ends_is_given_the_time(signum, tmp_path):
     # The worker itself, a shell, ends at once. Nobody may be there to hear what is said.
-    saving = f"exec 2> /dev/null; trap 'sleep 1; touch {tmp_path}/saved; exit' TERM; echo $$ > {tmp_path}/tmp; "
-    saving += f"mv {tmp_path}/tmp {tmp_path}/pid; while true; do sleep 0.1; done"
+    saving = f"exec 2> /dev/null; trap 'sleep 1; touch {tmp_path}/saved; exit' TERM; "
+    saving += f"echo $$ > {tmp_path}/tmp; mv {tmp_path}/tmp {tmp_path}/pid; while true; do sleep 0.1; done"
     start = time.monotonic()
     with subprocess.Popen(
         command(1, f'bash -c "{saving.replace("$", chr(92) + "$")}"; true')
