@@ -219,7 +219,8 @@ def test_what_workers_have_started_ends_with_the_launcher(signum, tmp_path):
 def test_who_saves_before_it_ends_is_given_the_time(signum, tmp_path):
     # The worker itself, a shell, ends at once. Nobody may be there to hear what is said.
     saving = f"exec 2> /dev/null; trap 'sleep 1; touch {tmp_path}/saved; exit' TERM; "
-    saving += f"echo $$ > {tmp_path}/tmp; mv {tmp_path}/tmp {tmp_path}/pid; while true; do sleep 0.1; done"
+    saving += f"echo $$ > {tmp_path}/tmp; mv {tmp_path}/tmp {tmp_path}/pid; "
+    saving += "while true; do sleep 0.1; done"
     start = time.monotonic()
     with subprocess.Popen(
         command(1, f'bash -c "{saving.replace("$", chr(92) + "$")}"; true')
