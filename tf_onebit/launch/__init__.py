@@ -68,8 +68,9 @@ def launch(num_workers, program, verbose=False):
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     # But for what this process was started to ignore, as with nohup.
     previous = {s: h for s in _ENDING if (h := signal.getsignal(s)) != signal.SIG_IGN}
-    _handle(previous, lambda signum, _: sys.exit(128 + signum))
-    failure = None
+    asked, failure = [], None  # signals that have come
+    for signum in previous:
+        signal.signal(signum, lambda signum, _: asked.append(signum))
     try:
         addresses = free_addresses(num_workers)
         for rank in range(num_workers):
@@ -77,12 +78,12 @@ def launch(num_workers, program, verbose=False):
             workers.append(_start(program, settings | os.environ | tf_config(addresses, rank)))
             watchdog.watch(workers[-1].pid)
         output.copy(workers)
-        status, failure = _first_failure(workers, output)
+        status, failure = _first_failure(workers, output, asked)
     except OSError as error:
         print(f"tf-onebit launch: {shlex.join(program)}: {error.strerror}", file=sys.stderr)
         return 127
     finally:
-        _end(workers, previous)
+        _end(workers, asked)
         output.finish()
         watchdog.dismiss()
         if failure:  # below all that workers have said
@@ -97,11 +98,6 @@ def launch(num_workers, program, verbose=False):
         file=sys.stderr,
     )
     return status or 1
-
-
-def _handle(signals, handler):
-    for signum in signals:
-        signal.signal(signum, handler)
 
 
 def _log_level(rank):
@@ -137,10 +133,14 @@ def _start(program, environment):
     )
 
 
-def _first_failure(workers, output):
-    """Waits for all workers, or for the first that fails: its status, and what happened."""
+def _first_failure(workers, output, asked):
+    """Waits until all workers have ended, one has failed, or a signal has come.
+
+    Returns:
+        The status of the job, and what happened, in words, if a worker failed.
+    """
     running, ended = dict(enumerate(workers)), []
-    while running and output.error is None:
+    while running and output.error is None and not asked:
         for rank, worker in list(running.items()):
             status = _status(worker)
             if status:
@@ -151,7 +151,7 @@ def _first_failure(workers, output):
                 ended.append(rank)
                 del running[rank]
         time.sleep(POLL_SECONDS)
-    return 0, None
+    return 128 + asked[0] if asked else 0, None
 
 
 def _status(worker):
@@ -172,10 +172,9 @@ def _failure(rank, status, ended, running):
     return f"{text}; the others are ended." if len(running) > 1 else f"{text}."
 
 
-def _end(workers, signals):
-    """Ends the workers and all that they started: at once if one of `signals` comes."""
-    urgent = []
-    _handle(signals, lambda signum, _: urgent.append(signum))
-    end([worker.pid for worker in workers], is_urgent=lambda: urgent)
+def _end(workers, asked):
+    """Ends the workers and all that they started: at once if one more signal comes."""
+    before = len(asked)
+    end([worker.pid for worker in workers], is_urgent=lambda: len(asked) > before)
     for worker in workers:
         worker.wait()
