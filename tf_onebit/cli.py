@@ -4,12 +4,14 @@ import argparse
 import sys
 
 from tf_onebit import doctor, launch
+from tf_onebit._version import __version__
 from tf_onebit.preflight import bench, plan
 
 
 def main(arguments=None):
     """Runs the command and returns its exit status."""
     parser = argparse.ArgumentParser(prog="tf-onebit", description=__doc__)
+    parser.add_argument("--version", action="version", version=f"tf_onebit {__version__}")
     commands = parser.add_subparsers(required=True, metavar="command")
     launch.add_command(commands)
     plan.add_command(commands)

@@ -51,6 +51,21 @@ def _source(cluster_resolver):
     return f"The cluster of {type(cluster_resolver).__name__}"
 
 
+def addresses_of(cluster_resolver):
+    """The addresses of a valid cluster, and the task of this process.
+
+    Returns:
+        Dictionary: `host:port` by task, (job, index); and such a task.
+    """
+    spec = cluster_resolver.cluster_spec()
+    addresses = {
+        (job, index): spec.task_address(job, index)
+        for job in spec.jobs
+        for index in spec.task_indices(job)
+    }
+    return addresses, (cluster_resolver.task_type, cluster_resolver.task_id)
+
+
 def host_and_port(address):
     """The two parts of `host:port`; an IPv6 address is in brackets there.
 

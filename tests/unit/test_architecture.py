@@ -18,9 +18,10 @@ ENGINE = ["placement", "requests", "whereabouts"]
 # What each part may import of the package itself. The longest prefix counts.
 MAY_IMPORT = {
     "tf_onebit": ["_version"],
-    "tf_onebit.cli": ["doctor", "launch", "preflight.bench", "preflight.plan"],
-    "tf_onebit.doctor": ["cluster_spec", "doctor", "ops", "_version"],
-    "tf_onebit.launch": [],
+    "tf_onebit.cli": ["_version", "doctor", "launch", "preflight.bench", "preflight.plan"],
+    "tf_onebit.doctor": ["cluster_spec", "doctor", "ops", "start_up_notes", "_version"],
+    "tf_onebit.launch": ["launch", "start_up_notes"],
+    "tf_onebit.start_up_notes": [],
     "tf_onebit._version": [],
     "tf_onebit.cluster_spec": [],
     "tf_onebit.configurable": [],
@@ -47,6 +48,7 @@ MAY_IMPORT = {
         "optimizers",
         "planner",
         "preflight",
+        "start_up_notes",
         "training",
     ],
     "tf_onebit.layout": [],

@@ -5,7 +5,7 @@ import json
 import pytest
 import tensorflow as tf
 
-from tf_onebit.distribute import MultiWorkerMirroredStrategy
+from tf_onebit.distribute import MultiWorkerMirroredStrategy, cluster
 
 
 def tf_config(workers=("host1:2222", "host2:2222"), job="worker", index=0, **others):
@@ -45,3 +45,24 @@ def test_other_resolvers_are_checked():
     )
     with pytest.raises(ValueError, match="The cluster of SimpleClusterResolver.*has only worker 0"):
         MultiWorkerMirroredStrategy(cluster_resolver=resolver)
+
+
+def test_a_worker_alone_says_once_how_to_start_several(monkeypatch, recwarn):
+    cluster._warn_of_one_worker.cache_clear()
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    for _ in range(2):
+        MultiWorkerMirroredStrategy()
+    (warning,) = [w for w in recwarn if "the only worker" in str(w.message)]
+    assert "tf-onebit launch -np 2 -- python train.py" in str(warning.message)
+    assert warning.filename == __file__
+
+
+def test_who_says_which_cluster_it_is_gets_no_advice(monkeypatch, recwarn):
+    cluster._warn_of_one_worker.cache_clear()
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    MultiWorkerMirroredStrategy(
+        cluster_resolver=tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    )
+    monkeypatch.setenv("TF_CONFIG", tf_config())
+    cluster.resolver_of_environment()
+    assert not [w for w in recwarn if "the only worker" in str(w.message)]

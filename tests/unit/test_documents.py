@@ -233,7 +233,7 @@ def check(command, words, monkeypatch):
 def check_own(command, arguments, monkeypatch):
     """Checks a `tf-onebit` command, which does nothing but parse."""
     started = []
-    monkeypatch.setattr(launch, "launch", lambda workers, line: started.append(line) or 0)
+    monkeypatch.setattr(launch, "launch", lambda _, line, verbose: started.append(line) or 0)
     if command.is_mention:
         run_until_parsed(ROOT / "tf_onebit" / "cli.py", [*arguments, "--help"], only_names=True)
         return

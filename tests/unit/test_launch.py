@@ -1,8 +1,10 @@
 """`tf-onebit launch` starts workers, marks what they say, and ends them together."""
 
+import contextlib
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -10,16 +12,23 @@ import time
 
 import pytest
 
+import tf_onebit
+
 PROGRAM = str(pathlib.Path(sys.executable).with_name("tf-onebit"))
 
 
-def launch(num_workers, script, timeout_seconds=30):
+def command(num_workers, script, *options):
+    return [PROGRAM, "launch", "-np", str(num_workers), *options, "--", "bash", "-c", script]
+
+
+def launch(num_workers, script, *options, **environment):
     """Runs a shell script in every worker."""
     return subprocess.run(
-        [PROGRAM, "launch", "-np", str(num_workers), "--", "bash", "-c", script],
+        command(num_workers, script, *options),
         capture_output=True,
         text=True,
-        timeout=timeout_seconds,
+        timeout=30,
+        env=os.environ | environment,
     )
 
 
@@ -59,17 +68,97 @@ def test_first_failure_ends_all(failure, status, reason):
     assert f"worker 0 ended {reason}; the others are ended." in job.stderr
 
 
+def test_who_left_early_is_named_before_who_missed_it():
+    job = launch(3, f"{FIRST} exit 0;; *'\"index\": 1'*) sleep 1; exit 3;; esac; sleep 100")
+    assert job.returncode == 3
+    assert job.stderr.splitlines()[-1] == (
+        "tf-onebit launch: worker 0 ended with status 0 while others still ran; then worker 1 "
+        "ended with status 3; the others are ended."
+    )
+
+
 def test_a_worker_that_ends_well_ends_no_other():
     job = launch(2, f"{FIRST} exit 0;; esac; sleep 1; echo done")
     assert job.returncode == 0
     assert job.stdout == "[1] done\n"
 
 
+# As Keras' progress bar, but that it waits in its midst, for ten seconds at most.
+BAR = "printf '\\r1/2 ━ a'; for i in {{1..200}}; do [ -e {} ] && break; sleep 0.05; done; "
+BAR += "printf '\\b\\b\\b\\r2/2 ━━ b\\n'; printf end"
+
+
+def test_progress_is_passed_on_in_lines_of_their_workers(tmp_path):
+    with subprocess.Popen(command(2, BAR.format(tmp_path / "go")), stdout=subprocess.PIPE) as job:
+        lines = [job.stdout.readline().decode() for _ in range(2)]
+        assert sorted(lines) == ["[0] 1/2 ━ a\n", "[1] 1/2 ━ a\n"]
+        (tmp_path / "go").touch()
+        lines = sorted(job.stdout.read().decode().splitlines())
+    assert lines == ["[0] 2/2 ━━ b", "[0] end", "[1] 2/2 ━━ b", "[1] end"]
+
+
+def test_on_a_terminal_each_worker_has_a_row_that_is_redrawn(tmp_path):
+    ours, terminal = os.openpty()
+    with subprocess.Popen(command(2, BAR.format(tmp_path / "go")), stdout=terminal):
+        os.close(terminal)
+        text = b""
+        while b"[0] 1/2" not in text or b"[1] 1/2" not in text:
+            text += os.read(ours, 1024)
+        (tmp_path / "go").touch()
+        with contextlib.suppress(OSError):  # the terminal is closed
+            while True:
+                text += os.read(ours, 1024)
+    os.close(ours)
+    rows = re.findall(r"\x1b\[2K\x1b\[\?7l(.*?)\x1b\[\?7h\r\n", text.decode())
+    assert set(rows) == {"[0] 1/2 ━ a", "[1] 1/2 ━ a"}
+    # What was above the two rows stays, and the last of all that is whole is below.
+    assert b"\x1b[2A\x1b[J" in text
+    assert text.decode().splitlines()[-1].endswith("] end")
+
+
+def test_lines_end_as_they_are_written():
+    job = launch(1, "printf 'one\\r\\n\\ntwo'")
+    assert job.stdout.splitlines() == ["[0] one", "[0] ", "[0] two"]
+
+
+LEVEL = "echo level ${TF_CPP_MIN_LOG_LEVEL-none}"
+
+
+@pytest.mark.parametrize(
+    "options, environment, levels",
+    [
+        ([], {}, ["[0] level 1", "[1] level 2"]),
+        ([], {"TF_CPP_MIN_LOG_LEVEL": "0"}, ["[0] level 0", "[1] level 0"]),
+        (["--verbose"], {}, ["[0] level none", "[1] level none"]),
+    ],
+)
+def test_warnings_of_tensorflow_are_those_of_one_worker(monkeypatch, options, environment, levels):
+    monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
+    job = launch(2, LEVEL, *options, **environment)
+    assert sorted(job.stdout.splitlines()) == levels
+
+
+NOTES = """\
+WARNING: All log messages before absl::InitializeLog() is called are written to STDERR
+I0000 00:00:1795706845.320593   17634 port.cc:153] oneDNN custom operations are on.
+E0000 00:00:1795706845.320593   17634 cuda_dnn.cc:8579] Unable to register cuDNN factory: Attempting
+"""
+FAULT = "E0000 00:00:1795706845.320593   17634 cuda_dnn.cc:470] Loaded runtime CuDNN library: 9.1.0"
+
+
+@pytest.mark.parametrize("options, shown", [([], 1), (["--verbose"], 4)])
+def test_notes_at_start_up_are_left_out_and_errors_are_not(options, shown):
+    job = launch(2, f"cat >&2 <<END\n{NOTES}{FAULT}\nEND", *options)
+    for rank in range(2):
+        lines = [line for line in job.stderr.splitlines() if line.startswith(f"[{rank}] ")]
+        assert len(lines) == shown and lines[-1] == f"[{rank}] {FAULT}"
+
+
 @pytest.mark.parametrize("seconds", [0, 100])
 def test_output_that_cannot_be_written_ends_all(seconds):
     with open("/dev/full", "w") as full:
         job = subprocess.run(
-            [PROGRAM, "launch", "-np", "2", "--", "bash", "-c", f"echo much; sleep {seconds}"],
+            command(2, f"echo much; sleep {seconds}"),
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
@@ -81,8 +170,8 @@ def test_output_that_cannot_be_written_ends_all(seconds):
 
 
 def test_workers_end_where_nobody_reads_any_more():
-    command = [PROGRAM, "launch", "-np", "2", "--", "bash", "-c", "while echo more; do :; done"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as job:
+    endless = command(2, "while echo more; do :; done")
+    with subprocess.Popen(endless, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as job:
         job.stdout.readline()
         job.stdout.close()
         assert job.wait(20) == 1
@@ -110,20 +199,44 @@ def assert_ends(pid):
     pytest.fail("the process is still alive")
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def exit_status(signum):
+    return -signum if signum == signal.SIGKILL else 128 + signum
+
+
+@pytest.mark.parametrize(
+    "signum", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGKILL], ids=str
+)
 def test_what_workers_have_started_ends_with_the_launcher(signum, tmp_path):
     script = f"sleep 100 & echo $! > {tmp_path}/tmp; mv {tmp_path}/tmp {tmp_path}/pid; wait"
-    with subprocess.Popen([PROGRAM, "launch", "-np", "1", "--", "bash", "-c", script]) as job:
+    with subprocess.Popen(command(1, script)) as job:
         pid = started(job, tmp_path)
         job.send_signal(signum)
-        assert job.wait(20) == 128 + signum
+        assert job.wait(20) == exit_status(signum)
     assert_ends(pid)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL], ids=str)
+def test_who_saves_before_it_ends_is_given_the_time(signum, tmp_path):
+    # The worker itself, a shell, ends at once. Nobody may be there to hear what is said.
+    saving = f"exec 2> /dev/null; trap 'sleep 1; touch {tmp_path}/saved; exit' TERM; "
+    saving += f"echo $$ > {tmp_path}/tmp; mv {tmp_path}/tmp {tmp_path}/pid; "
+    saving += "while true; do sleep 0.1; done"
+    start = time.monotonic()
+    with subprocess.Popen(
+        command(1, f'bash -c "{saving.replace("$", chr(92) + "$")}"; true')
+    ) as job:
+        pid = started(job, tmp_path)
+        job.send_signal(signum)
+        assert job.wait(20) == exit_status(signum)
+    assert_ends(pid)
+    assert (tmp_path / "saved").exists()
+    assert time.monotonic() - start < 8  # all of the time that there is would be ten seconds
 
 
 def test_who_is_asked_twice_does_not_wait_for_workers(tmp_path):
     script = f"trap '' TERM; echo $$ > {tmp_path}/tmp; mv {tmp_path}/tmp {tmp_path}/pid; "
     script += "while true; do sleep 0.1; done"
-    with subprocess.Popen([PROGRAM, "launch", "-np", "1", "--", "bash", "-c", script]) as job:
+    with subprocess.Popen(command(1, script)) as job:
         pid = started(job, tmp_path)
         start = time.monotonic()
         job.send_signal(signal.SIGINT)
@@ -132,15 +245,6 @@ def test_who_is_asked_twice_does_not_wait_for_workers(tmp_path):
         job.send_signal(signal.SIGINT)
         assert job.wait(20) == 130
         assert time.monotonic() - start < 8  # it would wait for ten seconds
-    assert_ends(pid)
-
-
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
-def test_workers_end_with_the_launcher(signum, tmp_path):
-    script = f"echo $$ > {tmp_path}/$RANDOM.tmp; mv {tmp_path}/*.tmp {tmp_path}/pid; sleep 100"
-    with subprocess.Popen([PROGRAM, "launch", "-np", "1", "--", "bash", "-c", script]) as job:
-        pid = started(job, tmp_path)
-        job.send_signal(signum)
     assert_ends(pid)
 
 
@@ -157,6 +261,11 @@ def test_arguments_are_checked(arguments, message):
     job = subprocess.run([PROGRAM, *arguments], capture_output=True, text=True)
     assert job.returncode != 0
     assert message in job.stderr
+
+
+def test_the_version_is_told():
+    job = subprocess.run([PROGRAM, "--version"], capture_output=True, text=True)
+    assert job.stdout == f"tf_onebit {tf_onebit.__version__}\n"
 
 
 def test_command_needs_no_tensorflow():

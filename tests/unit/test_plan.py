@@ -14,9 +14,11 @@ import tensorflow as tf
 import tf_onebit
 import tf_onebit.horovod as hvd
 from tests.unit import planned
-from tf_onebit import cli
+from tests.unit.programs import run_python
+from tf_onebit import Delayed, FullPrecision, Local, OneBit, Threshold, WarmStart, cli
 from tf_onebit.measurement import Alone
 from tf_onebit.planner import (
+    Advice,
     Bucket,
     Collective,
     Computation,
@@ -25,8 +27,10 @@ from tf_onebit.planner import (
     uniform_links,
 )
 from tf_onebit.preflight import jobs, measurements, report
+from tf_onebit.preflight.doubts import doubts_about
 from tf_onebit.preflight.measurements import Measurements
 from tf_onebit.preflight.plan import Plan, make_plan
+from tf_onebit.preflight.program import lines_for
 from tf_onebit.preflight.suitable import notes_on, suitable
 
 MODEL = "tests.unit.planned:make_model"
@@ -46,7 +50,7 @@ def test_plan_as_text_json_and_plot(capsys, tmp_path):
     assert status == 0
     assert output.startswith("Links: 10 Mbit/s and 2 ms, assumed.")
     assert "2 workers, 8 samples each per step" in output
-    assert "Advice for 2 workers:" in output
+    assert "Advice for 2 workers:" in output and "Advice for 4 workers:" in output
     content = json.loads(files[0].read_text())
     assert content["sizes"] == [16 * 64, 64, 64 * 40, 40]
     assert sorted(map(int, content["computations"])) == [4, 8, 16]
@@ -56,7 +60,8 @@ def test_plan_as_text_json_and_plot(capsys, tmp_path):
     assert by_method["float16, by its bytes"]["sent_bytes"] < 0.51 * 1.5 * 4 * values
     assert {p["workers"] for p in content["predictions"]} == {2, 4}
     assert all(p["step_seconds"] > 0 for p in content["predictions"])
-    assert content["advice"]["sentences"]
+    assert list(content["advice"]) == ["2", "4"]
+    assert all(advice["sentences"] for advice in content["advice"].values())
     assert files[1].read_bytes().startswith(b"\x89PNG")
 
 
@@ -109,7 +114,7 @@ def test_embeddings_send_the_rows_of_a_step_and_all_of_them_in_a_block(capsys, t
     assert sent["blocks of 16, full precision"] == pytest.approx(3 * of_weights / 16, abs=4)
     assert sent["blocks of 16, 1-bit"] == pytest.approx(of_weights / 16, abs=4)
     # Of another number of samples it is not known how many rows there would be.
-    sentences = json.loads(path.read_text())["advice"]["sentences"]
+    sentences = json.loads(path.read_text())["advice"]["2"]["sentences"]
     assert any(re.match("With 8 samples per worker and step its exchange", s) for s in sentences)
 
 
@@ -145,7 +150,7 @@ def test_gathered_gradients_are_planned_as_steps_that_exchange(capsys):
     [
         ("nowhere.keras", "There is no such file. Received: 'nowhere.keras'"),
         ("model", "module:function with a function that returns a compiled model. Received"),
-        ("no_such_module:make", "'no_such_module' cannot be imported.*ModuleNotFoundError"),
+        ("no_such_module:make", "There is no module 'no_such_module'"),
         ("tests.unit.ends_when_imported:make", "SystemExit: usage.*belongs under `if __name__"),
         ("tests.unit.planned:none", "There is no function 'none' in the module"),
         ("tests.unit.planned:keras", "There is no function 'keras' in the module"),
@@ -176,20 +181,22 @@ def test_refuses_a_file_that_is_no_model(capsys, tmp_path):
         archive.writestr("config.json", "nothing")
     status, _, errors = plan(capsys, path)
     assert status == 1
-    assert "Keras cannot load the model. Received:" in errors and "module:function" in errors
+    hint = "Keras cannot load the model. If it has layers or functions of your own, name a function"
+    assert errors.startswith(f"tf-onebit plan: {hint} that returns it in its place")
 
 
 def test_says_when_a_model_does_not_take_what_stands_for_open_sizes(capsys):
     model = "tests.unit.planned:make_image_model"
     status, _, errors = plan(capsys, model, "--unknown-size", 2)
-    assert status == 1 and len(errors.splitlines()) == 1
+    # Below what is being measured.
+    assert status == 1 and len(errors.splitlines()) == 2
     assert "--unknown-size 2, with which: " in errors and errors.endswith(" Give another.\n")
     assert "in user code" not in errors
     assert re.search(r"with which: \S.*(negative|Negative|shape|size)", errors), errors
 
 
 def test_refuses_folders_that_are_not_there_before_it_measures(capsys):
-    status, _, errors = plan(capsys, "nowhere.keras", "--json", "/no/such/folder/plan.json")
+    status, _, errors = plan(capsys, MODEL, "--json", "/no/such/folder/plan.json")
     assert status == 1
     assert "no folder that can be written to. Received: /no/such/folder/plan.json" in errors
 
@@ -198,25 +205,29 @@ def test_refuses_folders_that_are_not_there_before_it_measures(capsys):
 def test_refuses_files_that_cannot_be_written(capsys, tmp_path, option):
     folder = tmp_path / "plan.png"
     folder.mkdir()
-    status, _, errors = plan(capsys, "nowhere.keras", option, folder)
+    status, _, errors = plan(capsys, MODEL, option, folder)
     assert status == 1
     assert f"must be a file that can be written to. Received: {folder}" in errors
 
 
 def test_refuses_plots_of_unknown_types(capsys):
-    status, _, errors = plan(capsys, "nowhere.keras", "--plot", "plan.xyz")
+    status, _, errors = plan(capsys, MODEL, "--plot", "plan.xyz")
     assert status == 1
     assert re.search(r"must end in one of .*png.*svg.* Received: plan.xyz", errors)
 
 
 def test_says_that_workers_share_processors():
     one = Prediction("full precision", 2, 0.2, 0.2, 0.0, 0.0, 0.0, 1.0, "computation")
-    advice = types.SimpleNamespace(sentences=[])
+    advice = {2: types.SimpleNamespace(method="full precision", sentences=[])}
     computations, links = {8: Computation(0.1, 0.1)}, uniform_links(1e6, 0.0)
-    made = Plan(8, [10], computations, 0.1, links, 2, [one], 2, advice)
+    made = Plan(8, [10], computations, 0.1, links, 2, [one], advice, {}, [])
     assert "Workers share processors: one alone takes 100 ms." in report.text(made)
     apart = dataclasses.replace(made, alone_seconds=0.2)
     assert "share" not in report.text(apart)
+
+
+def planned_for(**options):
+    return types.SimpleNamespace(sync_period=16, target_density=0.001, **options)
 
 
 METHODS = [Method(n, []) for n in ("full precision", "1-bit", "threshold", "threshold, delayed")]
@@ -279,20 +290,85 @@ def test_gradients_that_are_checked_first_overlap_with_nothing(
     monkeypatch, make_optimizer, overlaps
 ):
     buckets = [Bucket(1e6, (Collective(0.0, "all_reduce", 4e6),)) for _ in range(8)]
-    methods = {2: [Method(f"late by {delay}", buckets, delay) for delay in (0, 1)]}
+    methods = {2: [Method("1-bit", buckets), Method("1-bit, delayed", buckets, 1)]}
     computations, links = {8: Computation(0.1, 0.2)}, uniform_links(125e6, 0.0)
     estimates = {2: [Method("others'", buckets)]}
     measured = Measurements(8, 8 * [10**6], False, computations, 0.3, methods, estimates, links, 1)
     monkeypatch.setattr(measurements, "measure", lambda *_: measured)
     model = planned.make_model()
     model.compile(make_optimizer(), loss="mse")
-    made = make_plan(model, Alone(), None, types.SimpleNamespace(workers=[2]))
+    made = make_plan(model, Alone(), None, planned_for(workers=[2]))
     one_after_another = 0.3 + 8 * 0.032
     for prediction in made.predictions:
         # Of the flags of the two workers each sends its own.
         assert prediction.sent_bytes == 8 * 4e6 + (0 if overlaps else 4)
         assert (prediction.step_seconds < 0.8 * one_after_another) == overlaps
         assert (prediction.step_seconds == pytest.approx(one_after_another)) == (not overlaps)
+
+
+ADVICE = Advice("", False, 64, None, 32, [])
+
+
+@pytest.mark.parametrize(
+    "method, bucket_bytes, exchange",
+    [
+        ("full precision", None, FullPrecision()),
+        ("1-bit", 4 * 2**20, WarmStart(OneBit(bucket_bytes=4 * 2**20), steps=1000)),
+        ("1-bit, delayed", None, WarmStart(Delayed(OneBit()), steps=1000)),
+        ("threshold, delayed", None, Delayed(Threshold(target_density=0.01))),
+        ("blocks of 8, 1-bit", 4 * 2**20, Local()),
+    ],
+)
+def test_the_lines_to_write_make_what_is_advised(method, bucket_bytes, exchange):
+    advice = dataclasses.replace(ADVICE, method=method, bucket_bytes=bucket_bytes)
+    names = {"tf_onebit": tf_onebit, "hvd": hvd, "optimizer": keras.optimizers.SGD(0.1)}
+    hvd.init()
+    for line in lines_for(advice, sync_period=8, target_density=0.01):
+        if "MultiWorker" not in line:
+            exec(line, names)
+    assert names["exchange"].get_config() == exchange.get_config()
+    assert type(names["exchange"]) is type(exchange)
+    assert type(names["optimizer"]).__name__ == "SGD"
+    assert ("callbacks" in names) == method.startswith("blocks")
+
+
+def computation(seconds):
+    return Computation(seconds / 2, seconds / 2)
+
+
+def test_times_that_scatter_or_fall_are_told():
+    rising = {32: computation(0.1), 64: computation(0.2)}
+    assert doubts_about(rising, {32: 0.1, 64: 0.1}) == []
+    (doubt,) = doubts_about(rising, {32: 0.1, 64: 0.5})
+    assert doubt.startswith("Not to be relied on: times with 64 samples differ by 50 %.")
+    (doubt,) = doubts_about({32: computation(0.2), 64: computation(0.1)}, {32: 0.1, 64: 0.1})
+    assert "64 samples take 100 ms, less than 32 with 200 ms" in doubt
+
+
+def test_a_model_that_is_not_there_is_told_before_tensorflow_is_imported():
+    program = """
+import sys
+from tf_onebit import cli
+status = cli.main(["plan", sys.argv[1]])
+print(status, "tensorflow" in sys.modules)
+"""
+    for source, message in [
+        ("nowhere.keras", "There is no such file. Received: 'nowhere.keras'"),
+        ("nowhere:make", "There is no module 'nowhere', from"),
+    ]:
+        _, output, errors = run_python(program, source)
+        assert output == "1 False\n"
+        assert message in errors
+
+
+def test_only_what_is_measured_is_on_standard_error():
+    program = "import sys; from tf_onebit import cli; sys.exit(cli.main(sys.argv[1:]))"
+    arguments = ["plan", MODEL, "--workers", "2", "--per-replica-batch-size", "4"]
+    status, output, errors = run_python(program, *arguments)
+    assert status == 0, errors
+    stages = ["a step of 2", "a step of 4", "a step of 8 samples", "what is exchanged between 2"]
+    for stage, line in zip(stages, errors.splitlines(), strict=True):
+        assert line.startswith(f"Measuring {stage}"), errors
 
 
 def test_says_when_there_is_no_memory_for_a_step(capsys):

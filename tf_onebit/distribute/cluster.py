@@ -1,17 +1,40 @@
 """The cluster of a job: who has come, who is alive."""
 
+import functools
+import os
 import socket
 import time
+import warnings
 
+import tensorflow as tf
 from tensorflow.compiler.xla.tsl.protobuf.coordination_config_pb2 import CoordinatedJob
 from tensorflow.python.distribute import multi_worker_util
 from tensorflow.python.eager import context as tf_context
 
-from tf_onebit.cluster_spec import host_and_port
+from tf_onebit.cluster_spec import addresses_of, host_and_port
 
 _POLL_SECONDS = 0.2
 _SECONDS_TO_COME = 300
-_SECONDS_WITHOUT_HEARTBEAT = 10
+# A worker that was not heard for half of it ends the job. After a pause of 30 seconds TCP tries
+# again 51 seconds after the first time at the latest, as it doubles from 0.2.
+_SECONDS_WITHOUT_HEARTBEAT = 120
+
+
+def resolver_of_environment():
+    """The resolver of TF_CONFIG. Says once how to start several workers, where that is not set."""
+    if not os.environ.get("TF_CONFIG"):
+        _warn_of_one_worker()
+    return tf.distribute.cluster_resolver.TFConfigClusterResolver()
+
+
+@functools.cache
+def _warn_of_one_worker():
+    warnings.warn(
+        "This process is the only worker of its strategy: TF_CONFIG is not set. To start several "
+        "on this machine: tf-onebit launch -np 2 -- python train.py. On several hosts, set "
+        "TF_CONFIG on each.",
+        stacklevel=4,
+    )
 
 
 def configure_heartbeat(cluster_resolver, timeout_seconds):
@@ -43,13 +66,7 @@ def wait_for_all(cluster_resolver, timeout_seconds):
         TimeoutError: after `timeout_seconds`, if some have not come.
     """
     timeout_seconds = timeout_seconds or _SECONDS_TO_COME
-    spec = multi_worker_util.normalize_cluster_spec(cluster_resolver.cluster_spec())
-    me = cluster_resolver.task_type, cluster_resolver.task_id
-    addresses = {
-        (job, index): spec.task_address(job, index)
-        for job in spec.jobs
-        for index in spec.task_indices(job)
-    }
+    addresses, me = addresses_of(cluster_resolver)
     missing = {task: address for task, address in addresses.items() if task != me}
     deadline = time.monotonic() + timeout_seconds
     with _listening(addresses[me], most=len(addresses)):

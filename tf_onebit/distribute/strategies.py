@@ -15,12 +15,17 @@ from tf_onebit.collectives.lockstep import LockstepEngine
 from tf_onebit.collectives.requests import AllGather, AllReduce, ask
 from tf_onebit.collectives.tensorflow import CARRIED, TensorFlowEngine
 from tf_onebit.collectives.wire_types import from_wire, to_wire
-from tf_onebit.distribute.cluster import configure_heartbeat, wait_for_all
+from tf_onebit.distribute.cluster import (
+    configure_heartbeat,
+    resolver_of_environment,
+    wait_for_all,
+)
 from tf_onebit.distribute.coordination_board import whereabouts_in_cluster
 from tf_onebit.distribute.data import prepared, without_effect_of_empty_batches
 from tf_onebit.distribute.model_building import build_as_in_one_process, is_asked_for_a_shape
 from tf_onebit.distribute.optimizer import adopt, calling_optimizer, require_adopted
 from tf_onebit.distribute.replicas import sum_of_replicas
+from tf_onebit.distribute.server import sigterm_as_it_was, tend_server
 from tf_onebit.training.calls import CallNumbers
 from tf_onebit.training.gradients import resolve_exchange
 from tf_onebit.training.model_optimizers import flush_where_shown, require_no_xla
@@ -179,7 +184,7 @@ class MultiWorkerMirroredStrategy(_Exchanging, tf.distribute.MultiWorkerMirrored
             in the environment variable TF_CONFIG; without one, this process alone.
         communication_options: `tf.distribute.experimental.CommunicationOptions`. Its
             `timeout_seconds` is how long workers wait for each other to come (default: 300) and
-            for a sign of life (default: 10), before they end with an error.
+            for a sign of life (default: 120), before they end with an error.
         uneven_data: what to do when the data of some workers end before those of others.
             "continue", as `tf.distribute`: they go on with empty batches, which add nothing to
             the gradients nor, in Keras' own loops, to statistics, until all have ended. "stop":
@@ -214,9 +219,7 @@ class MultiWorkerMirroredStrategy(_Exchanging, tf.distribute.MultiWorkerMirrored
         self.uneven_data = uneven_data
         self._collective_key_base = next(_first_groups)
         options = communication_options or tf.distribute.experimental.CommunicationOptions()
-        cluster_resolver = (
-            cluster_resolver or tf.distribute.cluster_resolver.TFConfigClusterResolver()
-        )
+        cluster_resolver = cluster_resolver or resolver_of_environment()
         require_valid(cluster_resolver)
         try:
             extended = _MultiWorkerExtended(self, cluster_resolver, options)
@@ -324,7 +327,9 @@ class _MultiWorkerExtended(
         configure_heartbeat(cluster_resolver, self._timeout_seconds)
         if not self._std_server_started:
             wait_for_all(cluster_resolver, self._timeout_seconds)
-        super()._initialize_multi_worker(cluster_resolver)
+            tend_server(cluster_resolver)
+        with sigterm_as_it_was():
+            super()._initialize_multi_worker(cluster_resolver)
         # The next strategy of this process uses the same server: to start it again would lose
         # what faster workers have already asked of it.
         _MultiWorkerExtended._std_server_started = True

@@ -9,6 +9,7 @@ from tf_onebit._version import __version__
 from tf_onebit.doctor.fault import Fault
 from tf_onebit.doctor.gpus import Gpu, GpuFacts, ops_report, reasons_against_gpus
 from tf_onebit.doctor.horovod import horovod_report
+from tf_onebit.start_up_notes import without_start_up_notes
 
 __all__ = ["Gpu", "GpuFacts", "add_command", "doctor", "reasons_against_gpus"]
 
@@ -58,7 +59,8 @@ def _report(hosts):
     yield f"tf_onebit {__version__}, Python {platform.python_version()}"
     yield ", ".join(_versions())
     try:
-        import tensorflow  # noqa: F401
+        with without_start_up_notes():
+            import tensorflow  # noqa: F401
     except Exception as error:  # also of packages it needs, of versions that it cannot use
         yield Fault(
             f"TensorFlow does not load: {type(error).__name__}: {error}. Install it: python -m "

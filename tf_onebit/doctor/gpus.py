@@ -18,11 +18,17 @@ def ops_report():
         return
     yield f"Compiled ops: {library.PATH}, on the CPU with {library.simd()} instructions"
     facts = gpu_facts(library)
+    if facts.driver_version is None:
+        yield (
+            "GPUs: none are used, training runs on the CPU. This machine has no driver of NVIDIA's "
+            "(libcuda.so.1): with a GPU in it, install one."
+        )
+        return
     if facts.cuda_version:
         yield f"Kernels for GPUs: CUDA {facts.cuda_version}, for {library.gpu_targets()}"
     else:
         yield "Kernels for GPUs: none"
-    yield f"Driver of NVIDIA: {_driver_text(facts.driver_version)}"
+    yield f"Driver of NVIDIA: for CUDA up to {_dotted(facts.driver_version)}"
     yield f"GPUs that TensorFlow sees: {', '.join(map(str, facts.gpus)) or 'none'}"
     reasons = reasons_against_gpus(facts)
     if not reasons:
@@ -108,12 +114,10 @@ def reasons_against_gpus(facts):
             "the ops again: python -m pip uninstall tensorflow-cpu && "
             'python -m pip install "tensorflow[and-cuda]==2.21.0"'
         )
-    if facts.driver_version is None:
-        reasons.append("no driver of NVIDIA's was found (libcuda.so.1). Install one, for a GPU.")
     fault = driver_fault(facts.cuda_version, facts.driver_version)
     if fault is not None:
         reasons.append(fault)
-    if facts.tensorflow_has_cuda and facts.driver_version is not None and not facts.gpus:
+    if facts.tensorflow_has_cuda and not facts.gpus:
         reasons.append(
             "TensorFlow sees no GPU. Received: "
             f"CUDA_VISIBLE_DEVICES={facts.visible_devices!r}. If nvidia-smi shows one, TensorFlow "
@@ -126,10 +130,6 @@ def reasons_against_gpus(facts):
                 "later. Hide it with CUDA_VISIBLE_DEVICES, and the ops run on the CPU."
             )
     return reasons
-
-
-def _driver_text(version):
-    return "none" if version is None else f"for CUDA up to {_dotted(version)}"
 
 
 def _dotted(version):

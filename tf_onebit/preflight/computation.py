@@ -29,6 +29,8 @@ class ModelInStep:
 
     Attributes:
         optimizer: that optimizer, built.
+        scatter: dictionary: by how much the times of a step differed, by number of samples, as a
+            part of their median.
 
     Raises:
         ValueError: for a model that is not compiled or not made from inputs, or, without
@@ -49,6 +51,7 @@ class ModelInStep:
             for part in (self._loss, self._gradients, self._update)
         ]
         self._is_traced = False
+        self.scatter = {}
 
     @property
     def _has_open_sizes(self):
@@ -109,7 +112,10 @@ class ModelInStep:
             return None
         times = self._times(self._parts, batch, workers, most_seconds)
         # Of the slowest worker, for which all wait.
-        forward, backward, whole = workers.slowest(*times)
+        medians = np.median(times, axis=0).tolist()
+        *medians, scatter = workers.slowest(*medians, _scatter(times[:, -1]))
+        self.scatter[per_replica_batch_size] = scatter
+        forward, backward, whole = medians
         # Each is a part of the next; where they differ by less than they scatter, by nothing.
         backward = max(forward, backward)
         return Computation(forward, backward - forward, max(0.0, whole - backward))
@@ -120,8 +126,7 @@ class ModelInStep:
         batch = self._batch_for(per_replica_batch_size, alone)
         if batch is None:
             return None
-        (seconds,) = self._times(self._parts[-1:], batch, alone)
-        return seconds
+        return float(np.median(self._times(self._parts[-1:], batch, alone)))
 
     def _batch_for(self, batch_size, workers):
         """A batch that parts have run with, or None if some worker has not the memory."""
@@ -145,7 +150,7 @@ class ModelInStep:
         return None if too_much else batch
 
     def _times(self, parts, batch, workers, most_seconds=_MOST_SECONDS):
-        """The median time of each part."""
+        """The times of each part: array [runs, parts]."""
         times = []
         # By turns, so that all parts see the same drift of the machine.
         while len(times) < _RUNS:
@@ -153,7 +158,7 @@ class ModelInStep:
             (round_seconds,) = workers.slowest(sum(times[-1]))
             if len(times) * round_seconds > most_seconds:
                 break
-        return np.median(times, axis=0).tolist()
+        return np.array(times)
 
     def _seconds(self, part, batch, workers):
         workers.wait_for_all()
@@ -191,6 +196,12 @@ class ModelInStep:
         present = [(g, v) for g, v in pairs if g is not None]
         self.optimizer.apply([g for g, _ in present], [v for _, v in present])
         return self.optimizer.iterations.value
+
+
+def _scatter(times):
+    """By how much times differ, as a part of their median: of five without the extremes."""
+    middle = np.sort(times)[1:-1] if len(times) == _RUNS else times
+    return float(np.ptp(middle) / np.median(times))
 
 
 def _reason(error):

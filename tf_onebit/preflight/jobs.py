@@ -2,13 +2,11 @@
 
 import importlib
 import os
-import pathlib
-import sys
-import zipfile
 
 import tensorflow as tf
 
 from tf_onebit.measurement import Alone, Links
+from tf_onebit.preflight.source import is_file, look_here, require_source
 
 # What `horovodrun` does not set itself where it starts workers by `mpirun`.
 _RANKS_OF_MPI = "OMPI_COMM_WORLD_RANK", "PMI_RANK"
@@ -79,17 +77,10 @@ def load_model(source):
     Raises:
         ValueError: for what is neither, or cannot be loaded.
     """
-    path = pathlib.Path(source)
-    if path.suffix in (".keras", ".h5"):
-        return _saved_model(path)
-    module, separator, name = source.partition(":")
-    if not separator or not module or not name:
-        raise ValueError(
-            "The model must be a file that Keras saved, or module:function with a function that "
-            f"returns a compiled model. Received: {source!r}. Use for example model.keras, or "
-            "train:make_model for the function make_model of train.py."
-        )
-    sys.path.insert(0, os.getcwd())
+    require_source(source)
+    if is_file(source):
+        return _saved_model(source)
+    module, _, name = source.partition(":")
     function = getattr(_imported(module), name, None)
     if not callable(function):
         raise ValueError(
@@ -106,6 +97,7 @@ def load_model(source):
 
 
 def _imported(module):
+    look_here()
     try:
         return importlib.import_module(module)
     # A script may read its data, or its arguments, or end.
@@ -122,17 +114,12 @@ def _saved_model(path):
 
     import tf_onebit.optimizers  # noqa: F401  whose classes may have been saved
 
-    if not path.is_file():
-        raise ValueError(f"There is no such file. Received: {str(path)!r}.")
-    if path.suffix == ".keras" and not zipfile.is_zipfile(path):
-        raise ValueError(
-            "Keras saves .keras files as zip archives, and this one is none, or not complete. "
-            f"Received: {str(path)!r}. Save the model anew: model.save({path.name!r})."
-        )
     try:
         return keras.models.load_model(path)
     except Exception as error:
         raise ValueError(
-            f"Keras cannot load the model. Received: {str(path)!r}: {type(error).__name__}: "
-            f"{error} Name a function that returns it in its place: module:function."
+            "Keras cannot load the model. If it has layers or functions of your own, name a "
+            "function that returns it in its place: tf-onebit plan train:make_model, for "
+            f"make_model of train.py. Received: {path!r}, of which Keras says: "
+            f"{type(error).__name__}: {error}"
         ) from error

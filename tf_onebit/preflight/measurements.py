@@ -10,6 +10,8 @@ from tf_onebit.measurement import measure_block, measure_exchange, with_world_si
 from tf_onebit.planner import Method, narrowed, with_more_workers
 from tf_onebit.preflight.block_ends import BlockEnd
 from tf_onebit.preflight.computation import ModelInStep
+from tf_onebit.preflight.doubts import doubts_about
+from tf_onebit.preflight.status import tell
 
 FULL_PRECISION = "full precision"
 _MOST_SECONDS_OF_OTHERS = 1.0
@@ -37,6 +39,7 @@ class Measurements:
         links: dictionary: `planner.Link` by kind of collective, between `measured_workers`.
         measured_workers: number of workers that exchanged messages; 1 if links are assumed, which
             are then the same for any number.
+        doubts: list of sentences: what of it is not to be relied on.
     """
 
     per_replica_batch_size: int
@@ -48,6 +51,7 @@ class Measurements:
     estimates: dict
     links: dict
     measured_workers: int
+    doubts: list = ()
 
     def links_of(self, workers):
         """Links between another number of workers than was measured."""
@@ -75,7 +79,9 @@ def measure(model, workers, links, world_sizes, options):
         ValueError: for a model that cannot be measured, and without the memory for a step.
     """
     measured_workers = 1 if links else workers.world_size
-    links = links or workers.measure()
+    if not links:
+        tell(workers, f"links between {measured_workers} workers")
+        links = workers.measure()
     step = ModelInStep(model, options.unknown_size)
     try:
         size = options.per_replica_batch_size
@@ -101,6 +107,7 @@ def measure(model, workers, links, world_sizes, options):
     in_full_precision = _InFullPrecision()
     methods, estimates = {}, {}
     for world_size in world_sizes:
+        tell(workers, f"what is exchanged between {world_size} workers")
         # Coding depends little on the number of workers: that of the job is measured well.
         well = world_size in (workers.world_size, world_sizes[0])
         runs = {} if well else {"runs": _RUNS_OF_OTHERS}
@@ -126,6 +133,7 @@ def measure(model, workers, links, world_sizes, options):
         estimates,
         links,
         measured_workers,
+        doubts_about(computations, step.scatter),
     )
 
 
@@ -135,6 +143,7 @@ def _computations(step, size, batch_sizes, workers):
     for other in sorted(batch_sizes):
         # What is predicted depends on one; the others say how it changes with it.
         seconds = {} if other == size else {"most_seconds": _MOST_SECONDS_OF_OTHERS}
+        tell(workers, f"a step of {other} samples")
         computation = step.measure(other, workers, **seconds)
         if computation is None:
             break

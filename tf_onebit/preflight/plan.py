@@ -5,6 +5,7 @@ import dataclasses
 import math
 import re
 
+from tf_onebit.preflight.source import require_source
 from tf_onebit.preflight.status import status_of
 
 DESCRIPTION = """\
@@ -92,8 +93,9 @@ class Plan:
         links: dictionary: `planner.Link` by kind of collective.
         measured_workers: number of workers that links were measured between; 1: they are assumed.
         predictions: list of `planner.Prediction`.
-        advised_workers: the number of workers that the advice is for.
-        advice: `planner.Advice`.
+        advice: dictionary: `planner.Advice` by number of workers.
+        programs: dictionary: lines of Python by number of workers, which do what is advised.
+        doubts: list of sentences: which of the times are not to be relied on.
     """
 
     per_replica_batch_size: int
@@ -103,13 +105,14 @@ class Plan:
     links: dict
     measured_workers: int
     predictions: list
-    advised_workers: int
-    advice: object
+    advice: dict
+    programs: dict
+    doubts: list
 
 
 def run(options):
     """Runs the command. Returns its exit status."""
-    return status_of("plan", _run, options)
+    return status_of("plan", _run, options, check=lambda options: require_source(options.model))
 
 
 def _run(options):
@@ -158,11 +161,12 @@ def make_plan(model, workers, links, options):
     """
     from tf_onebit.planner import advise, interpolated, predict
     from tf_onebit.preflight.measurements import measure
+    from tf_onebit.preflight.program import lines_for
     from tf_onebit.preflight.suitable import (
         checked_first,
         checks_gradients_first,
-        notes_on,
         suitable,
+        with_notes,
     )
 
     least = max(2, workers.world_size)
@@ -186,18 +190,18 @@ def make_plan(model, workers, links, options):
         for world_size in world_sizes
         for method in methods[world_size] + estimates[world_size]
     ]
-    advised = workers.world_size if workers.world_size in world_sizes else world_sizes[0]
-    advice = advise(
-        suitable(methods[advised], model.optimizer),
-        {size: computation} if measured.has_sparse else computations,
-        measured.links_of(advised),
-        advised,
-        size,
-        measured.sizes,
-        alone,
-    )
-    notes = notes_on(advice.method, model)
-    advice = dataclasses.replace(advice, sentences=advice.sentences + notes)
+    advice = {
+        world_size: advise(
+            suitable(methods[world_size], model.optimizer),
+            {size: computation} if measured.has_sparse else computations,
+            measured.links_of(world_size),
+            world_size,
+            size,
+            measured.sizes,
+            alone,
+        )
+        for world_size in world_sizes
+    }
     return Plan(
         size,
         measured.sizes,
@@ -206,8 +210,9 @@ def make_plan(model, workers, links, options):
         measured.links,
         measured.measured_workers,
         predictions,
-        advised,
-        advice,
+        {workers: with_notes(one, model) for workers, one in advice.items()},
+        {n: lines_for(advice[n], options.sync_period, options.target_density) for n in advice},
+        measured.doubts,
     )
 
 

@@ -14,7 +14,7 @@ _BOTTLENECKS = {"computation": "computation", "coding": "encoding", "sending": "
 
 def text(plan):
     """What people read: string."""
-    lines = [_about_links(plan), _about_computation(plan)]
+    lines = [_about_links(plan), _about_computation(plan), *plan.doubts]
     for workers in sorted({prediction.workers for prediction in plan.predictions}):
         rows = [p for p in plan.predictions if p.workers == workers]
         lines += [
@@ -22,8 +22,13 @@ def text(plan):
             f"{workers} workers, {plan.per_replica_batch_size} samples each per step",
             *_table(rows),
         ]
-    lines += ["", f"Advice for {plan.advised_workers} workers:"]
-    lines += [f"- {sentence}" for sentence in plan.advice.sentences]
+    for workers, advice in plan.advice.items():
+        lines += ["", f"Advice for {workers} workers: {advice.method}"]
+        lines += [f"- {sentence}" for sentence in advice.sentences]
+    for program in dict.fromkeys(map(tuple, plan.programs.values())):
+        numbers = [str(workers) for workers, one in plan.programs.items() if tuple(one) == program]
+        lines += ["", f"In the program, for {', '.join(numbers)} workers:"]
+        lines += [f"    {line}" for line in program]
     return "\n".join(lines)
 
 

@@ -41,6 +41,12 @@ def checked_first(method, world_size):
     return dataclasses.replace(method, delay=0, buckets=[Bucket(0, (flag,)), *method.buckets])
 
 
+def with_notes(advice, model):
+    """An `Advice` with what has to be known of its method for a model."""
+    sentences = advice.sentences + notes_on(advice.method, model)
+    return dataclasses.replace(advice, sentences=sentences)
+
+
 def notes_on(method, model):
     """What has to be known of a method for this model: list of sentences.
 

@@ -10,13 +10,12 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 
-_POLL_SECONDS = 0.01
-# Between asking a worker to end and making it.
-_GRACE_SECONDS = 10
-_PR_SET_PDEATHSIG = 1
+from tf_onebit.launch.groups import POLL_SECONDS, Watchdog, end
+from tf_onebit.launch.output import Output
+
+_PR_SET_CHILD_SUBREAPER = 36
 # What ends the launcher: from the terminal, by others, and because the terminal is gone.
 _ENDING = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 
@@ -32,8 +31,16 @@ def add_command(commands):
         usage="tf-onebit launch -np 2 -- python train.py",
     )
     parser.add_argument("-np", "--num-proc", type=_number, required=True, help="how many processes")
+    parser.add_argument(
+        "--verbose",
+        action="store_true",
+        help="show all that TensorFlow's libraries say; else, unless TF_CPP_MIN_LOG_LEVEL is set, "
+        "the errors of all workers and the warnings of the first",
+    )
     parser.add_argument("program", nargs="+", help="with its arguments, after --")
-    parser.set_defaults(run=lambda options: launch(options.num_proc, options.program))
+    parser.set_defaults(
+        run=lambda options: launch(options.num_proc, options.program, options.verbose)
+    )
 
 
 def _number(text):
@@ -44,32 +51,43 @@ def _number(text):
     return int(text)
 
 
-def launch(num_workers, program):
+def launch(num_workers, program, verbose=False):
     """Runs `program` in `num_workers` processes, until all have ended or one has failed.
 
     Args:
         num_workers: number of processes.
         program: list of strings, the program and its arguments.
+        verbose: whether to show all that TensorFlow's libraries say.
 
     Returns:
         0, or the exit status of the first that failed, as a shell tells it.
     """
-    workers, output = [], _Output()
+    workers, output = [], Output(verbose)
+    watchdog = Watchdog()
+    # Whether what workers have started has ended is for their next parent alive to find out.
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     # But for what this process was started to ignore, as with nohup.
     previous = {s: h for s in _ENDING if (h := signal.getsignal(s)) != signal.SIG_IGN}
-    _handle(previous, lambda signum, _: sys.exit(128 + signum))
+    asked, failure = [], None  # signals that have come
+    for signum in previous:
+        signal.signal(signum, lambda signum, _: asked.append(signum))
     try:
         addresses = free_addresses(num_workers)
         for rank in range(num_workers):
-            workers.append(_start(program, tf_config(addresses, rank)))
-        output.mark(workers)
-        status = _first_failure(workers, output)
+            settings = {} if verbose else _log_level(rank)
+            workers.append(_start(program, settings | os.environ | tf_config(addresses, rank)))
+            watchdog.watch(workers[-1].pid)
+        output.copy(workers)
+        status, failure = _first_failure(workers, output, asked)
     except OSError as error:
         print(f"tf-onebit launch: {shlex.join(program)}: {error.strerror}", file=sys.stderr)
         return 127
     finally:
-        _end(workers, previous)
+        _end(workers, asked)
         output.finish()
+        watchdog.dismiss()
+        if failure:  # below all that workers have said
+            print(f"tf-onebit launch: {failure}", file=sys.stderr)
         for signum, handler in previous.items():
             signal.signal(signum, handler)
     if output.error is None:
@@ -82,9 +100,9 @@ def launch(num_workers, program):
     return status or 1
 
 
-def _handle(signals, handler):
-    for signum in signals:
-        signal.signal(signum, handler)
+def _log_level(rank):
+    """TensorFlow's warnings at start-up are the same on all workers; errors may differ."""
+    return {"TF_CPP_MIN_LOG_LEVEL": "1" if rank == 0 else "2"}
 
 
 def tf_config(addresses, rank):
@@ -104,90 +122,59 @@ def free_addresses(count):
 
 
 def _start(program, environment):
-    libc = ctypes.CDLL(None)
     return subprocess.Popen(
         program,
         # Else a program that writes to a pipe keeps its lines until there are many.
-        env={"PYTHONUNBUFFERED": "1"} | os.environ | environment,
+        env={"PYTHONUNBUFFERED": "1"} | environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        # What a worker starts is ended with it; and it ends with this process, however that ends.
-        start_new_session=True,
-        preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),
+        start_new_session=True,  # what a worker starts is ended with it
     )
 
 
-class _Output:
-    """The output of workers, line by line, each marked by the rank of its worker.
+def _first_failure(workers, output, asked):
+    """Waits until all workers have ended, one has failed, or a signal has come.
 
-    Attributes:
-        error: why it cannot be written, or None.
+    Returns:
+        The status of the job, and what happened, in words, if a worker failed.
     """
-
-    def __init__(self):
-        self.error = None
-        self._readers = []
-
-    def mark(self, workers):
-        """Begins to copy what workers say."""
-        for rank, worker in enumerate(workers):
-            for pipe, file in ((worker.stdout, sys.stdout), (worker.stderr, sys.stderr)):
-                arguments = pipe, file, f"[{rank}] ".encode()
-                reader = threading.Thread(target=self._copy, args=arguments, daemon=True)
-                reader.start()
-                self._readers.append(reader)
-
-    def finish(self):
-        """Waits until all has been copied that workers have said."""
-        for reader in self._readers:
-            reader.join(_GRACE_SECONDS)
-
-    def _copy(self, pipe, file, mark):
-        try:
-            for line in pipe:
-                file.buffer.write(mark + line.removesuffix(b"\n") + b"\n")
-                file.buffer.flush()
-        except OSError as error:
-            # As of `| head`, or a full disk. What Python has kept must not fail once more.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
-            self.error = error
-
-
-def _first_failure(workers, output):
-    running = dict(enumerate(workers))
-    while running and output.error is None:
+    running, ended = dict(enumerate(workers)), []
+    while running and output.error is None and not asked:
         for rank, worker in list(running.items()):
-            status = worker.poll()
+            status = _status(worker)
             if status:
-                how = f"with status {status}" if status > 0 else f"by signal {-status}"
-                others = "" if len(workers) == 1 else "; the others are ended"
-                print(f"tf-onebit launch: worker {rank} ended {how}{others}.", file=sys.stderr)
-                return status if status > 0 else 128 - status
+                return status if status > 0 else 128 - status, _failure(
+                    rank, status, ended, running
+                )
             if status == 0:
+                ended.append(rank)
                 del running[rank]
-        time.sleep(_POLL_SECONDS)
-    return 0
+        time.sleep(POLL_SECONDS)
+    return 128 + asked[0] if asked else 0, None
 
 
-def _end(workers, signals):
-    """Ends the workers and all that they started: at once if one of `signals` comes."""
-    deadline = time.monotonic() + _GRACE_SECONDS
+def _status(worker):
+    """As `worker.poll()`; but the worker's id stays taken, and so the id of its group."""
+    ended = os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if ended is None:
+        return None
+    return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
 
-    def end_at_once(signum, _):
-        nonlocal deadline
-        deadline = 0.0
 
-    _handle(signals, end_at_once)
-    _signal_groups(workers, signal.SIGTERM)
-    while time.monotonic() < deadline and any(worker.poll() is None for worker in workers):
-        time.sleep(_POLL_SECONDS)
-    _signal_groups(workers, signal.SIGKILL)
+def _failure(rank, status, ended, running):
+    """What happened when a worker failed, in words: it may have missed one that had left."""
+    how = f"with status {status}" if status > 0 else f"by signal {-status}"
+    text = f"worker {rank} ended {how}"
+    if ended:
+        who = f"worker {ended[0]}" if len(ended) == 1 else f"workers {', '.join(map(str, ended))}"
+        text = f"{who} ended with status 0 while others still ran; then {text}"
+    return f"{text}; the others are ended." if len(running) > 1 else f"{text}."
+
+
+def _end(workers, asked):
+    """Ends the workers and all that they started: at once if one more signal comes."""
+    before = len(asked)
+    end([worker.pid for worker in workers], is_urgent=lambda: len(asked) > before)
     for worker in workers:
         worker.wait()
-
-
-def _signal_groups(workers, signum):
-    for worker in workers:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(worker.pid, signum)

@@ -1,0 +1,52 @@
+"""Where a model comes from, as far as that is known without TensorFlow, which takes seconds."""
+
+import importlib.util
+import os
+import pathlib
+import sys
+import zipfile
+
+
+def is_file(source):
+    """Whether a user names a file of Keras' and no function."""
+    return pathlib.Path(source).suffix in (".keras", ".h5")
+
+
+def require_source(source):
+    """Raises ValueError if there is no such model.
+
+    Args:
+        source: path of a file that Keras saved, or "module:function".
+    """
+    if is_file(source):
+        _require_file(pathlib.Path(source))
+        return
+    module, separator, function = source.partition(":")
+    if not separator or not module or not function:
+        raise ValueError(
+            "The model must be a file that Keras saved, or module:function with a function that "
+            f"returns a compiled model. Received: {source!r}. Use for example model.keras, or "
+            "train:make_model for the function make_model of train.py."
+        )
+    look_here()
+    if importlib.util.find_spec(module.partition(".")[0]) is None:
+        raise ValueError(
+            f"There is no module {module!r}, from {os.getcwd()}. Received: {source!r}. Start the "
+            "command in the folder of the module's file, or name another."
+        )
+
+
+def look_here():
+    """Has modules of the current folder be found, as by `python train.py`."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+
+
+def _require_file(path):
+    if not path.is_file():
+        raise ValueError(f"There is no such file. Received: {str(path)!r}.")
+    if path.suffix == ".keras" and not zipfile.is_zipfile(path):
+        raise ValueError(
+            "Keras saves .keras files as zip archives, and this one is none, or not complete. "
+            f"Received: {str(path)!r}. Save the model anew: model.save({path.name!r})."
+        )
