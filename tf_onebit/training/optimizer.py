@@ -151,7 +151,9 @@ class Distributed:
         function()
 
     def finalize_variable_values(self, var_list):
-        self.flush()  # at the end of `fit`
+        # At the end of `fit`.
+        self.flush()
+        self.gradient_exchange.advise()
         super().finalize_variable_values(var_list)
 
     def _exchange(self, gradients, variables, exchanging=None):
