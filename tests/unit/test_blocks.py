@@ -489,7 +489,7 @@ def test_state_of_other_settings_is_refused():
     with before.blocks.view():
         states = before.blocks.states()
     after = Workers((0.75, 1.0, True), template=ONE_BIT)
-    with pytest.raises(ValueError, match="Received: a state with 6 variables, where there are 2"):
+    with pytest.raises(ValueError, match="with 6 variables of 1 optimizers, where there are 2 of"):
         after.blocks.load_states(states, list(range(WORKERS)), as_many=True)
 
 

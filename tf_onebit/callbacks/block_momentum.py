@@ -9,7 +9,13 @@ import keras
 import tensorflow as tf
 
 from tf_onebit.block_momentum import BlockFilter
-from tf_onebit.callbacks import fit
+from tf_onebit.callbacks import fit, training_state
+from tf_onebit.callbacks.block_optimizers import (
+    Bystanders,
+    named,
+    require_trains_apart,
+    training_optimizers,
+)
 from tf_onebit.callbacks.block_variables import CORRECTIONS, block_variables
 from tf_onebit.collectives.requests import AllGather, ask
 from tf_onebit.configurable import serialize
@@ -17,6 +23,7 @@ from tf_onebit.exchanges import FullPrecision, Local
 from tf_onebit.exchanges.handshake import enumerated, handshake
 from tf_onebit.training.blocks import BlockSynchronization, End
 from tf_onebit.training.gradients import resolve_exchange
+from tf_onebit.training.model_optimizers import optimizers_of
 from tf_onebit.training.optimizer import settings
 from tf_onebit.training.shown import SHOWING, show_as_is, show_in
 
@@ -183,19 +190,33 @@ class BlockMomentum(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         self._fit = fit.frame_of_fit(self.model)
         self._require_alone(self._fit.f_locals["callbacks"].callbacks)
-        self._gradient_exchange = self._require_workers()
         fit.build_model(self.model, "is trained in blocks")
+        if self.groups is not None:
+            self._group_by_node()
+        optimizers = training_optimizers(self.model)
+        exchanges = [
+            require_trains_apart(optimizer, self.model, self.groups)
+            for optimizer in optimizers or [None]
+        ]
+        # Of one of them, for whoever asks.
+        self._gradient_exchange = exchanges[0]
         variables = block_variables(
             self.model,
             self.moment_correction,
             self._looks_ahead,
             compresses=type(self.exchange) is not FullPrecision,
+            optimizers=optimizers,
         )
         self._batches_per_step = variables.batches_per_step
         job = self._gradient_exchange.engine
         job.run([handshake("block momentum", self._description(variables)) for _ in job.ranks])
-        if self._blocks is None or self._gradient_exchange.blocks is not self._blocks:
-            self._blocks = self._gradient_exchange.blocks = self._synchronization(variables)
+        is_new = self._blocks is None or self._gradient_exchange.blocks is not self._blocks
+        if is_new or optimizers != self._optimizers:
+            for exchange in training_state.gradient_exchanges_of(self.model):
+                exchange.blocks = None
+            self._blocks = self._synchronization(variables)
+            self._gradient_exchange.blocks = self._blocks
+        self._optimizers, self._bystanders = optimizers, None
         self._blocks.begin()
         self._blocks.batches = 0
         self._is_training = True
@@ -207,6 +228,8 @@ class BlockMomentum(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch, logs=None):
         self._replays = fit.is_replaying(self.model)
         if not self._replays:
+            if self._bystanders is None:  # not before a backup has given them their state
+                self._bystanders = Bystanders(self.model, self._optimizers)
             self._resume()
             self._blocks.train()
             self._first_batch = batch
@@ -215,6 +238,7 @@ class BlockMomentum(keras.callbacks.Callback):
         if self._replays:
             return
         self._blocks.batches += batch - self._first_batch + 1
+        self._bystanders.require_idle()
         self._synchronize_if_due()
 
     def on_test_begin(self, logs=None):
@@ -282,54 +306,6 @@ class BlockMomentum(keras.callbacks.Callback):
             return self._gradient_exchange.engine.world_size > 1
         return self.block_momentum > 0
 
-    def _require_workers(self):
-        """The `GradientExchange` of the model's optimizer."""
-        optimizer = self.model.optimizer
-        gradient_exchange = getattr(optimizer, "gradient_exchange", None)
-        if gradient_exchange is None:
-            raise ValueError(
-                "BlockMomentum synchronizes the workers that an optimizer knows. Received: "
-                f"optimizer={optimizer!r}. Compile the model with "
-                "tf_onebit.horovod.DistributedOptimizer(optimizer, exchange=tf_onebit.Local()), or "
-                "in the scope of tf_onebit.distribute.MultiWorkerMirroredStrategy(exchange="
-                "tf_onebit.Local())."
-            )
-        if self.groups is not None and self.model._distribute_strategy is not None:
-            raise ValueError(
-                'Only Horovod\'s workers can be grouped by node. Received: groups="node" for a '
-                "model in the scope of a strategy, where the devices of a process are a group as "
-                "they are. Leave groups out."
-            )
-        if gradient_exchange.template.steps_of_delay:
-            raise ValueError(
-                "What a block has changed is averaged when all of it is there. Received: an "
-                "optimizer with the exchange Delayed. Leave Delayed out with BlockMomentum."
-            )
-        is_local = isinstance(gradient_exchange.template, Local)
-        template = serialize(gradient_exchange.template)["class"].split(":")[-1]
-        if self.groups is None and not is_local:
-            raise ValueError(
-                "Workers that synchronize by blocks do not exchange gradients. Received: an "
-                f"optimizer with the exchange {template}. Use exchange=tf_onebit.Local(), or "
-                'BlockMomentum(groups="node") for workers that exchange gradients within a node.'
-            )
-        if self.groups is not None and is_local:
-            raise ValueError(
-                'The workers of a node exchange gradients with groups="node". Received: an '
-                "optimizer with the exchange Local. Use for example exchange=tf_onebit.OneBit()."
-            )
-        if gradient_exchange.is_asynchronous:
-            raise ValueError(
-                "The workers of a node train together, and only nodes apart. Received: "
-                'groups="node" and an AsynchronousOptimizer. Use DistributedOptimizer.'
-            )
-        if len(gradient_exchange.engine.ranks) > 1:
-            raise ValueError(
-                "BlockMomentum synchronizes processes. Received: several workers in one process "
-                "of a MirroredStrategy. Use MultiWorkerMirroredStrategy or Horovod."
-            )
-        return gradient_exchange
-
     def _description(self, variables):
         """What workers must agree on."""
         own = {
@@ -349,9 +325,10 @@ class BlockMomentum(keras.callbacks.Callback):
                 "weight {}",
                 [f"{tuple(v.shape)} {v.dtype}" for v in variables.weights],
             ),
-            *settings(variables.optimizer),
+            ("number of optimizers", str(len(variables.optimizers))),
+            *(pair for part in variables.optimizers for pair in settings(part.optimizer)),
             *enumerated(
-                "number of the optimizer's moments",
+                "number of the optimizers' moments",
                 "moment {}",
                 [f"of {len(m.variables)} weights, decay {m.decay}" for m in variables.moments],
             ),
@@ -362,17 +339,26 @@ class BlockMomentum(keras.callbacks.Callback):
             ),
         ]
 
+    def _group_by_node(self):
+        """Has workers exchange gradients within their node, from the first trace on."""
+        for optimizer in optimizers_of(self.model):
+            if not hasattr(optimizer, "gradient_exchange"):
+                continue
+            exchange = require_trains_apart(optimizer, self.model, self.groups)
+            if exchange.group is not exchange.engine:
+                continue
+            if exchange.built:
+                raise ValueError(
+                    'With groups="node" workers exchange gradients within their node from the '
+                    f"first step. Received: {named(optimizer)}, which has exchanged with all. "
+                    "Make a new one."
+                )
+            exchange.group, _ = exchange.engine.by_node()
+
     def _synchronization(self, variables):
         engine, within = self._gradient_exchange.engine, None
         if self.groups is not None:
-            if self._gradient_exchange.built and self._gradient_exchange.group is engine:
-                raise ValueError(
-                    'With groups="node" workers exchange gradients within their node from the '
-                    "first step. Received: an optimizer that has exchanged with all. Compile the "
-                    "model with a new one."
-                )
             within, engine = engine.by_node()
-            self._gradient_exchange.group = within
         eta = self.block_momentum
         if eta == "auto":
             eta = 1 - 1 / engine.world_size

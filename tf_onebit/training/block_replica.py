@@ -296,11 +296,13 @@ class BlockReplica:
         """
         kept = self._kept()
         saved = {name for name in state if name.startswith(("delta/", "global/", "begin_"))}
-        if saved != kept.keys():
+        at_begin, optimizers = state["begin"].reshape(-1, 2).tolist(), self.variables.optimizers
+        if saved != kept.keys() or len(at_begin) != len(optimizers):
             raise ValueError(
                 "Training goes on with the BlockMomentum that it began with. Received: a state "
-                f"with {len(saved)} variables, where there are {len(kept)} now. Use the earlier "
-                "moment_correction, exchange and optimizer, or begin anew from the model's weights."
+                f"with {len(saved)} variables of {len(at_begin)} optimizers, where there are "
+                f"{len(kept)} of {len(optimizers)} now. Use the earlier moment_correction, "
+                "exchange and optimizers, or begin anew from the model's weights."
             )
         self.restart()
         for name, variable in kept.items():
@@ -309,10 +311,7 @@ class BlockReplica:
             tf.constant(_mean([other[f"local/{i}"] for other in locals_of_all]))
             for i in range(len(self._shown))
         ]
-        at_begin = state["begin"].reshape(-1, 2).tolist()
-        for optimizer, (steps, moment_steps) in zip(
-            self.variables.optimizers, at_begin, strict=True
-        ):
+        for optimizer, (steps, moment_steps) in zip(optimizers, at_begin, strict=True):
             optimizer.steps_at_begin = int(steps), moment_steps
 
 
