@@ -70,7 +70,8 @@ class Gan(keras.Model):
     def _apply(self, optimizer, tape, loss, part):
         variables = part.trainable_variables
         gradients = tape.gradient(loss, [v.value for v in variables])
-        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        pairs = zip(gradients, variables, strict=True)
+        optimizer.apply_gradients([pair for pair in pairs if pair[0] is not None])
 
 
 def _network(inputs, outputs):

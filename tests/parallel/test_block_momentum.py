@@ -157,9 +157,10 @@ def test_workers_agree_in_all_that_the_optimizers_of_a_gan_have_trained(engine, 
     count = 5 - 2 * rank()
     real = np.random.default_rng(rank()).standard_normal([4 * count, 4]).astype(np.float32)
     data = tf.data.Dataset.from_tensor_slices(real).batch(4, drop_remainder=True)
-    model.fit(
-        distributed(data.filter(lambda _: True)), callbacks=[BlockMomentum(PERIOD, ETA)], verbose=0
-    )
+    callbacks = [BlockMomentum(PERIOD, ETA), Monitor()]
+    data = distributed(data.filter(lambda _: True))
+    history = model.fit(data, callbacks=callbacks, verbose=0).history
+    assert history["bytes_sent"][0] > 0
     # All but the noise, of which every worker draws its own.
     variables = [v for v in model.variables if "seed" not in v.path]
     variables += [v for o in (model.d_optimizer, model.g_optimizer) for v in o.variables]

@@ -28,12 +28,12 @@ def local(optimizer):
     return hvd.DistributedOptimizer(optimizer, exchange=Local())
 
 
-def make_gan(*made, wrap=local, run_eagerly=False, **arguments):
+def make_gan(*made, wrap=local, model_class=Gan, slow=False, critic_steps=1, **arguments):
     """A GAN that has no optimizer built; by default Adam trains it, and SGD."""
     keras.utils.set_random_seed(0)
     made = made or (optimizers.Adam(0.01), keras.optimizers.SGD(0.1, momentum=0.5))
-    model = Gan(**arguments)
-    model.compile(*map(wrap, made), run_eagerly=run_eagerly)
+    model = model_class(slow=slow, critic_steps=critic_steps)
+    model.compile(*map(wrap, made), **arguments)
     return model
 
 
@@ -151,7 +151,24 @@ def test_an_optimizer_without_a_step_in_a_block_keeps_its_moments():
 # In `fit`, of one worker.
 
 
-@pytest.mark.parametrize("arguments", [{}, {"slow": True, "critic_steps": 2}], ids=str)
+class Overlapping(Gan):
+    """Its second optimizer trains all weights."""
+
+    def _apply(self, optimizer, tape, loss, part):
+        super()._apply(optimizer, tape, loss, self if part is self.generator else part)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"slow": True, "critic_steps": 2},
+        {"model_class": Overlapping},
+        {"steps_per_execution": 3},
+        {"jit_compile": True},
+    ],
+    ids=str,
+)
 def test_a_gan_trains_as_ever_without_momentum(arguments):
     plain, model = make_gan(wrap=lambda o: o, **arguments), make_gan(**arguments)
     assert fit(model, BlockMomentum(3), epochs=2) == fit(plain, epochs=2)

@@ -63,18 +63,25 @@ class BlockMomentum(keras.callbacks.Callback):
     BatchNormalization, are averaged, and so is other state of the optimizer. Learning rate
     schedules follow the worker that has made the most steps.
 
-    The workers are those of the model's optimizer, which must leave them their own gradients::
+    A model with several optimizers, as a GAN, is one model all the same: all its weights are
+    filtered together, and each optimizer has its own moments, number of steps and rho_n. Those
+    count that its `train_step` uses and the model holds: as attributes, or in lists or dictionaries
+    of it. A worker counts by the optimizer that has made the most steps.
+
+    The workers are those of the model's optimizers, which must leave them their own gradients::
 
         tf_onebit.horovod.DistributedOptimizer(optimizer, exchange=tf_onebit.Local())
         tf_onebit.distribute.MultiWorkerMirroredStrategy(exchange=tf_onebit.Local())
 
     Args:
-        sync_period: number of steps in a block, for each worker.
+        sync_period: number of steps in a block, for each worker: of `train_step`, or with
+            accumulation of gradients of the optimizer that accumulates longest.
         block_momentum: eta, at least 0 and below 1; or "auto": 1 - 1 / N for N workers.
         block_learning_rate: zeta, positive.
         nesterov: whether workers go on from where the momentum will lead.
         warmup_steps: number of steps, at first, in which worker 0 trains alone, as the paper
-            does for a tenth of an epoch: the others' steps do not count.
+            does for a tenth of an epoch: the others' steps do not count. Of several optimizers the
+            one counts that makes the most.
         moment_correction: "bmuf_adam"; "average": moments are averaged as they are; "reset": each
             block begins with moments of zero. Optimizers other than Adam's kin have nothing to
             correct: with "bmuf_adam" SGD's momentum begins anew where block momentum moves the
@@ -91,8 +98,8 @@ class BlockMomentum(keras.callbacks.Callback):
 
     Raises:
         ValueError: for arguments of other types or values; in `fit`, for an optimizer whose state
-            it does not know, or that exchanges gradients, and on all workers if they do not train
-            the same model in the same way.
+            it does not know, or that exchanges gradients, and for one that begins to train in the
+            midst of it; on all workers if they do not train the same model in the same way.
 
     Example:
         >>> import tf_onebit, tf_onebit.horovod as hvd
@@ -238,7 +245,6 @@ class BlockMomentum(keras.callbacks.Callback):
         if self._replays:
             return
         self._blocks.batches += batch - self._first_batch + 1
-        self._bystanders.require_idle()
         self._synchronize_if_due()
 
     def on_test_begin(self, logs=None):
@@ -264,11 +270,17 @@ class BlockMomentum(keras.callbacks.Callback):
 
     def _synchronize_if_due(self):
         if self._blocks.batches >= self.sync_period * self._batches_per_step:
+            self._require_idle_bystanders()
             self._blocks.synchronize()
             self._blocks.batches = 0
 
+    def _require_idle_bystanders(self):
+        if self._bystanders is not None:
+            self._bystanders.require_idle()
+
     def _end(self, end):
         self._resume()
+        self._require_idle_bystanders()
         self._blocks.end(end)
         self._blocks.batches = 0
 
