@@ -200,10 +200,19 @@ class BlockMomentum(keras.callbacks.Callback):
         fit.build_model(self.model, "is trained in blocks")
         if self.groups is not None:
             self._group_by_node()
-        optimizers = training_optimizers(self.model)
+        if self._blocks is not None and self._blocks in self._known_blocks():
+            self._blocks.begin()
+        self._optimizers, self._is_training = None, True
+        show_in(self.model, self._view, _SHOWING)
+
+    def _get_ready(self):
+        """Finds what is trained: when all callbacks have begun, which a step may depend on."""
+        if self._optimizers is not None:
+            return
+        self._optimizers = training_optimizers(self.model)
         exchanges = [
             require_trains_apart(optimizer, self.model, self.groups)
-            for optimizer in optimizers or [None]
+            for optimizer in self._optimizers or [None]
         ]
         # Of one of them, for whoever asks.
         self._gradient_exchange = exchanges[0]
@@ -212,31 +221,32 @@ class BlockMomentum(keras.callbacks.Callback):
             self.moment_correction,
             self._looks_ahead,
             compresses=type(self.exchange) is not FullPrecision,
-            optimizers=optimizers,
+            optimizers=self._optimizers,
         )
         self._batches_per_step = variables.batches_per_step
+        self._bystanders = Bystanders(self.model, self._optimizers)
         job = self._gradient_exchange.engine
         job.run([handshake("block momentum", self._description(variables)) for _ in job.ranks])
-        is_new = self._blocks is None or self._gradient_exchange.blocks is not self._blocks
-        if is_new or optimizers != self._optimizers:
+        is_known = self._blocks is not None and self._blocks in self._known_blocks()
+        if not is_known or self._blocks.trained_by != variables.trained_by:
             for exchange in training_state.gradient_exchanges_of(self.model):
                 exchange.blocks = None
             self._blocks = self._synchronization(variables)
             self._gradient_exchange.blocks = self._blocks
-        self._optimizers, self._bystanders = optimizers, None
-        self._blocks.begin()
         self._blocks.batches = 0
-        self._is_training = True
-        show_in(self.model, self._view, _SHOWING)
+
+    def _known_blocks(self):
+        """Those that the model has been trained in."""
+        return [e.blocks for e in training_state.gradient_exchanges_of(self.model)]
 
     def on_epoch_begin(self, epoch, logs=None):
-        self._blocks.begin_epoch()
+        if self._blocks is not None:
+            self._blocks.begin_epoch()
 
     def on_train_batch_begin(self, batch, logs=None):
         self._replays = fit.is_replaying(self.model)
         if not self._replays:
-            if self._bystanders is None:  # not before a backup has given them their state
-                self._bystanders = Bystanders(self.model, self._optimizers)
+            self._get_ready()
             self._resume()
             self._blocks.train()
             self._first_batch = batch
@@ -270,17 +280,14 @@ class BlockMomentum(keras.callbacks.Callback):
 
     def _synchronize_if_due(self):
         if self._blocks.batches >= self.sync_period * self._batches_per_step:
-            self._require_idle_bystanders()
+            self._bystanders.require_idle()
             self._blocks.synchronize()
             self._blocks.batches = 0
 
-    def _require_idle_bystanders(self):
-        if self._bystanders is not None:
-            self._bystanders.require_idle()
-
     def _end(self, end):
+        self._get_ready()
         self._resume()
-        self._require_idle_bystanders()
+        self._bystanders.require_idle()
         self._blocks.end(end)
         self._blocks.batches = 0
 
@@ -297,11 +304,12 @@ class BlockMomentum(keras.callbacks.Callback):
     def _view(self):
         """Context in which the model is the global one."""
         if not fit.is_running(self._fit):  # any more: it was interrupted
-            self._blocks.show()
+            if self._blocks is not None:
+                self._blocks.show()
             self._unwrap()
             yield
             return
-        with self._blocks.view():
+        with self._blocks.view() if self._blocks is not None else contextlib.nullcontext():
             yield
 
     def _require_alone(self, callbacks):

@@ -13,9 +13,9 @@ def training_optimizers(model):
     """The optimizers that train a model in the calling `fit`.
 
     Keras' own training step uses the one that the model was compiled with. With a step of its own a
-    model may hold more than it uses: `compile` makes an RMSprop where it is told of none. So such a
-    step is traced, which gives the optimizers that it uses their variables. Where a model runs
-    eagerly, and has several, those count that are built.
+    model may hold more than it uses: `compile` makes an RMSprop where it is told of none. So of
+    several those count that the step uses, which is traced for it, and gives them their variables;
+    where a model runs eagerly, those that are built.
 
     Args:
         model: Keras model, built.
@@ -27,11 +27,10 @@ def training_optimizers(model):
         ValueError: if the model holds some, and it is none of these.
     """
     held = optimizers_of(model)
-    has_own_step = getattr(model.train_step, "__func__", None) is not keras.Model.train_step
-    if not held or not has_own_step:
-        return [model.optimizer] if held else []
-    if model.run_eagerly and len(held) == 1:
+    if len(held) < 2:
         return held
+    if getattr(model.train_step, "__func__", None) is keras.Model.train_step:
+        return [model.optimizer]
     if model.run_eagerly:
         found, way = [o for o in held if o.built], "has built none of them"
         remedy = "Build each before fit: optimizer.build(variables)"

@@ -32,6 +32,11 @@ class BlockVariables:
     optimizers: list
 
     @property
+    def trained_by(self):
+        """List of the Keras optimizers."""
+        return [optimizer.optimizer for optimizer in self.optimizers]
+
+    @property
     def moments(self):
         """List of `tf_onebit.optimizers.Moment`, of all optimizers."""
         return [moment for optimizer in self.optimizers for moment in optimizer.moments]

@@ -99,6 +99,11 @@ class BlockSynchronization:
         self.batches = 0
         self.latest = collections.deque(maxlen=100)
 
+    @property
+    def trained_by(self):
+        """List of the Keras optimizers of this process's first worker."""
+        return self._replicas[0].variables.trained_by
+
     def begin(self):
         """Is called where training begins on all workers, before anything else."""
         self._begun = False
