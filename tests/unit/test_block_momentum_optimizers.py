@@ -191,6 +191,15 @@ def test_the_step_is_traced_once(monkeypatch):
     assert len(traces) == 1
 
 
+def test_a_step_may_depend_on_what_callbacks_set_when_training_begins():
+    model = make_gan()
+    setting = keras.callbacks.LambdaCallback(
+        on_train_begin=lambda logs: setattr(model, "critic_steps", 3)
+    )
+    fit(model, BlockMomentum(3, 0.5), setting)
+    assert [int(o.iterations) for o in (model.d_optimizer, model.g_optimizer)] == [21, 7]
+
+
 def test_all_optimizers_of_a_model_look_ahead():
     model = make_gan(optimizers.Adam(0.01), optimizers.Adam(0.01), critic_steps=2)
     fit(model, BlockMomentum(3, 0.5))

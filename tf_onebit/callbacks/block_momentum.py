@@ -200,8 +200,6 @@ class BlockMomentum(keras.callbacks.Callback):
         fit.build_model(self.model, "is trained in blocks")
         if self.groups is not None:
             self._group_by_node()
-        if self._blocks is not None and self._blocks in self._known_blocks():
-            self._blocks.begin()
         self._optimizers, self._is_training = None, True
         show_in(self.model, self._view, _SHOWING)
 
@@ -227,17 +225,14 @@ class BlockMomentum(keras.callbacks.Callback):
         self._bystanders = Bystanders(self.model, self._optimizers)
         job = self._gradient_exchange.engine
         job.run([handshake("block momentum", self._description(variables)) for _ in job.ranks])
-        is_known = self._blocks is not None and self._blocks in self._known_blocks()
+        is_known = self._blocks is not None and self._gradient_exchange.blocks is self._blocks
         if not is_known or self._blocks.trained_by != variables.trained_by:
             for exchange in training_state.gradient_exchanges_of(self.model):
                 exchange.blocks = None
             self._blocks = self._synchronization(variables)
             self._gradient_exchange.blocks = self._blocks
+        self._blocks.begin()
         self._blocks.batches = 0
-
-    def _known_blocks(self):
-        """Those that the model has been trained in."""
-        return [e.blocks for e in training_state.gradient_exchanges_of(self.model)]
 
     def on_epoch_begin(self, epoch, logs=None):
         if self._blocks is not None:
