@@ -17,6 +17,7 @@ class Block:
     Attributes:
         steps: tuple of ints: by worker, its minibatches.
         leader: rank of the worker that alone counts, or None: all count by their steps.
+        weighted_by: by worker, the steps that it counts by, if they are not these.
 
     Example:
         >>> Block((8, 8, 4, 0)).weights
@@ -25,19 +26,32 @@ class Block:
 
     steps: tuple
     leader: int | None = None
+    weighted_by: tuple | None = None
+
+    def of_optimizer(self, steps):
+        """The same block, as one of several optimizers has seen it.
+
+        Args:
+            steps: tuple of ints: by worker, the optimizer's minibatches.
+        """
+        return Block(tuple(steps), self.leader, self.steps)
 
     @property
     def counted(self):
         """By worker, the minibatches that count."""
+        return self._counted(self.steps)
+
+    def _counted(self, steps):
         if self.leader is None:
-            return self.steps
-        return tuple(n if rank == self.leader else 0 for rank, n in enumerate(self.steps))
+            return steps
+        return tuple(n if rank == self.leader else 0 for rank, n in enumerate(steps))
 
     @property
     def weights(self):
         """Of the workers, in means over them. At least one must have made a step that counts."""
-        total = sum(self.counted)
-        return tuple(n / total for n in self.counted)
+        counted = self._counted(self.weighted_by or self.steps)
+        total = sum(counted)
+        return tuple(n / total for n in counted)
 
     @property
     def mean_steps(self):

@@ -10,6 +10,7 @@ from tests.parallel.blocks import Lockstep
 from tests.parallel.in_scope import in_scope, sgd
 from tests.parallel.ranks import assert_same_bits_on_all_ranks, gather, rank
 from tests.parallel.training import compiled, make_data, make_model, with_layer
+from tests.two_optimizers import Gan
 from tf_onebit import Local, OneBit
 from tf_onebit.callbacks import BlockMomentum, Monitor
 
@@ -128,6 +129,47 @@ def test_a_worker_whose_data_have_ended_waits(count, world_size):
     for _ in range(2):
         expected = reference.epoch(batches, PERIOD)
     assert_close(worker.arrays, expected)
+
+
+def make_gan(engine):
+    """A GAN on this worker, and a function that distributes its data."""
+    keras.utils.set_random_seed(rank())  # each begins with weights of its own
+    if engine == "horovod":
+        import tf_onebit.horovod as hvd
+
+        model = Gan(slow=True, critic_steps=2)
+        make = (adam, sgd(momentum=0.9))
+        model.compile(*(hvd.DistributedOptimizer(o(), exchange=Local()) for o in make))
+        return model, lambda dataset: dataset
+    strategy = tf_onebit.distribute.MultiWorkerMirroredStrategy(Local())
+    with strategy.scope():
+        model = Gan(slow=True, critic_steps=2)
+        model.compile(adam(), sgd(momentum=0.9)())
+    model.built = True  # all of its parts are, and Keras' strategies build by `call`
+    return model, lambda data: strategy.distribute_datasets_from_function(lambda _: data)
+
+
+@both_engines
+def test_workers_agree_in_all_that_the_optimizers_of_a_gan_have_trained(engine, world_size):
+    model, distributed = make_gan(engine)
+    kernels = [v for v in model.trainable_variables if v.name == "kernel"]
+    initial = list(map(np.array, kernels))
+    count = 5 - 2 * rank()
+    real = np.random.default_rng(rank()).standard_normal([4 * count, 4]).astype(np.float32)
+    data = tf.data.Dataset.from_tensor_slices(real).batch(4, drop_remainder=True)
+    callbacks = [BlockMomentum(PERIOD, ETA), Monitor()]
+    data = distributed(data.filter(lambda _: True))
+    history = model.fit(data, callbacks=callbacks, verbose=0).history
+    assert history["bytes_sent"][0] > 0
+    # All but the noise, of which every worker draws its own.
+    variables = [v for v in model.variables if "seed" not in v.path]
+    variables += [v for o in (model.d_optimizer, model.g_optimizer) for v in o.variables]
+    assert_same_bits_on_all_ranks([np.array(v) for v in variables])
+    for before, kernel in zip(initial, kernels, strict=True):
+        assert np.abs(kernel - before).max() > 1e-3, kernel.path
+    iterations = [np.array(o.iterations) for o in (model.d_optimizer, model.g_optimizer)]
+    assert iterations == [10, 5]
+    assert not model.optimizer.iterations.numpy()
 
 
 class Stop(keras.callbacks.Callback):

@@ -14,6 +14,7 @@ import tf_onebit
 import tf_onebit.horovod as hvd
 from tests.parallel.blocks import Lockstep
 from tests.parallel.training import BATCH_SIZE, INPUTS, compiled, make_data, with_layer
+from tests.two_optimizers import Gan
 
 STEPS, EPOCHS, PERIOD, ETA = 5, 2, 2, 0.5
 NODES, REPLICAS = 2, 2  # on each
@@ -43,6 +44,15 @@ def train(make, exchange, block_exchange):
     """The variables that this process ends with, one of two on its node."""
     model = compiled(make(), hvd.DistributedOptimizer(adam(), exchange=exchange))
     return fit(model, batches(hvd.rank(), 1), groups="node", exchange=block_exchange)
+
+
+def train_gan():
+    """The variables that this process ends with, of a model with two optimizers."""
+    keras.utils.set_random_seed(hvd.rank())
+    model, exchange = Gan(width=INPUTS), tf_onebit.OneBit(min_size=0)
+    model.compile(*(hvd.DistributedOptimizer(adam(), exchange=exchange) for _ in range(2)))
+    fit(model, batches(hvd.rank(), 1).map(lambda x, _: x), groups="node")
+    return [np.array(v) for v in model.variables if "seed" not in v.path]
 
 
 def train_in_scope():
@@ -96,6 +106,7 @@ def main():
         runs = {
             "exact": train(seeing_model, tf_onebit.FullPrecision(), None),
             "one_bit": train(normalized_model, one_bit, one_bit),
+            "gan": train_gan(),
         }
         rank = hvd.rank()
         if rank == 0:

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 import tf_onebit
 import tf_onebit.horovod as hvd
+from tests.two_optimizers import Gan
 
 CLASSES, FEATURES = 4, 16
 # Searches of minibatch sizes ask for 2 % of the samples between two of them.
@@ -45,13 +46,14 @@ def names(document):
         "tf_onebit": tf_onebit,
         "hvd": hvd,
         "make_model": make_model,
+        "make_gan": lambda: Gan(width=FEATURES),
         "my_share_of_the_data": my_share_of_the_data,
         "loss_function": keras.losses.SparseCategoricalCrossentropy(),
         "model": model,
         "optimizer": keras.optimizers.SGD(0.1),
         "adam": tf_onebit.optimizers.Adam(0.001, beta_1=0.5),
         "exchange": tf_onebit.OneBit(),
-        **{"x": x, "y": y, "labels": y},
+        **{"x": x, "y": y, "labels": y, "images": x},
         **{"x_held_out": x[:64], "y_held_out": y[:64], "labels_held_out": y[:64]},
     }
 

@@ -112,9 +112,9 @@ REFUSED = {
         "optimizer='mine' of type RMSprop. Use moment_correction=\"average\"",
     ),
     "not_distributed": (
-        lambda: make_model(distribute=False),
+        lambda: make_model(sgd(name="mine"), distribute=False),
         {},
-        "Received: optimizer=<.*SGD .*DistributedOptimizer.*MultiWorkerMirroredStrategy",
+        "the SGD 'mine', which knows none.*DistributedOptimizer.*MultiWorkerMirroredStrategy",
     ),
     "exchanging": (
         lambda: make_model(exchange=OneBit()),
@@ -124,12 +124,12 @@ REFUSED = {
     "delayed": (
         lambda: make_model(exchange=Delayed(OneBit())),
         {"groups": "node"},
-        "optimizer with the exchange Delayed. Leave Delayed out with BlockMomentum",
+        "with the exchange Delayed. Leave Delayed out with BlockMomentum",
     ),
     "groups_that_do_not_exchange": (
         lambda: make_model(),
         {"groups": "node"},
-        "an optimizer with the exchange Local. Use for example exchange=tf_onebit.OneBit",
+        "the SGD .* with the exchange Local. Use for example exchange=tf_onebit.OneBit",
     ),
     "groups_of_asynchronous_workers": (
         lambda: asynchronous_model(),

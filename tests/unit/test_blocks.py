@@ -218,7 +218,7 @@ def test_warm_up_is_the_training_of_one_worker():
     assert np.array_equal(workers.weights, np.tile(alone.weights, (WORKERS, 1)))
     assert np.array_equal(workers.moments[1], np.tile(alone.moments[1], (WORKERS, 1)))
     # Now it is over, and nothing of it is left in the momentum.
-    assert workers.blocks.equivalent_steps == 0
+    assert workers.blocks.equivalent_steps == [0]
     begin = workers.weights[0]
     for worker in range(WORKERS):
         workers.step(worker, *map(tf.constant, batch(2, 0, worker)))
@@ -489,7 +489,7 @@ def test_state_of_other_settings_is_refused():
     with before.blocks.view():
         states = before.blocks.states()
     after = Workers((0.75, 1.0, True), template=ONE_BIT)
-    with pytest.raises(ValueError, match="Received: a state with 6 variables, where there are 2"):
+    with pytest.raises(ValueError, match="with 6 variables of 1 optimizers, where there are 2 of"):
         after.blocks.load_states(states, list(range(WORKERS)), as_many=True)
 
 
@@ -510,7 +510,7 @@ def test_another_number_of_workers_goes_on_from_the_mean_of_where_they_were():
     after.blocks.load_states(states, [0, 1], as_many=False)
     after.blocks.train()
     np.testing.assert_allclose(after.weights, np.tile(where.mean(axis=0), (2, 1)), rtol=1e-6)
-    assert after.blocks.equivalent_steps == before.blocks.equivalent_steps == 1
+    assert after.blocks.equivalent_steps == before.blocks.equivalent_steps == [1]
     delta = before.blocks._replicas[0]._deltas[0]
     assert np.array_equal(after.blocks._replicas[1]._deltas[0], delta)
 

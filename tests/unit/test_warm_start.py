@@ -5,7 +5,9 @@ import pytest
 import tensorflow as tf
 
 from tests.unit.gradients import build_workers, exchange, gradients_of, specs_of
-from tf_onebit import FullPrecision, OneBit, WarmStart
+from tf_onebit import Delayed, FullPrecision, OneBit, WarmStart
+from tf_onebit.exchanges import Bucketed
+from tf_onebit.transforms import Momentum
 
 SHAPES = [(40, 100), (7,)]
 
@@ -73,3 +75,45 @@ def test_wraps_any_exchange(rng):
 def test_takes_over_buckets_and_exclusions():
     template = WarmStart(OneBit(bucket_bytes=123, exclude=["bias"]), steps=1)
     assert (template.bucket_bytes, template.exclude) == (123, ("bias",))
+
+
+def advice_after(template, rng, exchanges):
+    """What a worker would say, if training ended after so many exchanges."""
+    workers = build_workers(template, specs_of(SHAPES), 2)
+    for _ in range(exchanges):
+        exchange(workers, [gradients_of(rng, SHAPES) for _ in range(2)])
+    return workers[0].advice()
+
+
+def test_says_how_much_of_a_warm_start_is_over_and_how_long_one_might_be(rng):
+    by_steps = WarmStart(OneBit(), steps=1000)
+    by_samples = WarmStart(OneBit(), samples=9000, global_batch_size=64)
+    assert "after 20 of 1000 steps: all" in advice_after(by_steps, rng, 20)
+    said = advice_after(Bucketed(WarmStart(by_samples, steps=2)), rng, 5)
+    assert "after 192 of 9000 samples: all" in said
+    assert "WarmStart(..., samples=...) with about a tenth of the job's samples" in said
+    assert said.endswith("Received: samples=9000. Use for example samples=19.")
+
+
+@pytest.mark.parametrize(
+    "template, exchanges",
+    [
+        (WarmStart(OneBit(), steps=3), 0),
+        (WarmStart(OneBit(), steps=3), 3),
+        # As for a single worker.
+        (WarmStart(OneBit(transforms=[Momentum(0.9)]), steps=9).in_full_precision(), 3),
+        (Bucketed(OneBit()), 1),
+        (Delayed(OneBit()), 0),
+    ],
+    ids=["not begun", "over", "nothing to compress", "none", "delayed"],
+)
+def test_says_nothing_where_nothing_was_to_be_compressed_by_now(rng, template, exchanges):
+    assert advice_after(template, rng, exchanges) is None
+
+
+def test_what_is_said_counts_from_the_beginning_of_a_run_that_was_resumed(rng):
+    before, after = (workers_of(steps=9) for _ in range(2))
+    for _ in range(4):
+        exchange(before, [gradients_of(rng, SHAPES) for _ in range(2)])
+    after[0].load_state([worker.state() for worker in before])
+    assert after[0].advice() == before[0].advice() is not None

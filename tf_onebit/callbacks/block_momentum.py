@@ -9,7 +9,13 @@ import keras
 import tensorflow as tf
 
 from tf_onebit.block_momentum import BlockFilter
-from tf_onebit.callbacks import fit
+from tf_onebit.callbacks import fit, training_state
+from tf_onebit.callbacks.block_optimizers import (
+    Bystanders,
+    named,
+    require_trains_apart,
+    training_optimizers,
+)
 from tf_onebit.callbacks.block_variables import CORRECTIONS, block_variables
 from tf_onebit.collectives.requests import AllGather, ask
 from tf_onebit.configurable import serialize
@@ -17,6 +23,7 @@ from tf_onebit.exchanges import FullPrecision, Local
 from tf_onebit.exchanges.handshake import enumerated, handshake
 from tf_onebit.training.blocks import BlockSynchronization, End
 from tf_onebit.training.gradients import resolve_exchange
+from tf_onebit.training.model_optimizers import optimizers_of
 from tf_onebit.training.optimizer import settings
 from tf_onebit.training.shown import SHOWING, show_as_is, show_in
 
@@ -56,18 +63,25 @@ class BlockMomentum(keras.callbacks.Callback):
     BatchNormalization, are averaged, and so is other state of the optimizer. Learning rate
     schedules follow the worker that has made the most steps.
 
-    The workers are those of the model's optimizer, which must leave them their own gradients::
+    A model with several optimizers, as a GAN, is one model all the same: all its weights are
+    filtered together, and each optimizer has its own moments, number of steps and rho_n. Those
+    count that its `train_step` uses and the model holds: as attributes, or in lists or dictionaries
+    of it. A worker counts by the optimizer that has made the most steps.
+
+    The workers are those of the model's optimizers, which must leave them their own gradients::
 
         tf_onebit.horovod.DistributedOptimizer(optimizer, exchange=tf_onebit.Local())
         tf_onebit.distribute.MultiWorkerMirroredStrategy(exchange=tf_onebit.Local())
 
     Args:
-        sync_period: number of steps in a block, for each worker.
+        sync_period: number of steps in a block, for each worker: of `train_step`, or with
+            accumulation of gradients of the optimizer that accumulates longest.
         block_momentum: eta, at least 0 and below 1; or "auto": 1 - 1 / N for N workers.
         block_learning_rate: zeta, positive.
         nesterov: whether workers go on from where the momentum will lead.
         warmup_steps: number of steps, at first, in which worker 0 trains alone, as the paper
-            does for a tenth of an epoch: the others' steps do not count.
+            does for a tenth of an epoch: the others' steps do not count. Of several optimizers the
+            one counts that makes the most.
         moment_correction: "bmuf_adam"; "average": moments are averaged as they are; "reset": each
             block begins with moments of zero. Optimizers other than Adam's kin have nothing to
             correct: with "bmuf_adam" SGD's momentum begins anew where block momentum moves the
@@ -84,8 +98,8 @@ class BlockMomentum(keras.callbacks.Callback):
 
     Raises:
         ValueError: for arguments of other types or values; in `fit`, for an optimizer whose state
-            it does not know, or that exchanges gradients, and on all workers if they do not train
-            the same model in the same way.
+            it does not know, or that exchanges gradients, and for one that begins to train in the
+            midst of it; on all workers if they do not train the same model in the same way.
 
     Example:
         >>> import tf_onebit, tf_onebit.horovod as hvd
@@ -183,30 +197,51 @@ class BlockMomentum(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         self._fit = fit.frame_of_fit(self.model)
         self._require_alone(self._fit.f_locals["callbacks"].callbacks)
-        self._gradient_exchange = self._require_workers()
         fit.build_model(self.model, "is trained in blocks")
+        if self.groups is not None:
+            self._group_by_node()
+        self._optimizers, self._is_training = None, True
+        show_in(self.model, self._view, _SHOWING)
+
+    def _get_ready(self):
+        """Finds what is trained: when all callbacks have begun, which a step may depend on."""
+        if self._optimizers is not None:
+            return
+        self._optimizers = training_optimizers(self.model)
+        exchanges = [
+            require_trains_apart(optimizer, self.model, self.groups)
+            for optimizer in self._optimizers or [None]
+        ]
+        # Of one of them, for whoever asks.
+        self._gradient_exchange = exchanges[0]
         variables = block_variables(
             self.model,
             self.moment_correction,
             self._looks_ahead,
             compresses=type(self.exchange) is not FullPrecision,
+            optimizers=self._optimizers,
         )
         self._batches_per_step = variables.batches_per_step
+        self._bystanders = Bystanders(self.model, self._optimizers)
         job = self._gradient_exchange.engine
         job.run([handshake("block momentum", self._description(variables)) for _ in job.ranks])
-        if self._blocks is None or self._gradient_exchange.blocks is not self._blocks:
-            self._blocks = self._gradient_exchange.blocks = self._synchronization(variables)
+        is_known = self._blocks is not None and self._gradient_exchange.blocks is self._blocks
+        if not is_known or self._blocks.trained_by != variables.trained_by:
+            for exchange in training_state.gradient_exchanges_of(self.model):
+                exchange.blocks = None
+            self._blocks = self._synchronization(variables)
+            self._gradient_exchange.blocks = self._blocks
         self._blocks.begin()
         self._blocks.batches = 0
-        self._is_training = True
-        show_in(self.model, self._view, _SHOWING)
 
     def on_epoch_begin(self, epoch, logs=None):
-        self._blocks.begin_epoch()
+        if self._blocks is not None:
+            self._blocks.begin_epoch()
 
     def on_train_batch_begin(self, batch, logs=None):
         self._replays = fit.is_replaying(self.model)
         if not self._replays:
+            self._get_ready()
             self._resume()
             self._blocks.train()
             self._first_batch = batch
@@ -240,11 +275,14 @@ class BlockMomentum(keras.callbacks.Callback):
 
     def _synchronize_if_due(self):
         if self._blocks.batches >= self.sync_period * self._batches_per_step:
+            self._bystanders.require_idle()
             self._blocks.synchronize()
             self._blocks.batches = 0
 
     def _end(self, end):
+        self._get_ready()
         self._resume()
+        self._bystanders.require_idle()
         self._blocks.end(end)
         self._blocks.batches = 0
 
@@ -261,11 +299,12 @@ class BlockMomentum(keras.callbacks.Callback):
     def _view(self):
         """Context in which the model is the global one."""
         if not fit.is_running(self._fit):  # any more: it was interrupted
-            self._blocks.show()
+            if self._blocks is not None:
+                self._blocks.show()
             self._unwrap()
             yield
             return
-        with self._blocks.view():
+        with self._blocks.view() if self._blocks is not None else contextlib.nullcontext():
             yield
 
     def _require_alone(self, callbacks):
@@ -281,54 +320,6 @@ class BlockMomentum(keras.callbacks.Callback):
         if self.block_momentum == "auto":
             return self._gradient_exchange.engine.world_size > 1
         return self.block_momentum > 0
-
-    def _require_workers(self):
-        """The `GradientExchange` of the model's optimizer."""
-        optimizer = self.model.optimizer
-        gradient_exchange = getattr(optimizer, "gradient_exchange", None)
-        if gradient_exchange is None:
-            raise ValueError(
-                "BlockMomentum synchronizes the workers that an optimizer knows. Received: "
-                f"optimizer={optimizer!r}. Compile the model with "
-                "tf_onebit.horovod.DistributedOptimizer(optimizer, exchange=tf_onebit.Local()), or "
-                "in the scope of tf_onebit.distribute.MultiWorkerMirroredStrategy(exchange="
-                "tf_onebit.Local())."
-            )
-        if self.groups is not None and self.model._distribute_strategy is not None:
-            raise ValueError(
-                'Only Horovod\'s workers can be grouped by node. Received: groups="node" for a '
-                "model in the scope of a strategy, where the devices of a process are a group as "
-                "they are. Leave groups out."
-            )
-        if gradient_exchange.template.steps_of_delay:
-            raise ValueError(
-                "What a block has changed is averaged when all of it is there. Received: an "
-                "optimizer with the exchange Delayed. Leave Delayed out with BlockMomentum."
-            )
-        is_local = isinstance(gradient_exchange.template, Local)
-        template = serialize(gradient_exchange.template)["class"].split(":")[-1]
-        if self.groups is None and not is_local:
-            raise ValueError(
-                "Workers that synchronize by blocks do not exchange gradients. Received: an "
-                f"optimizer with the exchange {template}. Use exchange=tf_onebit.Local(), or "
-                'BlockMomentum(groups="node") for workers that exchange gradients within a node.'
-            )
-        if self.groups is not None and is_local:
-            raise ValueError(
-                'The workers of a node exchange gradients with groups="node". Received: an '
-                "optimizer with the exchange Local. Use for example exchange=tf_onebit.OneBit()."
-            )
-        if gradient_exchange.is_asynchronous:
-            raise ValueError(
-                "The workers of a node train together, and only nodes apart. Received: "
-                'groups="node" and an AsynchronousOptimizer. Use DistributedOptimizer.'
-            )
-        if len(gradient_exchange.engine.ranks) > 1:
-            raise ValueError(
-                "BlockMomentum synchronizes processes. Received: several workers in one process "
-                "of a MirroredStrategy. Use MultiWorkerMirroredStrategy or Horovod."
-            )
-        return gradient_exchange
 
     def _description(self, variables):
         """What workers must agree on."""
@@ -349,9 +340,10 @@ class BlockMomentum(keras.callbacks.Callback):
                 "weight {}",
                 [f"{tuple(v.shape)} {v.dtype}" for v in variables.weights],
             ),
-            *settings(variables.optimizer),
+            ("number of optimizers", str(len(variables.optimizers))),
+            *(pair for part in variables.optimizers for pair in settings(part.optimizer)),
             *enumerated(
-                "number of the optimizer's moments",
+                "number of the optimizers' moments",
                 "moment {}",
                 [f"of {len(m.variables)} weights, decay {m.decay}" for m in variables.moments],
             ),
@@ -362,17 +354,26 @@ class BlockMomentum(keras.callbacks.Callback):
             ),
         ]
 
+    def _group_by_node(self):
+        """Has workers exchange gradients within their node, from the first trace on."""
+        for optimizer in optimizers_of(self.model):
+            if not hasattr(optimizer, "gradient_exchange"):
+                continue
+            exchange = require_trains_apart(optimizer, self.model, self.groups)
+            if exchange.group is not exchange.engine:
+                continue
+            if exchange.built:
+                raise ValueError(
+                    'With groups="node" workers exchange gradients within their node from the '
+                    f"first step. Received: {named(optimizer)}, which has exchanged with all. "
+                    "Make a new one."
+                )
+            exchange.group, _ = exchange.engine.by_node()
+
     def _synchronization(self, variables):
         engine, within = self._gradient_exchange.engine, None
         if self.groups is not None:
-            if self._gradient_exchange.built and self._gradient_exchange.group is engine:
-                raise ValueError(
-                    'With groups="node" workers exchange gradients within their node from the '
-                    "first step. Received: an optimizer that has exchanged with all. Compile the "
-                    "model with a new one."
-                )
             within, engine = engine.by_node()
-            self._gradient_exchange.group = within
         eta = self.block_momentum
         if eta == "auto":
             eta = 1 - 1 / engine.world_size

@@ -1,10 +1,11 @@
-"""What block momentum does with each variable of a Keras model and its optimizer."""
+"""What block momentum does with each variable of a Keras model and its optimizers."""
 
 import keras
 
 from tf_onebit import optimizers
+from tf_onebit.training.block_optimizer import BlockOptimizer
 from tf_onebit.training.block_replica import BlockVariables
-from tf_onebit.training.model_optimizers import inner_optimizer
+from tf_onebit.training.model_optimizers import inner_optimizer, optimizers_of
 
 CORRECTIONS = ("bmuf_adam", "average", "reset")
 
@@ -23,8 +24,8 @@ _SLOTS = {
 }
 
 
-def block_variables(model, moment_correction, looks_ahead=True, compresses=False, optimizer=None):
-    """Sorts the variables of a model and its optimizer, which is built if it is not.
+def block_variables(model, moment_correction, looks_ahead=True, compresses=False, optimizers=None):
+    """Sorts the variables of a model and its optimizers, which are built if they are not.
 
     Args:
         model: Keras model, compiled and built.
@@ -32,18 +33,40 @@ def block_variables(model, moment_correction, looks_ahead=True, compresses=False
         looks_ahead: whether there may be a block momentum.
         compresses: whether what blocks change is not exchanged in full precision. Moments that
             would have to be corrected then stay with their workers.
-        optimizer: of its weights; default: the model's.
+        optimizers: list of those that train it. Default: all that it has.
 
     Returns:
         `BlockVariables`.
 
     Raises:
-        ValueError: if the optimizer has state for which nothing is known to be right.
+        ValueError: if an optimizer has state for which nothing is known to be right.
     """
-    outer = optimizer or model.optimizer
-    optimizer = inner_optimizer(outer)
-    if not outer.built:
-        outer.build(model.trainable_variables)
+    outer = optimizers or optimizers_of(model)
+    for optimizer in outer:
+        if not optimizer.built:
+            optimizer.build(model.trainable_variables)
+    inner = list(map(inner_optimizer, outer))
+    # What no optimizer trains may be changed all the same: a copy that follows slowly.
+    weights = [v for optimizer in inner for v in optimizer._trainable_variables]
+    weights = _unique([*weights, *model.trainable_variables])
+    dtypes = sorted({weight.dtype for weight in weights})
+    if len(dtypes) > 1:
+        raise ValueError(
+            f"BlockMomentum trains weights of one type. Received: a model with {dtypes}."
+        )
+    statistics = _statistics(model)
+    sorted_by_optimizer = [
+        _sorted(optimizer, moment_correction, looks_ahead, compresses) for optimizer in inner
+    ]
+    # Of layers that are not trained, and what scales the loss.
+    rest = [v for v in model.variables if _is_float(v)] + [v for o in outer for v in o.variables]
+    of_optimizers = [v for optimizer in inner for v in optimizer.variables]
+    rest = _without(rest, [*weights, *statistics, *of_optimizers])
+    return BlockVariables(weights, statistics, rest, sorted_by_optimizer)
+
+
+def _sorted(optimizer, moment_correction, looks_ahead, compresses):
+    """The `BlockOptimizer` of an optimizer that is built."""
     moments, reset, keeps_moments = [], None, False
     kept = _counters(optimizer)
     resets = moment_correction == "reset"
@@ -67,23 +90,10 @@ def block_variables(model, moment_correction, looks_ahead=True, compresses=False
         if slots is None and moment_correction == "bmuf_adam":
             raise ValueError(_unknown(optimizer))
         moments = _slots(optimizer, slots or {})
-    dtypes = sorted({weight.dtype for weight in optimizer._trainable_variables})
-    if len(dtypes) > 1:
-        raise ValueError(
-            f"BlockMomentum trains weights of one type. Received: a model with {dtypes}."
-        )
-    statistics = _statistics(model)
     known = [*_variables_of(moments), *kept, *_accumulators(optimizer)]
-    others = _without(optimizer.variables, known)
-    _require_known(optimizer, others)
-    weights = optimizer._trainable_variables
-    # Of layers that are not trained, and what scales the loss.
-    rest = [v for v in model.variables if _is_float(v)] + outer.variables
-    rest = _without(rest, [*weights, *statistics, *optimizer.variables])
-    averaged = statistics + others
-    return BlockVariables(
-        optimizer, weights, moments, averaged, statistics, kept + rest, keeps_moments, reset
-    )
+    averaged = _without(optimizer.variables, known)
+    _require_known(optimizer, averaged)
+    return BlockOptimizer(optimizer, moments, averaged, kept, keeps_moments, reset)
 
 
 def corrects_moments_of(optimizer):
@@ -136,7 +146,7 @@ def _variables_of(moments):
 def _statistics(model):
     # Not `non_trainable_variables`, which are all weights of frozen layers as well.
     of_layers = (v for layer in model._flatten_layers() for v in layer._non_trainable_variables)
-    return list({id(v): v for v in of_layers if _is_float(v)}.values())
+    return _unique(v for v in of_layers if _is_float(v))
 
 
 def _is_float(variable):
@@ -154,6 +164,10 @@ def _counters(optimizer):
 def _accumulators(optimizer):
     """Gradients that a worker has not used yet."""
     return list(getattr(optimizer, "_accumulated_gradients", []))
+
+
+def _unique(variables):
+    return list({id(variable): variable for variable in variables}.values())
 
 
 def _without(variables, excluded):

@@ -70,6 +70,21 @@ def build_model(model, purpose):
         ) from error
 
 
+def traced_step(model):
+    """Traces the training step of the calling `fit`, which it then need not do again.
+
+    Nothing is computed, and no data are drawn. What the step makes in its first trace, as the
+    variables of optimizers, is there after it.
+
+    Returns:
+        A concrete function of a batch.
+    """
+    dataset = frame_of_fit(model).f_locals["epoch_iterator"]._distributed_dataset
+    step = getattr(model.train_function, "stands_in_for", model.train_function)
+    function = tf.function(lambda batch: step([batch]), autograph=False)
+    return function.get_concrete_function(dataset.element_spec)
+
+
 def trace_anew(model):
     """Has the training step traced again, as something in it has changed."""
     function = model.train_function

@@ -303,6 +303,10 @@ class Exchange(Configurable, tf.Module):
         """Further figures of the last exchange: dictionary of floats, for the Monitor."""
         return {}
 
+    def advice(self):
+        """What the user should know if training ends now: a text, or None."""
+        return None
+
     def state(self):
         """What must be kept for training to go on as if it had not been interrupted.
 

@@ -186,6 +186,9 @@ class Bucketed(Exchange):
     def residual_squares(self):
         return summed(exchange.residual_squares() for exchange, _ in self.buckets)
 
+    def advice(self):
+        return next(filter(None, (exchange.advice() for exchange, _ in self.buckets)), None)
+
     def measures(self):
         """The buckets' figures, averaged by their numbers of values."""
         values, weights = {}, {}

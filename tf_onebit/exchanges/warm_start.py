@@ -16,6 +16,9 @@ class WarmStart(Exchange):
     (section 5.2) train the first 24 hours of 309 without quantization. Transforms of the exchange
     work from the first step on.
 
+    About a tenth of the job's steps is a good length, and no more than a part of the first epoch. A
+    `fit` that ends within the warm start has compressed nothing: worker 0 then warns, once.
+
     Args:
         exchange: the exchange that follows.
         steps: number of exchanges in full precision.
@@ -184,6 +187,19 @@ class WarmStart(Exchange):
 
     def measures(self):
         return self._last().measures()
+
+    def advice(self):
+        progress, name = int(self._progress), "samples" if self.steps is None else "steps"
+        if progress >= self._length:
+            return self.compressed.advice()
+        if progress == 0 or self.full_precision is self.compressed:
+            return None
+        return (
+            f"Training has ended within its warm start, after {progress} of {self._length} {name}: "
+            "all gradients have been sent uncompressed. Unless it goes on, use "
+            f"WarmStart(..., {name}=...) with about a tenth of the job's {name}. Received: "
+            f"{name}={self._length}. Use for example {name}={max(1, progress // 10)}."
+        )
 
 
 def _with_first_answer(exchange, gradients, scale):

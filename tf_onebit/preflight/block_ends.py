@@ -36,7 +36,7 @@ class BlockEnd:
         correction = "bmuf_adam" if knows else "average"
         try:
             variables = block_variables(
-                model, correction, compresses=compresses, optimizer=optimizer
+                model, correction, compresses=compresses, optimizers=[optimizer]
             )
         except ValueError:
             return None

@@ -20,46 +20,46 @@ class BlockVariables:
     """What a block changes of one worker.
 
     Attributes:
-        optimizer: Keras optimizer, built. It counts the worker's steps.
         weights: list of variables that are trained.
-        moments: list of `tf_onebit.optimizers.Moment`: the optimizer's state per weight. A decay
-            of None is not known: such state is averaged as it is.
-        averaged: list of other variables that are averaged, those of `statistics` among them.
-        statistics: list of variables that belong to the model, as of BatchNormalization.
+        statistics: list of variables of the model that are averaged, as of BatchNormalization.
         own: list of variables that workers begin with alike, and then keep to themselves.
-        keeps_moments: whether the optimizer's moments are among these.
-        reset: function of a block's momentum, at its end, that may make other moments begin anew;
-            or None.
+        optimizers: list of `BlockOptimizer`.
     """
 
-    optimizer: object
     weights: list
-    moments: list
-    averaged: list
     statistics: list
     own: list
-    keeps_moments: bool = False
-    reset: object = None
+    optimizers: list
+
+    @property
+    def trained_by(self):
+        """List of the Keras optimizers."""
+        return [optimizer.optimizer for optimizer in self.optimizers]
+
+    @property
+    def moments(self):
+        """List of `tf_onebit.optimizers.Moment`, of all optimizers."""
+        return [moment for optimizer in self.optimizers for moment in optimizer.moments]
+
+    @property
+    def averaged(self):
+        """List of what is averaged as it is."""
+        return [*self.statistics, *(v for o in self.optimizers for v in o.averaged)]
 
     @property
     def trained(self):
-        """Weights, and the optimizer's state of them."""
+        """Weights, and the optimizers' state of them."""
         moments = [variable for moment in self.moments for variable in moment.variables]
         return [*self.weights, *moments]
 
     @property
+    def kept(self):
+        """List of what workers keep to themselves."""
+        return [*self.own, *(v for o in self.optimizers for v in o.own)]
+
+    @property
     def batches_per_step(self):
-        return self.optimizer.gradient_accumulation_steps or 1
-
-    @property
-    def batches(self):
-        """How many batches the optimizer has been given."""
-        return int(copies_of(self.optimizer._iterations)[0])
-
-    @property
-    def steps(self):
-        """How many steps the optimizer has made."""
-        return self.batches // self.batches_per_step
+        return max(optimizer.batches_per_step for optimizer in self.optimizers)
 
 
 class BlockFactors(typing.NamedTuple):
@@ -107,12 +107,12 @@ class BlockReplica:
 
     @property
     def steps(self):
-        """Number of steps of this worker since the block began."""
-        return self.variables.steps - self._steps_at_begin
+        """List of the numbers of steps of this worker's optimizers since the block began."""
+        return [optimizer.steps for optimizer in self.variables.optimizers]
 
     def take_over(self, leader):
         """Generator: begins with what worker `leader` has."""
-        variables = [*self.variables.trained, *self.variables.averaged, *self.variables.own]
+        variables = [*self.variables.trained, *self.variables.averaged, *self.variables.kept]
         values = yield Broadcast(_first_copies(variables), leader, f"{self._scope}/begin")
         for variable, value in zip(variables, values, strict=True):
             assign_all(variable, value)
@@ -125,9 +125,8 @@ class BlockReplica:
             _assign(moment, begins)
         for variable in self.variables.trained:
             assign_all(variable, copies_of(variable)[0])
-        optimizer = self.variables.optimizer
-        if hasattr(optimizer, "moment_steps"):
-            optimizer.moment_steps = self._moment_steps_at_begin
+        for optimizer in self.variables.optimizers:
+            optimizer.discard()
         self.restart()
 
     def restart(self):
@@ -144,8 +143,8 @@ class BlockReplica:
 
     def _begin(self):
         self._statistics = [tf.identity(v) for v in _first_copies(self.variables.statistics)]
-        self._steps_at_begin = self.variables.steps
-        self._moment_steps_at_begin = getattr(self.variables.optimizer, "moment_steps", 0.0)
+        for optimizer in self.variables.optimizers:
+            optimizer.begin()
 
     def agree(self, row):
         """Generator: the rows of numbers of all workers: array `[world_size, len(row)]`."""
@@ -234,26 +233,17 @@ class BlockReplica:
         for variable, average in zip(self.variables.averaged, averages, strict=True):
             assign_all(variable, average)
 
-    def move_on(self, block, steps_ahead, block_momentum):
-        """Counts a block's steps, where workers have made unlike numbers of them.
+    def move_on(self, blocks, steps_ahead, block_momentum):
+        """Counts a block's steps, and begins the next.
 
         Args:
-            block: `Block`.
-            steps_ahead: by how many minibatches the moments are ahead of what has been done.
+            blocks: list of `Block`, by optimizer.
+            steps_ahead: list: by how many minibatches its moments are ahead of what it has done.
             block_momentum: eta of this block.
         """
-        optimizer = self.variables.optimizer
-        in_moments = self.steps if self.variables.keeps_moments else block.mean_steps
-        # Schedules follow those that have come furthest.
-        missing = max(block.counted) - self.steps
-        if missing:
-            batches = self.variables.batches + missing * self.variables.batches_per_step
-            optimizer._iterations.assign(batches)
-        if hasattr(optimizer, "moment_steps"):
-            optimizer.moment_steps = self._moment_steps_at_begin + in_moments
-            optimizer.advance_moments(steps_ahead)
-        if self.variables.reset is not None:
-            self.variables.reset(block_momentum)
+        optimizers = self.variables.optimizers
+        for optimizer, block, ahead in zip(optimizers, blocks, steps_ahead, strict=True):
+            optimizer.move_on(block, ahead, block_momentum)
         self._begin()
 
     def show(self):
@@ -296,7 +286,7 @@ class BlockReplica:
                 f"local/{i}": tf.cast(value, _state_type(value)).numpy()
                 for i, value in enumerate(self._local)
             },
-            "begin": np.array([self._steps_at_begin, self._moment_steps_at_begin]),
+            "begin": np.array([o.steps_at_begin for o in self.variables.optimizers]).ravel(),
         }
 
     def load_state(self, state, locals_of_all):
@@ -311,11 +301,13 @@ class BlockReplica:
         """
         kept = self._kept()
         saved = {name for name in state if name.startswith(("delta/", "global/", "begin_"))}
-        if saved != kept.keys():
+        at_begin, optimizers = state["begin"].reshape(-1, 2).tolist(), self.variables.optimizers
+        if saved != kept.keys() or len(at_begin) != len(optimizers):
             raise ValueError(
                 "Training goes on with the BlockMomentum that it began with. Received: a state "
-                f"with {len(saved)} variables, where there are {len(kept)} now. Use the earlier "
-                "moment_correction, exchange and optimizer, or begin anew from the model's weights."
+                f"with {len(saved)} variables of {len(at_begin)} optimizers, where there are "
+                f"{len(kept)} of {len(optimizers)} now. Use the earlier moment_correction, "
+                "exchange and optimizers, or begin anew from the model's weights."
             )
         self.restart()
         for name, variable in kept.items():
@@ -324,8 +316,8 @@ class BlockReplica:
             tf.constant(_mean([other[f"local/{i}"] for other in locals_of_all]))
             for i in range(len(self._shown))
         ]
-        steps, moment_steps = state["begin"].tolist()
-        self._steps_at_begin, self._moment_steps_at_begin = int(steps), moment_steps
+        for optimizer, (steps, moment_steps) in zip(optimizers, at_begin, strict=True):
+            optimizer.steps_at_begin = int(steps), moment_steps
 
 
 def _difference(variable, begin, delta, weight, look_ahead):

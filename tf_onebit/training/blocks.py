@@ -53,7 +53,7 @@ class BlockSynchronization:
             in full precision.
 
     Attributes:
-        equivalent_steps: rho_n.
+        equivalent_steps: rho_n, by optimizer.
         batches: number of this process's batches in the block, for whoever ends it to count.
         latest: of the latest synchronizations, when each began, with waiting for the others, and
             ended: in nanoseconds of `time.monotonic_ns`.
@@ -85,14 +85,14 @@ class BlockSynchronization:
         self._weights = variables[0].weights
         template_of = template_of or (lambda moment: FullPrecision())
         templates = [template, *map(template_of, self._moments)]
-        # Those of a worker alone are too noisy for it: the correction multiplies their noise.
-        self._corrects_moments = corrects_moments and not variables[0].keeps_moments
+        self._optimizers = variables[0].optimizers
+        self._corrects_moments = corrects_moments
         if engine.world_size == 1:
             templates = [None] * len(templates)
         unit = 1.0 / engine.world_size  # what workers send are their parts of the mean
         self._exchanges = [t and GradientExchange(t, engine, False, unit=unit) for t in templates]
         self._synchronize = tf.function(self._synchronize_all, autograph=False)
-        self.equivalent_steps = self._began = 0.0
+        self.equivalent_steps, self._began = [0.0] * len(self._optimizers), 0.0
         self._restarts = 0
         self._has_model = self._begun = self._shown = self._ended = False
         self._blocks = self._steps = 0  # that have been synchronized
@@ -100,9 +100,9 @@ class BlockSynchronization:
         self.latest = collections.deque(maxlen=100)
 
     @property
-    def steps(self):
-        """Number of steps of this process's first worker since the block began."""
-        return self._replicas[0].steps
+    def trained_by(self):
+        """List of the Keras optimizers of this process's first worker."""
+        return self._replicas[0].variables.trained_by
 
     def begin(self):
         """Is called where training begins on all workers, before anything else."""
@@ -141,7 +141,7 @@ class BlockSynchronization:
                 replica.hide()
 
     def _restart(self):
-        self.equivalent_steps = self._began = 0.0
+        self.equivalent_steps, self._began = [0.0] * len(self._optimizers), 0.0
         self._has_model, self._shown = True, False
 
     def synchronize(self, end=End.BLOCK):
@@ -158,9 +158,11 @@ class BlockSynchronization:
         if not waits:
             self.train()
         rows, *_ = self.engine.run(
-            replica.agree([replica.steps, end, self._restarts]) for replica in self._replicas
+            replica.agree([*replica.steps, end, self._restarts]) for replica in self._replicas
         )
-        steps, ends, restarts = rows.T.tolist()
+        *by_optimizer, ends, restarts = rows.T.tolist()
+        # A worker counts by the optimizer that has made the most steps.
+        steps = tuple(map(max, zip(*by_optimizer, strict=True)))
         if not sum(steps):
             return End(min(ends))
         if len(set(restarts)) > 1:
@@ -172,23 +174,41 @@ class BlockSynchronization:
             self._hide()
         # Worker 0 leads, unless it has no data.
         leader = next(rank for rank, count in enumerate(steps) if count)
-        self._end_block(Block(tuple(steps), leader if self._warmup_left > 0 else None))
+        block = Block(steps, leader if self._warmup_left > 0 else None)
+        self._end_block(block, list(map(block.of_optimizer, by_optimizer)))
         self.latest.append((began, time.monotonic_ns()))
         return End(min(ends))
 
-    def _end_block(self, block):
+    def _end_block(self, block, of_optimizers):
         warms_up = block.leader is not None
         block_filter = self._filter
         if warms_up:
             block_filter = BlockFilter(0.0, 1.0, block_filter.nesterov)
-        equivalent_steps, ahead = block_filter.steps(block.mean_steps, self.equivalent_steps)
-        ahead = ahead if self._corrects_moments else 0.0
+        equivalent_steps, steps_ahead = zip(
+            *(
+                block_filter.steps(its_block.mean_steps, before)
+                for its_block, before in zip(of_optimizers, self.equivalent_steps, strict=True)
+            ),
+            strict=True,
+        )
+        steps_ahead = [
+            ahead if self._moves_moments(optimizer, its_block) else 0.0
+            for ahead, optimizer, its_block in zip(
+                steps_ahead, self._optimizers, of_optimizers, strict=True
+            )
+        ]
         factors = BlockFactors(
             weights=block.weights,
             momentum=block_filter.block_momentum,
             rate=block_filter.block_learning_rate,
             began=self._began,
-            moments=[self._factors_of(moment, block, ahead) for moment in self._moments],
+            moments=[
+                self._factors_of(moment, its_block, ahead)
+                for optimizer, its_block, ahead in zip(
+                    self._optimizers, of_optimizers, steps_ahead, strict=True
+                )
+                for moment in optimizer.moments
+            ],
         )
         factors = BlockFactors(*(tf.constant(factor, tf.float64) for factor in factors))
         self._average_within_group()
@@ -210,18 +230,24 @@ class BlockSynchronization:
                 "and train on with a new optimizer, or from a backup.",
             ) from error
         self._blocks, self._steps = self._blocks + 1, self._steps + block.mean_steps
-        self.equivalent_steps = equivalent_steps
+        self.equivalent_steps = list(equivalent_steps)
         self._began = block_filter.block_momentum if block_filter.nesterov else 0.0
         for replica in self._replicas:
-            replica.move_on(block, ahead, block_filter.block_momentum)
+            replica.move_on(of_optimizers, steps_ahead, block_filter.block_momentum)
         if warms_up:
             self._warmup_left -= max(block.counted)
-            self.equivalent_steps = 0.0
+            self.equivalent_steps = [0.0] * len(self._optimizers)
             for replica in self._replicas:
                 replica.forget_momentum()
             if self._warmup_left <= 0:
                 # All that the leader has learned, and nothing of what others have made meanwhile.
                 self.engine.run(replica.take_over(block.leader) for replica in self._replicas)
+
+    def _moves_moments(self, optimizer, block):
+        """Whether an optimizer's moments follow the model to where it looks ahead."""
+        # Those of a worker alone are too noisy for it: the correction multiplies their noise.
+        # And without a step nothing is known of where they go.
+        return self._corrects_moments and not optimizer.keeps_moments and block.mean_steps > 0
 
     def _factors_of(self, moment, block, steps_ahead):
         """The factor of a `Moment`, and its floor: see `moment_factors`."""
@@ -319,7 +345,7 @@ class BlockSynchronization:
 
         To be asked for in a `view`: the global model is the model's own state.
         """
-        own = [self.equivalent_steps, self._began, self._warmup_left, self.batches]
+        own = [*self.equivalent_steps, self._began, self._warmup_left, self.batches]
         own = {"filter": np.array(own, np.float64)}
         states = [replica.state() | own for replica in self._replicas]
         for i, exchange in enumerate(self._exchanges):
@@ -345,7 +371,8 @@ class BlockSynchronization:
         mine = [states[rank] for rank in ranks] if as_many else [states[0]] * len(ranks)
         for replica, state in zip(self._replicas, mine, strict=True):
             replica.load_state(state, [state] if as_many else states)
-        self.equivalent_steps, self._began, self._warmup_left, batches = mine[0]["filter"].tolist()
+        of_filter = mine[0]["filter"].tolist()
+        *self.equivalent_steps, self._began, self._warmup_left, batches = of_filter
         self.batches = int(batches)
         self._has_model = self._shown = True
         by_rank = states

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import itertools
+import warnings
 
 import tensorflow as tf
 
@@ -98,6 +99,7 @@ class GradientExchange:
         self.delays = True
         self._released = None
         self._recorder = None
+        self._has_advised = False
         self.flushing = {}
         self.variables = self.latest = None
 
@@ -170,6 +172,15 @@ class GradientExchange:
     def measures(self):
         """Figures of the last exchange, for the Monitor: dictionary of floats."""
         return {k: v for exchange in self.built for k, v in exchange.measures().items()}
+
+    def advise(self):
+        """Warns, once and on worker 0 alone, of what to know if training ends now."""
+        if self._has_advised or 0 not in self.engine.ranks:
+            return
+        advice = next(filter(None, (exchange.advice() for exchange in self.built)), None)
+        if advice is not None:
+            self._has_advised = True
+            warnings.warn(advice, stacklevel=2)
 
     def drain(self, occasion, last=False):
         """Waits until nothing is under way between workers: between steps nothing is.

@@ -163,7 +163,9 @@ class Distributed:
         function()
 
     def finalize_variable_values(self, var_list):
-        self.flush()  # at the end of `fit`
+        # At the end of `fit`.
+        self.flush()
+        self.gradient_exchange.advise()
         engine = self.gradient_exchange.engine
         engine.whereabouts.end_fit(self.iterations.numpy())
         super().finalize_variable_values(var_list)
