@@ -33,9 +33,6 @@ def names(document):
     x = random.standard_normal([samples, FEATURES], np.float32)
     y = random.integers(0, CLASSES, samples).astype(np.int32)
 
-    def my_share_of_the_data(rank, size):
-        return tf.data.Dataset.from_tensor_slices((x[rank::size], y[rank::size])).batch(64)
-
     hvd.init()
     model = make_model()
     model.compile("sgd", loss="sparse_categorical_crossentropy", metrics=["accuracy"])
@@ -45,7 +42,6 @@ def names(document):
         "tf_onebit": tf_onebit,
         "hvd": hvd,
         "make_model": make_model,
-        "my_share_of_the_data": my_share_of_the_data,
         "loss_function": keras.losses.SparseCategoricalCrossentropy(),
         "model": model,
         "optimizer": keras.optimizers.SGD(0.1),
