@@ -42,9 +42,9 @@ def make_model():
 
 
 model = make_model()
-model.compile(keras.optimizers.Adam(0.005), "mse")
+model.compile(keras.optimizers.Adam(0.003), "mse")
 path_checkpoint = "forecast.weights.h5"
-es_callback = keras.callbacks.EarlyStopping("val_loss", patience=1)
+es_callback = keras.callbacks.EarlyStopping("val_loss", patience=2)
 modelckpt_callback = keras.callbacks.ModelCheckpoint(
     path_checkpoint, "val_loss", save_weights_only=True, save_best_only=True
 )

@@ -92,7 +92,7 @@ model = GAN(make_discriminator(), make_generator())
 model.compile(d_optimizer, g_optimizer, keras.losses.BinaryCrossentropy(from_logits=True))
 model.fit(
     dataset,
-    epochs=12,
+    epochs=16,
     verbose=2,
 )
 drawn = model.generator(keras.random.normal([512, latent_dim], seed=2))

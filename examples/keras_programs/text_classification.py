@@ -65,7 +65,7 @@ model.fit(
     x_train,
     y_train,
     batch_size=32,
-    epochs=3,
+    epochs=2,
     validation_data=(x_val, y_val),
     verbose=2,
 )

@@ -10,7 +10,7 @@ BEFORE = ROOT / "examples" / "keras_programs"
 PROGRAMS = {path.name for path in BEFORE.glob("*.py")}
 # What was learned, of what is held out: at least, or at most.
 AT_LEAST = {"text_classification.py": 0.8, "image_classification.py": 0.9}
-AT_MOST = {"gan.py": 0.04, "forecast.py": 0.08}
+AT_MOST = {"gan.py": 0.05, "forecast.py": 0.06}
 
 
 def learned(program, held_out):
