@@ -51,7 +51,7 @@ class GAN(keras.Model):
         super().__init__()
         self.discriminator = discriminator
         self.generator = generator
-        self.seed_generator = keras.random.SeedGenerator(1)
+        self.seed_generator = keras.random.SeedGenerator()
 
     def compile(self, d_optimizer, g_optimizer, loss_fn):
         super().compile()
