@@ -34,9 +34,6 @@ def names(document):
     x = random.standard_normal([samples, FEATURES], np.float32)
     y = random.integers(0, CLASSES, samples).astype(np.int32)
 
-    def my_share_of_the_data(rank, size):
-        return tf.data.Dataset.from_tensor_slices((x[rank::size], y[rank::size])).batch(64)
-
     hvd.init()
     model = make_model()
     model.compile("sgd", loss="sparse_categorical_crossentropy", metrics=["accuracy"])
@@ -47,7 +44,6 @@ def names(document):
         "hvd": hvd,
         "make_model": make_model,
         "make_gan": lambda: Gan(width=FEATURES),
-        "my_share_of_the_data": my_share_of_the_data,
         "loss_function": keras.losses.SparseCategoricalCrossentropy(),
         "model": model,
         "optimizer": keras.optimizers.SGD(0.1),

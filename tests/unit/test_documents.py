@@ -82,7 +82,7 @@ def test_python_runs(path, as_it_was, monkeypatch):
 @every_document
 def test_blocks_are_of_a_language_that_is_checked(path):
     known = {"", "bash", "sh", "python", "yaml", "text", "{include}", "{toctree}", "{eval-rst}"}
-    known |= {"diff"}  # tests/parallel/test_five_lines.py applies them
+    known |= {"diff"}  # tests/parallel/test_ported_programs.py applies them
     assert languages(path) <= known
 
 

@@ -57,7 +57,9 @@ class Workers:
         return bool(np.all(self.gather([int(value)], occasion)))
 
     def any_true(self, value, occasion):
-        return bool(np.any(self.gather([int(value)], occasion)))
+        """Whether one of the workers says so, who all ask after the same step."""
+        engine = self._engine
+        return bool(np.any(self._gather([int(value)], occasion, engine and engine.run)))
 
     def wait_for_all(self, occasion):
         self.gather([], occasion)
@@ -88,7 +90,7 @@ class Workers:
         """
         if self._engine is not None:
             mine = [(f"{name} of {callback}", json.dumps(v)) for name, v in settings.items()]
-            self._engine.run([handshake(callback, mine)])
+            self._engine.meet([handshake(callback, mine)])
 
     def mean(self, value, occasion):
         """The mean of a float over the processes, to the same bits on all."""
@@ -110,6 +112,9 @@ class Workers:
         Raises:
             ValueError: on all workers, if they meet at different occasions.
         """
+        return self._gather(numbers, occasion, self._engine and self._engine.meet)
+
+    def _gather(self, numbers, occasion, run):
         if self._engine is None:
             return np.array([numbers], np.int32)
         text = occasion.encode()
@@ -118,7 +123,7 @@ class Workers:
         message[0, :_DIGEST_WORDS], message[0, _DIGEST_WORDS] = digest, len(text)
         message[0, _DIGEST_WORDS + 1 :][: len(numbers)] = numbers
         mine = AllGather(tf.constant(message), _SCOPE)
-        gathered = self._engine.run([ask(mine)])[0].numpy()
+        gathered = run([ask(mine)])[0].numpy()
         if (gathered[:, : _DIGEST_WORDS + 1] == gathered[0, : _DIGEST_WORDS + 1]).all():
             return gathered[:, _DIGEST_WORDS + 1 :][:, : len(numbers)]
         occasions = self._texts(text, gathered[:, _DIGEST_WORDS])

@@ -71,6 +71,11 @@ class HorovodEngine(ProcessEngine):
     def ranks(self):
         return [self.members.index(hvd.rank())]
 
+    def meet(self, generators, occasion=""):
+        # A part of the workers meets without the others.
+        is_whole = self._process_set is None
+        return super().meet(generators, occasion) if is_whole else self.run(generators)
+
     def by_node(self):
         """The engines of the workers on this node, and of the nodes, each as one worker."""
         nodes = _nodes(self)

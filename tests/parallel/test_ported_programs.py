@@ -1,0 +1,146 @@
+"""The programs that docs/five_lines.md and docs/keras_programs.md port: a diff changes little, and
+what comes of it trains on two workers."""
+
+import difflib
+import pathlib
+import re
+from typing import NamedTuple
+
+import pytest
+
+from tests.parallel.launch import ROOT, run_job
+
+# How many lines a diff may change, by the page and the folder of its programs.
+MOST_LINES = {"five_lines": 5, "keras_programs": 6}
+# What a program must print of what is held out: at most, where it is a loss or a distance.
+# Of ten digits that are guessed the loss is ln 10 = 2.3.
+AT_MOST = {"gan": 0.05, "forecast": 0.06}
+AT_MOST |= dict.fromkeys(["keras_fit", "multi_worker", "horovod_loop", "horovod_keras"], 1.2)
+# At least, where it is an accuracy.
+AT_LEAST = {"text_classification": 0.8, "image_classification": 0.9}
+# These statistics of the batches of each worker differ.
+OWN_STATISTICS = "images_horovod.py"
+NEEDS_KERAS_2 = "horovod_keras.py"
+
+
+class Port(NamedTuple):
+    """What a diff makes of a program."""
+
+    page: str
+    name: str
+    before: pathlib.Path
+    lines: list
+
+    @property
+    def text(self):
+        """The program with the diff applied, whose parts `@@` divides and fit in one place each."""
+        text = self.before.read_text()
+        hunks = [[]]
+        for line in self.lines:
+            if line == "@@\n":
+                hunks.append([])
+            else:
+                hunks[-1].append(line)
+        for hunk in hunks:
+            old = "".join(line[1:] for line in hunk if line[0] in " -")
+            assert text.count(old) == 1, old
+            text = text.replace(old, "".join(line[1:] for line in hunk if line[0] in " +"))
+        return text
+
+    @property
+    def engine(self):
+        return "horovod" if "hvd.init()" in self.text else "tensorflow"
+
+
+def ports_of(page):
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    for diff in re.findall(r"^```diff\n(.+?)^```$", text, re.MULTILINE | re.DOTALL):
+        before, after, *lines = diff.splitlines(keepends=True)
+        path = ROOT / "examples" / page / before.removeprefix("--- ").strip()
+        yield Port(page, after.removeprefix("+++ ").strip(), path, lines)
+
+
+PORTS = [port for page in MOST_LINES for port in ports_of(page)]
+PROGRAMS = [path for page in MOST_LINES for path in sorted((ROOT / "examples" / page).glob("*.py"))]
+
+# Files that a program writes are in a folder of the test.
+RUN_ALL = """
+import os, runpy, sys, zlib
+
+os.chdir(sys.argv[1])
+for program in sys.argv[2:]:
+    model = runpy.run_path(program)["model"]
+    weights = b"".join(weight.numpy().tobytes() for weight in model.trainable_weights)
+    print(f"weights: {zlib.crc32(weights)}", flush=True)
+"""
+
+
+class Results(NamedTuple):
+    """What programs have ended with on one worker, in their order."""
+
+    held_out: list
+    weights: list
+
+
+def run_all(engine, world_size, programs, folder):
+    """Runs programs one after another in one job, because to start takes longest: the `Results`
+    of each worker."""
+    command = ["-c", RUN_ALL, str(folder), *map(str, programs)]
+    # Programs so small mostly wait for Horovod to look for work.
+    status, _, output = run_job(
+        engine, world_size, command, timeout_seconds=400, HOROVOD_CYCLE_TIME="1"
+    )
+    assert status == 0, output
+    by_rank = {}
+    line = r"^(?:\[(\d)\])?.*(held-out \w+|weights): (\d+\.?\d*)$"
+    for rank, what, number in re.findall(line, output, re.MULTILINE):
+        results = by_rank.setdefault(rank, Results([], []))
+        (results.weights if what == "weights" else results.held_out).append(float(number))
+    assert len(by_rank) == world_size, output
+    for results in by_rank.values():
+        assert len(results.held_out) == len(results.weights) == len(programs), output
+    return list(by_rank.values())
+
+
+def has_learned(program, held_out):
+    name = program.stem
+    return held_out >= AT_LEAST[name] if name in AT_LEAST else held_out <= AT_MOST[name]
+
+
+def test_every_program_is_ported():
+    assert {port.before for port in PORTS} == set(PROGRAMS)
+    ways = [(p.before.stem, p.name.split("_")[-1]) for p in PORTS if p.page == "keras_programs"]
+    all_ways = ["strategy.py", "horovod.py", "blocks.py"]
+    programs = {before for before, _ in ways}
+    assert sorted(ways) == sorted((before, way) for before in programs for way in all_ways)
+
+
+@pytest.mark.parametrize("port", PORTS, ids=lambda port: port.name)
+def test_few_lines_change(port):
+    before, after = port.before.read_text().splitlines(), port.text.splitlines()
+    changes = difflib.SequenceMatcher(None, before, after).get_opcodes()
+    changed = sum(max(i2 - i1, j2 - j1) for kind, i1, i2, j1, j2 in changes if kind != "equal")
+    assert 0 < changed <= MOST_LINES[port.page]
+
+
+@pytest.mark.usefixtures("all_packages")
+@pytest.mark.parametrize("engine", ["tensorflow", "horovod"])
+def test_two_workers_learn_as_much_and_end_alike(engine, tmp_path):
+    ports = [port for port in PORTS if port.engine == engine]
+    for port in ports:
+        (tmp_path / port.name).write_text(port.text)
+    first, second = run_all(engine, 2, [tmp_path / port.name for port in ports], tmp_path)
+    assert first.weights == second.weights
+    for port, *held_out in zip(ports, first.held_out, second.held_out, strict=True):
+        assert all(has_learned(port.before, value) for value in held_out), (port.name, held_out)
+        assert held_out[0] == held_out[1] or port.name == OWN_STATISTICS
+
+
+@pytest.mark.usefixtures("all_packages")
+def test_programs_learn_unchanged(tmp_path):
+    programs = [path for path in PROGRAMS if path.name != NEEDS_KERAS_2]
+    # TensorFlow's own strategy must be made before anything else.
+    programs.sort(key=lambda path: path.name != "multi_worker.py")
+    (alone,) = run_all("alone", 1, programs, tmp_path)
+    for program, held_out in zip(programs, alone.held_out, strict=True):
+        assert has_learned(program, held_out), (program.name, held_out)
