@@ -291,6 +291,39 @@ def test_a_worker_that_dies_ends_the_job(death, world_size):
         assert f"rank {survivor} ended with" in job.output, job.output
 
 
+UNEVEN = """
+import keras, sys, tensorflow as tf, tf_onebit, tf_onebit.horovod as hvd
+
+hvd.init()
+model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(64)])
+model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), tf_onebit.OneBit()), "mse")
+data = tf.data.Dataset.from_tensors((tf.ones([4, 64]), tf.zeros([4, 64])))
+data = data.repeat(6 if hvd.rank() == 0 else 3).filter(lambda *_: True)  # of a length not known
+model.fit(data, epochs=3, verbose=0, callbacks=[hvd.BroadcastGlobalVariablesCallback(0)])
+"""
+
+
+def test_numbers_of_batches_that_nobody_knows_end_the_job_where_they_differ():
+    job = horovodrun(2, ["-c", UNEVEN], HOROVOD_STALL_SHUTDOWN_TIME_SECONDS="5")
+    assert job.returncode != 0
+    waits = "worker 0 is in the midst of its epoch after 5 seconds"
+    assert "RuntimeError: Worker 1 waits between two steps" in job.output and waits in job.output
+    assert "begin of epoch 2, after 3 batches in all" in job.output
+    assert "UnknownError: Worker 1 has given up." in job.output
+
+
+@pytest.mark.workers(2)
+@pytest.mark.parametrize("callback", [True, False])
+def test_numbers_of_batches_that_differ_are_an_error_on_every_rank(callback, world_size):
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), OneBit())
+    model = compiled(make_model(), optimizer)
+    callbacks = [hvd.BroadcastGlobalVariablesCallback(0)] if callback else []
+    with pytest.raises(ValueError) as error:
+        fit_part(model, 2 + rank(), world_size, callbacks=callbacks)
+    assert "rank 0 has number of batches in an epoch = 2, rank 1 has" in str(error.value)
+    assert "Give every worker the same number of batches" in str(error.value)
+
+
 def test_a_job_that_hangs_is_ended():
     job = "import time, horovod.tensorflow as hvd; hvd.init(); time.sleep(hvd.rank() * 1000)"
     with pytest.raises(TimeoutError, match="did not end within 10 seconds"):

@@ -34,6 +34,9 @@ class Fault(keras.callbacks.Callback):
         if rank == 1 and batch == 5:
             if sys.argv[1] == "raise":
                 raise RuntimeError("a mistake")
+            if sys.argv[1] == "stop":
+                self.model.stop_training = True
+                return
             os.kill(os.getpid(), int(sys.argv[1]))
 
 data = np.zeros([300000, 64], np.float32)
@@ -75,6 +78,18 @@ def test_the_others_end_and_name_the_one_that_died(arguments):
             _, errors = workers[rank].communicate(timeout=60 + 2 * TIMEOUT_SECONDS)
             assert workers[rank].returncode != 0
             assert "/job:worker/replica:0/task:1" in errors
+
+
+def test_a_worker_that_stops_alone_is_named_on_all():
+    with cluster(range(3), 3, "stop") as (workers, _):
+        ends = {
+            rank: worker.communicate(timeout=60 + 4 * TIMEOUT_SECONDS)[1]
+            for rank, worker in workers.items()
+        }
+    assert f"worker 2 is in the midst of its epoch after {TIMEOUT_SECONDS} seconds" in ends[1]
+    for rank in (0, 2):
+        assert "Worker 1 has given up. Worker 1 waits between two steps" in ends[rank]
+    assert all(worker.returncode != 0 for worker in workers.values())
 
 
 def test_a_worker_that_never_comes_is_named():

@@ -3,14 +3,12 @@
 import contextlib
 import threading
 
-import keras
 import tensorflow as tf
 from keras.src.trainers.epoch_iterator import EpochIterator
 from tensorflow.python.distribute import input_lib
 
 from tf_onebit.collectives.requests import AllGather, ask
 from tf_onebit.training.frames import calling_method
-from tf_onebit.training.passes import follow
 
 # TensorFlow makes the objects whose class is changed here; `__slots__`, because only objects of
 # the same layout can change places.
@@ -34,9 +32,6 @@ def prepared(dataset, strategy):
         caller = _calling_epoch_iterator()
         if caller is not None:
             _count_together(caller, strategy)
-            fit = calling_method("fit", lambda owner: isinstance(owner, keras.Model))
-            if fit is not None and fit.f_locals.get("epoch_iterator") is None:  # not to validate
-                follow(caller, strategy.extended.engine.whereabouts)
     return dataset
 
 

@@ -15,6 +15,7 @@ from tf_onebit.collectives.lockstep import LockstepEngine
 from tf_onebit.collectives.requests import AllGather, AllReduce, ask
 from tf_onebit.collectives.tensorflow import CARRIED, TensorFlowEngine
 from tf_onebit.collectives.wire_types import from_wire, to_wire
+from tf_onebit.distribute.begin_of_fit import is_asked_for_a_shape, prepare
 from tf_onebit.distribute.cluster import (
     configure_heartbeat,
     resolver_of_environment,
@@ -22,7 +23,6 @@ from tf_onebit.distribute.cluster import (
 )
 from tf_onebit.distribute.coordination_board import whereabouts_in_cluster
 from tf_onebit.distribute.data import prepared, without_effect_of_empty_batches
-from tf_onebit.distribute.model_building import build_as_in_one_process, is_asked_for_a_shape
 from tf_onebit.distribute.optimizer import adopt, calling_optimizer, require_adopted
 from tf_onebit.distribute.replicas import sum_of_replicas
 from tf_onebit.distribute.server import sigterm_as_it_was, tend_server
@@ -39,7 +39,7 @@ class _Exchanging:
     """What both strategies do beside TensorFlow's own."""
 
     def scope(self):
-        build_as_in_one_process()
+        prepare(self.extended.engine)
         return super().scope()
 
     def run(self, fn, args=(), kwargs=None, options=None):

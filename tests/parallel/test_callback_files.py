@@ -1,0 +1,72 @@
+"""Keras' own callbacks that write, as every worker of a strategy runs them."""
+
+import pathlib
+import tempfile
+
+import keras
+import numpy as np
+import pytest
+
+from tests.parallel.in_scope import in_scope, samples, workers
+from tests.parallel.ranks import assert_same_bits_on_all_ranks, gather, rank
+from tests.parallel.training import BATCH_SIZE
+from tf_onebit import Delayed, OneBit
+
+
+class Interrupt(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        raise KeyboardInterrupt
+
+
+def callbacks_in(folder):
+    keras_own = keras.callbacks
+    return [
+        keras_own.ModelCheckpoint(folder / "best.weights.h5", "val_loss", save_weights_only=True),
+        keras_own.ModelCheckpoint(folder / "{epoch}-{batch}.keras", save_freq=4),
+        keras_own.CSVLogger(folder / "log.csv"),
+        keras_own.CSVLogger(folder / f"log-{rank()}.csv"),
+        keras_own.TensorBoard(folder / "board"),
+        keras_own.BackupAndRestore(folder / "backup", save_freq=2, delete_checkpoint=False),
+    ]
+
+
+def places(callbacks):
+    names = ["filepath", "filepath", "filename", "filename", "log_dir", "backup_dir"]
+    return [str(getattr(c, name)) for c, name in zip(callbacks, names, strict=True)]
+
+
+def folders_of_others():
+    return list(pathlib.Path(tempfile.gettempdir()).glob("tf_onebit_*"))
+
+
+@workers
+@pytest.mark.parametrize("exchange", [OneBit(), Delayed(OneBit())])
+def test_the_first_worker_writes_what_all_name(exchange, world_size, tmp_path):
+    folder = pathlib.Path(gather(str(tmp_path))[0])
+    callbacks = callbacks_in(folder)
+    before, classes = places(callbacks), list(map(type, callbacks))
+    x, labels = samples(world_size)
+    fit = {"batch_size": BATCH_SIZE * world_size, "shuffle": False, "verbose": 0}
+    fit |= {"validation_data": (x[:32], labels[:32]), "callbacks": callbacks}
+    model = in_scope(exchange)
+    # A fit that is interrupted leaves callbacks that write elsewhere, and the next has them again.
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(x, labels, **fit | {"callbacks": [*callbacks, Interrupt()]})
+    again = in_scope(exchange)  # goes on after the first epoch, from Keras' backup
+    again.fit(x, labels, epochs=3, **fit)
+
+    assert places(callbacks) == before
+    assert list(map(type, callbacks)) == classes
+    assert_same_bits_on_all_ranks([np.array(v) for v in again.trainable_variables])
+    assert len({tuple(map(str, own)) for own in gather(folders_of_others())}) == 1
+    assert gather(folders_of_others())[0] == []
+    names = {path.name for path in folder.iterdir()}
+    assert names == {
+        *("best.weights.h5", "1-4.keras", "2-2.keras", "2-6.keras", "3-4.keras"),
+        *("log.csv", *(f"log-{k}.csv" for k in range(world_size)), "board", "backup"),
+    }
+    assert len((folder / "log.csv").read_text().splitlines()) == 3  # a header and two epochs
+    # All can read at once what the first has written.
+    again.load_weights(folder / "best.weights.h5")
+    loaded = keras.models.load_model(folder / "3-4.keras")
+    assert_same_bits_on_all_ranks([np.array(v) for v in loaded.trainable_variables])

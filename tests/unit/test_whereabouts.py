@@ -1,0 +1,135 @@
+"""Workers that wait for one that has left, or is at another place, end with an error."""
+
+import threading
+import time
+
+import pytest
+import tensorflow as tf
+
+from tf_onebit.collectives.whereabouts import Board, Whereabouts
+
+
+class Shared(Board):
+    """A board in this process."""
+
+    def __init__(self):
+        self.notes = {}
+        self.is_gone = False
+
+    def leave(self, key, text):
+        assert key not in self.notes
+        self.notes[key] = text
+
+    def read(self, key, seconds=0.0):
+        if self.is_gone:
+            raise ConnectionError("Worker 0, which keeps the board, has ended")
+        deadline = time.monotonic() + min(seconds, 0.1)
+        while key not in self.notes and time.monotonic() < deadline:
+            time.sleep(0.001)
+        return self.notes.get(key)
+
+    def remove(self, key):
+        self.notes.pop(key, None)
+
+
+@pytest.fixture
+def workers():
+    board = Shared()
+    return [Whereabouts(board, rank, 3, seconds=0.2) for rank in range(3)]
+
+
+def together(workers, *functions):
+    """What functions of a worker raise that run at once."""
+    errors = [None] * len(functions)
+
+    def call(i):
+        try:
+            functions[i](workers[i])
+        except (RuntimeError, tf.errors.OpError) as error:
+            errors[i] = error
+
+    threads = [threading.Thread(target=call, args=[i]) for i in range(len(functions))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return errors
+
+
+def meet(worker):
+    worker.meet("save")
+
+
+def test_workers_at_the_same_place_meet_again_and_again(workers):
+    for _ in range(5):
+        for worker in workers:
+            worker.begin_pass()
+            worker.end_pass()
+        assert together(workers, meet, meet, meet) == [None] * 3
+    # Nothing accumulates but what tells of passes.
+    assert len([key for key in workers[0]._board.notes if key.startswith("meeting")]) <= 6
+
+
+def test_workers_at_different_places_are_told_both(workers):
+    workers[1].end_fit(7)
+    errors = together(workers, meet, meet, meet)
+    assert "Worker 0 is at another place than worker 1. Here: save, epochs begun: 0, " in str(
+        errors[0]
+    )
+    assert "There: save, epochs begun: 0, calls of fit ended: 1." in str(errors[0])
+    assert "Worker 1 is at another place than worker 2" in str(errors[1])
+
+
+def test_a_worker_in_the_midst_of_an_epoch_is_not_waited_for(workers):
+    for worker in workers:
+        worker.begin_pass()
+    errors = together(workers, meet, lambda worker: None, lambda worker: None)
+    assert "worker 1 is in the midst of its epoch after 0.2 seconds" in str(errors[0])
+    # And that one, whose step fails, is told who has given up.
+    with pytest.raises(tf.errors.UnavailableError, match="Worker 0 has given up. Worker 0 waits"):
+        with workers[1].naming_who_left():
+            raise tf.errors.UnavailableError(None, None, "Socket closed")
+
+
+def test_a_worker_that_has_ended_its_epoch_is_waited_for(workers):
+    for worker in workers:
+        worker.begin_pass()
+        worker.end_pass()
+
+    def meet_late(worker):
+        time.sleep(1.0)
+        worker.meet("save")
+
+    assert together(workers, meet, meet_late, meet) == [None] * 3
+
+
+def test_workers_that_train_apart_are_waited_for(workers):
+    for worker in workers:
+        worker.begin_pass()
+        worker.are_in_step = False
+    workers[0].meet("save")  # at once: the collective itself waits
+
+
+def test_one_that_has_ended_fit_is_named(workers):
+    workers[2].end_fit(12)
+    with pytest.raises(tf.errors.UnknownError, match="Worker 2 has ended fit, after 12 steps"):
+        with workers[0].naming_who_left():
+            raise tf.errors.UnknownError(None, None, "Horovod has been shut down.")
+    workers[0].end_fit(12)  # as this one has: then it was something else
+    with pytest.raises(tf.errors.UnknownError, match="^another fault$"):
+        with workers[0].naming_who_left():
+            raise tf.errors.UnknownError(None, None, "another fault")
+
+
+def test_the_end_of_the_board_is_that_of_its_keeper(workers):
+    workers[0]._board.is_gone = True
+    with pytest.raises(tf.errors.UnavailableError, match="Worker 0, which keeps the board, has"):
+        with workers[1].naming_who_left():
+            raise tf.errors.UnavailableError(None, None, "Socket closed")
+
+
+def test_the_end_of_data_is_no_departure(workers):
+    workers[2].end_fit(12)
+    with pytest.raises(tf.errors.OutOfRangeError, match="^end$"):
+        with workers[0].naming_who_left():
+            raise tf.errors.OutOfRangeError(None, None, "end")
