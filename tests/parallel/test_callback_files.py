@@ -60,13 +60,13 @@ def test_the_first_worker_writes_what_all_name(exchange, world_size, tmp_path):
     assert_same_bits_on_all_ranks([np.array(v) for v in again.trainable_variables])
     assert len({tuple(map(str, own)) for own in gather(folders_of_others())}) == 1
     assert gather(folders_of_others())[0] == []
-    names = {path.name for path in folder.iterdir()}
-    assert names == {
-        *("best.weights.h5", "1-4.keras", "2-2.keras", "2-6.keras", "3-4.keras"),
-        *("log.csv", *(f"log-{k}.csv" for k in range(world_size)), "board", "backup"),
-    }
-    assert len((folder / "log.csv").read_text().splitlines()) == 3  # a header and two epochs
+    names = {path.name for path in folder.iterdir() if path.suffix != ".keras"}
+    logs = {"log.csv", *(f"log-{k}.csv" for k in range(world_size))}
+    assert names == {"best.weights.h5", "board", "backup", *logs}
+    assert len((folder / "log.csv").read_text().splitlines()) == 4  # a header and three epochs
     # All can read at once what the first has written.
     again.load_weights(folder / "best.weights.h5")
-    loaded = keras.models.load_model(folder / "3-4.keras")
+    models = sorted(folder.glob("*.keras"))
+    assert len(models) > 2
+    loaded = keras.models.load_model(models[-1])
     assert_same_bits_on_all_ranks([np.array(v) for v in loaded.trainable_variables])

@@ -87,8 +87,9 @@ def test_a_worker_that_stops_alone_is_named_on_all():
             for rank, worker in workers.items()
         }
     assert f"worker 2 is in the midst of its epoch after {TIMEOUT_SECONDS} seconds" in ends[1]
-    for rank in (0, 2):
-        assert "Worker 1 has given up. Worker 1 waits between two steps" in ends[rank]
+    assert "Worker 1 has given up. Worker 1 waits between two steps" in ends[0]
+    # Unless worker 0 has ended before it could be asked.
+    assert "Worker 1 has given up." in ends[2] or "Worker 0, which leads the cluster," in ends[2]
     assert all(worker.returncode != 0 for worker in workers.values())
 
 

@@ -37,7 +37,7 @@ def _failing_as_connection():
     try:
         yield
     except tf.errors.OpError as error:
-        raise ConnectionError("Worker 0, which leads the cluster, has ended") from error
+        raise ConnectionError("Worker 0, which leads the cluster, has ended: see its output") from error
 
 
 @functools.cache
