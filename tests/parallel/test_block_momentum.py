@@ -145,7 +145,6 @@ def make_gan(engine):
     with strategy.scope():
         model = Gan(slow=True, critic_steps=2)
         model.compile(adam(), sgd(momentum=0.9)())
-    model.built = True  # all of its parts are, and Keras' strategies build by `call`
     return model, lambda data: strategy.distribute_datasets_from_function(lambda _: data)
 
 
