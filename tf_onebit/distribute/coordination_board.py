@@ -37,7 +37,8 @@ def _failing_as_connection():
     try:
         yield
     except tf.errors.OpError as error:
-        raise ConnectionError("Worker 0, which leads the cluster, has ended: see its output") from error
+        gone = "Worker 0, which leads the cluster, has ended: see its output"
+        raise ConnectionError(gone) from error
 
 
 @functools.cache
