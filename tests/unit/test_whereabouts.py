@@ -35,7 +35,10 @@ class Shared(Board):
 @pytest.fixture
 def workers():
     board = Shared()
-    return [Whereabouts(board, rank, 3, seconds=0.2) for rank in range(3)]
+    three = [Whereabouts(board, rank, 3) for rank in range(3)]
+    for one in three:
+        one.seconds = 0.2
+    return three
 
 
 def together(workers, *functions):
@@ -67,7 +70,8 @@ def test_workers_at_the_same_place_meet_again_and_again(workers):
             worker.end_pass()
         assert together(workers, meet, meet, meet) == [None] * 3
     # Nothing accumulates but what tells of passes.
-    assert len([key for key in workers[0]._board.notes if key.startswith("meeting")]) <= 6
+    meetings = [key for key in workers[0]._board.notes if key.startswith("meeting")]
+    assert len(meetings) <= 2 * len(workers)
 
 
 def test_workers_at_different_places_are_told_both(workers):
@@ -89,6 +93,28 @@ def test_a_worker_in_the_midst_of_an_epoch_is_not_waited_for(workers):
     with pytest.raises(tf.errors.UnavailableError, match="Worker 0 has given up. Worker 0 waits"):
         with workers[1].naming_who_left():
             raise tf.errors.UnavailableError(None, None, "Socket closed")
+
+
+def test_a_worker_that_has_begun_another_epoch_is_not_waited_for(workers):
+    for worker in workers:
+        worker.begin_pass()
+        worker.end_pass()
+    workers[1].begin_pass()
+    errors = together(workers, meet, lambda worker: None, lambda worker: None)
+    assert "worker 1 has begun another epoch" in str(errors[0])
+
+
+def test_a_board_that_does_not_answer_stops_nobody(workers):
+    workers[0]._board.is_gone = True
+    assert together(workers, meet, meet, meet) == [None] * 3
+
+
+def test_what_another_worker_does_is_no_cause_where_workers_train_apart(workers):
+    workers[2].end_fit(12)
+    workers[0].are_in_step = False
+    with pytest.raises(tf.errors.UnknownError, match="^another fault$"):
+        with workers[0].naming_who_left():
+            raise tf.errors.UnknownError(None, None, "another fault")
 
 
 def test_a_worker_that_has_ended_its_epoch_is_waited_for(workers):

@@ -368,7 +368,8 @@ class BlockMomentum(keras.callbacks.Callback):
                     f"first step. Received: {named(optimizer)}, which has exchanged with all. "
                     "Make a new one."
                 )
-            exchange.group, _ = exchange.engine.by_node()
+            group, _ = exchange.engine.by_node()
+            exchange.divide(group)
 
     def _synchronization(self, variables):
         engine, within = self._gradient_exchange.engine, None

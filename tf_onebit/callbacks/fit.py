@@ -2,13 +2,8 @@
 
 import tensorflow as tf
 
-from tf_onebit.training.frames import calling_frames, calling_method
+from tf_onebit.training.frames import calling_frames, find_fit
 from tf_onebit.training.model_optimizers import layers_of
-
-
-def find_fit(model):
-    """The frame of the `model.fit` that calls, or None."""
-    return calling_method("fit", lambda owner: owner is model)
 
 
 def frame_of_fit(model):

@@ -9,7 +9,6 @@ import tensorflow as tf
 from tf_onebit.callbacks import training_state
 from tf_onebit.collectives.found import workers_of_horovod
 from tf_onebit.collectives.requests import AllGather, ask
-from tf_onebit.exchanges import Local
 from tf_onebit.exchanges.handshake import gather_texts, handshake
 
 # One name and shape for all that callbacks meet for: workers at different places meet, too.
@@ -174,5 +173,5 @@ def require_together(model, callback):
 
 
 def _trains_apart(exchange):
-    apart = isinstance(exchange.template, Local) and exchange.engine.world_size > 1
-    return apart or exchange.is_asynchronous
+    alone = exchange.engine.world_size == 1 and not exchange.is_asynchronous
+    return not (exchange.is_in_step or alone)

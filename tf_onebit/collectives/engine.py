@@ -33,17 +33,17 @@ class Engine:
         """
         raise NotImplementedError(f"{type(self).__name__} must define run.")
 
-    def meet(self, generators, occasion=""):
+    def meet(self, generators, occasion="", detail=""):
         """Runs exchanges between two steps, in eager mode, where all workers of the job must come.
 
         Args:
             generators: as of `run`.
-            occasion: at which they come, in a few words that are the same on all.
+            occasion, detail: see `Whereabouts.meet`.
 
         Raises:
             RuntimeError: if one is at another place, or trains on.
         """
-        self.whereabouts.meet(occasion)
+        self.whereabouts.meet(occasion, detail)
         with self.whereabouts.naming_who_left():
             return self.run(generators)
 

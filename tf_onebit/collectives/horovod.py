@@ -2,13 +2,14 @@
 
 import contextlib
 import functools
+import http.client
 import math
 import os
 import time
+import urllib.request
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
-from horovod.runner.http import http_client
 
 from tf_onebit.collectives.engine import ProcessEngine
 from tf_onebit.collectives.ordered_sum import ordered_sum
@@ -17,7 +18,8 @@ from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, Broad
 from tf_onebit.collectives.whereabouts import Board, Whereabouts
 from tf_onebit.collectives.wire_types import from_wire, to_wire
 
-_SECONDS_BETWEEN_READINGS = 0.02
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.005, 0.5
+_SECONDS_TO_ANSWER = 10
 _RENDEZVOUS = "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"
 
 # What Horovod's collectives all carry: no bfloat16.
@@ -71,10 +73,10 @@ class HorovodEngine(ProcessEngine):
     def ranks(self):
         return [self.members.index(hvd.rank())]
 
-    def meet(self, generators, occasion=""):
+    def meet(self, generators, occasion="", detail=""):
         # A part of the workers meets without the others.
         is_whole = self._process_set is None
-        return super().meet(generators, occasion) if is_whole else self.run(generators)
+        return super().meet(generators, occasion, detail) if is_whole else self.run(generators)
 
     def by_node(self):
         """The engines of the workers on this node, and of the nodes, each as one worker."""
@@ -196,40 +198,46 @@ def _nodes(engine):
 class _RendezvousBoard(Board):
     """Kept by the launcher of a job whose processes find each other by Gloo."""
 
-    _SCOPE = "tf_onebit"
-
     def __init__(self, address, port):
-        self._at = address, port, self._SCOPE
+        self._folder = f"http://{address}:{port}/tf_onebit"
+        # Horovod's own requests take no way over a proxy, either.
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def leave(self, key, text):
-        with _failing_as_connection():
-            http_client.put_data_into_kvstore(*self._at, key.replace("/", "."), text)
+        self._ask("PUT", key, text.encode())
 
     def read(self, key, seconds=0.0):
-        deadline = time.monotonic() + seconds
-        while True:
-            # What is missing is an error there.
-            with contextlib.suppress(RuntimeError):
-                return http_client.read_data_from_kvstore(*self._at, key.replace("/", "."))
-            if time.monotonic() > deadline:
+        deadline, pause = time.monotonic() + seconds, _FIRST_PAUSE_SECONDS
+        while (text := self._ask("GET", key)) is None and time.monotonic() < deadline:
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+        return None if text is None else text.decode()
+
+    def remove(self, key):
+        with contextlib.suppress(ConnectionError):
+            self._ask("DELETE", key)
+
+    def _ask(self, method, key, data=None):
+        """The answer of the launcher, or None where there is no note."""
+        url = f"{self._folder}/{key.replace('/', '.')}"
+        request = urllib.request.Request(url, data, method=method)
+        try:
+            with self._opener.open(request, timeout=_SECONDS_TO_ANSWER) as response:
+                return response.read()
+        except (OSError, http.client.HTTPException) as error:
+            if getattr(error, "code", None) == http.HTTPStatus.NOT_FOUND:
                 return None
-            time.sleep(_SECONDS_BETWEEN_READINGS)
+            raise ConnectionError(f"The launcher of the job does not answer: {error}") from error
 
 
 @functools.cache
 def _whereabouts():
     address, port = map(os.environ.get, _RENDEZVOUS)
     board = _RendezvousBoard(address, port) if address and port else None
+    whereabouts = Whereabouts(board, hvd.rank(), hvd.size() if board else 1)
     seconds = float(os.environ.get("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS") or 0)
-    return Whereabouts(board, hvd.rank(), hvd.size() if board else 1, seconds or math.inf)
-
-
-@contextlib.contextmanager
-def _failing_as_connection():
-    try:
-        yield
-    except (OSError, RuntimeError) as error:
-        raise ConnectionError(f"The launcher of the job does not answer: {error}") from error
+    whereabouts.seconds = seconds or math.inf
+    return whereabouts
 
 
 @functools.cache

@@ -10,7 +10,9 @@ import tensorflow as tf
 
 # How long a worker between two steps waits for one that is in the midst of training, if nobody says
 # so. That one can make no step alone, so what takes so long is a callback.
-_SECONDS_TO_WAIT = 60
+_SECONDS_TO_WAIT = 300
+# How long, at most, where nobody does anything between a step and the meeting.
+_SECONDS_TO_WAIT_AT_ONCE = 60
 # How long a busy board takes to answer.
 _SECONDS_TO_ANSWER = 5
 _REMEDY = (
@@ -54,24 +56,25 @@ class Whereabouts:
         board: `Board`. Default: one that keeps nothing.
         rank: of this process.
         world_size: number of processes. One alone tells nobody.
-        seconds: how long to wait for a worker that is in the midst of a pass.
 
     Attributes:
         are_in_step: whether workers make all steps together. Those that train apart come when they
             come, and are waited for.
+        seconds: how long to wait for a worker that is in the midst of a pass.
     """
 
-    def __init__(self, board=None, rank=0, world_size=1, seconds=None):
+    def __init__(self, board=None, rank=0, world_size=1):
         self._board = board or Board()
         self._rank = rank
         self._world_size = world_size
-        self._seconds = seconds or _SECONDS_TO_WAIT
         self._passes = self._fits = self._meetings = 0
         self.are_in_step = True
+        self.seconds = _SECONDS_TO_WAIT
 
     def begin_pass(self):
-        """Tells nobody, but later notes count from here."""
+        """Tells that this process begins a pass."""
         self._passes += 1
+        self._leave(f"pass_{self._passes}_begun", "")
 
     def end_pass(self):
         """Tells that this process has made all of its steps of a pass."""
@@ -82,11 +85,13 @@ class Whereabouts:
         self._fits += 1
         self._leave(f"fit_{self._fits}_ended", str(steps))
 
-    def meet(self, occasion=""):
+    def meet(self, occasion="", detail="", at_once=False):
         """Waits until the next worker has come to the same meeting, before the collective itself.
 
         Args:
-            occasion: see `Engine.meet`.
+            occasion: at which all come, in a few words that are the same on all.
+            detail: words that may differ, for an error.
+            at_once: whether all come right after a step.
 
         Raises:
             RuntimeError: if that worker does something else, or trains on.
@@ -100,7 +105,11 @@ class Whereabouts:
         self._leave(f"meeting_{self._meetings}", place)
         # Whom the next worker waits for is its own affair.
         other = (self._rank + 1) % self._world_size
-        theirs = self._wait_for(other, place)
+        seconds = min(self.seconds, _SECONDS_TO_WAIT_AT_ONCE) if at_once else self.seconds
+        try:
+            theirs = self._wait_for(other, seconds, f"{place}, {detail}" if detail else place)
+        except ConnectionError:
+            return  # Where the board is gone, the collective fails, or goes on without it.
         if theirs != place:
             self._give_up(
                 f"Worker {self._rank} is at another place than worker {other}. Here: {place}. "
@@ -109,16 +118,19 @@ class Whereabouts:
         # All have made the meeting before, so the one before that is over for all.
         self._board.remove(f"meeting_{self._meetings - 2}/{self._rank}")
 
-    def _wait_for(self, other, place):
+    def _wait_for(self, other, seconds, place):
         began = time.monotonic()
         while (theirs := self._read(f"meeting_{self._meetings}", other, 1.0)) is None:
-            waited = time.monotonic() - began
-            if waited > self._seconds and not self._has_ended_pass(other):
-                self._give_up(
-                    f"Worker {self._rank} waits between two steps, to synchronize, flush or save, "
-                    f"and worker {other} is in the midst of its epoch after {self._seconds:g} "
-                    f"seconds. The first is here: {place}."
-                )
+            if self._read(f"pass_{self._passes + 1}_begun", other) is not None:
+                problem = "has begun another epoch"
+            elif time.monotonic() - began > seconds and not self._has_ended_pass(other):
+                problem = f"is in the midst of its epoch after {seconds:g} seconds"
+            else:
+                continue
+            self._give_up(
+                f"Worker {self._rank} waits between two steps, to synchronize, flush or save, "
+                f"and worker {other} {problem}. The first is here: {place}."
+            )
         return theirs
 
     def _has_ended_pass(self, other):
@@ -129,10 +141,6 @@ class Whereabouts:
         self._leave("given_up", problem)
         raise RuntimeError(f"{problem} {_REMEDY}")
 
-    def _has_ended_pass(self, other):
-        ended = self._read(f"pass_{self._passes}_ended", other, _SECONDS_TO_ANSWER)
-        return self._passes == 0 or ended is not None
-
     @contextlib.contextmanager
     def naming_who_left(self):
         """Context in which an error that a departure has caused says which worker has left."""
@@ -141,7 +149,7 @@ class Whereabouts:
         except tf.errors.OutOfRangeError:  # the end of data
             raise
         except tf.errors.OpError as error:
-            who = self._who_left()
+            who = self._who_left() if self.are_in_step else None
             if who is None:
                 raise
             message = f"{who} The others cannot train on without it. {_REMEDY}\n\n{error.message}"

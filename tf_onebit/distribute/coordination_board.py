@@ -42,6 +42,6 @@ def _failing_as_connection():
 
 
 @functools.cache
-def whereabouts_in_cluster(rank, world_size, seconds):
+def whereabouts_in_cluster(rank, world_size):
     """The `Whereabouts` of this process, for all of its strategies."""
-    return Whereabouts(CoordinationBoard(), rank, world_size, seconds)
+    return Whereabouts(CoordinationBoard(), rank, world_size)

@@ -115,7 +115,7 @@ class _UnderStrategy(Distributed):
     def flush(self):
         if self.gradient_exchange.held():
             # Where one worker does so alone, others would take its messages for those of a step.
-            self.gradient_exchange.engine.whereabouts.meet("flush")
+            self.gradient_exchange.engine.whereabouts.meet("flush", at_once=True)
         super().flush()
 
     def _all_reduce_sum_gradients(self, grads_and_vars):

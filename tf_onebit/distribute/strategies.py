@@ -344,8 +344,10 @@ class _MultiWorkerExtended(
             device,
             self._collective_keys.get_group_key([device]),
             self._communication_options.implementation.value.lower(),
-            whereabouts_in_cluster(self._id_in_cluster, self._num_workers, self._timeout_seconds),
+            whereabouts_in_cluster(self._id_in_cluster, self._num_workers),
         )
+        if self._timeout_seconds:
+            self.engine.whereabouts.seconds = self._timeout_seconds
 
 
 class _ReplicaContext(tf.distribute.ReplicaContext):

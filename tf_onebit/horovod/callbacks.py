@@ -10,7 +10,7 @@ from tf_onebit.collectives.requests import AllReduce, Broadcast
 from tf_onebit.exchanges.handshake import enumerated, handshake
 from tf_onebit.horovod.dead_reckoning import DeadReckoning
 from tf_onebit.horovod.progress import compare, compare_epoch, exchange_in_step
-from tf_onebit.training.frames import calling_method
+from tf_onebit.training.frames import find_fit
 from tf_onebit.training.model_optimizers import layers_of, optimizers_of
 from tf_onebit.training.passes import follow
 
@@ -45,7 +45,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         self._done = False
         self._batches = 0
         exchange = exchange_in_step(self.model)
-        fit = calling_method("fit", lambda owner: owner is self.model)
+        fit = find_fit(self.model)
         if fit is not None and exchange is not None:
             follow(fit.f_locals["epoch_iterator"], exchange.engine.whereabouts)
             # Before the first step a callback may still divide the workers into groups.

@@ -10,7 +10,7 @@ from tf_onebit.horovod.compression import requested_exchange
 from tf_onebit.horovod.gradients import horovod_exchange, require_not_distributed
 from tf_onebit.horovod.progress import compare
 from tf_onebit.training.calls import drawn_tensors
-from tf_onebit.training.frames import calling_method
+from tf_onebit.training.frames import find_fit
 from tf_onebit.training.model_optimizers import (
     flush_where_shown,
     model_in_training,
@@ -125,7 +125,7 @@ class _OverHorovod(Distributed):
         model = model_in_training(self)
         if model is not None and self.gradient_exchange.changes_gradients:
             require_no_xla(model)
-            fit = calling_method("fit", lambda owner: owner is model)
+            fit = find_fit(model)
             if fit is not None and not self.gradient_exchange.built:
                 compare(fit, self.gradient_exchange)
         # In the step that finds that the data have ended nothing may be counted. The last gradient

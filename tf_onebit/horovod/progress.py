@@ -16,7 +16,7 @@ def compare(fit, gradient_exchange):
     """Compares the batches and epochs of a `fit` between workers, and follows it.
 
     Args:
-        fit: frame of the `fit`.
+        fit: frame of Keras' `fit`.
         gradient_exchange: `GradientExchange` of workers that make every step together.
 
     Raises:
@@ -46,8 +46,8 @@ def compare_epoch(gradient_exchange, epoch, batches):
         ValueError: on all workers, if they differ.
     """
     place = [("epoch that begins", str(epoch)), ("number of batches so far", str(batches))]
-    occasion = f"begin of epoch {epoch + 1}, after {batches} batches in all"
-    gradient_exchange.group.meet([handshake("an epoch", place, _REMEDY)], occasion)
+    so_far = f"at the begin of epoch {epoch + 1}, after {batches} batches in all"
+    gradient_exchange.group.meet([handshake("an epoch", place, _REMEDY)], detail=so_far)
 
 
 def _number(value):

@@ -11,6 +11,12 @@ def calling_frames():
         frame = frame.f_back
 
 
+def find_fit(model):
+    """The frame of Keras' `fit` of a model that calls, or None: a model may have another `fit`."""
+    frame = calling_method("fit", lambda owner: owner is model)
+    return frame if frame is not None and "epoch_iterator" in frame.f_locals else None
+
+
 def calling_method(name, is_owner):
     """The frame of a method that calls, or None.
 

@@ -297,8 +297,18 @@ class GradientExchange:
 
     @property
     def is_in_step(self):
-        """Whether workers make every step together: else they may make different numbers."""
-        return not (self.is_asynchronous or isinstance(self.template, Local))
+        """Whether all workers make every step together: else they may make different numbers."""
+        apart = self.is_asynchronous or isinstance(self.template, Local)
+        return not apart and self.group is self.engine
+
+    def divide(self, group):
+        """Has this worker exchange gradients with a group of the workers only.
+
+        Args:
+            group: `Engine` of the group.
+        """
+        self.group = group
+        self.engine.whereabouts.are_in_step = False
 
     @property
     def _is_alone(self):

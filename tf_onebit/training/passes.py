@@ -11,15 +11,23 @@ def follow(epoch_iterator, whereabouts):
             epoch.
         whereabouts: `Whereabouts` of this process.
     """
-    if "catch_stop_iteration" in vars(epoch_iterator):
-        return
-    catch_stop_iteration = epoch_iterator.catch_stop_iteration
+    cls = type(epoch_iterator)
+    if not issubclass(cls, _Followed):
+        # Its class, and not the object, or that would be freed later than its data must end.
+        attributes = {"whereabouts": whereabouts}
+        epoch_iterator.__class__ = type(cls.__name__, (_Followed, cls), attributes)
+
+
+class _Followed:
+    """A mixin for Keras' epoch iterators.
+
+    Attributes:
+        whereabouts: `Whereabouts`.
+    """
 
     @contextlib.contextmanager
-    def followed():
-        whereabouts.begin_pass()
-        with whereabouts.naming_who_left(), catch_stop_iteration():
+    def catch_stop_iteration(self):
+        self.whereabouts.begin_pass()
+        with self.whereabouts.naming_who_left(), super().catch_stop_iteration():
             yield
-        whereabouts.end_pass()
-
-    epoch_iterator.catch_stop_iteration = followed
+        self.whereabouts.end_pass()
