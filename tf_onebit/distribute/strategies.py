@@ -65,13 +65,16 @@ class _ExchangingExtended:
         engine: `Engine`.
     """
 
+    # Whether TensorFlow is just asking how many replicas have data.
+    counts_data = False
+
     def _create_variable(self, next_creator, **kwargs):
         adopt(calling_optimizer())
         return super()._create_variable(next_creator, **kwargs)
 
     def _reduce_to(self, reduce_op, value, destinations, options):
         # TensorFlow's own does not reduce structures, which Keras asks for.
-        if tf.executing_eagerly() and is_asked_for_a_shape():
+        if tf.executing_eagerly() and not self.counts_data and is_asked_for_a_shape():
             strategy = self._container_strategy()
             return tf.nest.map_structure(
                 lambda part: strategy.experimental_local_results(part)[0], value
@@ -265,8 +268,6 @@ class _MultiWorkerExtended(
 
     # Whether the server of this process is running, for all strategies.
     _std_server_started = False
-    # Whether TensorFlow is just asking how many replicas have data.
-    counts_data = False
 
     def _experimental_distribute_dataset(self, dataset, options):
         distributed = super()._experimental_distribute_dataset(dataset, options)

@@ -95,7 +95,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         for i, state in enumerate(states):
             which = "the optimizer" if len(states) == 1 else f"optimizer {i}"
             description += enumerated(
-                f"number of variables of {which}",
+                f"number of {which}'s variables",
                 f"variable {{}} of {which}",
                 [f"{v.name} {tuple(v.shape)} {v.dtype}" for v in state],
             )
