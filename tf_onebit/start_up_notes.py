@@ -1,4 +1,4 @@
-"""What TensorFlow's libraries write while they are loaded, whatever TF_CPP_MIN_LOG_LEVEL is."""
+"""Notes that TensorFlow's libraries write while they are loaded, at any TF_CPP_MIN_LOG_LEVEL."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ _NOTE = re.compile(
 
 
 def is_start_up_note(line):
-    """Whether a line, bytes, is one of those that say of every start the same, and no error."""
+    """Tells whether a line, bytes, is a note that every start writes, and no error."""
     return _NOTE.match(line) is not None
 
 

@@ -244,7 +244,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             )
 
     def _must_end(self):
-        """Whether a worker has been asked to end, so that all do."""
+        """Tells whether a worker has been asked to end, so that all do."""
         if self._termination is None:
             return False
         occasion = f"after {self._batch} batches of epoch {self._epoch + 1}"
@@ -290,7 +290,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         )
 
     def _fields(self):
-        """What a backup is of, which the first worker writes down."""
+        """Returns the description of a backup, which the first worker writes down."""
         return {
             "workers": self._workers.world_size,
             "epoch": self._epoch,
@@ -373,12 +373,12 @@ class BackupAndRestore(keras.callbacks.Callback):
 
 
 def _new_job():
-    """What names a job: list of int32."""
+    """Returns the id of a job: list of int32."""
     return np.frombuffer(secrets.token_bytes(8), np.int32).tolist()
 
 
 def _attempt(function, *arguments):
-    """What a function returns, and what the system had against it, or nothing."""
+    """Returns the result of a function, and the error of the system, or ""."""
     try:
         return function(*arguments), ""
     except OSError as error:

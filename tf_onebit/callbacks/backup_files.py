@@ -76,7 +76,7 @@ class BackupFiles:
                 _remove(path)
 
     def is_of_this_job(self):
-        """Whether this process finds in the directory what the first has written there."""
+        """Tells whether this process finds in the directory what the first has written."""
         return self._lock.is_of_this_job()
 
     def newest(self):
@@ -140,7 +140,7 @@ class BackupFiles:
         _remove(self._unfinished(number))
 
     def read_manifest(self, number):
-        """What a complete backup is of: dictionary.
+        """Reads the description of a complete backup: dictionary.
 
         Raises:
             ValueError: if it is not whole.
@@ -213,7 +213,7 @@ class BackupFiles:
         return sorted(self._own(r"backup-\d{8}"), reverse=True)
 
     def _own(self, name):
-        """What a backup has made in the directory, and not somebody else: by a pattern."""
+        """Lists what backups have made in the directory, by a pattern, and nothing else."""
         return [path for path in self.directory.glob("*") if re.fullmatch(name, path.name)]
 
 

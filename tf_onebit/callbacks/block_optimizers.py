@@ -49,7 +49,7 @@ def training_optimizers(model):
 
 
 def _counts_in(step, optimizer):
-    """Whether a traced step knows the number of an optimizer's iterations."""
+    """Tells whether a traced step knows the number of an optimizer's iterations."""
     counters = [counter.handle for counter in copies_of(inner_optimizer(optimizer)._iterations)]
     return any(tensor is counter for tensor in step.captured_inputs for counter in counters)
 

@@ -1,4 +1,4 @@
-"""What block momentum does with each variable of a Keras model and its optimizers."""
+"""Roles of the variables of a Keras model and its optimizers in block momentum."""
 
 import keras
 

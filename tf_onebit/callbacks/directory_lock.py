@@ -54,7 +54,7 @@ class DirectoryLock:
         os.fsync(descriptor)
 
     def is_of_this_job(self):
-        """Whether the file names this job: what its other processes look at."""
+        """Tells whether the file names this job, as its other processes ask."""
         descriptor = _held.get(self._path)
         owner = _owner(self._path) if descriptor is None else _read(descriptor)
         return owner.get("job") == self._job
@@ -122,7 +122,7 @@ def _is_file(descriptor, path):
 
 
 def _read(descriptor):
-    """What a lock's file says, from one that is open: to close another would give the lock back."""
+    """Reads an open lock's file: to close another handle would give the lock back."""
     try:
         owner = json.loads(os.pread(descriptor, 4096, 0))
     except ValueError:

@@ -39,7 +39,7 @@ def is_running(frame):
 
 
 def is_built(model):
-    """Whether a model and its layers have their variables."""
+    """Tells whether a model and its layers have their variables."""
     return all(layer.built for layer in layers_of(model))
 
 

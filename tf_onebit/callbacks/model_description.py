@@ -1,4 +1,4 @@
-"""What a model and its optimizers are made of, for a backup to be compared with."""
+"""Descriptions of a model and its optimizers, for a backup to be compared with."""
 
 import hashlib
 import json
@@ -88,7 +88,7 @@ def require_same_optimizers(saved, description):
 
 
 def resumed_settings(saved, description):
-    """What a resumed training has of settings in which a backup's optimizers differ from now.
+    """Finds the settings in which a backup's optimizers differ from those of now.
 
     What Keras keeps in a variable is the backup's: a learning rate that is a number. All else is
     the program's.
@@ -179,7 +179,7 @@ def _digest(data):
 
 
 def _differences(one, other, path=""):
-    """What differs between two configurations: list of (name, value, value)."""
+    """Lists the differences of two configurations: (name, value, value)."""
     if one is None or other is None:  # not known
         return []
     found = []
@@ -196,7 +196,7 @@ def _differences(one, other, path=""):
 
 
 def _are_alike(one, other):
-    """Whether two values are worth to be compared part by part."""
+    """Tells whether two values are to be compared part by part."""
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other)
     both = isinstance(one, dict) and isinstance(other, dict)

@@ -95,12 +95,12 @@ class Replay:
         frame.f_locals["logs"].update(logs)
 
     def _set_random_state_at_begin_of(self, epoch):
-        """As the order of its data may depend on it."""
+        """Sets the random state of an epoch, on which the order of its data may depend."""
         if epoch in self.random_states:
             training_state.set_random_state(self._model, self.random_states[epoch])
 
     def _logs(self, data, state):
-        """What Keras logged when the backup was made."""
+        """Returns what Keras logged when the backup was made."""
         before = training_state.random_state()
         # Both may fail, in any way, for metrics that only a model's own `train_step` can build.
         # Then there is nothing to log: their values so far are lost, the weights are not.

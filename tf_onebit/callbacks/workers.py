@@ -56,7 +56,7 @@ class Workers:
         return bool(np.all(self.gather([int(value)], occasion)))
 
     def any_true(self, value, occasion):
-        """Whether one of the workers says so, who all ask after the same step."""
+        """Tells whether one of the workers says so. All ask after the same step."""
         engine = self._engine
         return bool(np.any(self._gather([int(value)], occasion, engine and engine.run)))
 
@@ -152,7 +152,7 @@ def by_rank(values):
 
 
 def may_differ_in_steps(model):
-    """Whether the workers of a job may make other numbers of steps."""
+    """Tells whether the workers of a job may make different numbers of steps."""
     return any(map(_trains_apart, training_state.gradient_exchanges_of(model)))
 
 

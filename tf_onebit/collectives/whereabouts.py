@@ -1,4 +1,4 @@
-"""Where the processes of a job are in their program, so that none waits in vain for another.
+"""Places of the processes of a job in their program, so that none waits in vain for another.
 
 A collective waits for all workers, however long, and knows nothing of why one does not come.
 """
@@ -22,7 +22,7 @@ _REMEDY = (
 
 
 class Board:
-    """Where the processes of a job leave notes for each other, beside its collectives.
+    """Board for notes that the processes of a job leave for each other, beside its collectives.
 
     This one keeps none.
     """

@@ -1,4 +1,4 @@
-"""What Keras does under a strategy before the first step of a `fit`, and what is done beside it.
+"""Preparations that a strategy makes before the first step of a `fit`.
 
 Keras asks a strategy for nothing at the begin of a `fit` but its scope, in which it builds the
 model. Who asks is found among the frames that call.
@@ -16,7 +16,7 @@ _STEPS = ("train_step", "test_step", "predict_step")
 
 
 def is_asked_for_a_shape():
-    """Whether Keras asks for the mean of a batch, to learn the shapes that it builds a model by."""
+    """Tells whether Keras asks for the mean of a batch only to learn its shapes."""
     return _building_frame() is not None
 
 

@@ -304,7 +304,7 @@ class Exchange(Configurable, tf.Module):
         return {}
 
     def advice(self):
-        """What the user should know if training ends now: a text, or None."""
+        """Returns advice to the user if training ends now: a text, or None."""
         return None
 
     def state(self):

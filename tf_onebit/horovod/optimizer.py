@@ -91,7 +91,7 @@ def DistributedOptimizer(
 
 
 def _suggested(identifier):
-    """What to write in the place of a name that `compile` would know, or of anything else."""
+    """Suggests what to write in place of a name that `compile` would know, or of anything else."""
     try:
         return f"keras.optimizers.{type(keras.optimizers.get(identifier)).__name__}()"
     except (ValueError, TypeError):

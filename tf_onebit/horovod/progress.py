@@ -1,4 +1,4 @@
-"""What workers over Horovod tell each other of a `fit`, which nothing else has them compare."""
+"""Comparison of a `fit` between workers over Horovod, which nothing else compares."""
 
 import tensorflow as tf
 

@@ -155,7 +155,7 @@ def _first_failure(workers, output, asked):
 
 
 def _status(worker):
-    """As `worker.poll()`; but the worker's id stays taken, and so the id of its group."""
+    """Polls a worker as `worker.poll()` does, but keeps its id taken, and so that of its group."""
     ended = os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     if ended is None:
         return None
@@ -163,7 +163,7 @@ def _status(worker):
 
 
 def _failure(rank, status, ended, running):
-    """What happened when a worker failed, in words: it may have missed one that had left."""
+    """Tells in words why a worker failed: it may have missed one that had left."""
     how = f"with status {status}" if status > 0 else f"by signal {-status}"
     text = f"worker {rank} ended {how}"
     if ended:

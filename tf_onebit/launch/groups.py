@@ -34,7 +34,7 @@ def _signal(groups, signum):
 
 
 def _is_alive(group):
-    """Whether a group has processes, but for children of this one that have ended."""
+    """Tells whether a group has processes, but for children of this one that have ended."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-group, os.WNOHANG)[0]:
             pass

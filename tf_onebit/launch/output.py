@@ -1,4 +1,4 @@
-"""What workers say, as it comes, marked by the rank of its worker."""
+"""Output of workers, as it comes, marked by the rank of its worker."""
 
 import math
 import os
@@ -72,7 +72,7 @@ class Output:
 
 
 def _shown(line):
-    """What a terminal shows of a line that carriage returns begin anew."""
+    """Returns what a terminal shows of a line that carriage returns begin anew."""
     parts = [part.strip(b"\b") for part in line.split(b"\r")]
     return next((part for part in reversed(parts) if part), b"")
 

@@ -199,7 +199,7 @@ class ModelInStep:
 
 
 def _scatter(times):
-    """By how much times differ, as a part of their median: of five without the extremes."""
+    """Returns how far times differ, as a part of their median; of five without the extremes."""
     middle = np.sort(times)[1:-1] if len(times) == _RUNS else times
     return float(np.ptp(middle) / np.median(times))
 

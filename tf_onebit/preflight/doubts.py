@@ -11,7 +11,7 @@ _TOLERANCE = 0.05
 
 
 def doubts_about(computations, scatter):
-    """What speaks against the times of steps: a list of one sentence, or of none.
+    """Doubts the times of steps: a list of one sentence, or of none.
 
     Args:
         computations: dictionary: `planner.Computation` by number of samples.

@@ -1,4 +1,4 @@
-"""What to write into a program, for a method that is recommended."""
+"""Lines to write into a program, for a method that is recommended."""
 
 _STEPS_OF_WARM_START = 1000
 

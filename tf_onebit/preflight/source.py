@@ -1,4 +1,4 @@
-"""Where a model comes from, as far as that is known without TensorFlow, which takes seconds."""
+"""Source of a model, as far as it is known without TensorFlow, which takes seconds to load."""
 
 import importlib.util
 import os
@@ -8,7 +8,7 @@ import zipfile
 
 
 def is_file(source):
-    """Whether a user names a file of Keras' and no function."""
+    """Tells whether a user names a file of Keras' and no function."""
     return pathlib.Path(source).suffix in (".keras", ".h5")
 
 

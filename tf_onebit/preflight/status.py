@@ -38,7 +38,7 @@ def _failed(name, error):
 
 
 def _is_no_advice(record):
-    """Whether a message of TensorFlow's is not about functions that are traced often, as here."""
+    """Tells whether a message is about anything but functions that are traced often."""
     return "triggered tf.function retracing" not in record.getMessage()
 
 

@@ -7,7 +7,7 @@ from tf_onebit.training.copies import copies_of
 
 @dataclasses.dataclass
 class BlockOptimizer:
-    """What a block changes of an optimizer, whose steps it counts.
+    """State of an optimizer that a block changes, and the steps that it counts.
 
     Attributes:
         optimizer: Keras optimizer, built.
@@ -40,12 +40,12 @@ class BlockOptimizer:
 
     @property
     def _batches(self):
-        """How many batches the optimizer has been given."""
+        """Number of batches that the optimizer has been given."""
         return int(copies_of(self.optimizer._iterations)[0])
 
     @property
     def _steps(self):
-        """How many steps the optimizer has made."""
+        """Number of steps that the optimizer has made."""
         return self._batches // self.batches_per_step
 
     @property

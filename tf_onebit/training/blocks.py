@@ -244,7 +244,7 @@ class BlockSynchronization:
                 self.engine.run(replica.take_over(block.leader) for replica in self._replicas)
 
     def _moves_moments(self, optimizer, block):
-        """Whether an optimizer's moments follow the model to where it looks ahead."""
+        """Tells whether an optimizer's moments follow the model to where it looks ahead."""
         # Those of a worker alone are too noisy for it: the correction multiplies their noise.
         # And without a step nothing is known of where they go.
         return self._corrects_moments and not optimizer.keeps_moments and block.mean_steps > 0

@@ -297,7 +297,7 @@ class GradientExchange:
 
     @property
     def is_in_step(self):
-        """Whether all workers make every step together: else they may make different numbers."""
+        """True if all workers make every step together. Else they may make different numbers."""
         apart = self.is_asynchronous or isinstance(self.template, Local)
         return not apart and self.group is self.engine
 

@@ -24,7 +24,7 @@ def optimizers_of(model):
 
 
 def layers_of(model):
-    """What of a model must be built for it to have its variables.
+    """Lists what must be built for a model to have its variables.
 
     Those of a GAN are in the models that it holds. It is not built itself: it has no `call`.
     """
