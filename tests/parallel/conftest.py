@@ -24,7 +24,9 @@ from xdist.scheduler import LoadScopeScheduling
 
 from tests.parallel.launch import run_job
 
-SECONDS_PER_TEST = 120
+# A collection of garbage waits for threads of tf.data, whose data an error has left behind, and
+# which sleep for up to a minute.
+SECONDS_PER_TEST = 240
 SECONDS_TO_START = 60
 # A collection of garbage takes as long as a small test.
 TESTS_PER_COLLECTION = 10
