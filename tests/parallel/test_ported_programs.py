@@ -24,7 +24,7 @@ NEEDS_KERAS_2 = "horovod_keras.py"
 
 
 class Port(NamedTuple):
-    """What a diff makes of a program."""
+    """Program that a diff makes of another."""
 
     page: str
     name: str
@@ -76,7 +76,7 @@ for program in sys.argv[2:]:
 
 
 class Results(NamedTuple):
-    """What programs have ended with on one worker, in their order."""
+    """Results of programs on one worker, in their order."""
 
     held_out: list
     weights: list

@@ -1,4 +1,4 @@
-"""What `fit` says of a warm start that it has ended in."""
+"""Warnings of a `fit` that ends inside a warm start."""
 
 import warnings
 

@@ -32,7 +32,7 @@ def read(files, number):
 
 @pytest.fixture
 def files(tmp_path):
-    """Of a directory with two backups."""
+    """Makes a directory with two backups."""
     files = begun(tmp_path / "backups")
     for number in (1, 2):
         save(files, number)

@@ -112,7 +112,7 @@ class Blocks:
                 optimizer.apply_gradients(zip(gradients, variables, strict=True))
 
     def state(self, part):
-        """Of a layer and its optimizer, on all workers: after blocks, and in their global model."""
+        """Returns a layer and its optimizer, on all workers after blocks, and the global ones."""
         arrays = []
         for model in self.models:
             variables = (*model.parts[part].variables, *model.held[part].variables)

@@ -69,7 +69,7 @@ def odd():
 
 
 def described(value):
-    """What becomes of a description in a file."""
+    """Returns a description as it comes back from a file."""
     return json.loads(json.dumps(value))
 
 

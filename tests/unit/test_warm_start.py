@@ -78,7 +78,7 @@ def test_takes_over_buckets_and_exclusions():
 
 
 def advice_after(template, rng, exchanges):
-    """What a worker would say, if training ended after so many exchanges."""
+    """Returns the advice of a worker if training ended after so many exchanges."""
     workers = build_workers(template, specs_of(SHAPES), 2)
     for _ in range(exchanges):
         exchange(workers, [gradients_of(rng, SHAPES) for _ in range(2)])

@@ -42,7 +42,7 @@ def workers():
 
 
 def together(workers, *functions):
-    """What functions of a worker raise that run at once."""
+    """Runs functions of workers at once, and returns what they raise."""
     errors = [None] * len(functions)
 
     def call(i):

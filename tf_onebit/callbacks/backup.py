@@ -21,6 +21,7 @@ from tf_onebit.callbacks.termination import Termination
 from tf_onebit.callbacks.workers import Workers, by_rank, may_differ_in_steps, require_together
 from tf_onebit.data import ResizableBatches
 from tf_onebit.exchanges.base import part_of
+from tf_onebit.training.model_optimizers import is_built
 
 _BEGIN = "begin of training"  # an occasion at which workers meet
 
@@ -125,7 +126,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._number = 0
         self._replay = Replay(self.model, self._workers)
         # As the program has made it: training may change it.
-        self._description = describe(self.model) if fit.is_built(self.model) else None
+        self._description = describe(self.model) if is_built(self.model) else None
         manifest, states = self._latest()
         if manifest is None:
             return

@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 from tf_onebit.training.frames import calling_frames, find_fit
-from tf_onebit.training.model_optimizers import layers_of
+from tf_onebit.training.model_optimizers import is_built
 
 
 def frame_of_fit(model):
@@ -36,11 +36,6 @@ def is_running(frame):
     kept alive by a look at its locals: iterators of data end only when they are freed.
     """
     return any(frame is calling for calling in calling_frames())
-
-
-def is_built(model):
-    """Tells whether a model and its layers have their variables."""
-    return all(layer.built for layer in layers_of(model))
 
 
 def build_model(model, purpose):

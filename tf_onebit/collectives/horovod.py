@@ -20,6 +20,8 @@ from tf_onebit.collectives.wire_types import from_wire, to_wire
 
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.005, 0.5
 _SECONDS_TO_ANSWER = 10
+# The environment variable that says how many seconds workers wait for each other.
+STALL_LIMIT = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
 _RENDEZVOUS = "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"
 
 # What Horovod's collectives all carry: no bfloat16.
@@ -235,7 +237,7 @@ def _whereabouts():
     address, port = map(os.environ.get, _RENDEZVOUS)
     board = _RendezvousBoard(address, port) if address and port else None
     whereabouts = Whereabouts(board, hvd.rank(), hvd.size() if board else 1)
-    seconds = float(os.environ.get("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS") or 0)
+    seconds = float(os.environ.get(STALL_LIMIT) or 0)
     whereabouts.seconds = seconds or math.inf
     return whereabouts
 

@@ -4,7 +4,7 @@ import itertools
 
 import tensorflow as tf
 
-from tf_onebit.collectives.engine import Engine, ProcessEngine
+from tf_onebit.collectives.engine import ProcessEngine
 from tf_onebit.collectives.ordered_sum import ordered_sum
 from tf_onebit.collectives.placement import plain_variables
 from tf_onebit.collectives.wire_types import from_wire, to_wire
@@ -49,7 +49,8 @@ class TensorFlowEngine(ProcessEngine):
         self, rank, world_size, device, group_key, implementation="auto", whereabouts=None
     ):
         self.world_size = world_size
-        self.whereabouts = whereabouts or Engine.whereabouts
+        if whereabouts is not None:
+            self.whereabouts = whereabouts
         self.ranks = [rank]
         self._device = device
         self._group = {

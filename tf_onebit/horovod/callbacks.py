@@ -11,7 +11,7 @@ from tf_onebit.exchanges.handshake import enumerated, handshake
 from tf_onebit.horovod.dead_reckoning import DeadReckoning
 from tf_onebit.horovod.progress import compare, compare_epoch, exchange_in_step
 from tf_onebit.training.frames import find_fit
-from tf_onebit.training.model_optimizers import layers_of, optimizers_of
+from tf_onebit.training.model_optimizers import is_built, optimizers_of
 from tf_onebit.training.passes import follow
 
 
@@ -51,7 +51,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             # Before the first step a callback may still divide the workers into groups.
             if exchange.built:
                 compare(fit, exchange)
-        if all(layer.built for layer in layers_of(self.model)):
+        if is_built(self.model):
             self._broadcast()
 
     def on_epoch_begin(self, epoch, logs=None):

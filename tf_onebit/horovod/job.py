@@ -4,7 +4,8 @@ import os
 
 import horovod.tensorflow as hvd
 
-_STALL_LIMIT = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
+from tf_onebit.collectives.horovod import STALL_LIMIT
+
 _STALL_SECONDS = 600
 
 
@@ -12,7 +13,7 @@ def init(*args, **kwargs):
     """Connects the workers of a job, as `horovod.tensorflow.init`, with a limit to waiting.
 
     Workers that wait for each other at different places, because one has fewer batches or has
-    saved alone, would do so for good. After 600 seconds Horovod ends all of them with an error.
+    saved alone, would do so for good. After 600 seconds they end with an error.
     Set the environment variable HOROVOD_STALL_SHUTDOWN_TIME_SECONDS to wait longer, for callbacks
     that take longer on one worker alone, or to 0 to wait for good.
 
@@ -22,5 +23,5 @@ def init(*args, **kwargs):
     Example:
         >>> init()
     """
-    os.environ.setdefault(_STALL_LIMIT, str(_STALL_SECONDS))
+    os.environ.setdefault(STALL_LIMIT, str(_STALL_SECONDS))
     hvd.init(*args, **kwargs)

@@ -23,13 +23,13 @@ def optimizers_of(model):
     return list(optimizers.values())
 
 
-def layers_of(model):
-    """Lists what must be built for a model to have its variables.
+def is_built(model):
+    """Tells whether a model has its variables.
 
     Those of a GAN are in the models that it holds. It is not built itself: it has no `call`.
     """
     layers = [layer for layer in model._flatten_layers() if layer is not model]
-    return layers or [model]
+    return all(layer.built for layer in layers or [model])
 
 
 def inner_optimizer(optimizer):
