@@ -299,17 +299,32 @@ model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(64)])
 model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), tf_onebit.OneBit()), "mse")
 data = tf.data.Dataset.from_tensors((tf.ones([4, 64]), tf.zeros([4, 64])))
 data = data.repeat(6 if hvd.rank() == 0 else 3).filter(lambda *_: True)  # of a length not known
-model.fit(data, epochs=3, verbose=0, callbacks=[hvd.BroadcastGlobalVariablesCallback(0)])
+epochs, *names = sys.argv[1:]
+callbacks = {
+    "broadcast": hvd.BroadcastGlobalVariablesCallback(0),
+    "backup": tf_onebit.callbacks.BackupAndRestore(sys.argv[-1], save_freq=3),
+}
+model.fit(data, epochs=int(epochs), verbose=0, callbacks=[callbacks[n] for n in names[:-1]])
 """
 
 
-def test_numbers_of_batches_that_nobody_knows_end_the_job_where_they_differ():
-    job = horovodrun(2, ["-c", UNEVEN], HOROVOD_STALL_SHUTDOWN_TIME_SECONDS="5")
+@pytest.mark.parametrize(
+    "epochs, callbacks, occasion",
+    [
+        (1, [], "end of fit"),
+        (3, ["broadcast"], "begin of an epoch"),
+        (3, ["backup"], "begin of an epoch"),
+    ],
+)
+def test_numbers_of_batches_that_nobody_knows_end_the_job(epochs, callbacks, occasion, tmp_path):
+    arguments = ["-c", UNEVEN, str(epochs), *callbacks, str(tmp_path / "backup")]
+    job = horovodrun(2, arguments, HOROVOD_STALL_SHUTDOWN_TIME_SECONDS="5")
     assert job.returncode != 0
-    waits = "worker 0 is in the midst of its epoch after 5 seconds"
-    assert "RuntimeError: Worker 1 waits between two steps" in job.output and waits in job.output
-    assert "begin of epoch 2, after 3 batches in all" in job.output
-    assert "UnknownError: Worker 1 has given up." in job.output
+    assert "RuntimeError: Worker 1 waits between two steps" in job.output
+    assert "worker 0 is in the midst of its epoch after 5 seconds" in job.output
+    assert f"here: {occasion}, " in job.output and "after 3 steps" in job.output
+    if callbacks:  # else nothing of this package runs before the first epoch begins
+        assert "UnknownError: Worker 1 has " in job.output
 
 
 @pytest.mark.workers(2)

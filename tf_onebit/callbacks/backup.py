@@ -22,6 +22,7 @@ from tf_onebit.callbacks.workers import Workers, by_rank, may_differ_in_steps, r
 from tf_onebit.data import ResizableBatches
 from tf_onebit.exchanges.base import part_of
 from tf_onebit.training.model_optimizers import is_built
+from tf_onebit.training.passes import follow_fit
 
 _BEGIN = "begin of training"  # an occasion at which workers meet
 
@@ -102,6 +103,7 @@ class BackupAndRestore(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         self._workers = Workers(self.model, "BackupAndRestore saves")
         frame = fit.frame_of_fit(self.model)
+        follow_fit(frame)
         names = ("save_freq", "delete_checkpoint", "save_before_exit")
         settings = {name: getattr(self, name) for name in names}
         self._workers.require_alike("BackupAndRestore", settings)

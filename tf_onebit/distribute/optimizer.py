@@ -6,7 +6,6 @@ import keras
 import tensorflow as tf
 from keras.src.backend.common import global_state
 
-from tf_onebit.collectives.requests import AllGather, ask
 from tf_onebit.distribute.data import data_of_step, zero_without_data
 from tf_onebit.distribute.replicas import all_finite, branch, exchange
 from tf_onebit.exchanges import Local
@@ -104,13 +103,6 @@ class _UnderStrategy(Distributed):
 
     def _on_replicas(self, function):
         self._distribution_strategy.run(function)
-
-    def finalize_variable_values(self, var_list):
-        super().finalize_variable_values(var_list)
-        engine = self.gradient_exchange.engine
-        if self.gradient_exchange.is_in_step and len(engine.ranks) < engine.world_size:
-            # What callbacks have written by now is there when a program reads it, on any worker.
-            engine.meet([ask(AllGather(tf.constant([0]), "tf_onebit/end"))], "end of fit")
 
     def flush(self):
         if self.gradient_exchange.held():

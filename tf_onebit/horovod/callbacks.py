@@ -9,18 +9,18 @@ from tf_onebit.collectives import horovod as driver
 from tf_onebit.collectives.requests import AllReduce, Broadcast
 from tf_onebit.exchanges.handshake import enumerated, handshake
 from tf_onebit.horovod.dead_reckoning import DeadReckoning
-from tf_onebit.horovod.progress import compare, compare_epoch, exchange_in_step
+from tf_onebit.horovod.progress import compare
 from tf_onebit.training.frames import find_fit
 from tf_onebit.training.model_optimizers import is_built, optimizers_of
-from tf_onebit.training.passes import follow
+from tf_onebit.training.passes import exchange_in_step, follow_fit
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     """All workers start from the weights of one, and from the state of its optimizers.
 
     A model that is not built yet is broadcast after its first step. Workers that make every step
-    together also compare their numbers of batches here: of an epoch, where it is known, or at the
-    begin of the next epoch.
+    together also compare their numbers of batches here. Where Keras does not know them, they meet
+    before every epoch, and one that waits in vain ends with an error.
 
     Args:
         root_rank: the worker whose variables are taken.
@@ -39,28 +39,20 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         super().__init__()
         self.root_rank = root_rank
         self._done = False
-        self._batches = 0
 
     def on_train_begin(self, logs=None):
         self._done = False
-        self._batches = 0
         exchange = exchange_in_step(self.model)
         fit = find_fit(self.model)
         if fit is not None and exchange is not None:
-            follow(fit.f_locals["epoch_iterator"], exchange.engine.whereabouts)
+            follow_fit(fit)
             # Before the first step a callback may still divide the workers into groups.
             if exchange.built:
                 compare(fit, exchange)
         if is_built(self.model):
             self._broadcast()
 
-    def on_epoch_begin(self, epoch, logs=None):
-        exchange = exchange_in_step(self.model)
-        if self._batches and exchange is not None and self.params.get("steps") is None:
-            compare_epoch(exchange, epoch, self._batches)
-
     def on_train_batch_end(self, batch, logs=None):
-        self._batches += 1
         if not self._done:
             self._broadcast()
 

@@ -17,6 +17,7 @@ from tf_onebit.training.model_optimizers import (
     require_no_xla,
 )
 from tf_onebit.training.optimizer import Distributed, GlobalLossScale, distribute, settings
+from tf_onebit.training.passes import follow_fit
 
 
 def DistributedOptimizer(
@@ -127,6 +128,7 @@ class _OverHorovod(Distributed):
             require_no_xla(model)
             fit = find_fit(model)
             if fit is not None and not self.gradient_exchange.built:
+                follow_fit(fit, under_way=True)
                 compare(fit, self.gradient_exchange)
         # In the step that finds that the data have ended nothing may be counted. The last gradient
         # is the first that a backward pass makes: to wait for it delays no exchange.

@@ -301,6 +301,21 @@ class GradientExchange:
         apart = self.is_asynchronous or isinstance(self.template, Local)
         return not apart and self.group is self.engine
 
+    def meet(self, occasion, iterations):
+        """Meets the other workers between two steps, if all make every step together.
+
+        Args:
+            occasion: at which they meet, in a few words.
+            iterations: variable that counts the steps that this worker has made.
+
+        Raises:
+            RuntimeError: if one does something else.
+        """
+        ranks = self.engine.ranks
+        if self.is_in_step and len(ranks) < self.engine.world_size:
+            so_far = f"after {iterations.numpy()} steps"
+            self.engine.meet([handshake(occasion, []) for _ in ranks], occasion, so_far)
+
     def divide(self, group):
         """Has this worker exchange gradients with a group of the workers only.
 

@@ -166,9 +166,11 @@ class Distributed:
         # At the end of `fit`.
         self.flush()
         self.gradient_exchange.advise()
-        engine = self.gradient_exchange.engine
-        engine.whereabouts.end_fit(self.iterations.numpy())
+        self.gradient_exchange.engine.whereabouts.end_fit(self.iterations.numpy())
         super().finalize_variable_values(var_list)
+        # What callbacks have written by now is there when a program reads it, on any worker. And a
+        # worker whose data have ended earlier does not leave as if all were well.
+        self.gradient_exchange.meet("end of fit", self.iterations)
 
     def _exchange(self, gradients, variables, exchanging=None):
         """The exchanged gradients of one worker.
