@@ -1,12 +1,19 @@
 """Settings and fixtures for all tests."""
 
 import os
+import signal
 
 # Before TensorFlow is imported: its notes would bury what a test prints.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
+
+# In the background (`nohup make test &`) programs ignore what tests send to those that they start,
+# which inherit that. Not so a handler.
+for _signum in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+    if signal.getsignal(_signum) is signal.SIG_IGN:
+        signal.signal(_signum, lambda *_: None)
 
 
 @pytest.fixture

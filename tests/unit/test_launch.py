@@ -32,6 +32,17 @@ def launch(num_workers, script, *options, **environment):
     )
 
 
+@contextlib.contextmanager
+def running(*arguments, **options):
+    """A job of `command` that is going on, and that an error does not leave behind."""
+    with subprocess.Popen(command(*arguments), **options) as job:
+        try:
+            yield job
+        except BaseException:
+            job.kill()
+            raise
+
+
 def test_every_worker_has_its_place_in_one_cluster():
     job = launch(3, "echo $TF_CONFIG")
     assert job.returncode == 0
@@ -89,7 +100,7 @@ BAR += "printf '\\b\\b\\b\\r2/2 ━━ b\\n'; printf end"
 
 
 def test_progress_is_passed_on_in_lines_of_their_workers(tmp_path):
-    with subprocess.Popen(command(2, BAR.format(tmp_path / "go")), stdout=subprocess.PIPE) as job:
+    with running(2, BAR.format(tmp_path / "go"), stdout=subprocess.PIPE) as job:
         lines = [job.stdout.readline().decode() for _ in range(2)]
         assert sorted(lines) == ["[0] 1/2 ━ a\n", "[1] 1/2 ━ a\n"]
         (tmp_path / "go").touch()
@@ -99,7 +110,7 @@ def test_progress_is_passed_on_in_lines_of_their_workers(tmp_path):
 
 def test_on_a_terminal_each_worker_has_a_row_that_is_redrawn(tmp_path):
     ours, terminal = os.openpty()
-    with subprocess.Popen(command(2, BAR.format(tmp_path / "go")), stdout=terminal):
+    with running(2, BAR.format(tmp_path / "go"), stdout=terminal):
         os.close(terminal)
         text = b""
         while b"[0] 1/2" not in text or b"[1] 1/2" not in text:
@@ -170,8 +181,8 @@ def test_output_that_cannot_be_written_ends_all(seconds):
 
 
 def test_workers_end_where_nobody_reads_any_more():
-    endless = command(2, "while echo more; do :; done")
-    with subprocess.Popen(endless, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as job:
+    endless = "while echo more; do :; done"
+    with running(2, endless, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as job:
         job.stdout.readline()
         job.stdout.close()
         assert job.wait(20) == 1
@@ -208,7 +219,7 @@ def exit_status(signum):
 )
 def test_what_workers_have_started_ends_with_the_launcher(signum, tmp_path):
     script = f"sleep 100 & echo $! > {tmp_path}/tmp; mv {tmp_path}/tmp {tmp_path}/pid; wait"
-    with subprocess.Popen(command(1, script)) as job:
+    with running(1, script) as job:
         pid = started(job, tmp_path)
         job.send_signal(signum)
         assert job.wait(20) == exit_status(signum)
@@ -222,9 +233,7 @@ def test_who_saves_before_it_ends_is_given_the_time(signum, tmp_path):
     saving += f"echo $$ > {tmp_path}/tmp; mv {tmp_path}/tmp {tmp_path}/pid; "
     saving += "while true; do sleep 0.1; done"
     start = time.monotonic()
-    with subprocess.Popen(
-        command(1, f'bash -c "{saving.replace("$", chr(92) + "$")}"; true')
-    ) as job:
+    with running(1, f'bash -c "{saving.replace("$", chr(92) + "$")}"; true') as job:
         pid = started(job, tmp_path)
         job.send_signal(signum)
         assert job.wait(20) == exit_status(signum)
@@ -236,7 +245,7 @@ def test_who_saves_before_it_ends_is_given_the_time(signum, tmp_path):
 def test_who_is_asked_twice_does_not_wait_for_workers(tmp_path):
     script = f"trap '' TERM; echo $$ > {tmp_path}/tmp; mv {tmp_path}/tmp {tmp_path}/pid; "
     script += "while true; do sleep 0.1; done"
-    with subprocess.Popen(command(1, script)) as job:
+    with running(1, script) as job:
         pid = started(job, tmp_path)
         start = time.monotonic()
         job.send_signal(signal.SIGINT)
