@@ -195,6 +195,24 @@ def test_value_that_is_not_finite_is_flagged_on_all_ranks_and_changes_no_residua
     assert np.isfinite(workers[1].residual_sum_of_squares())
 
 
+@every_coding
+def test_what_workers_share_changes_only_in_a_step_that_is_finite(rng, coding):
+    shapes = [(200,)]
+    workers = build_workers(Threshold(target_density=0.05, coding=coding), specs_of(shapes), 2)
+    for _ in range(3):
+        exchange(workers, [gradients_of(rng, shapes) for _ in range(2)])
+    before = workers[0].state()
+    gradients = [gradients_of(rng, shapes) for _ in range(2)]
+    spoilt = [gradients[0], [tf.tensor_scatter_nd_update(gradients[1][0], [[3]], [np.nan])]]
+    exchange(workers, spoilt)
+    for worker in workers:
+        for name in ("tau", "capacity"):
+            np.testing.assert_array_equal(worker.state()[name], before[name])
+    exchange(workers, gradients)
+    assert (workers[0].state()["tau"] != before["tau"]).any()
+    np.testing.assert_array_equal(workers[0].state()["tau"], workers[1].state()["tau"])
+
+
 # ------------------------------------------------------------------------------ measures and states
 
 

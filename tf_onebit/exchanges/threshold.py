@@ -192,11 +192,19 @@ class Threshold(Exchange):
     def deliver(self, message, like, scale):
         encoded, step = message
         gathered = yield AllGather(encoded, self.request_name("all_gather"), variant=step)
-        self._capacity.follow(self.follow(gathered, self.rank))
         exchanged = ops.threshold_decode_sum(
             self.decode(gathered), like, scale=scale, **self._parts
         )
-        return exchanged, with_narrow_overflow(integers(gathered[:, 0, words.FLAG]), exchanged)
+        flags = with_narrow_overflow(integers(gathered[:, 0, words.FLAG]), exchanged)
+
+        def follow():
+            self._capacity.follow(self.follow(gathered, self.rank))
+            return True
+
+        # What all workers must share, all change or none: an error of this step waits for it.
+        followed = tf.cond(tf.reduce_all(tf.equal(flags, 0)), follow, lambda: False)
+        with tf.control_dependencies([followed]):
+            return exchanged, tf.identity(flags)
 
     def message_variables(self, aggregated):
         parts = max(1, math.ceil(self._size / self.part_size))
