@@ -366,6 +366,20 @@ def test_optimizer_from_outside_is_refused_in_a_custom_loop(world_size):
         step()
 
 
+def unnamed_model():
+    return keras.Sequential([keras.Input((INPUTS,)), keras.layers.Dense(10)])
+
+
+@workers
+def test_a_worker_may_have_made_another_model_before(world_size):
+    if rank() == 1:
+        keras.layers.Dense(3)  # so that its next layers have other names
+    model = in_scope(OneBit(), unnamed_model, adam())
+    assert len(set(gather(model.layers[0].name))) == 2
+    fit(model, world_size)
+    assert_same_bits_on_all_ranks(arrays_of(model))
+
+
 @workers
 def test_workers_with_different_exchanges_are_told(world_size):
     model = in_scope(OneBit())

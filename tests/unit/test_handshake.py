@@ -33,6 +33,16 @@ def test_workers_that_agree_pass():
     assert errors([handshake_of() for _ in range(WORLD_SIZE)]) == [None] * WORLD_SIZE
 
 
+def test_workers_whose_variables_have_other_names_pass():
+    others = [handshake_of(specs=renamed(1, name=name)) for name in ("größe", "kernel_1")]
+    assert errors([handshake_of(), *others]) == [None] * WORLD_SIZE
+
+
+def test_exclusions_are_compared_by_what_they_exclude():
+    others = [handshake_of(OneBit(exclude=[name])) for name in ("1/kernel", "layer_1")]
+    assert errors([handshake_of(OneBit(exclude=["_1"])), *others]) == [None] * WORLD_SIZE
+
+
 def test_one_worker_passes():
     assert errors([handshake_of(world_size=1)]) == [None]
 
@@ -54,10 +64,15 @@ OTHERS = {
         "max_column_size of the exchange = 512",
         "max_column_size of the exchange = 1024",
     ),
-    "list_setting": (
-        {"exchange": OneBit(exclude=["bias"])},
-        "exclude of the exchange = []",
-        'exclude of the exchange = ["bias"]',
+    "excluded": (
+        {"exchange": OneBit(exclude=["layer_2"])},
+        "gradient 2 = (3, 3, 2, 2) float32 (layer_2/kernel)",
+        "gradient 2 = (3, 3, 2, 2) float32, excluded (layer_2/kernel)",
+    ),
+    "excluded by another name": (
+        {"exchange": OneBit(exclude=["größe"]), "specs": renamed(1, name="größe")},
+        "gradient 1 = (100,) float32 (layer_1/kernel)",
+        "gradient 1 = (100,) float32, excluded (größe)",
     ),
     "fewer_gradients": (
         {"specs": SPECS[:2]},
@@ -66,28 +81,23 @@ OTHERS = {
     ),
     "shape": (
         {"specs": renamed(0, shape=(100, 40))},
-        "gradient 0 = layer_0/kernel (40, 100) float32",
-        "gradient 0 = layer_0/kernel (100, 40) float32",
-    ),
-    "name": (
-        {"specs": renamed(1, name="größe")},
-        "gradient 1 = layer_1/kernel (100,) float32",
-        "gradient 1 = größe (100,) float32",
+        "gradient 0 = (40, 100) float32 (layer_0/kernel)",
+        "gradient 0 = (100, 40) float32 (layer_0/kernel)",
     ),
     "dtype": (
         {"specs": renamed(2, dtype="float16")},
-        "gradient 2 = layer_2/kernel (3, 3, 2, 2) float32",
-        "gradient 2 = layer_2/kernel (3, 3, 2, 2) float16",
+        "gradient 2 = (3, 3, 2, 2) float32 (layer_2/kernel)",
+        "gradient 2 = (3, 3, 2, 2) float16 (layer_2/kernel)",
     ),
     "sparse": (
         {"specs": renamed(2, sparse=True)},
-        "gradient 2 = layer_2/kernel (3, 3, 2, 2) float32",
-        "gradient 2 = layer_2/kernel (3, 3, 2, 2) float32 sparse",
+        "gradient 2 = (3, 3, 2, 2) float32 (layer_2/kernel)",
+        "gradient 2 = (3, 3, 2, 2) float32, sparse (layer_2/kernel)",
     ),
     "order": (
         {"specs": SPECS[::-1]},
-        "gradient 0 = layer_0/kernel (40, 100) float32",
-        "gradient 0 = layer_2/kernel (3, 3, 2, 2) float32",
+        "gradient 0 = (40, 100) float32 (layer_0/kernel)",
+        "gradient 0 = (3, 3, 2, 2) float32 (layer_2/kernel)",
     ),
     "another_exchange": (
         {"scope": "second"},

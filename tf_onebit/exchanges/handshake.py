@@ -17,33 +17,53 @@ _REMEDY = "Start all workers with the same program, arguments and packages."
 _SCOPE = "tf_onebit/handshake"
 
 
-def enumerated(number, item, values):
-    """Pairs of (what, value) for a list: how many there are, then each.
+def enumerated(number, item, values, names=()):
+    """Description of a list: how many there are, then each.
 
     Args:
         number: what the number of values is called, for example "number of gradients".
         item: what one is called, with its index as "{}".
         values: list of strings.
+        names: list of what the program calls them, for an error.
     """
-    return [(number, str(len(values))), *((item.format(i), v) for i, v in enumerate(values))]
+    items = [(item.format(i), value) for i, value in enumerate(values)]
+    if names:
+        items = [(*one, f" ({name})") for one, name in zip(items, names, strict=True)]
+    return [(number, str(len(values))), *items]
 
 
 def describe(exchange, specs, world_size):
-    """What workers must agree on to exchange gradients: list of (what, value) pairs of strings."""
+    """What workers must agree on to exchange gradients: see `handshake`.
+
+    Not the names of variables: one worker may have made more models before, or have loaded what
+    others have built. So what an exchange excludes by name is compared by place.
+    """
     settings = serialize(exchange)
     return [
         ("world size", str(world_size)),
         ("exchange", settings["class"]),
         *(
             (f"{key} of the exchange", json.dumps(value, sort_keys=True))
-            for key, value in settings["config"].items()
+            for key, value in _without_names(settings["config"]).items()
         ),
         *enumerated(
             "number of gradients",
             "gradient {}",
-            [f"{s.name} {s.shape} {s.dtype}{' sparse' if s.sparse else ''}" for s in specs],
+            [_kind(spec, exchange.excludes(spec.name)) for spec in specs],
+            [spec.name for spec in specs],
         ),
     ]
+
+
+def _without_names(config):
+    if not isinstance(config, dict):
+        return config
+    return {key: _without_names(value) for key, value in config.items() if key != "exclude"}
+
+
+def _kind(spec, excluded):
+    marks = f"{', sparse' if spec.sparse else ''}{', excluded' if excluded else ''}"
+    return f"{spec.shape} {spec.dtype}{marks}"
 
 
 def handshake(use, description, remedy=_REMEDY):
@@ -51,18 +71,20 @@ def handshake(use, description, remedy=_REMEDY):
 
     Args:
         use: what the workers are about to do: the name of it in this program.
-        description: list of (what, value) pairs of strings.
+        description: list of (what, value), or of (what, value, words that may differ): strings.
         remedy: sentence that says what to do if they differ.
 
     Raises:
         ValueError: on all workers, with the first difference and two workers that differ.
     """
     program = [("version of tf_onebit", __version__), ("next use of tf_onebit", use)]
-    text = json.dumps([*program, *description]).encode()
-    digest = np.frombuffer(hashlib.sha256(text).digest(), np.int32)
+    description = [*program, *description]
+    compared = json.dumps([(what, value) for what, value, *_ in description]).encode()
+    text = json.dumps(description).encode()
+    digest = np.frombuffer(hashlib.sha256(compared).digest(), np.int32)
     summary = tf.constant([[*map(int, digest), len(text)]], tf.int32)
     summaries = (yield AllGather(summary, f"{_SCOPE}/digest")).numpy()
-    if (summaries == summaries[0]).all():
+    if (summaries == summaries[0])[:, :_DIGEST_WORDS].all():
         return
     # Only now the whole text: to say what differs.
     texts = yield from gather_texts(text, summaries[:, _DIGEST_WORDS], f"{_SCOPE}/text")
@@ -84,12 +106,17 @@ def gather_texts(text, lengths, name):
 
 
 def _difference(descriptions):
-    rank, other = next((k, d) for k, d in enumerate(descriptions) if d != descriptions[0])
-    for mine, theirs in zip(descriptions[0], other, strict=False):
-        if mine != theirs:
-            break
+    rank, mine, theirs = next(
+        (rank, mine, theirs)
+        for rank, other in enumerate(descriptions)
+        for mine, theirs in zip(descriptions[0], other, strict=False)
+        if mine[:2] != theirs[:2]
+    )
     return (
         "All workers must train the same model in the same way. "
-        f"The first difference: rank 0 has {mine[0]} = {mine[1]}, "
-        f"rank {rank} has {theirs[0]} = {theirs[1]}."
+        f"The first difference: rank 0 has {_shown(*mine)}, rank {rank} has {_shown(*theirs)}."
     )
+
+
+def _shown(what, value, more=""):
+    return f"{what} = {value}{more}"

@@ -80,7 +80,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             *enumerated(
                 "number of the model's variables",
                 "variable {} of the model",
-                [f"{v.path} {tuple(v.shape)} {v.dtype}" for v in weights],
+                *_kinds_and_names(weights),
             ),
             ("number of optimizers", str(len(states))),
         ]
@@ -89,9 +89,13 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             description += enumerated(
                 f"number of {which}'s variables",
                 f"variable {{}} of {which}",
-                [f"{v.name} {tuple(v.shape)} {v.dtype}" for v in state],
+                *_kinds_and_names(state),
             )
         return description
+
+
+def _kinds_and_names(variables):
+    return [f"{tuple(v.shape)} {v.dtype}" for v in variables], [v.path for v in variables]
 
 
 def _broadcast(variables, root):
