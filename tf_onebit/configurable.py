@@ -21,14 +21,33 @@ class Configurable:
         return type(self).from_config(self.get_config())
 
 
+class _ClassPath(str):
+    """A path that knows its class, which need not be importable: functions make classes, too."""
+
+    __slots__ = ("named",)
+
+
 def class_path(cls):
     """Names a class: "module:qualified name"."""
-    return f"{cls.__module__}:{cls.__qualname__}"
+    path = _ClassPath(f"{cls.__module__}:{cls.__qualname__}")
+    path.named = cls
+    return path
 
 
 def import_class(path):
-    """The class that `class_path` named."""
+    """The class that `class_path` named, maybe in another process.
+
+    Raises:
+        ValueError: if that process has made it in a function.
+    """
+    if isinstance(path, _ClassPath):
+        return path.named
     module, names = path.split(":")
+    if "<locals>" in names:
+        raise ValueError(
+            "A class must be at the top level of a module to be found again. Received: "
+            f"{names} of the module {module}. Move it out of the function that makes it."
+        )
     return functools.reduce(getattr, names.split("."), importlib.import_module(module))
 
 

@@ -75,6 +75,21 @@ def test_not_finite_gradient_is_an_error_that_leaves_the_weights(
 
 
 @pytest.mark.workers(2)
+def test_an_error_drops_what_was_accumulated_and_training_goes_on(world_size):
+    optimizer = keras.optimizers.SGD(0.01, gradient_accumulation_steps=2)
+    training = Training(optimizer, OneBit())
+    training.step(*gradients_of(0, "kernel"))
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"Rank 1 .*\Wkernel\W"):
+        training.step(*gradients_of(1))
+    before = training.state(with_exchange=False)
+    for step in range(2, 4):
+        training.step(*gradients_of(step))
+    assert training.state(with_exchange=False) != before
+    assert all(np.isfinite(variable).all() for variable in training.variables)
+    assert_same_bits_on_all_ranks(training.variables)
+
+
+@pytest.mark.workers(2)
 @pytest.mark.parametrize("on_nonfinite", ["error", "skip"])
 def test_not_finite_sample_in_fit(on_nonfinite, world_size):
     optimizer = keras.optimizers.SGD(0.01, weight_decay=0.1)

@@ -238,6 +238,15 @@ def test_a_name_of_an_optimizer_is_answered_by_what_to_write():
         hvd.DistributedOptimizer("adam")
 
 
+@pytest.mark.parametrize("gradients, variables", [(1, 2), (2, 1)])
+def test_every_variable_needs_one_gradient(gradients, variables):
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    pairs = [tf.ones(3)] * gradients, [keras.Variable(np.ones(3)) for _ in range(variables)]
+    told = f"Received: {gradients} gradients for {variables} variables"
+    with pytest.raises(ValueError, match=told):
+        optimizer.apply(*pairs)
+
+
 def test_an_asynchronous_optimizer_is_the_one_that_was_given():
     sgd = keras.optimizers.SGD(0.25)
     sgd.build([keras.Variable(np.ones(3, np.float32))])

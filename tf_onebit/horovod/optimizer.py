@@ -38,11 +38,12 @@ def DistributedOptimizer(
         compression: instead of `exchange`, one of `Compression`, or a compressor of Horovod's.
         op: `Average` or `Sum` over the workers.
         on_nonfinite: "error": a step in which a gradient is not finite ends in an error on all
-            workers, before a weight is changed. (One worker alone does as Keras does.) With
-            gradient accumulation that is the step that updates; as the sum stays what it is, the
-            job cannot go on. "skip": such a step leaves trainable weights, the optimizer's state
-            and residuals as they were on all workers; gradients are then exchanged only when all
-            of them are there. What layers update by themselves, such as the statistics of
+            workers, before a weight is changed, and before `TerminateOnNaN` sees the loss. (One
+            worker alone does as Keras does.) With gradient accumulation that is the step that
+            updates: a compiled one drops the sum, an eager one keeps it, and the next update fails,
+            too. "skip": such a step leaves trainable weights, the optimizer's state and residuals
+            as they were on all workers; gradients are then exchanged only when all of them are
+            there. What layers update by themselves, such as the statistics of
             BatchNormalization, is not undone.
         name: of the optimizer. Default: that of `optimizer`.
 

@@ -69,6 +69,14 @@ class Distributed:
                 self.build(trainable_variables)
 
     def apply(self, grads, trainable_variables=None):
+        grads = list(grads)
+        if trainable_variables is not None:
+            trainable_variables = list(trainable_variables)
+            if len(grads) != len(trainable_variables):
+                raise ValueError(
+                    "An optimizer needs one gradient per variable, or None in its place. Received: "
+                    f"{len(grads)} gradients for {len(trainable_variables)} variables."
+                )
         if not self.gradient_exchange.steps_of_delay:
             super().apply(grads, trainable_variables)
             return

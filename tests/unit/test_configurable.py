@@ -1,0 +1,38 @@
+"""Classes that descriptions name: those of modules, and those that a function has made."""
+
+import copy
+import json
+
+import pytest
+
+from tests.unit.gradients import build_workers, specs_of
+from tf_onebit import OneBit, WarmStart
+from tf_onebit.configurable import class_path, deserialize, import_class, serialize
+from tf_onebit.exchanges import Bucketed
+
+
+def made_in_a_function(bits):
+    class Local(OneBit):
+        number = bits
+
+    return Local
+
+
+def test_a_class_of_a_function_is_found_by_its_description():
+    classes = [made_in_a_function(bits) for bits in (1, 2)]
+    paths = copy.deepcopy([class_path(cls) for cls in classes])
+    assert paths[0] == paths[1] and json.loads(json.dumps(paths)) == paths
+    assert [import_class(path) for path in paths] == classes
+
+
+def test_an_exchange_of_a_function_can_be_wrapped_and_built():
+    template = Bucketed(WarmStart(made_in_a_function(3)(), steps=2))
+    (worker,) = build_workers(template, specs_of([(40, 100)]), 1)
+    assert worker.buckets[0][0].compressed.number == 3
+
+
+def test_another_process_is_told_why_a_class_is_not_found():
+    description = json.loads(json.dumps(serialize(made_in_a_function(1)())))
+    with pytest.raises(ValueError, match="top level of a module .*Received: made_in_a_function"):
+        deserialize(description)
+    assert deserialize(json.loads(json.dumps(serialize(OneBit(min_size=7))))).min_size == 7
