@@ -10,6 +10,7 @@ BENCHMARKS = {
     "encode.py": _OPS,
     "threshold_ops.py": _OPS,
     "transforms.py": _OPS,
+    "keras_programs.py": "--seeds 1 --programs forecast",
     "data_rate.py": "--rounds 1",
     "automatic.py": "--interval 64000 --plot {folder}/{{}}.png",
     "monitor.py": "--steps 10 --rounds 1",
