@@ -7,8 +7,12 @@ import pickle
 
 import numpy as np
 import tensorflow as tf
+from horovod.common.process_sets import ProcessSet
 
 from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, observed
+
+# A part of the workers of a job with three.
+PAIR = ProcessSet([0, 2])
 
 
 @functools.cache
@@ -22,7 +26,7 @@ def engine():
 
     from tf_onebit.collectives.horovod import HorovodEngine
 
-    hvd.init()
+    hvd.init(process_sets=[PAIR] if os.environ.get("HOROVOD_SIZE") == "3" else None)
     return HorovodEngine()
 
 
