@@ -150,7 +150,7 @@ def test_tape_gives_local_gradients(world_size):
     local, exchanged = pairs()
     assert [len(local), len(exchanged)] == [2, 2]
     np.testing.assert_allclose(local[0], np.full([4, 2], (rank() + 1.0) / world_size))
-    np.testing.assert_allclose(exchanged[0], np.full([2, 1], 4 * 1.5))
+    np.testing.assert_allclose(exchanged[0], np.full([2, 1], (5 + 9) / 2))
 
 
 @pytest.mark.workers(3)

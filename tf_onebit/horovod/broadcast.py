@@ -14,6 +14,7 @@ from tf_onebit.horovod.gradients import engine_of
 _engine_of = functools.cache(engine_of)
 
 
+@tf.autograph.experimental.do_not_convert
 def broadcast_variables(variables, root_rank, process_set=hvd.global_process_set, inplace=False):
     """Assigns the values of variables on one worker to those on all.
 

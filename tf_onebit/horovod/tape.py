@@ -90,6 +90,7 @@ class DistributedGradientTape:
         self._conversion = requested_conversion(op, sparse_as_dense, gradient_predivide_factor)
         self._local = LocalVariables(scale_local_gradients)
 
+    @tf.autograph.experimental.do_not_convert
     def gradient(self, target, sources, *args, **kwargs):
         """As `tf.GradientTape.gradient`, exchanged between the workers.
 
