@@ -60,22 +60,19 @@ OPTIMIZERS = {
 @pytest.mark.workers(2)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_momentum_is_corrected_where_the_rate_changes(name, world_size):
-    halve = {
-        corrected: hvd.LearningRateScheduleCallback(
-            0.01, lambda epoch: 0.5**epoch, momentum_correction=corrected
-        )
+    callbacks = [
+        hvd.LearningRateScheduleCallback(0.01, 0.5, momentum_correction=corrected)
         for corrected in (False, True)
-    }
-    velocities = {}
-    for corrected, callback in halve.items():
-        model, _, _ = fitted(OPTIMIZERS[name](0.01), callback, world_size, steps=1, epochs=1)
-        (_, *_, last) = [v for v in model.optimizer.variables if v.path.endswith("momentum")]
-        before = last.numpy()
-        callback.on_epoch_begin(1)
+    ]
+    model, _, _ = fitted(OPTIMIZERS[name](0.01), callbacks[0], world_size, steps=1, epochs=1)
+    (*_, velocity) = [v for v in model.optimizer.variables if v.path.endswith("momentum")]
+    before = velocity.numpy()
+    for epoch, (callback, factor) in enumerate(zip(callbacks, [1.0, 0.5], strict=True), 1):
+        callback.set_model(model)
+        callback.on_epoch_begin(epoch)
         callback.on_train_batch_begin(0)
-        velocities[corrected] = last.numpy() / before
-    np.testing.assert_allclose(velocities[False], 1.0)
-    np.testing.assert_allclose(velocities[True], 0.5, rtol=1e-6)
+        assert float(model.optimizer.learning_rate) == pytest.approx(0.01 * 0.5**epoch)
+        np.testing.assert_allclose(velocity, before * factor, rtol=1e-6)
 
 
 @pytest.mark.workers(2)

@@ -31,9 +31,9 @@ class DistributedGradientTape:
             residuals belong to it. Default: `FullPrecision()`.
         compression: instead of `exchange`, one of `Compression`, or a compressor of Horovod's.
         op: `Average` or `Sum` over the workers.
-        device_dense, device_sparse, sparse_as_dense, gradient_predivide_factor, num_groups, groups,
-            process_set, scale_local_gradients: those of `DistributedOptimizer`. Pass them by name:
-            `device_dense` stands second in Horovod.
+        device_dense, device_sparse, sparse_as_dense, gradient_predivide_factor: those of
+            `DistributedOptimizer`. Pass them by name: `device_dense` stands second in Horovod.
+        num_groups, groups, process_set, scale_local_gradients: those of `DistributedOptimizer`.
 
     Raises:
         ValueError: as `DistributedOptimizer`.
