@@ -114,6 +114,15 @@ def test_batches_are_normalized_over_all_workers(eagerly, world_size):
 
 
 @pytest.mark.workers(2)
+def test_layers_that_synchronize_are_saved_and_have_no_fused_kernel(world_size):
+    layer = hvd.SyncBatchNormalization(momentum=0.5, name="normalization")
+    again = keras.layers.deserialize(keras.layers.serialize(layer))
+    assert isinstance(again, hvd.SyncBatchNormalization) and again.momentum == 0.5
+    with pytest.raises(ValueError, match="Received: fused=True. Leave it out"):
+        hvd.SyncBatchNormalization(fused=True)
+
+
+@pytest.mark.workers(2)
 def test_collectives_take_numbers_arrays_and_variables(world_size):
     assert float(hvd.allreduce(rank() + 1.0)) == 1.5
     assert float(hvd.allreduce(value=float(rank()), name="by_name", op=hvd.Max)) == 1.0

@@ -22,7 +22,7 @@ def require_op(op):
 
 
 def _name_of(op):
-    names = ("Adasum", "Min", "Max", "Product")
+    names = ("Average", "Sum", "Adasum", "Min", "Max", "Product")
     return next((name for name in names if getattr(hvd, name) == op), repr(op))
 
 
@@ -69,7 +69,7 @@ def requested_conversion(op, sparse_as_dense, predivide_factor, factor=1.0):
     if predivide_factor != 1.0 and op != hvd.Average:
         raise ValueError(
             "gradient_predivide_factor divides a part of what op=Average divides by. Received: "
-            f"gradient_predivide_factor={predivide_factor} with op=Sum. Leave it out."
+            f"gradient_predivide_factor={predivide_factor} with op={_name_of(op)}. Leave it out."
         )
     return Conversion(bool(sparse_as_dense), float(predivide_factor), float(factor))
 

@@ -108,7 +108,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
 
 
 def _velocities(optimizer):
-    """What an optimizer with a coefficient of momentum keeps of updates: list of variables."""
+    """Lists the velocities of an optimizer with a coefficient of momentum: variables."""
     if not getattr(optimizer, "momentum", 0.0):
         return []
     return getattr(optimizer, "momentums", None) or getattr(optimizer, "_momentums", [])

@@ -1,7 +1,6 @@
 """DistributedOptimizer for Keras 3."""
 
 import functools
-import numbers
 
 import horovod.tensorflow as hvd
 import keras
@@ -9,6 +8,7 @@ import tensorflow as tf
 
 from tf_onebit.collectives.placement import plain_variables
 from tf_onebit.exchanges.finite import values_of
+from tf_onebit.horovod.accumulation import accumulated_steps
 from tf_onebit.horovod.compression import requested_exchange
 from tf_onebit.horovod.gradients import (
     horovod_exchange,
@@ -171,40 +171,6 @@ def PartialDistributedOptimizer(optimizer, *args, local_layers=None, **arguments
     for variable in variables:
         optimizer.register_local_var(variable)
     return optimizer
-
-
-def accumulated_steps(optimizer, passes):
-    """What `gradient_accumulation_steps` of an optimizer becomes, for Horovod's number of passes.
-
-    Args:
-        optimizer: `keras.optimizers.Optimizer`.
-        passes: `backward_passes_per_step`.
-
-    Raises:
-        ValueError: for other than positive whole numbers, an optimizer that accumulates another
-            number, and one whose variables are made already.
-    """
-    if not isinstance(passes, numbers.Integral) or passes < 1:
-        raise ValueError(
-            "backward_passes_per_step must be a positive number of steps. Received: "
-            f"backward_passes_per_step={passes!r}. Use 1 to update in every step."
-        )
-    steps = optimizer.gradient_accumulation_steps
-    if passes in (1, steps):
-        return steps
-    if steps is not None:
-        raise ValueError(
-            "backward_passes_per_step and gradient_accumulation_steps are two ways to say the "
-            f"same thing. Received: backward_passes_per_step={passes} for an optimizer with "
-            f"gradient_accumulation_steps={steps}. Leave one of them out."
-        )
-    if optimizer.built:
-        raise ValueError(
-            f"backward_passes_per_step needs an optimizer without variables. Received: "
-            f"{optimizer.name!r}, which has some, with backward_passes_per_step={passes}. Make it "
-            f"anew, with gradient_accumulation_steps={passes}."
-        )
-    return int(passes)
 
 
 def _suggested(identifier):
