@@ -7,12 +7,16 @@ import pickle
 
 import numpy as np
 import tensorflow as tf
-from horovod.common.process_sets import ProcessSet
 
 from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, observed
 
-# A part of the workers of a job with three.
-PAIR = ProcessSet([0, 2])
+
+@functools.cache
+def pair():
+    """Two of three workers: a process set of Horovod's, known to jobs of that size."""
+    import horovod.tensorflow as hvd
+
+    return hvd.ProcessSet([0, 2])
 
 
 @functools.cache
@@ -26,7 +30,7 @@ def engine():
 
     from tf_onebit.collectives.horovod import HorovodEngine
 
-    hvd.init(process_sets=[PAIR] if os.environ.get("HOROVOD_SIZE") == "3" else None)
+    hvd.init(process_sets=[pair()] if os.environ.get("HOROVOD_SIZE") == "3" else None)
     return HorovodEngine()
 
 

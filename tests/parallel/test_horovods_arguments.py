@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tf_onebit.horovod as hvd
-from tests.parallel.ranks import PAIR, assert_same_bits_on_all_ranks, digest, gather, rank
+from tests.parallel.ranks import assert_same_bits_on_all_ranks, digest, gather, pair, rank
 from tests.parallel.training import INPUTS, compiled, embedding_model, fit_part, make_model
 from tf_onebit import Delayed, FullPrecision, OneBit
 
@@ -154,19 +154,19 @@ def test_tape_gives_local_gradients(world_size):
 
 @pytest.mark.workers(3)
 def test_a_process_set_trains_without_the_others(world_size):
-    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), OneBit(), process_set=PAIR)
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), OneBit(), process_set=pair())
     model = trained(optimizer, world_size)
     first, alone, last = gather(digest(model.get_weights()))
     assert first == last != alone
     plain = trained(keras.optimizers.SGD(0.1), world_size)
     trains_alone = digest(plain.get_weights()) == digest(model.get_weights())
-    assert trains_alone == (not PAIR.included())
+    assert trains_alone == (not pair().included())
 
     variable = tf.Variable([1.0])
     for _ in range(2):
         with tf.GradientTape() as tape:
             loss = variable * (rank() + 1.0)
-        gradient = hvd.DistributedGradientTape(tape, process_set=PAIR).gradient(loss, variable)
+        gradient = hvd.DistributedGradientTape(tape, process_set=pair()).gradient(loss, variable)
         assert float(gradient[0]) == 2.0  # the mean of 1 and 3, and that of rank 1
     # Workers outside have taken no part, and still count alike.
     everybody = trained(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), OneBit()), world_size)

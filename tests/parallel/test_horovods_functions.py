@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tf_onebit.horovod as hvd
-from tests.parallel.ranks import PAIR, assert_same_bits_on_all_ranks, digest, gather, rank
+from tests.parallel.ranks import assert_same_bits_on_all_ranks, digest, gather, pair, rank
 from tests.parallel.training import compiled, fit_part, fit_whole, make_model, with_layer
 from tf_onebit import OneBit
 
@@ -48,12 +48,12 @@ def test_variables_that_differ_are_an_error_on_all_workers(world_size):
 @pytest.mark.workers(3)
 def test_variables_are_broadcast_in_a_process_set(world_size):
     variable = tf.Variable(float(rank()))
-    if PAIR.included():
-        hvd.broadcast_variables([variable], root_rank=2, process_set=PAIR)
-        assert hvd.allgather_object(rank(), process_set=PAIR) == [0, 2]
+    if pair().included():
+        hvd.broadcast_variables([variable], root_rank=2, process_set=pair())
+        assert hvd.allgather_object(rank(), process_set=pair()) == [0, 2]
     else:
         with pytest.raises(ValueError, match="must have this worker in it"):
-            hvd.broadcast_variables([variable], root_rank=2, process_set=PAIR)
+            hvd.broadcast_variables([variable], root_rank=2, process_set=pair())
     assert gather(float(variable)) == [2.0, 1.0, 2.0]
 
 
