@@ -50,6 +50,14 @@ def test_schedule_multiplies_between_its_epochs(world_size):
     _, rates, _ = fitted(keras.optimizers.SGD(0.1), by_function, world_size, steps=2, epochs=2)
     assert rates == pytest.approx([0.4, 0.6, 0.8, 1.0])
 
+    asked = []
+    once = hvd.LearningRateScheduleCallback(0.4, lambda epoch: asked.append(epoch) or 1.0)
+    once.set_model(compiled(make_model(), "sgd"))
+    once.on_epoch_begin(2)
+    for batch in range(3):
+        once.on_train_batch_begin(batch)
+    assert asked == [2]
+
 
 OPTIMIZERS = {
     "sgd": lambda rate: keras.optimizers.SGD(rate, momentum=0.9),

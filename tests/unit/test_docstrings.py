@@ -34,7 +34,6 @@ PUBLIC = [
     *(hvd.LearningRateScheduleCallback, hvd.LearningRateWarmupCallback, hvd.BestModelCheckpoint),
     *(hvd.PartialDistributedOptimizer, hvd.PartialDistributedGradientTape, hvd.load_model),
     *(hvd.SyncBatchNormalization, hvd.broadcast_variables, hvd.join, hvd.init),
-    *(hvd.broadcast_object, hvd.allgather_object),
     *(ops.one_bit_encode, ops.one_bit_decode_sum, ops.one_bit_encode_shard),
     *(ops.one_bit_aggregate, ops.one_bit_decode),
     *(ops.threshold_encode, ops.threshold_decode_sum, ops.threshold_apply),

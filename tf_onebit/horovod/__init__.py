@@ -27,8 +27,10 @@ from horovod.tensorflow import (
     Product,
     Sum,
     add_process_set,
+    allgather_object,
     broadcast_,
     broadcast_global_variables,
+    broadcast_object,
     ccl_built,
     cross_rank,
     cross_size,
@@ -78,7 +80,6 @@ from tf_onebit.horovod.elsewhere import instead_of
 from tf_onebit.horovod.job import init
 from tf_onebit.horovod.joining import join
 from tf_onebit.horovod.loading import load_model
-from tf_onebit.horovod.objects import allgather_object, broadcast_object
 from tf_onebit.horovod.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from tf_onebit.horovod.tape import DistributedGradientTape, PartialDistributedGradientTape
 from tf_onebit.horovod.values import allgather, allreduce, alltoall, broadcast, reducescatter

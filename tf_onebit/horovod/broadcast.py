@@ -1,7 +1,5 @@
 """Variables that all workers take over from one."""
 
-import functools
-
 import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
@@ -9,9 +7,6 @@ import tensorflow as tf
 from tf_onebit.collectives.requests import Broadcast
 from tf_onebit.exchanges.handshake import enumerated, handshake
 from tf_onebit.horovod.gradients import engine_of
-
-# A graph that broadcasts uses a variable of its engine, which must outlive it.
-_engine_of = functools.cache(engine_of)
 
 
 @tf.autograph.experimental.do_not_convert
@@ -43,7 +38,7 @@ def broadcast_variables(variables, root_rank, process_set=hvd.global_process_set
                 f"{variable!r} of type {type(variable).__name__}. Pass for example model.weights, "
                 "and broadcast_object what is no variable."
             )
-    engine = _engine_of(process_set)
+    engine = engine_of(process_set)
     described = [f"{tuple(v.shape)} {tf.as_dtype(v.dtype).name}" for v in variables]
     description = [
         ("root_rank", str(root_rank)),
