@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tf_onebit.collectives.engine import ProcessEngine
 from tf_onebit.collectives.ordered_sum import ordered_sum
-from tf_onebit.collectives.placement import plain_variables
+from tf_onebit.collectives.placement import on_device, plain_variables
 from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, Broadcast
 from tf_onebit.collectives.whereabouts import Board, Whereabouts
 from tf_onebit.collectives.wire_types import from_wire, to_wire
@@ -38,10 +38,12 @@ class HorovodEngine(ProcessEngine):
 
     Args:
         process_set: the workers, of which this process is one. Default: all of the job.
+        device: name of the device that carries messages. Default: Horovod's choice.
     """
 
-    def __init__(self, process_set=None):
+    def __init__(self, process_set=None, device=""):
         self._process_set = process_set
+        self._device = device or None
         self._turn = None
 
     @property
@@ -116,7 +118,8 @@ class HorovodEngine(ProcessEngine):
         options |= {"name": name.replace("/", "."), "ignore_name_scope": True}
         if self._process_set is not None:
             options["process_set"] = self._process_set
-        carried = collective(to_wire(tensor, _CARRIED), **options)
+        with on_device(self._device):
+            carried = collective(to_wire(tensor, _CARRIED), **options)
         return from_wire(carried, tensor.dtype)
 
 

@@ -19,51 +19,139 @@ except ImportError as error:
     ) from error
 
 from horovod.tensorflow import (
+    Adasum,
     Average,
+    Max,
+    Min,
+    ProcessSet,
+    Product,
     Sum,
-    allgather,
-    allreduce,
-    alltoall,
-    broadcast,
-    broadcast_variables,
+    add_process_set,
+    allgather_object,
+    broadcast_,
+    broadcast_global_variables,
+    broadcast_object,
+    ccl_built,
     cross_rank,
     cross_size,
+    cuda_built,
+    ddl_built,
+    global_process_set,
+    gloo_built,
+    gloo_enabled,
+    grouped_allgather,
+    grouped_allreduce,
+    grouped_reducescatter,
+    is_homogeneous,
     is_initialized,
     local_rank,
+    local_rank_op,
     local_size,
+    local_size_op,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    process_set_included_op,
     rank,
+    rank_op,
+    remove_process_set,
+    rocm_built,
     shutdown,
     size,
+    size_op,
+    start_timeline,
+    stop_timeline,
 )
 
+from tf_onebit.horovod import callbacks
 from tf_onebit.horovod.asynchronous import AsynchronousOptimizer
-from tf_onebit.horovod.callbacks import BroadcastGlobalVariablesCallback, MetricAverageCallback
+from tf_onebit.horovod.batch_normalization import SyncBatchNormalization
+from tf_onebit.horovod.broadcast import broadcast_variables
+from tf_onebit.horovod.callbacks import (
+    BestModelCheckpoint,
+    BroadcastGlobalVariablesCallback,
+    LearningRateScheduleCallback,
+    LearningRateWarmupCallback,
+    MetricAverageCallback,
+)
 from tf_onebit.horovod.compression import Compression
+from tf_onebit.horovod.elsewhere import instead_of
 from tf_onebit.horovod.job import init
-from tf_onebit.horovod.optimizer import DistributedOptimizer
-from tf_onebit.horovod.tape import DistributedGradientTape
+from tf_onebit.horovod.joining import join
+from tf_onebit.horovod.loading import load_model
+from tf_onebit.horovod.optimizer import DistributedOptimizer, PartialDistributedOptimizer
+from tf_onebit.horovod.tape import DistributedGradientTape, PartialDistributedGradientTape
+from tf_onebit.horovod.values import allgather, allreduce, alltoall, broadcast, reducescatter
 
 __all__ = [
+    "Adasum",
     "AsynchronousOptimizer",
     "Average",
+    "BestModelCheckpoint",
     "BroadcastGlobalVariablesCallback",
     "Compression",
     "DistributedGradientTape",
     "DistributedOptimizer",
+    "LearningRateScheduleCallback",
+    "LearningRateWarmupCallback",
+    "Max",
     "MetricAverageCallback",
+    "Min",
+    "PartialDistributedGradientTape",
+    "PartialDistributedOptimizer",
+    "ProcessSet",
+    "Product",
     "Sum",
+    "SyncBatchNormalization",
+    "add_process_set",
     "allgather",
+    "allgather_object",
     "allreduce",
     "alltoall",
     "broadcast",
+    "broadcast_",
+    "broadcast_global_variables",
+    "broadcast_object",
     "broadcast_variables",
+    "callbacks",
+    "ccl_built",
     "cross_rank",
     "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "grouped_allgather",
+    "grouped_allreduce",
+    "grouped_reducescatter",
     "init",
+    "is_homogeneous",
     "is_initialized",
+    "join",
+    "load_model",
     "local_rank",
+    "local_rank_op",
     "local_size",
+    "local_size_op",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "process_set_included_op",
     "rank",
+    "rank_op",
+    "reducescatter",
+    "remove_process_set",
+    "rocm_built",
     "shutdown",
     "size",
+    "size_op",
+    "start_timeline",
+    "stop_timeline",
 ]
+
+
+def __getattr__(name):
+    raise instead_of(__name__, name)

@@ -5,14 +5,26 @@ import itertools
 import keras
 import tensorflow as tf
 
-from tf_onebit.collectives import horovod as driver
-from tf_onebit.collectives.requests import AllReduce, Broadcast
-from tf_onebit.exchanges.handshake import enumerated, handshake
+from tf_onebit.collectives.horovod import HorovodEngine
+from tf_onebit.collectives.requests import AllReduce
+from tf_onebit.exchanges.handshake import enumerated
+from tf_onebit.horovod.best_model import BestModelCheckpoint
+from tf_onebit.horovod.broadcast import broadcast_values, kinds_and_names
 from tf_onebit.horovod.dead_reckoning import DeadReckoning
+from tf_onebit.horovod.learning_rate import LearningRateScheduleCallback, LearningRateWarmupCallback
+from tf_onebit.horovod.local_variables import LocalVariables
 from tf_onebit.horovod.progress import compare
 from tf_onebit.training.frames import find_fit
 from tf_onebit.training.model_optimizers import is_built, optimizers_of
 from tf_onebit.training.passes import exchange_in_step, follow_fit
+
+__all__ = [
+    "BestModelCheckpoint",
+    "BroadcastGlobalVariablesCallback",
+    "LearningRateScheduleCallback",
+    "LearningRateWarmupCallback",
+    "MetricAverageCallback",
+]
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
@@ -24,6 +36,9 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 
     Args:
         root_rank: the worker whose variables are taken.
+        device: name of the device that carries messages. Default: Horovod's choice.
+        local_variables: variable of the model, or list of them, of TensorFlow or Keras: each
+            worker keeps its own.
 
     Raises:
         ValueError: when it broadcasts, on all workers, if their models or optimizers have
@@ -35,10 +50,24 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         0
     """
 
-    def __init__(self, root_rank=0):
+    def __init__(self, root_rank=0, device="", local_variables=None):
         super().__init__()
         self.root_rank = root_rank
+        self._engine = HorovodEngine(device=device)
+        self._local = LocalVariables()
         self._done = False
+        if isinstance(local_variables, (tf.Variable, keras.Variable)):
+            local_variables = [local_variables]
+        for variable in local_variables or []:
+            self.register_local_var(variable)
+
+    def register_local_var(self, var):
+        """Has each worker keep its own value of a variable.
+
+        Args:
+            var: `tf.Variable` or `keras.Variable` of the model.
+        """
+        self._local.add(var)
 
     def on_train_begin(self, logs=None):
         self._done = False
@@ -66,12 +95,11 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             # Of several, a model alone knows which trains what.
             optimizers[0].build(self.model.trainable_variables)
         # `weights` leaves out the states of random generators: dropout differs between workers.
-        weights, states = self.model.weights, [optimizer.variables for optimizer in optimizers]
+        weights = [weight for weight in self.model.weights if weight not in self._local]
+        states = [optimizer.variables for optimizer in optimizers]
         variables = list(itertools.chain(weights, *states))
-        driver.meet(handshake("broadcast of variables", self._description(weights, states)))
-        values = driver.meet(_broadcast(variables, self.root_rank))
-        for variable, value in zip(variables, values, strict=True):
-            variable.assign(value)
+        description = self._description(weights, states)
+        broadcast_values(variables, self.root_rank, self._engine, description)
         self._done = True
 
     def _description(self, weights, states):
@@ -80,7 +108,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             *enumerated(
                 "number of the model's variables",
                 "variable {} of the model",
-                *_kinds_and_names(weights),
+                *kinds_and_names(weights),
             ),
             ("number of optimizers", str(len(states))),
         ]
@@ -89,18 +117,9 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             description += enumerated(
                 f"number of {which}'s variables",
                 f"variable {{}} of {which}",
-                *_kinds_and_names(state),
+                *kinds_and_names(state),
             )
         return description
-
-
-def _kinds_and_names(variables):
-    return [f"{tuple(v.shape)} {v.dtype}" for v in variables], [v.path for v in variables]
-
-
-def _broadcast(variables, root):
-    tensors = [tf.convert_to_tensor(variable) for variable in variables]
-    return (yield Broadcast(tensors, root, "tf_onebit_broadcast"))
 
 
 class MetricAverageCallback(keras.callbacks.Callback):
@@ -108,12 +127,19 @@ class MetricAverageCallback(keras.callbacks.Callback):
 
     Put it before callbacks that decide on metrics, such as `ReduceLROnPlateau`.
 
+    Args:
+        device: name of the device that carries messages. Default: Horovod's choice.
+
     Raises:
         ValueError: in `fit` with `AsynchronousOptimizer`, whose workers do not wait for each other.
 
     Example:
         >>> callbacks = [MetricAverageCallback(), keras.callbacks.ReduceLROnPlateau()]
     """
+
+    def __init__(self, device=""):
+        super().__init__()
+        self._engine = HorovodEngine(device=device)
 
     def on_train_begin(self, logs=None):
         if isinstance(getattr(self.model.optimizer, "gradient_exchange", None), DeadReckoning):
@@ -126,7 +152,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
         if not logs:
             return
         names = sorted(logs)
-        values = driver.meet(_mean([logs[name] for name in names]))
+        (values,) = self._engine.meet([_mean([logs[name] for name in names])])
         logs.update(zip(names, map(float, values), strict=True))
 
 

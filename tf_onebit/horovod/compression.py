@@ -83,6 +83,11 @@ class ExchangeCompressor:
         return cls._exchanges[key]
 
 
+def has_compressed():
+    """Tells whether Horovod's own functions have exchanged tensors our way in this process."""
+    return bool(ExchangeCompressor._exchanges)
+
+
 class OneBitCompressor(ExchangeCompressor):
     """One bit per value, with error feedback."""
 
@@ -146,6 +151,12 @@ class CompressedAllReduce(FullPrecision):
 
 def requested_exchange(exchange, compression):
     """The exchange that a user asked for by either argument; full precision by neither."""
+    if isinstance(exchange, str) and exchange != "auto":
+        raise ValueError(
+            'exchange must be a tf_onebit.Exchange, or "auto". '
+            f"Received: exchange={exchange!r}. If that is Horovod's second argument, write name= "
+            "for an optimizer, and device_dense= for a tape."
+        )
     if compression is None:
         return resolve_exchange(exchange)
     if exchange is not None:
@@ -158,6 +169,7 @@ def requested_exchange(exchange, compression):
     if isinstance(compression, Exchange) or not hasattr(compression, "compress"):
         raise ValueError(
             "compression must be a compressor, for example tf_onebit.horovod.Compression.onebit. "
-            f"Received: compression={compression!r}. Pass an exchange as exchange=."
+            f"Received: compression={compression!r}. Pass an exchange as exchange=, and Horovod's "
+            "arguments by their names."
         )
     return CompressedAllReduce(compression)

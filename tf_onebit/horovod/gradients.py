@@ -1,15 +1,29 @@
 """The exchange of gradients over Horovod."""
 
+from typing import NamedTuple
+
 import horovod.tensorflow as hvd
+import tensorflow as tf
 
 from tf_onebit.collectives.horovod import HorovodEngine
+from tf_onebit.collectives.lockstep import LockstepEngine
+from tf_onebit.horovod.local_variables import times
 from tf_onebit.training.gradients import GradientExchange
 
 
 def require_op(op):
     """Raises ValueError for an operation of Horovod's that gradients are not exchanged by."""
     if op not in (hvd.Average, hvd.Sum):
-        raise ValueError(f"op must be Average or Sum of tf_onebit.horovod. Received: op={op}.")
+        raise ValueError(
+            f"op must be Average or Sum of tf_onebit.horovod. Received: op={_name_of(op)}. "
+            "Gradients are exchanged by no other: leave op out for their mean, and use "
+            "hvd.allreduce(tensor, op=op) for tensors of your own."
+        )
+
+
+def _name_of(op):
+    names = ("Average", "Sum", "Adasum", "Min", "Max", "Product")
+    return next((name for name in names if getattr(hvd, name) == op), repr(op))
 
 
 def require_not_distributed(optimizer):
@@ -21,7 +35,106 @@ def require_not_distributed(optimizer):
         )
 
 
-def horovod_exchange(template, op, settings=()):
-    """A `GradientExchange` of `template` over Horovod, for one of Horovod's operations."""
+class Conversion(NamedTuple):
+    """What is done to gradients before and after their exchange.
+
+    Attributes:
+        sparse_as_dense: whether `tf.IndexedSlices` become tensors.
+        predivide_factor: what they are divided by before, and multiplied with after it.
+        factor: what they are multiplied with after it, besides.
+    """
+
+    sparse_as_dense: bool = False
+    predivide_factor: float = 1.0
+    factor: float = 1.0
+
+    def before(self, gradients):
+        """Converts a list of gradients that are about to be exchanged."""
+        if self.sparse_as_dense:
+            gradients = [None if g is None else tf.convert_to_tensor(g) for g in gradients]
+        return times(gradients, 1 / self.predivide_factor)
+
+    def after(self, gradients):
+        """Converts a list of gradients that have been exchanged."""
+        return times(gradients, self.predivide_factor * self.factor)
+
+
+def requested_conversion(op, sparse_as_dense, predivide_factor, factor=1.0):
+    """The `Conversion` that a user of Horovod's arguments asks for."""
+    if not predivide_factor > 0:
+        raise ValueError(
+            "gradient_predivide_factor must be positive. Received: gradient_predivide_factor="
+            f"{predivide_factor}. Leave it out, unless sums in float16 overflow."
+        )
+    if predivide_factor != 1.0 and op != hvd.Average:
+        raise ValueError(
+            "gradient_predivide_factor divides a part of what op=Average divides by. Received: "
+            f"gradient_predivide_factor={predivide_factor} with op={_name_of(op)}. Leave it out."
+        )
+    return Conversion(bool(sparse_as_dense), float(predivide_factor), float(factor))
+
+
+def require_one_device(device_dense, device_sparse):
+    """Raises ValueError if messages of sparse gradients are to be carried elsewhere."""
+    if device_sparse and device_sparse != device_dense:
+        raise ValueError(
+            "Messages of dense and sparse gradients are carried by one device. Received: "
+            f"device_dense={device_dense!r}, device_sparse={device_sparse!r}. Pass device_dense "
+            "alone, which is for both."
+        )
+
+
+def engine_of(process_set, device=""):
+    """The `HorovodEngine` of a process set that this worker is in.
+
+    Args:
+        process_set: `ProcessSet`.
+        device: name of the device that carries messages. Default: Horovod's choice.
+
+    Raises:
+        ValueError: for other objects, sets that Horovod does not know, and those of others.
+    """
+    if process_set is hvd.global_process_set:
+        return HorovodEngine(device=device)
+    require_known(process_set)
+    if not process_set.included():
+        raise ValueError(
+            "process_set must have this worker in it. Received: the process set of the ranks "
+            f"{process_set.ranks} on rank {hvd.rank()}. Call it where process_set.included()."
+        )
+    return HorovodEngine(process_set, device)
+
+
+def require_known(process_set):
+    """Raises ValueError for what is no process set, or none that Horovod knows."""
+    if not isinstance(process_set, hvd.ProcessSet):
+        raise ValueError(
+            "process_set must be a ProcessSet of tf_onebit.horovod. Received: process_set="
+            f"{process_set!r} of type {type(process_set).__name__}. Pass what "
+            "hvd.add_process_set([0, 1]) returns."
+        )
+    if process_set.process_set_id is None:
+        raise ValueError(
+            f"process_set is not known to Horovod. Received: {process_set}. Pass it to "
+            'hvd.init(process_sets=[...]) first; or, after hvd.init(process_sets="dynamic"), to '
+            "hvd.add_process_set, on all workers."
+        )
+
+
+def horovod_exchange(template, op, settings=(), process_set=hvd.global_process_set, device=""):
+    """A `GradientExchange` of `template` over Horovod, for one of Horovod's operations.
+
+    Args:
+        template: the user's exchange.
+        op: `Average` or `Sum`.
+        settings: see `GradientExchange`.
+        process_set: the workers that exchange. Another one is alone.
+        device: see `engine_of`.
+    """
     require_op(op)
-    return GradientExchange(template, HorovodEngine(), op == hvd.Average, settings)
+    require_known(process_set)
+    exchange = GradientExchange(template, HorovodEngine(device=device), op == hvd.Average, settings)
+    if process_set is not hvd.global_process_set:
+        is_in = process_set.included()
+        exchange.divide(engine_of(process_set, device) if is_in else LockstepEngine([None]))
+    return exchange

@@ -8,7 +8,13 @@ import keras
 import tensorflow as tf
 
 from tf_onebit.horovod.compression import requested_exchange
-from tf_onebit.horovod.gradients import horovod_exchange
+from tf_onebit.horovod.gradients import (
+    horovod_exchange,
+    requested_conversion,
+    require_known,
+    require_one_device,
+)
+from tf_onebit.horovod.local_variables import LocalVariables, variables_of
 
 # Programs make a tape in every step; the state of the exchange outlives it with its template.
 _exchanges = weakref.WeakKeyDictionary()
@@ -20,11 +26,14 @@ class DistributedGradientTape:
     """Wraps a `tf.GradientTape`: `gradient` returns the mean over the workers.
 
     Args:
-        tape: `tf.GradientTape`.
+        gradtape: `tf.GradientTape`.
         exchange: `tf_onebit.Exchange`, or "auto". Make it once, outside of the training step: its
             residuals belong to it. Default: `FullPrecision()`.
         compression: instead of `exchange`, one of `Compression`, or a compressor of Horovod's.
         op: `Average` or `Sum` over the workers.
+        device_dense, device_sparse, sparse_as_dense, gradient_predivide_factor: those of
+            `DistributedOptimizer`. Pass them by name: `device_dense` stands second in Horovod.
+        num_groups, groups, process_set, scale_local_gradients: those of `DistributedOptimizer`.
 
     Raises:
         ValueError: as `DistributedOptimizer`.
@@ -42,7 +51,24 @@ class DistributedGradientTape:
         6.0
     """
 
-    def __init__(self, tape, exchange=None, compression=None, op=hvd.Average):
+    def __init__(
+        self,
+        gradtape,
+        exchange=None,
+        compression=None,
+        op=hvd.Average,
+        *,
+        device_dense="",
+        device_sparse="",
+        sparse_as_dense=False,
+        gradient_predivide_factor=1.0,
+        num_groups=0,
+        groups=None,
+        process_set=hvd.global_process_set,
+        scale_local_gradients=True,
+    ):
+        require_one_device(device_dense, device_sparse)
+        require_known(process_set)
         if exchange is None or isinstance(exchange, str):
             template = _resolve(exchange, compression)
         else:
@@ -54,13 +80,17 @@ class DistributedGradientTape:
                 "tf_onebit.horovod.DistributedOptimizer, which knows when there is nothing to "
                 "apply."
             )
-        by_op = _exchanges.setdefault(template, {})
-        if op not in by_op:
+        made = _exchanges.setdefault(template, {})
+        key = op, process_set, device_dense
+        if key not in made:
             # Of a clone, because values that hold their key would never be freed.
-            by_op[op] = horovod_exchange(template.clone(), op)
-        self._tape = tape
-        self._exchange = by_op[op]
+            made[key] = horovod_exchange(template.clone(), op, (), process_set, device_dense)
+        self._tape = gradtape
+        self._exchange = made[key]
+        self._conversion = requested_conversion(op, sparse_as_dense, gradient_predivide_factor)
+        self._local = LocalVariables(scale_local_gradients)
 
+    @tf.autograph.experimental.do_not_convert
     def gradient(self, target, sources, *args, **kwargs):
         """As `tf.GradientTape.gradient`, exchanged between the workers.
 
@@ -75,8 +105,35 @@ class DistributedGradientTape:
                     "Take gradients with respect to other tensors from the tape that it wraps."
                 )
         gradients = self._tape.gradient(target, sources, *args, **kwargs)
-        (flat,) = self._exchange([tf.nest.flatten(gradients)], tf.nest.flatten(sources))
-        return tf.nest.pack_sequence_as(sources, flat)
+        flat = self._conversion.before(tf.nest.flatten(gradients))
+        exchanged = self._local.exchange_others(
+            lambda gradients, variables: self._exchange([gradients], variables)[0],
+            flat,
+            tf.nest.flatten(sources),
+            self._exchange.group.world_size,
+        )
+        return tf.nest.pack_sequence_as(sources, self._conversion.after(exchanged))
+
+    def register_local_source(self, source):
+        """Has `gradient` return this worker's own gradient of a variable, which nothing checks.
+
+        Args:
+            source: `tf.Variable` or `keras.Variable`.
+        """
+        self._local.add(source)
+
+    def get_local_and_global_gradients(self, target, sources, *args, **kwargs):
+        """Takes gradients, and divides them into local and exchanged ones.
+
+        Args:
+            target, sources, args, kwargs: those of `gradient`; `sources` is a list.
+
+        Returns:
+            Two lists of pairs (source, gradient).
+        """
+        pairs = list(zip(sources, self.gradient(target, sources, *args, **kwargs), strict=True))
+        local = [pair for pair in pairs if pair[0] in self._local]
+        return local, [pair for pair in pairs if pair[0] not in self._local]
 
     def __enter__(self):
         self._tape.__enter__()
@@ -87,3 +144,33 @@ class DistributedGradientTape:
 
     def __getattr__(self, name):
         return getattr(self._tape, name)
+
+
+def PartialDistributedGradientTape(gradtape, *args, local_layers=None, **arguments):
+    """Wraps a tape as `DistributedGradientTape`, but for layers that stay local.
+
+    Args:
+        gradtape, args, arguments: those of `DistributedGradientTape`.
+        local_layers: Keras layer, or list of them. Their gradients are this worker's own. They must
+            be built.
+
+    Returns:
+        `DistributedGradientTape`.
+
+    Raises:
+        ValueError: as `DistributedGradientTape`, and for layers that are not built.
+
+    Example:
+        >>> hvd.init()
+        >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
+        >>> with tf.GradientTape() as tape:
+        ...     loss = tf.reduce_sum(model(tf.ones([2, 8])))
+        >>> tape = PartialDistributedGradientTape(tape, local_layers=model.layers)
+        >>> len(tape.gradient(loss, model.trainable_variables))
+        2
+    """
+    variables = variables_of(local_layers)
+    tape = DistributedGradientTape(gradtape, *args, **arguments)
+    for variable in variables:
+        tape.register_local_source(variable)
+    return tape

@@ -1,5 +1,6 @@
 """The exchange of a training program's gradients: built on first use, kept for good."""
 
+import collections
 import contextlib
 import functools
 import itertools
@@ -17,7 +18,13 @@ from tf_onebit.training.recorder import stages_of
 
 # Counts what is exchanged, in the order of first use: all workers must take part in each, so they
 # count alike. (They need not make the same objects: one may log, test or save more than another.)
-_numbers = itertools.count()
+# Those of a group count by themselves, because others take no part.
+_numbers = collections.defaultdict(itertools.count)
+
+
+def has_exchanged():
+    """Tells whether this process has exchanged gradients with all others of its job."""
+    return () in _numbers
 
 
 def resolve_exchange(exchange):
@@ -418,7 +425,8 @@ class GradientExchange:
     @functools.cached_property
     def _scope(self):
         """Prefix of the names of this object's collectives, of which the first compares workers."""
-        scope = f"tf_onebit_{next(_numbers)}"
+        members = () if self.group is self.engine else tuple(self.group.members)
+        scope = "_".join(map(str, ["tf_onebit", next(_numbers[members]), *members]))
         with tf.init_scope():
             self.group.run([handshake(scope, self._settings) for _ in self.group.ranks])
         return scope

@@ -1,0 +1,22 @@
+"""A job of its own, for what a job can do once."""
+
+import pathlib
+
+from tests.parallel.launch import horovodrun
+
+PROGRAM = str(pathlib.Path(__file__).with_name("train_as_with_horovod.py"))
+
+
+def test_a_program_for_horovod_ends_with_what_to_write():
+    job = horovodrun(2, [PROGRAM])
+    for line in (
+        "0: the last sum is 2, and 1 came last",
+        "1: the last sum is 1, and 1 came last",
+        "1: by itself it has itself",
+        "0: the weight is -0.5",
+        "1: the weight is -0.5",
+        "RuntimeError: join answers all-reduces of Horovod's own",
+    ):
+        assert line in job.output
+    assert "AutoGraph could not transform" not in job.output
+    assert job.returncode != 0

@@ -1,0 +1,40 @@
+"""BestModelCheckpoint for Keras 3."""
+
+import keras
+
+
+class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
+    """Saves the whole model whenever it is the best so far.
+
+    As in Horovod, where to save is an attribute that is set later, and whoever has the callback
+    saves: give it to one worker.
+
+    Args:
+        monitor, verbose, mode, save_freq: those of `keras.callbacks.ModelCheckpoint`.
+
+    Attributes:
+        filepath: where the model is saved, a name that ends in ".keras".
+
+    Raises:
+        ValueError: at the begin of `fit`, if `filepath` is not set.
+
+    Example:
+        >>> callback = BestModelCheckpoint(monitor="val_accuracy")
+        >>> callback.filepath = "best.keras"
+    """
+
+    def __init__(self, monitor="val_loss", verbose=0, mode="auto", save_freq="epoch"):
+        # Keras checks how a name ends.
+        super().__init__(
+            ".keras", monitor, verbose, save_best_only=True, mode=mode, save_freq=save_freq
+        )
+        self.filepath = None
+
+    def on_train_begin(self, logs=None):
+        if self.filepath is None:
+            raise ValueError(
+                "BestModelCheckpoint must be told where to save. Received: filepath=None. Set "
+                'callback.filepath = "best.keras" before fit, or use '
+                'keras.callbacks.ModelCheckpoint("best.keras", save_best_only=True).'
+            )
+        super().on_train_begin(logs)

@@ -1,0 +1,80 @@
+"""Variables that all workers take over from one."""
+
+import horovod.tensorflow as hvd
+import keras
+import tensorflow as tf
+
+from tf_onebit.collectives.requests import Broadcast
+from tf_onebit.exchanges.handshake import enumerated, handshake
+from tf_onebit.horovod.gradients import engine_of
+
+
+@tf.autograph.experimental.do_not_convert
+def broadcast_variables(variables, root_rank, process_set=hvd.global_process_set, inplace=False):
+    """Assigns the values of variables on one worker to those on all.
+
+    In eager mode workers compare first what they are about to broadcast.
+
+    Args:
+        variables: list of Keras or TensorFlow variables, the same on all workers.
+        root_rank: the worker whose values are taken.
+        process_set: `ProcessSet` of the workers that take part.
+        inplace: without effect: one copy of each variable is made at a time.
+
+    Raises:
+        ValueError: in eager mode, on all workers, if their variables differ; for a rank or a worker
+            that is not in `process_set`, or for other objects than variables.
+
+    Example:
+        >>> hvd.init()
+        >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
+        >>> broadcast_variables(model.weights, root_rank=0)
+    """
+    variables = list(variables)
+    for variable in variables:
+        if not isinstance(variable, (tf.Variable, keras.Variable)):
+            raise ValueError(
+                "broadcast_variables takes a list of tf.Variable or keras.Variable. Received: "
+                f"{variable!r} of type {type(variable).__name__}. Pass for example model.weights, "
+                "and broadcast_object what is no variable."
+            )
+    engine = engine_of(process_set)
+    description = [
+        ("root_rank", str(root_rank)),
+        *enumerated("number of variables", "variable {}", *kinds_and_names(variables)),
+    ]
+    broadcast_values(variables, root_rank, engine, description)
+
+
+def kinds_and_names(variables):
+    """What workers must agree on of variables, and what may differ: two lists of strings."""
+    kinds = [f"{tuple(v.shape)} {tf.as_dtype(v.dtype).name}" for v in variables]
+    return kinds, [getattr(v, "path", v.name) for v in variables]
+
+
+def broadcast_values(variables, root_rank, engine, description):
+    """Assigns the values of variables on one worker to those on all.
+
+    Args:
+        variables: list of Keras or TensorFlow variables.
+        root_rank: the worker, by its rank in the job.
+        engine: `HorovodEngine`.
+        description: see `handshake`.
+    """
+    if root_rank not in engine.members:
+        raise ValueError(
+            f"root_rank must be one of the ranks {list(engine.members)}. Received: root_rank="
+            f"{root_rank}. Use 0 for the first worker of a job."
+        )
+    run = engine.run
+    if tf.executing_eagerly():
+        run = engine.meet
+        run([handshake("broadcast of variables", description)])
+    (values,) = run([_broadcast(variables, engine.members.index(root_rank))])
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
+
+
+def _broadcast(variables, root):
+    tensors = [tf.convert_to_tensor(variable) for variable in variables]
+    return (yield Broadcast(tensors, root, "tf_onebit_broadcast"))

@@ -1,0 +1,32 @@
+"""Names of Horovod's that this package has not, and what to write in their place."""
+
+_CHECKPOINT = (
+    "Elastic jobs are not supported: workers are as many from begin to end. Have callbacks="
+    "[tf_onebit.callbacks.BackupAndRestore(directory)] save the job, and start it anew, with "
+    "another number of workers if need be"
+)
+_INNER = "It is a part of Horovod's inner workings: import it from horovod.tensorflow"
+INSTEAD = {
+    "broadcast_object_fn": "Write hvd.broadcast_object(obj, root_rank)",
+    "check_extension": _INNER,
+    "check_num_rank_power_of_2": _INNER,
+    "elastic": _CHECKPOINT,
+    "gpu_available": _INNER,
+    "handle_average_backwards_compatibility": _INNER,
+    "is_version_greater_equal_than": "Import it from horovod.common.util",
+    "LocalGradientAggregationHelper": "Pass backward_passes_per_step to hvd.DistributedOptimizer",
+    "refs_to_vars": _INNER,
+    "split_list": _INNER,
+    "vars_to_refs": _INNER,
+}
+
+
+def instead_of(module, name):
+    """Returns the AttributeError for a name that a module lacks.
+
+    Args:
+        module: name of the module.
+        name: what a program asks it for.
+    """
+    problem = f"module {module!r} has no attribute {name!r}"
+    return AttributeError(f"{problem}. {INSTEAD[name]}." if name in INSTEAD else problem)

@@ -1,0 +1,166 @@
+"""Horovod's schedules of the learning rate for Keras 3."""
+
+import horovod.tensorflow as hvd
+import keras
+
+from tf_onebit.training.model_optimizers import inner_optimizer
+
+
+class LearningRateScheduleCallback(keras.callbacks.Callback):
+    """Multiplies the learning rate, from one epoch to another.
+
+    Where the rate changes from a to b, velocities of SGD and RMSprop are multiplied with b / a:
+    the momentum correction of Goyal et al. 2017 (section 3). Horovod multiplies the coefficient of
+    momentum in the next step instead, which Keras 3 compiles into the step. The velocity becomes
+    the same; with `nesterov` the step differs in the second use of the coefficient.
+
+    Each epoch logs the learning rate as "lr".
+
+    Args:
+        initial_lr: float, the learning rate that is multiplied.
+        multiplier: function of the epoch, a float within an epoch; or a number, whose power by the
+            epochs since `start_epoch` is taken.
+        start_epoch: first epoch, from 0, in which the rate is set.
+        end_epoch: first epoch in which it is no longer. Default: none.
+        staircase: whether the rate changes between epochs only. Else it changes in every batch.
+        momentum_correction: whether velocities are multiplied.
+        steps_per_epoch: number of batches. Default: what Keras knows.
+
+    Raises:
+        ValueError: without `initial_lr`; in `fit`, for an optimizer with a schedule of its own, and
+            for a number of batches that is needed and not known.
+
+    Example:
+        >>> callback = LearningRateScheduleCallback(0.1, multiplier=0.5, start_epoch=10)
+        >>> callback.multiplier(11)
+        0.5
+    """
+
+    def __init__(
+        self,
+        initial_lr,
+        multiplier,
+        start_epoch=0,
+        end_epoch=None,
+        staircase=True,
+        momentum_correction=True,
+        steps_per_epoch=None,
+    ):
+        super().__init__()
+        if initial_lr is None:
+            raise ValueError(
+                "initial_lr must be the learning rate at the start. Received: initial_lr=None. "
+                "Pass the one that the optimizer was made with."
+            )
+        self.initial_lr = initial_lr
+        self.multiplier = multiplier
+        if not callable(multiplier):
+            self.multiplier = lambda epoch: multiplier ** (epoch - start_epoch)
+        self.start_epoch = start_epoch
+        self.end_epoch = end_epoch
+        self.staircase = staircase
+        self.momentum_correction = momentum_correction
+        self.steps_per_epoch = steps_per_epoch
+        self.current_epoch = None
+
+    def on_train_begin(self, logs=None):
+        rate = getattr(self._optimizer, "_learning_rate", None)
+        if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+            raise ValueError(
+                f"{type(self).__name__} sets the learning rate. Received: an optimizer with the "
+                f"schedule {type(rate).__name__}. Make it with a number, learning_rate="
+                f"{self.initial_lr}, or leave the callback out."
+            )
+        if not self.staircase and not self.steps_per_epoch:
+            self.steps_per_epoch = self.params.get("steps")
+            if not self.steps_per_epoch:
+                raise ValueError(
+                    f"{type(self).__name__} must know how many batches an epoch has, and Keras "
+                    "does not. Received: steps_per_epoch=None. Pass steps_per_epoch."
+                )
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.current_epoch = epoch
+
+    def on_train_batch_begin(self, batch, logs=None):
+        epoch = self.current_epoch
+        is_over = self.end_epoch is not None and epoch >= self.end_epoch
+        if epoch < self.start_epoch or is_over or (self.staircase and batch > 0):
+            return
+        self._set(epoch if self.staircase else epoch + batch / self.steps_per_epoch)
+
+    def on_epoch_end(self, epoch, logs=None):
+        if logs is not None:
+            logs["lr"] = float(self._optimizer.learning_rate)
+
+    @property
+    def _optimizer(self):
+        return inner_optimizer(self.model.optimizer)
+
+    def _set(self, epoch):
+        optimizer = self._optimizer
+        before = float(optimizer.learning_rate)
+        optimizer.learning_rate = self.initial_lr * self.multiplier(epoch)
+        ratio = float(optimizer.learning_rate) / before if before else 1.0
+        if self.momentum_correction and ratio != 1.0:
+            for velocity in _velocities(optimizer):
+                velocity.assign(velocity * ratio)
+
+
+def _velocities(optimizer):
+    """Lists the velocities of an optimizer with a coefficient of momentum: variables."""
+    if not getattr(optimizer, "momentum", 0.0):
+        return []
+    return getattr(optimizer, "momentums", None) or getattr(optimizer, "_momentums", [])
+
+
+class LearningRateWarmupCallback(LearningRateScheduleCallback):
+    """Raises the learning rate from that of one worker to that of all, batch by batch.
+
+        lr = initial_lr / N * (1 + (N - 1) * epochs / warmup_epochs)
+
+    for N workers, where the number of epochs has a fraction (Goyal et al. 2017, section 2.2).
+
+    Args:
+        initial_lr: float, the learning rate at the end, usually N times that of one worker.
+        warmup_epochs: number of epochs.
+        momentum_correction, steps_per_epoch: those of `LearningRateScheduleCallback`.
+        verbose: 1 to print on worker 0 when it ends.
+
+    Raises:
+        ValueError: as `LearningRateScheduleCallback`.
+
+    Example:
+        >>> callback = LearningRateWarmupCallback(initial_lr=0.1 * 4, warmup_epochs=3, verbose=1)
+        >>> callback.end_epoch
+        3
+    """
+
+    def __init__(
+        self,
+        initial_lr,
+        warmup_epochs=5,
+        momentum_correction=True,
+        steps_per_epoch=None,
+        verbose=0,
+    ):
+        def multiplier(epoch):
+            # After its step: so the last batch of an epoch has the rate of a whole number.
+            epoch += 1 / self.steps_per_epoch
+            return (1 + epoch * (hvd.size() - 1) / warmup_epochs) / hvd.size()
+
+        super().__init__(
+            initial_lr,
+            multiplier,
+            end_epoch=warmup_epochs,
+            staircase=False,
+            momentum_correction=momentum_correction,
+            steps_per_epoch=steps_per_epoch,
+        )
+        self.verbose = verbose
+
+    def on_epoch_end(self, epoch, logs=None):
+        super().on_epoch_end(epoch, logs)
+        if epoch == self.end_epoch - 1 and self.verbose > 0 and hvd.rank() == 0:
+            rate = float(self._optimizer.learning_rate)
+            print(f"\nEpoch {epoch + 1}: the learning rate is warmed up, to {rate:g}.")

@@ -1,0 +1,48 @@
+"""Horovod's collectives for what TensorFlow can make a tensor of."""
+
+import functools
+
+import horovod.tensorflow as hvd
+import tensorflow as tf
+
+
+def _for_values(function, second=None):
+    """Makes a collective of `horovod.tensorflow` take what those of `horovod.keras` take.
+
+    Those are given numbers and arrays, and Keras variables, and call them `value`.
+
+    Args:
+        function: the collective.
+        second: what stands second, where `horovod.keras` has a name there.
+    """
+
+    @functools.wraps(function)
+    def collective(*args, **options):
+        if "value" in options:
+            args = (options.pop("value"), *args)
+        if second is not None and len(args) > 1 and isinstance(args[1], str) and args[1]:
+            raise ValueError(
+                f"The second argument of {function.__name__} is {second} in horovod.tensorflow, "
+                f"and the name in horovod.keras. Received: {args[1]!r}. Pass it as name= or "
+                f"{second}=."
+            )
+        if args:
+            args = (_tensor(args[0]), *args[1:])
+        elif "tensor" in options:
+            options["tensor"] = _tensor(options["tensor"])
+        return function(*args, **options)
+
+    return collective
+
+
+def _tensor(value):
+    if isinstance(value, (tf.IndexedSlices, tf.Variable)):
+        return value
+    return tf.convert_to_tensor(value)
+
+
+allgather = _for_values(hvd.allgather)
+allreduce = _for_values(hvd.allreduce, second="average")
+alltoall = _for_values(hvd.alltoall)
+broadcast = _for_values(hvd.broadcast)
+reducescatter = _for_values(hvd.reducescatter, second="device_dense")
