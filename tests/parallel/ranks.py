@@ -30,7 +30,8 @@ def engine():
 
     from tf_onebit.collectives.horovod import HorovodEngine
 
-    hvd.init(process_sets=[pair()] if os.environ.get("HOROVOD_SIZE") == "3" else None)
+    if not hvd.is_initialized():  # by a program that has its own ways
+        hvd.init(process_sets=[pair()] if os.environ.get("HOROVOD_SIZE") == "3" else None)
     return HorovodEngine()
 
 

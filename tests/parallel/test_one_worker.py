@@ -251,6 +251,7 @@ def test_an_asynchronous_optimizer_is_the_one_that_was_given():
     sgd = keras.optimizers.SGD(0.25)
     sgd.build([keras.Variable(np.ones(3, np.float32))])
     sgd.iterations.assign(1000)
+    hvd.init()
     assert hvd.AsynchronousOptimizer(sgd) is sgd
     assert sgd.iterations.numpy() == 1000
     built = keras.optimizers.SGD(0.25)
