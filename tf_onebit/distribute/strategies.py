@@ -12,10 +12,10 @@ from tensorflow.python.distribute import (
 
 from tf_onebit.cluster_spec import require_valid
 from tf_onebit.collectives.lockstep import LockstepEngine
-from tf_onebit.collectives.requests import AllGather, AllReduce, ask
+from tf_onebit.collectives.requests import AllGather, ask
 from tf_onebit.collectives.tensorflow import CARRIED, TensorFlowEngine
 from tf_onebit.collectives.wire_types import from_wire, to_wire
-from tf_onebit.distribute.begin_of_fit import is_asked_for_a_shape, prepare
+from tf_onebit.distribute.begin_of_fit import prepare
 from tf_onebit.distribute.cluster import (
     configure_heartbeat,
     resolver_of_environment,
@@ -24,7 +24,7 @@ from tf_onebit.distribute.cluster import (
 from tf_onebit.distribute.coordination_board import whereabouts_in_cluster
 from tf_onebit.distribute.data import prepared, without_effect_of_empty_batches
 from tf_onebit.distribute.optimizer import adopt, calling_optimizer, require_adopted
-from tf_onebit.distribute.replicas import sum_of_replicas
+from tf_onebit.distribute.reductions import ReducingExtended, local_mean, parts_of
 from tf_onebit.distribute.server import sigterm_as_it_was, tend_server
 from tf_onebit.training.calls import CallNumbers
 from tf_onebit.training.gradients import resolve_exchange
@@ -58,53 +58,16 @@ def _check_model(model, strategy):
         flush_where_shown(model)
 
 
-class _ExchangingExtended:
+class _ExchangingExtended(ReducingExtended):
     """What the implementations of both strategies do beside TensorFlow's own.
 
     Attributes:
         engine: `Engine`.
     """
 
-    # Whether TensorFlow is just asking how many replicas have data.
-    counts_data = False
-
     def _create_variable(self, next_creator, **kwargs):
         adopt(calling_optimizer())
         return super()._create_variable(next_creator, **kwargs)
-
-    def _reduce_to(self, reduce_op, value, destinations, options):
-        # TensorFlow's own does not reduce structures, which Keras asks for.
-        if tf.executing_eagerly() and not self.counts_data and is_asked_for_a_shape():
-            strategy = self._container_strategy()
-            return tf.nest.map_structure(
-                lambda part: strategy.experimental_local_results(part)[0], value
-            )
-
-        def reduced(value):
-            if tf.executing_eagerly() and not self._have_one_shape(value):
-                raise ValueError(f"Values to reduce must have one shape. Received: {value}.")
-            if self._is_ours([value]):
-                return self._reduced(reduce_op, [value])[0]
-            with self.engine.whereabouts.naming_who_left():
-                return super(_ExchangingExtended, self)._reduce_to(
-                    reduce_op, value, destinations, options
-                )
-
-        return tf.nest.map_structure(reduced, value)
-
-    def _have_one_shape(self, value):
-        """Whether a value, in eager mode, has the same shape on all replicas of all workers."""
-        shapes = tf.stack([tf.shape(part) for part in _parts(self._container_strategy(), value)])
-        if self._num_workers > 1:
-            request = AllGather(shapes, "tf_onebit/shapes")
-            (shapes,) = self.engine.meet([ask(request)], "reduce")
-        return bool(tf.reduce_all(shapes == shapes[0]))
-
-    def _batch_reduce_to(self, reduce_op, value_destination_pairs, options):
-        values = [value for value, _ in value_destination_pairs]
-        if self._is_ours(values):
-            return self._reduced(reduce_op, values)
-        return super()._batch_reduce_to(reduce_op, value_destination_pairs, options)
 
     def _call_for_each_replica(self, fn, args, kwargs):
         if len(self._devices) > 1:
@@ -115,31 +78,6 @@ class _ExchangingExtended:
         context = _ReplicaContext(self._container_strategy(), self._id_in_cluster)
         with tf.device(self._devices[0]), context:
             return fn(*args, **kwargs)
-
-    def _is_ours(self, values):
-        """Whether to reduce values as gradients are: in graphs, where keys that stay matter.
-
-        With a key for every call, as TensorFlow's own, no two steps could run in one loop, and
-        each would leave some memory behind.
-        """
-        parts = _parts(self._container_strategy(), values)
-        dense = not any(isinstance(part, tf.IndexedSlices) for part in parts)
-        return dense and (self._num_workers == 1 or not tf.executing_eagerly())
-
-    def _reduced(self, reduce_op, values):
-        columns = [self._container_strategy().experimental_local_results(v) for v in values]
-        totals = [sum_of_replicas(column) for column in columns]
-        if self._num_workers > 1:
-            request = AllReduce(totals, f"tf_onebit/reduce_{self._numbers.next()}")
-            (totals,) = self.engine.run([ask(request)])
-        if reduce_op != tf.distribute.ReduceOp.MEAN:
-            return totals
-        replicas = len(columns[0]) * self._num_workers
-        return [tf.cast(total / replicas, total.dtype) for total in totals]
-
-
-def _parts(strategy, value):
-    return [p for v in tf.nest.flatten(value) for p in strategy.experimental_local_results(v)]
 
 
 class MirroredStrategy(_Exchanging, tf.distribute.MirroredStrategy):
@@ -240,18 +178,12 @@ class MultiWorkerMirroredStrategy(_Exchanging, tf.distribute.MultiWorkerMirrored
         # Keras asks for the mean of every metric in every step along an axis that scalars do not
         # have. It gets that of this worker, for nothing; those of an epoch are over all workers.
         is_mean = reduce_op in (tf.distribute.ReduceOp.MEAN, "MEAN", "mean")
-        if is_mean and axis is not None and all(p.shape.rank == 0 for p in _parts(self, value)):
-            return tf.nest.map_structure(
-                lambda v: _local_mean(self.experimental_local_results(v)), value
-            )
+        if is_mean and axis is not None and all(p.shape.rank == 0 for p in parts_of(self, value)):
+            return tf.nest.map_structure(lambda v: local_mean(self, v), value)
         result = super().reduce(reduce_op, value, axis)
         if self.extended.counts_data and self.uneven_data == "stop":
             return tf.where(result == self.num_replicas_in_sync, result, 0)
         return result
-
-
-def _local_mean(values):
-    return sum_of_replicas(values) / len(values) if len(values) > 1 else values[0]
 
 
 class _MultiWorkerExtended(
