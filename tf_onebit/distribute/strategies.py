@@ -1,5 +1,7 @@
 """MirroredStrategy and MultiWorkerMirroredStrategy with an exchange."""
 
+import contextlib
+import functools
 import itertools
 
 import keras
@@ -17,14 +19,17 @@ from tf_onebit.collectives.tensorflow import CARRIED, TensorFlowEngine
 from tf_onebit.collectives.wire_types import from_wire, to_wire
 from tf_onebit.distribute.begin_of_fit import prepare
 from tf_onebit.distribute.cluster import (
+    SECONDS_TO_COME,
     configure_heartbeat,
     resolver_of_environment,
     wait_for_all,
 )
 from tf_onebit.distribute.coordination_board import whereabouts_in_cluster
 from tf_onebit.distribute.data import prepared, without_effect_of_empty_batches
+from tf_onebit.distribute.functions import LiftedFunctions, is_lifted
 from tf_onebit.distribute.optimizer import adopt, calling_optimizer, require_adopted
-from tf_onebit.distribute.reductions import ReducingExtended, local_mean, parts_of
+from tf_onebit.distribute.recovery import recovering
+from tf_onebit.distribute.reductions import Reducing, ReducingExtended
 from tf_onebit.distribute.server import sigterm_as_it_was, tend_server
 from tf_onebit.training.calls import CallNumbers
 from tf_onebit.training.gradients import resolve_exchange
@@ -35,7 +40,7 @@ from tf_onebit.training.model_optimizers import flush_where_shown, require_no_xl
 _first_groups = itertools.count(0, 1000)
 
 
-class _Exchanging:
+class _Exchanging(Reducing):
     """What both strategies do beside TensorFlow's own."""
 
     def scope(self):
@@ -43,12 +48,20 @@ class _Exchanging:
         return super().scope()
 
     def run(self, fn, args=(), kwargs=None, options=None):
+        if is_lifted(fn, self.extended.worker_devices):
+            if not isinstance(args, (list, tuple)):
+                raise ValueError(f"args must be a list or tuple. Received: args={args!r}.")
+            return self._lifted_functions.of(fn)(*args, **(kwargs or {}))
         model = getattr(fn, "__self__", None)
         if not isinstance(model, keras.Model):
             model = None
         else:
             _check_model(model, self)
         return super().run(without_effect_of_empty_batches(fn, model), args, kwargs, options)
+
+    @functools.cached_property
+    def _lifted_functions(self):
+        return LiftedFunctions(self.run)
 
 
 def _check_model(model, strategy):
@@ -175,11 +188,6 @@ class MultiWorkerMirroredStrategy(_Exchanging, tf.distribute.MultiWorkerMirrored
         tf.distribute.Strategy.__init__(self, extended)
 
     def reduce(self, reduce_op, value, axis):
-        # Keras asks for the mean of every metric in every step along an axis that scalars do not
-        # have. It gets that of this worker, for nothing; those of an epoch are over all workers.
-        is_mean = reduce_op in (tf.distribute.ReduceOp.MEAN, "MEAN", "mean")
-        if is_mean and axis is not None and all(p.shape.rank == 0 for p in parts_of(self, value)):
-            return tf.nest.map_structure(lambda v: local_mean(self, v), value)
         result = super().reduce(reduce_op, value, axis)
         if self.extended.counts_data and self.uneven_data == "stop":
             return tf.where(result == self.num_replicas_in_sync, result, 0)
@@ -200,6 +208,8 @@ class _MultiWorkerExtended(
 
     # Whether the server of this process is running, for all strategies.
     _std_server_started = False
+    # The coordination service does it.
+    _enable_check_health = False
 
     def _experimental_distribute_dataset(self, dataset, options):
         distributed = super()._experimental_distribute_dataset(dataset, options)
@@ -258,14 +268,17 @@ class _MultiWorkerExtended(
 
     def _initialize_multi_worker(self, cluster_resolver):
         configure_heartbeat(cluster_resolver, self._timeout_seconds)
-        if not self._std_server_started:
+        recovers = contextlib.nullcontext(False)
+        if self._std_server_started:
+            recovers = recovering(cluster_resolver, self._timeout_seconds or SECONDS_TO_COME)
+        else:
             wait_for_all(cluster_resolver, self._timeout_seconds)
             tend_server(cluster_resolver)
-        with sigterm_as_it_was():
+        with recovers as must_recover, sigterm_as_it_was():
+            # The next strategy of this process uses the same server, unless that must recover.
+            self._std_server_started = self._std_server_started and not must_recover
             super()._initialize_multi_worker(cluster_resolver)
-        # The next strategy of this process uses the same server: to start it again would lose
-        # what faster workers have already asked of it.
-        _MultiWorkerExtended._std_server_started = True
+            _MultiWorkerExtended._std_server_started = True
         self._make_engine()
 
     def _make_engine(self):
