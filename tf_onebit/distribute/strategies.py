@@ -38,6 +38,8 @@ from tf_onebit.training.model_optimizers import flush_where_shown, require_no_xl
 # TensorFlow counts the groups of each strategy from 1, and would take those of a second strategy
 # for the first one's, whose collectives had other shapes.
 _first_groups = itertools.count(0, 1000)
+# Of strategies of one process, of which each worker may make another number.
+_first_groups_within = itertools.count(1 << 24, 1000)
 
 
 class _Exchanging(Reducing):
@@ -115,6 +117,7 @@ class MirroredStrategy(_Exchanging, tf.distribute.MirroredStrategy):
 
     def __init__(self, exchange=None, devices=None):
         self.exchange = resolve_exchange(exchange)
+        self._collective_key_base = next(_first_groups_within)
         extended = _MirroredExtended(self, devices=devices)
         tf.distribute.Strategy.__init__(self, extended)
 
