@@ -55,6 +55,21 @@ def test_a_variable_has_its_mean_and_no_sum(in_mode, world_size):
 
 
 @workers
+def test_what_takes_all_workers_is_not_exported(tmp_path, world_size):
+    with MultiWorkerMirroredStrategy().scope():
+        variable = tf.Variable(1.0, aggregation=tf.VariableAggregation.MEAN)
+    update = tf.function(lambda: variable.assign(2.0)).get_concrete_function()
+    with pytest.raises(ValueError, match="f_with_input_signature"):
+        tf.saved_model.save(variable, str(tmp_path), signatures=update)
+
+
+@workers
+def test_graphs_of_tensorflow_1_are_refused(world_size):
+    with tf.Graph().as_default(), pytest.raises(RuntimeError, match="must be made in eager mode"):
+        MultiWorkerMirroredStrategy()
+
+
+@workers
 @in_modes
 @pytest.mark.parametrize("aggregation, expected", [("MEAN", [5.0, 0.5]), ("SUM", [10.0, 1.0])])
 def test_assignments_are_aggregated(aggregation, expected, in_mode, world_size):

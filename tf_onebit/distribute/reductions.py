@@ -4,7 +4,7 @@ import zlib
 
 import tensorflow as tf
 from keras.src.backend.tensorflow import trainer
-from tensorflow.python.distribute import distribute_utils
+from tensorflow.python.distribute import distribute_utils, values_util
 
 from tf_onebit.collectives.requests import AllGather, AllReduce, ask
 from tf_onebit.distribute.replicas import sum_of_replicas
@@ -92,6 +92,7 @@ class ReducingExtended:
             _require_one_shape(column)
         totals = [sum_of_replicas(column) for column in columns]
         if self._num_workers > 1:
+            values_util.mark_as_unsaveable()  # what others must take part in
             request = AllReduce(totals, f"tf_onebit/reduce_{self._numbers.next()}")
             (totals,) = self.engine.run([ask(request)])
         if reduce_op != tf.distribute.ReduceOp.MEAN:

@@ -270,6 +270,12 @@ class _MultiWorkerExtended(
         self._make_engine()
 
     def _initialize_multi_worker(self, cluster_resolver):
+        if not tf.executing_eagerly():
+            raise RuntimeError(
+                "A MultiWorkerMirroredStrategy of several workers must be made in eager mode. "
+                "Received: a graph of TensorFlow 1. Make it outside of graphs, without "
+                "tf.compat.v1.disable_eager_execution(), and trace steps by tf.function."
+            )
         configure_heartbeat(cluster_resolver, self._timeout_seconds)
         recovers = contextlib.nullcontext(False)
         if self._std_server_started:
