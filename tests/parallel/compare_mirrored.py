@@ -1,5 +1,7 @@
 """Does the same in a MirroredStrategy of tf.distribute and in ours, and prints what comes of it.
 
+Also in a MultiWorkerMirroredStrategy of one worker with as many devices.
+
 python -m tests.parallel.compare_mirrored
 """
 
@@ -180,7 +182,8 @@ def main():
     tf.config.set_logical_device_configuration(cpu, parts)
     stock = tf.distribute.MirroredStrategy(DEVICES)
     ours = tf_onebit.distribute.MirroredStrategy(devices=DEVICES)
-    result = {name: [outcome(case, s) for s in (stock, ours)] for name, case in cases().items()}
+    strategies = [stock, ours, tf_onebit.distribute.MultiWorkerMirroredStrategy()]
+    result = {name: [outcome(case, s) for s in strategies] for name, case in cases().items()}
     print(json.dumps([result, outcome(life_of_a_function, ours), outcome(sum_of_one, ours)]))
 
 

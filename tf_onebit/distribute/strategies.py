@@ -37,7 +37,7 @@ from tf_onebit.training.model_optimizers import flush_where_shown, require_no_xl
 
 # TensorFlow counts the groups of each strategy from 1, and would take those of a second strategy
 # for the first one's, whose collectives had other shapes.
-_first_groups = itertools.count(0, 1000)
+_first_groups = itertools.count(1000, 1000)
 # Of strategies of one process, of which each worker may make another number.
 _first_groups_within = itertools.count(1 << 24, 1000)
 
