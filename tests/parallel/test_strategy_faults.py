@@ -44,9 +44,52 @@ blocks = [tf_onebit.callbacks.BlockMomentum(4)] if in_blocks else []
 model.fit(data, data, 3, verbose=0, callbacks=[*blocks, Fault()])
 """
 
+# All workers survive two kinds of errors.
+RETRYING = """
+import json, os
+import keras, numpy as np, tensorflow as tf, tf_onebit
+
+rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+data = np.ones([16, 8], np.float32)
+
+def make():
+    strategy = tf_onebit.distribute.MultiWorkerMirroredStrategy(tf_onebit.OneBit(min_size=0))
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8)])
+        model.compile("sgd", loss="mse")
+    return strategy, model
+
+def error_of(function, *arguments):
+    try:
+        function(*arguments)
+    except tf.errors.InvalidArgumentError as error:
+        return error.message
+
+def fit(model, labels):
+    return model.fit(data, labels, 4, verbose=0).history["loss"][0]
+
+strategy, model = make()
+finite = error_of(fit, model, np.nan * data)
+assert "Gradients must be finite" in finite, finite
+assert np.isfinite(fit(model, data))
+kept = model.get_weights()
+shapes = error_of(strategy.gather, tf.ones([1, 1 + rank]), 0)
+assert "Shape mismatch" in shapes, shapes
+assert error_of(strategy.gather, tf.ones([1, 1]), 0)
+for _ in range(2):
+    strategy, again = make()
+    assert np.isfinite(fit(again, data))
+    assert strategy.reduce("SUM", 1.0, axis=None).numpy() == 2.0
+assert all(map(np.array_equal, model.get_weights(), kept))
+if rank == 0:
+    tf_onebit.distribute.MultiWorkerMirroredStrategy(
+        communication_options=tf.distribute.experimental.CommunicationOptions(timeout_seconds=2)
+    )
+"""
+
 
 @contextlib.contextmanager
-def cluster(ranks, world_size, *arguments):
+def cluster(ranks, world_size, *arguments, program=TRAINING):
     """Starts some workers of a cluster, without a launcher that would end them together."""
     addresses = free_addresses(world_size)
     settings = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_NUM_INTRAOP_THREADS": "1"}
@@ -54,7 +97,7 @@ def cluster(ranks, world_size, *arguments):
     try:
         for rank in ranks:
             workers[rank] = subprocess.Popen(
-                [sys.executable, "-c", TRAINING, *arguments],
+                [sys.executable, "-c", program, *arguments],
                 cwd=ROOT,
                 env=os.environ | settings | tf_config(addresses, rank),
                 stdout=subprocess.DEVNULL,
@@ -78,6 +121,13 @@ def test_the_others_end_and_name_the_one_that_died(arguments):
             _, errors = workers[rank].communicate(timeout=60 + 2 * TIMEOUT_SECONDS)
             assert workers[rank].returncode != 0
             assert "/job:worker/replica:0/task:1" in errors
+
+
+def test_training_goes_on_after_errors_on_all_workers():
+    with cluster(range(2), 2, program=RETRYING) as (workers, _):
+        ends = [worker.communicate(timeout=120)[1] for worker in workers.values()]
+    assert workers[1].returncode == 0, ends[1]
+    assert "Worker 0 makes a new strategy, and worker 1 has not within 2 seconds" in ends[0]
 
 
 def test_a_worker_that_stops_alone_is_named_on_all():

@@ -15,11 +15,6 @@ from tf_onebit.training.passes import follow
 _STEPS = ("train_step", "test_step", "predict_step")
 
 
-def is_asked_for_a_shape():
-    """Tells whether Keras asks for the mean of a batch only to learn its shapes."""
-    return _building_frame() is not None
-
-
 def prepare(engine):
     """Prepares the `fit`, `evaluate` or `predict` that is about to build a model, if one is.
 

@@ -14,7 +14,7 @@ from tensorflow.python.eager import context as tf_context
 from tf_onebit.cluster_spec import addresses_of, host_and_port
 
 _POLL_SECONDS = 0.2
-_SECONDS_TO_COME = 300
+SECONDS_TO_COME = 300
 # A worker that was not heard for half of it ends the job. After a pause of 30 seconds TCP tries
 # again 51 seconds after the first time at the latest, as it doubles from 0.2.
 _SECONDS_WITHOUT_HEARTBEAT = 120
@@ -65,7 +65,7 @@ def wait_for_all(cluster_resolver, timeout_seconds):
         OSError: if something else is listening at this worker's address.
         TimeoutError: after `timeout_seconds`, if some have not come.
     """
-    timeout_seconds = timeout_seconds or _SECONDS_TO_COME
+    timeout_seconds = timeout_seconds or SECONDS_TO_COME
     addresses, me = addresses_of(cluster_resolver)
     missing = {task: address for task, address in addresses.items() if task != me}
     deadline = time.monotonic() + timeout_seconds

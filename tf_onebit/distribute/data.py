@@ -131,7 +131,7 @@ def without_effect_of_empty_batches(function, model=None):
     """
 
     def guarded(*args, **kwargs):
-        tensors = [leaf for leaf in tf.nest.flatten(args[:1]) if tf.is_tensor(leaf)]
+        tensors = [leaf for leaf in tf.nest.flatten(args[:1]) if _is_of_batch(leaf)]
         if not tensors:
             return function(*args, **kwargs)
         # Where the data end there is no batch. What does not need one, like a counter, must not
@@ -158,6 +158,11 @@ def without_effect_of_empty_batches(function, model=None):
         return outputs
 
     return guarded
+
+
+def _is_of_batch(leaf):
+    # Slices of a gradient are no samples, and their parts may be Python lists.
+    return tf.is_tensor(leaf) and not isinstance(leaf, tf.IndexedSlices)
 
 
 def number_of_samples(batch):

@@ -115,34 +115,34 @@ class _UnderStrategy(Distributed):
 
     def _backend_apply_gradients(self, grads, trainable_variables):
         context = self.replica_context
-        if len(context.strategy.extended.worker_devices) == 1:
+        overwrites = self.use_ema and self.ema_overwrite_frequency
+        decides = self.gradient_accumulation_steps or overwrites
+        if not decides or len(context.strategy.extended.worker_devices) == 1:
             super()._backend_apply_gradients(grads, trainable_variables)
             return
-        if self.use_ema and self.ema_overwrite_frequency:
-            raise ValueError(
-                "Keras cannot overwrite weights with their moving averages during training on "
-                "several devices of one process. Received: ema_overwrite_frequency="
-                f"{self.ema_overwrite_frequency}. Leave it None: they are overwritten at the end."
-            )
+        # Keras' own decides on each replica whether to do what all do together, and there they
+        # cannot meet. Here they decide together.
+        self.gradient_exchange.variables = trainable_variables
         if self.gradient_accumulation_steps:
             self._accumulate(context, grads, trainable_variables)
         else:
-            super()._backend_apply_gradients(grads, trainable_variables)
+            self._update(grads, trainable_variables)
+        self._update_model_variables_moving_average(self._trainable_variables)
+        if overwrites:
+            context.merge_call(self._overwrite_at_times)
+
+    def _update(self, gradients, variables):
+        clipped = self._clip_gradients(gradients)
+        self._apply_weight_decay(variables)
+        self._backend_update_step(clipped, variables, self.learning_rate)
 
     def _accumulate(self, context, gradients, variables):
-        """Keras' own decides on each replica whether to update, and there they cannot meet.
-
-        Here they decide together, and then go on apart.
-        """
         steps = self.gradient_accumulation_steps
         accumulators = [self._accumulated_gradients[self._get_variable_index(v)] for v in variables]
-        self.gradient_exchange.variables = variables
 
         def update(gradients):
             means = [(g + a) / steps for g, a in zip(gradients, accumulators, strict=True)]
-            clipped = self._clip_gradients(means)
-            self._apply_weight_decay(variables)
-            self._backend_update_step(clipped, variables, self.learning_rate)
+            self._update(means, variables)
             self._backend_reset_gradient_accumulators()
 
         def accumulate(gradients):
@@ -156,7 +156,14 @@ class _UnderStrategy(Distributed):
             tf.cond(updates, on_replicas(update), on_replicas(accumulate))
 
         context.merge_call(merged, (list(gradients),))
-        self._update_model_variables_moving_average(self._trainable_variables)
+
+    def _overwrite_at_times(self, strategy):
+        def overwritten():
+            self._overwrite_model_variables_with_average_value(self._trainable_variables)
+            return True
+
+        overwrites = (self.iterations + 1) % self.ema_overwrite_frequency == 0
+        tf.cond(overwrites, overwritten, lambda: False)
 
 
 class _LossScaleUnderStrategy(GlobalLossScale):

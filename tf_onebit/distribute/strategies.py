@@ -1,5 +1,7 @@
 """MirroredStrategy and MultiWorkerMirroredStrategy with an exchange."""
 
+import contextlib
+import functools
 import itertools
 
 import keras
@@ -12,19 +14,22 @@ from tensorflow.python.distribute import (
 
 from tf_onebit.cluster_spec import require_valid
 from tf_onebit.collectives.lockstep import LockstepEngine
-from tf_onebit.collectives.requests import AllGather, AllReduce, ask
+from tf_onebit.collectives.requests import AllGather, ask
 from tf_onebit.collectives.tensorflow import CARRIED, TensorFlowEngine
 from tf_onebit.collectives.wire_types import from_wire, to_wire
-from tf_onebit.distribute.begin_of_fit import is_asked_for_a_shape, prepare
+from tf_onebit.distribute.begin_of_fit import prepare
 from tf_onebit.distribute.cluster import (
+    SECONDS_TO_COME,
     configure_heartbeat,
     resolver_of_environment,
     wait_for_all,
 )
 from tf_onebit.distribute.coordination_board import whereabouts_in_cluster
 from tf_onebit.distribute.data import prepared, without_effect_of_empty_batches
+from tf_onebit.distribute.functions import LiftedFunctions, is_lifted
 from tf_onebit.distribute.optimizer import adopt, calling_optimizer, require_adopted
-from tf_onebit.distribute.replicas import sum_of_replicas
+from tf_onebit.distribute.recovery import recovering
+from tf_onebit.distribute.reductions import Reducing, ReducingExtended
 from tf_onebit.distribute.server import sigterm_as_it_was, tend_server
 from tf_onebit.training.calls import CallNumbers
 from tf_onebit.training.gradients import resolve_exchange
@@ -32,10 +37,12 @@ from tf_onebit.training.model_optimizers import flush_where_shown, require_no_xl
 
 # TensorFlow counts the groups of each strategy from 1, and would take those of a second strategy
 # for the first one's, whose collectives had other shapes.
-_first_groups = itertools.count(0, 1000)
+_first_groups = itertools.count(1000, 1000)
+# Of strategies of one process, of which each worker may make another number.
+_first_groups_within = itertools.count(1 << 24, 1000)
 
 
-class _Exchanging:
+class _Exchanging(Reducing):
     """What both strategies do beside TensorFlow's own."""
 
     def scope(self):
@@ -43,12 +50,20 @@ class _Exchanging:
         return super().scope()
 
     def run(self, fn, args=(), kwargs=None, options=None):
+        if is_lifted(fn, self.extended.worker_devices):
+            if not isinstance(args, (list, tuple)):
+                raise ValueError(f"args must be a list or tuple. Received: args={args!r}.")
+            return self._lifted_functions.of(fn)(*args, **(kwargs or {}))
         model = getattr(fn, "__self__", None)
         if not isinstance(model, keras.Model):
             model = None
         else:
             _check_model(model, self)
         return super().run(without_effect_of_empty_batches(fn, model), args, kwargs, options)
+
+    @functools.cached_property
+    def _lifted_functions(self):
+        return LiftedFunctions(self.run)
 
 
 def _check_model(model, strategy):
@@ -58,53 +73,16 @@ def _check_model(model, strategy):
         flush_where_shown(model)
 
 
-class _ExchangingExtended:
+class _ExchangingExtended(ReducingExtended):
     """What the implementations of both strategies do beside TensorFlow's own.
 
     Attributes:
         engine: `Engine`.
     """
 
-    # Whether TensorFlow is just asking how many replicas have data.
-    counts_data = False
-
     def _create_variable(self, next_creator, **kwargs):
         adopt(calling_optimizer())
         return super()._create_variable(next_creator, **kwargs)
-
-    def _reduce_to(self, reduce_op, value, destinations, options):
-        # TensorFlow's own does not reduce structures, which Keras asks for.
-        if tf.executing_eagerly() and not self.counts_data and is_asked_for_a_shape():
-            strategy = self._container_strategy()
-            return tf.nest.map_structure(
-                lambda part: strategy.experimental_local_results(part)[0], value
-            )
-
-        def reduced(value):
-            if tf.executing_eagerly() and not self._have_one_shape(value):
-                raise ValueError(f"Values to reduce must have one shape. Received: {value}.")
-            if self._is_ours([value]):
-                return self._reduced(reduce_op, [value])[0]
-            with self.engine.whereabouts.naming_who_left():
-                return super(_ExchangingExtended, self)._reduce_to(
-                    reduce_op, value, destinations, options
-                )
-
-        return tf.nest.map_structure(reduced, value)
-
-    def _have_one_shape(self, value):
-        """Whether a value, in eager mode, has the same shape on all replicas of all workers."""
-        shapes = tf.stack([tf.shape(part) for part in _parts(self._container_strategy(), value)])
-        if self._num_workers > 1:
-            request = AllGather(shapes, "tf_onebit/shapes")
-            (shapes,) = self.engine.meet([ask(request)], "reduce")
-        return bool(tf.reduce_all(shapes == shapes[0]))
-
-    def _batch_reduce_to(self, reduce_op, value_destination_pairs, options):
-        values = [value for value, _ in value_destination_pairs]
-        if self._is_ours(values):
-            return self._reduced(reduce_op, values)
-        return super()._batch_reduce_to(reduce_op, value_destination_pairs, options)
 
     def _call_for_each_replica(self, fn, args, kwargs):
         if len(self._devices) > 1:
@@ -115,31 +93,6 @@ class _ExchangingExtended:
         context = _ReplicaContext(self._container_strategy(), self._id_in_cluster)
         with tf.device(self._devices[0]), context:
             return fn(*args, **kwargs)
-
-    def _is_ours(self, values):
-        """Whether to reduce values as gradients are: in graphs, where keys that stay matter.
-
-        With a key for every call, as TensorFlow's own, no two steps could run in one loop, and
-        each would leave some memory behind.
-        """
-        parts = _parts(self._container_strategy(), values)
-        dense = not any(isinstance(part, tf.IndexedSlices) for part in parts)
-        return dense and (self._num_workers == 1 or not tf.executing_eagerly())
-
-    def _reduced(self, reduce_op, values):
-        columns = [self._container_strategy().experimental_local_results(v) for v in values]
-        totals = [sum_of_replicas(column) for column in columns]
-        if self._num_workers > 1:
-            request = AllReduce(totals, f"tf_onebit/reduce_{self._numbers.next()}")
-            (totals,) = self.engine.run([ask(request)])
-        if reduce_op != tf.distribute.ReduceOp.MEAN:
-            return totals
-        replicas = len(columns[0]) * self._num_workers
-        return [tf.cast(total / replicas, total.dtype) for total in totals]
-
-
-def _parts(strategy, value):
-    return [p for v in tf.nest.flatten(value) for p in strategy.experimental_local_results(v)]
 
 
 class MirroredStrategy(_Exchanging, tf.distribute.MirroredStrategy):
@@ -164,6 +117,7 @@ class MirroredStrategy(_Exchanging, tf.distribute.MirroredStrategy):
 
     def __init__(self, exchange=None, devices=None):
         self.exchange = resolve_exchange(exchange)
+        self._collective_key_base = next(_first_groups_within)
         extended = _MirroredExtended(self, devices=devices)
         tf.distribute.Strategy.__init__(self, extended)
 
@@ -237,21 +191,10 @@ class MultiWorkerMirroredStrategy(_Exchanging, tf.distribute.MultiWorkerMirrored
         tf.distribute.Strategy.__init__(self, extended)
 
     def reduce(self, reduce_op, value, axis):
-        # Keras asks for the mean of every metric in every step along an axis that scalars do not
-        # have. It gets that of this worker, for nothing; those of an epoch are over all workers.
-        is_mean = reduce_op in (tf.distribute.ReduceOp.MEAN, "MEAN", "mean")
-        if is_mean and axis is not None and all(p.shape.rank == 0 for p in _parts(self, value)):
-            return tf.nest.map_structure(
-                lambda v: _local_mean(self.experimental_local_results(v)), value
-            )
         result = super().reduce(reduce_op, value, axis)
         if self.extended.counts_data and self.uneven_data == "stop":
             return tf.where(result == self.num_replicas_in_sync, result, 0)
         return result
-
-
-def _local_mean(values):
-    return sum_of_replicas(values) / len(values) if len(values) > 1 else values[0]
 
 
 class _MultiWorkerExtended(
@@ -268,6 +211,8 @@ class _MultiWorkerExtended(
 
     # Whether the server of this process is running, for all strategies.
     _std_server_started = False
+    # The coordination service does it.
+    _enable_check_health = False
 
     def _experimental_distribute_dataset(self, dataset, options):
         distributed = super()._experimental_distribute_dataset(dataset, options)
@@ -325,15 +270,24 @@ class _MultiWorkerExtended(
         self._make_engine()
 
     def _initialize_multi_worker(self, cluster_resolver):
+        if not tf.executing_eagerly():
+            raise RuntimeError(
+                "A MultiWorkerMirroredStrategy of several workers must be made in eager mode. "
+                "Received: a graph of TensorFlow 1. Make it outside of graphs, without "
+                "tf.compat.v1.disable_eager_execution(), and trace steps by tf.function."
+            )
         configure_heartbeat(cluster_resolver, self._timeout_seconds)
-        if not self._std_server_started:
+        recovers = contextlib.nullcontext(False)
+        if self._std_server_started:
+            recovers = recovering(cluster_resolver, self._timeout_seconds or SECONDS_TO_COME)
+        else:
             wait_for_all(cluster_resolver, self._timeout_seconds)
             tend_server(cluster_resolver)
-        with sigterm_as_it_was():
+        with recovers as must_recover, sigterm_as_it_was():
+            # The next strategy of this process uses the same server, unless that must recover.
+            self._std_server_started = self._std_server_started and not must_recover
             super()._initialize_multi_worker(cluster_resolver)
-        # The next strategy of this process uses the same server: to start it again would lose
-        # what faster workers have already asked of it.
-        _MultiWorkerExtended._std_server_started = True
+            _MultiWorkerExtended._std_server_started = True
         self._make_engine()
 
     def _make_engine(self):

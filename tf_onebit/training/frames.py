@@ -11,6 +11,16 @@ def calling_frames():
         frame = frame.f_back
 
 
+def caller_from_outside():
+    """The innermost frame that calls and is not of this package."""
+    package = __name__.partition(".")[0]
+    return next(
+        frame
+        for frame in calling_frames()
+        if frame.f_globals["__name__"].partition(".")[0] != package
+    )
+
+
 def find_fit(model):
     """The frame of Keras' `fit` of a model that calls, or None: a model may have another `fit`."""
     frame = calling_method("fit", lambda owner: owner is model)

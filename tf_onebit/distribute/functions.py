@@ -1,0 +1,45 @@
+"""A `tf.function` as what a strategy runs."""
+
+import weakref
+
+import tensorflow as tf
+from tensorflow.python.eager.def_function import Function
+
+
+def is_lifted(function, devices):
+    """Whether a function is a `tf.function` in whose graph all replicas must come together.
+
+    What XLA compiles for GPUs is not: it stays a graph per replica, as under TensorFlow's own.
+    """
+    if not isinstance(function, Function):
+        return False
+    on_gpus = all(tf.DeviceSpec.from_string(device).device_type == "GPU" for device in devices)
+    return not (on_gpus and function._jit_compile)
+
+
+class LiftedFunctions:
+    """Each `tf.function` around all replicas, instead of within each, where none could meet.
+
+    One is traced as often as it would be by itself, and is freed with it.
+
+    Args:
+        run: calls a Python function on all replicas, as `tf.distribute.Strategy.run`.
+    """
+
+    def __init__(self, run):
+        self._run = run
+        self._lifted = weakref.WeakKeyDictionary()
+
+    @tf.autograph.experimental.do_not_convert
+    def of(self, function):
+        """The lifted form of a `tf.function`."""
+        if function not in self._lifted:
+            self._lifted[function] = self._lift(function, function.python_function)
+        return self._lifted[function]
+
+    def _lift(self, function, on_replica):
+        # It keeps what it calls, but not the function, which is its key.
+        def on_replicas(*args, **kwargs):
+            return self._run(on_replica, args, kwargs)
+
+        return function._clone(on_replicas)
