@@ -117,7 +117,7 @@ def optimizer():
 
 
 def test_exchange_must_be_an_exchange():
-    with pytest.raises(ValueError, match="must be a tf_onebit.Exchange.*Received: exchange='onebit'"):
+    with pytest.raises(ValueError, match="must be a tf_onebit.Exchange.*exchange='onebit'"):
         hvd.DistributedOptimizer(optimizer(), exchange="onebit")
 
 
