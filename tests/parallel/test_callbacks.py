@@ -121,6 +121,13 @@ class Constant(keras.metrics.Metric):
         return 10.0 * rank()
 
 
+@pytest.mark.workers(2)
+def test_metrics_that_differ_are_an_error_on_every_rank(world_size):
+    callback = hvd.MetricAverageCallback()
+    with pytest.raises(ValueError, match="rank 0 has metric 0 = loss, rank 1 has metric 0 = val_"):
+        callback.on_epoch_end(0, {"loss" if rank() == 0 else "val_loss": 1.0})
+
+
 @pytest.mark.workers(3)
 def test_metrics_are_averaged_for_the_callbacks_that_follow(world_size):
     seen = []

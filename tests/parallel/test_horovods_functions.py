@@ -102,6 +102,8 @@ def test_models_are_loaded_with_optimizers_and_losses_of_their_own(world_size, t
 @pytest.mark.parametrize("eagerly", [False, True], ids=["graph", "eager"])
 def test_batches_are_normalized_over_all_workers(eagerly, world_size):
     make = with_layer(hvd.SyncBatchNormalization)
+    if rank() == 1:
+        hvd.SyncBatchNormalization()  # so that its next one has another name
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
     model = compiled(make(), optimizer, run_eagerly=eagerly)
     fit_part(model, 3, world_size)
@@ -111,6 +113,15 @@ def test_batches_are_normalized_over_all_workers(eagerly, world_size):
     fit_whole(reference, 3, world_size)
     for array, other in zip(model.get_weights(), reference.get_weights(), strict=True):
         np.testing.assert_allclose(array, other, atol=1e-5)
+
+
+@pytest.mark.workers(2)
+def test_statistics_keep_their_digits_where_a_mean_is_large(world_size):
+    values = 1000 + 0.2 * (np.arange(8) % 2) + 0.01 * np.arange(8)
+    values = values.astype(np.float32)[:, None]
+    output = hvd.SyncBatchNormalization(epsilon=1e-6)(values[rank() :: 2], training=True)
+    expected = (values - values.mean()) / values.std()
+    np.testing.assert_allclose(output, expected[rank() :: 2], atol=0.01)
 
 
 @pytest.mark.workers(2)

@@ -227,6 +227,12 @@ class _MultiWorkerExtended(
             return super()._gather_to_implementation(value, destinations, axis, options)
         # In the order of ranks: TensorFlow's own has that of the tasks' names, "10" before "2".
         parts = self._container_strategy().experimental_local_results(value)
+        rank = tf.convert_to_tensor(parts[0]).shape.rank
+        if not -rank <= axis < rank:
+            raise ValueError(
+                f"Values must have the axis along which they are gathered. Received: axis={axis} "
+                f"for {rank} dimensions. Give a scalar one: tf.expand_dims(value, 0)."
+            )
         mine = tf.concat(parts, axis)
         # The axis becomes the first one, and again what it was.
         order = list(range(mine.shape.rank))

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tf_onebit.collectives.horovod import HorovodEngine
 from tf_onebit.collectives.requests import AllReduce
-from tf_onebit.exchanges.handshake import enumerated
+from tf_onebit.exchanges.handshake import enumerated, handshake
 from tf_onebit.horovod.best_model import BestModelCheckpoint
 from tf_onebit.horovod.broadcast import broadcast_values, kinds_and_names
 from tf_onebit.horovod.dead_reckoning import DeadReckoning
@@ -131,7 +131,8 @@ class MetricAverageCallback(keras.callbacks.Callback):
         device: name of the device that carries messages. Default: Horovod's choice.
 
     Raises:
-        ValueError: in `fit` with `AsynchronousOptimizer`, whose workers do not wait for each other.
+        ValueError: in `fit` with `AsynchronousOptimizer`, whose workers do not wait for each other;
+            at the end of an epoch, on all workers, if they have different metrics.
 
     Example:
         >>> callbacks = [MetricAverageCallback(), keras.callbacks.ReduceLROnPlateau()]
@@ -152,11 +153,12 @@ class MetricAverageCallback(keras.callbacks.Callback):
         if not logs:
             return
         names = sorted(logs)
-        (values,) = self._engine.meet([_mean([logs[name] for name in names])])
+        (values,) = self._engine.meet([_mean(names, [logs[name] for name in names])])
         logs.update(zip(names, map(float, values), strict=True))
 
 
-def _mean(values):
+def _mean(names, values):
+    yield from handshake("metrics of an epoch", enumerated("number of metrics", "metric {}", names))
     # The count travels along, so that the driver alone knows how many workers there are.
     (sums,) = yield AllReduce([tf.constant([*values, 1.0], tf.float64)], "tf_onebit_metrics")
     return (sums[:-1] / sums[-1]).numpy()

@@ -6,11 +6,23 @@ _CHECKPOINT = (
     "another number of workers if need be"
 )
 _INNER = "It is a part of Horovod's inner workings: import it from horovod.tensorflow"
-INSTEAD = {
+_ELASTIC = (
+    "CommitStateCallback",
+    "HorovodInternalError",
+    "KerasState",
+    "ObjectState",
+    "TensorFlowKerasState",
+    "TensorFlowState",
+    "UpdateBatchStateCallback",
+    "UpdateEpochStateCallback",
+    "elastic",
+    "run",
+    "run_fn",
+)
+INSTEAD = dict.fromkeys(_ELASTIC, _CHECKPOINT) | {
     "broadcast_object_fn": "Write hvd.broadcast_object(obj, root_rank)",
     "check_extension": _INNER,
     "check_num_rank_power_of_2": _INNER,
-    "elastic": _CHECKPOINT,
     "gpu_available": _INNER,
     "handle_average_backwards_compatibility": _INNER,
     "is_version_greater_equal_than": "Import it from horovod.common.util",

@@ -269,6 +269,7 @@ class GradientExchange:
         for exchange in exchanges:
             exchange.load_state(states, self._ratio)
 
+    @tf.autograph.experimental.do_not_convert
     def __call__(self, gradients, variables):
         """Exchanges the gradients of `variables`; None stays None.
 
@@ -349,6 +350,7 @@ class GradientExchange:
             return 0
         return self.template.steps_of_delay
 
+    @tf.autograph.experimental.do_not_convert
     def delivers(self, gradients, variables):
         """Whether a call would give gradients back: boolean scalar. Else `hold` takes its place.
 
@@ -358,6 +360,7 @@ class GradientExchange:
         """
         return tf.convert_to_tensor(self._exchanges_of(gradients, variables)[0].delivers())
 
+    @tf.autograph.experimental.do_not_convert
     def hold(self, gradients, variables):
         """Takes gradients as a call does, and gives none back. Returns those that it got."""
         present = _present(gradients[0])
@@ -405,6 +408,7 @@ class GradientExchange:
             for exchange in exchanges:
                 exchange.set_delay(on)
 
+    @tf.autograph.experimental.do_not_convert
     def all_finite(self, gradients):
         """Whether the gradients of all workers are finite, or its own, where they train apart.
 
