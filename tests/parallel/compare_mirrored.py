@@ -148,7 +148,7 @@ def cases():
 
 
 def outcome(case, strategy):
-    """What a case gives, as text."""
+    """Returns what a case gives, as text."""
     try:
         result = case(strategy)
     except Exception:  # whose type and words are each strategy's own
@@ -158,7 +158,7 @@ def outcome(case, strategy):
 
 
 def life_of_a_function(strategy):
-    """How often a function is traced that is run three times, and whether it is freed then."""
+    """Counts the traces of a function that is run three times, and tells whether it is freed."""
     traces = []
 
     def run():

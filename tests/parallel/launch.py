@@ -1,5 +1,6 @@
 """Starts jobs of real worker processes."""
 
+import json
 import os
 import pathlib
 import signal
@@ -97,3 +98,15 @@ def run_job(engine, world_size, command, timeout_seconds=120, hosts=None, **envi
 def horovodrun(world_size, command, timeout_seconds=120, hosts=None, **environment):
     """Runs a job of Horovod's: see `run_job`."""
     return run_job("horovod", world_size, command, timeout_seconds, hosts, **environment)
+
+
+def run_apart(module):
+    """Runs a module in a process of its own, as devices are made before TensorFlow is used.
+
+    Returns:
+        What it prints on its last line, as JSON.
+    """
+    command = [sys.executable, "-m", module]
+    job = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert job.returncode == 0, job.stderr
+    return json.loads(job.stdout.splitlines()[-1])

@@ -1,23 +1,15 @@
 """`MirroredStrategy` trains several devices as one process trains on the whole batch."""
 
-import json
-import subprocess
-import sys
-
 import pytest
 
-from tests.parallel.launch import ROOT
+from tests.parallel.launch import run_apart
 from tests.parallel.train_mirrored import BATCH_SIZE, CASES, STEPS
 from tests.unit.recording import times_each
 
 
 @pytest.fixture(scope="module")
 def result():
-    # A process of its own: devices are made before TensorFlow is used.
-    command = [sys.executable, "-m", "tests.parallel.train_mirrored"]
-    job = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert job.returncode == 0, job.stderr
-    return json.loads(job.stdout.splitlines()[-1])
+    return run_apart("tests.parallel.train_mirrored")
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -1,22 +1,14 @@
 """`MirroredStrategy` gives what that of `tf.distribute` gives, beside the gradients' exchange."""
 
-import json
-import subprocess
-import sys
-
 import pytest
 
 from tests.parallel.compare_mirrored import cases
-from tests.parallel.launch import ROOT
+from tests.parallel.launch import run_apart
 
 
 @pytest.fixture(scope="module")
 def results():
-    # A process of its own: devices are made before TensorFlow is used.
-    command = [sys.executable, "-m", "tests.parallel.compare_mirrored"]
-    job = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert job.returncode == 0, job.stderr
-    return json.loads(job.stdout.splitlines()[-1])
+    return run_apart("tests.parallel.compare_mirrored")
 
 
 @pytest.mark.parametrize("case", cases())

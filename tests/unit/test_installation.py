@@ -1,4 +1,4 @@
-"""What a clean machine needs to install the package."""
+"""Needs of a clean machine that installs the package."""
 
 import importlib.metadata
 import pathlib

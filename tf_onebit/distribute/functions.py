@@ -7,7 +7,7 @@ from tensorflow.python.eager.def_function import Function
 
 
 def is_lifted(function, devices):
-    """Whether a function is a `tf.function` in whose graph all replicas must come together.
+    """Tells whether a function is a `tf.function` in whose graph all replicas must come together.
 
     What XLA compiles for GPUs is not: it stays a graph per replica, as under TensorFlow's own.
     """

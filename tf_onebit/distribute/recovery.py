@@ -43,7 +43,7 @@ def recovering(cluster_resolver, seconds):
 
 
 def _state(rank):
-    """Whether collectives have "ended" in this process, or "work"."""
+    """Tells whether collectives have "ended" in this process, or "work"."""
     with tf.device("CPU:0"):
         try:
             # Of this worker alone. Groups of strategies have positive keys.

@@ -18,7 +18,7 @@ _MUST_BE_ALIKE = (
 
 
 class Reducing:
-    """What both strategies reduce in a way of their own."""
+    """Reductions that both strategies answer in a way of their own."""
 
     def reduce(self, reduce_op, value, axis):
         local = self.experimental_local_results
@@ -39,7 +39,7 @@ def _is_asked_by_keras(function):
 
 
 class ReducingExtended:
-    """What the implementations of both strategies reduce in a way of their own."""
+    """Reductions that the implementations of both strategies make in a way of their own."""
 
     # Whether TensorFlow is just asking how many replicas have data.
     counts_data = False
