@@ -42,11 +42,15 @@ def facts():
             accepted.append(one.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT))
     return {"accepted": accepted, "devices": devices}
 
+# What was seen is told, and not looked at again: TensorFlow may connect at any time, and what it
+# connects is tended within a second.
 deadline = time.monotonic() + 10
-while any(facts()["accepted"]) and time.monotonic() < deadline:
+seen = facts()
+while (any(seen["accepted"]) or seen["devices"] != ["lo"]) and time.monotonic() < deadline:
     time.sleep(0.1)
+    seen = facts()
 heartbeat = context.context().coordination_service.heartbeat_timeout_in_ms
-print(json.dumps(facts() | {"heartbeat": heartbeat}), flush=True)
+print(json.dumps(seen | {"heartbeat": heartbeat}), flush=True)
 time.sleep(100)
 """
 
