@@ -22,7 +22,7 @@ def lines_for(advice, sync_period, target_density):
     return [
         f"exchange = {exchange}",
         "strategy = tf_onebit.distribute.MultiWorkerMirroredStrategy(exchange)",
-        "optimizer = hvd.DistributedOptimizer(optimizer, exchange)  # or so, over Horovod",
+        "optimizer = hvd.DistributedOptimizer(optimizer, exchange)  # over Horovod",
         *last,
     ]
 
