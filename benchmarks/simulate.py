@@ -177,7 +177,7 @@ def _step_of_workers(model, run):
         parts = zip(tf.split(frames, run.workers), tf.split(states, run.workers), strict=True)
         messages = []
         results = engine.run(
-            overheard(exchange.exchange(_gradients(model, *part), 1 / run.workers), messages)
+            overheard(exchange.run(_gradients(model, *part), 1 / run.workers), messages)
             for exchange, part in zip(exchanges, parts, strict=True)
         )
         (gradients, _), *_ = results  # of worker 0, and all others have the same

@@ -13,7 +13,16 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 every_module = pytest.mark.parametrize("path", MODULES, ids=lambda path: module_name(path))
 
 # The collectives but for the drivers.
-COLLECTIVES = ["engine", "found", "notes", "ordered_sum", "placement", "requests", "wire_types"]
+COLLECTIVES = [
+    "echo",
+    "engine",
+    "found",
+    "notes",
+    "ordered_sum",
+    "placement",
+    "requests",
+    "wire_types",
+]
 ENGINE = ["placement", "requests", "whereabouts"]
 # What each part may import of the package itself. The longest prefix counts.
 MAY_IMPORT = {
@@ -29,6 +38,7 @@ MAY_IMPORT = {
     "tf_onebit.figures": [],
     "tf_onebit.planner": ["figures", "planner"],
     "tf_onebit.measurement": [
+        "collectives.echo",
         "collectives.requests",
         "exchanges",
         "layout",
@@ -66,8 +76,10 @@ MAY_IMPORT = {
     **{f"tf_onebit.collectives.{part}": [] for part in COLLECTIVES},
     "tf_onebit.collectives.engine": [f"collectives.{part}" for part in ENGINE],
     "tf_onebit.collectives.horovod": ["collectives"],
+    "tf_onebit.collectives.echo": ["collectives.requests"],
     "tf_onebit.collectives.ordered_sum": ["collectives.requests"],
     "tf_onebit.exchanges": [
+        "collectives.echo",
         "collectives.ordered_sum",
         "collectives.requests",
         "configurable",
@@ -210,11 +222,11 @@ import numpy as np
 import tensorflow as tf
 import tf_onebit
 from tf_onebit.collectives import lockstep
-from tf_onebit.exchanges import GradientSpec
+from tf_onebit.exchanges import GradientSpec, run_stages
 
 exchange = tf_onebit.OneBit()
 exchange.build([GradientSpec("kernel", (64, 64), "float32")], 0, 1, "alone")
-[([gradient], _)] = lockstep.run([exchange.exchange([tf.ones([64, 64])])])
+[([gradient], _)] = lockstep.run([run_stages(exchange, [tf.ones([64, 64])])])
 assert np.array_equal(gradient, np.ones([64, 64]))
 try:
     import tf_onebit.horovod

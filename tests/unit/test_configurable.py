@@ -28,7 +28,7 @@ def test_a_class_of_a_function_is_found_by_its_description():
 def test_an_exchange_of_a_function_can_be_wrapped_and_built():
     template = Bucketed(WarmStart(made_in_a_function(3)(), steps=2))
     (worker,) = build_workers(template, specs_of([(40, 100)]), 1)
-    assert worker.buckets[0][0].compressed.number == 3
+    assert worker.buckets[0].exchange.number == 3
 
 
 def test_another_process_is_told_why_a_class_is_not_found():

@@ -20,7 +20,7 @@ from tf_onebit.callbacks.replay import Replay
 from tf_onebit.callbacks.termination import Termination
 from tf_onebit.callbacks.workers import Workers, by_rank, may_differ_in_steps, require_together
 from tf_onebit.data import ResizableBatches
-from tf_onebit.exchanges.base import part_of
+from tf_onebit.exchanges.state import part_of
 from tf_onebit.training.model_optimizers import is_built
 from tf_onebit.training.passes import follow_fit
 

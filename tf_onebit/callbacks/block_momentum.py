@@ -19,8 +19,9 @@ from tf_onebit.callbacks.block_optimizers import (
 from tf_onebit.callbacks.block_variables import CORRECTIONS, block_variables
 from tf_onebit.collectives.requests import AllGather, ask
 from tf_onebit.configurable import serialize
-from tf_onebit.exchanges import FullPrecision, Local
+from tf_onebit.exchanges import FullPrecision
 from tf_onebit.exchanges.handshake import enumerated, handshake
+from tf_onebit.exchanges.schedule import delay_of, innermost
 from tf_onebit.training.blocks import BlockSynchronization, End
 from tf_onebit.training.gradients import resolve_exchange
 from tf_onebit.training.model_optimizers import optimizers_of
@@ -153,12 +154,12 @@ class BlockMomentum(keras.callbacks.Callback):
         self.moment_correction = moment_correction
         self.groups = groups
         self.exchange = resolve_exchange(exchange)
-        if isinstance(self.exchange, Local):
+        if innermost(self.exchange).trains_apart:
             raise ValueError(
                 "What a block changes is exchanged. Received: exchange=tf_onebit.Local(), which "
                 "exchanges nothing. It is for the optimizer or the strategy."
             )
-        if self.exchange.steps_of_delay:
+        if delay_of(self.exchange):
             raise ValueError(
                 "What a block changes is applied at its end. Received: exchange=Delayed(...). "
                 "Pass the exchange that it delays."

@@ -4,7 +4,7 @@ import keras
 
 from tf_onebit.callbacks import fit
 from tf_onebit.configurable import serialize
-from tf_onebit.exchanges import Local
+from tf_onebit.exchanges.schedule import delay_of, innermost
 from tf_onebit.training.copies import copies_of
 from tf_onebit.training.model_optimizers import inner_optimizer, optimizers_of
 
@@ -116,12 +116,12 @@ def require_trains_apart(optimizer, model, groups):
             "model in the scope of a strategy, where the devices of a process are a group as "
             "they are. Leave groups out."
         )
-    if gradient_exchange.template.steps_of_delay:
+    if delay_of(gradient_exchange.template):
         raise ValueError(
             "What a block has changed is averaged when all of it is there. Received: "
             f"{who} with the exchange Delayed. Leave Delayed out with BlockMomentum."
         )
-    is_local = isinstance(gradient_exchange.template, Local)
+    is_local = innermost(gradient_exchange.template).trains_apart
     template = serialize(gradient_exchange.template)["class"].split(":")[-1]
     if groups is None and not is_local:
         raise ValueError(

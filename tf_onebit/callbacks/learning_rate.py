@@ -18,7 +18,7 @@ from tf_onebit.callbacks.snapshot import Snapshot, can_be_taken
 from tf_onebit.callbacks.workers import Workers, require_together
 from tf_onebit.control import LearningRateControl, higher_is_better, reduced_rate
 from tf_onebit.data import ResizableBatches
-from tf_onebit.exchanges.base import part_of
+from tf_onebit.exchanges.state import part_of
 from tf_onebit.samples import number_of_samples
 from tf_onebit.training.model_optimizers import optimizers_of
 

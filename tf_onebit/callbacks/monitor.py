@@ -11,7 +11,7 @@ from tf_onebit.callbacks.scalars import Scalars
 from tf_onebit.callbacks.step_times import StepTimes, blocks_of, built_of
 from tf_onebit.callbacks.timed_step import TimedStep
 from tf_onebit.callbacks.training_state import gradient_exchanges_of
-from tf_onebit.exchanges.base import summed
+from tf_onebit.exchanges.state import summed
 from tf_onebit.training.copies import first_copy
 from tf_onebit.training.model_optimizers import (
     inner_optimizer,
@@ -190,7 +190,7 @@ class Monitor(keras.callbacks.Callback):
             "residual_norm": math.sqrt(squares),
         }
         for exchange in self._exchanges:
-            self._latest |= exchange.measures()
+            self._latest |= exchange.metrics()
 
     def _settings(self):
         """What steps are made with: dictionary of scalars."""

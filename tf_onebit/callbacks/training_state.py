@@ -10,7 +10,8 @@ import numpy as np
 from keras.src.backend.common import global_state
 from keras.src.random import seed_generator
 
-from tf_onebit.exchanges.base import GradientSpec, part_of
+from tf_onebit.exchanges import GradientSpec
+from tf_onebit.exchanges.state import part_of
 from tf_onebit.training.blocks import End
 from tf_onebit.training.copies import copies_of
 from tf_onebit.training.model_optimizers import flush_where_shown, inner_optimizer, optimizers_of

@@ -64,6 +64,42 @@ class Cond:
     otherwise: Callable[[], Generator]
 
 
+def sent_bytes(request, size_bytes, world_size):
+    """Returns the kind of a request, and the bytes of its tensors that each worker sends.
+
+    Args:
+        request: `AllToAll`, `AllGather` or `AllReduce`.
+        size_bytes: bytes of its tensors: int, or int tensor.
+        world_size: number of workers.
+    """
+    others = world_size - 1
+    if isinstance(request, AllToAll):
+        return "all_to_all", others * size_bytes // world_size
+    if isinstance(request, AllGather):
+        return "all_gather", others * size_bytes
+    if isinstance(request, AllReduce):
+        return "all_reduce", all_reduce_bytes(size_bytes, world_size)
+    raise TypeError(f"No exchange of gradients asks for this. Received: {request!r}.")
+
+
+def all_reduce_bytes(size_bytes, world_size):
+    """Returns what each worker sends in an all-reduce of so many bytes."""
+    return 2 * (world_size - 1) * size_bytes // world_size
+
+
+def tensors_of(request):
+    """Returns the tensors that a worker sends by a request: list."""
+    return list(request.tensors) if isinstance(request, AllReduce) else [request.tensor]
+
+
+def with_tensors(request, tensors):
+    """Returns the same request for other tensors."""
+    if isinstance(request, AllReduce):
+        return dataclasses.replace(request, tensors=tensors)
+    (tensor,) = tensors
+    return dataclasses.replace(request, tensor=tensor)
+
+
 def ask(request):
     """Generator: asks for one collective, and returns its answer."""
     return (yield request)

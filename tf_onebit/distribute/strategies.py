@@ -31,6 +31,7 @@ from tf_onebit.distribute.optimizer import adopt, calling_optimizer, require_ado
 from tf_onebit.distribute.recovery import recovering
 from tf_onebit.distribute.reductions import Reducing, ReducingExtended
 from tf_onebit.distribute.server import sigterm_as_it_was, tend_server
+from tf_onebit.exchanges.schedule import delay_of
 from tf_onebit.training.calls import CallNumbers
 from tf_onebit.training.gradients import resolve_exchange
 from tf_onebit.training.model_optimizers import flush_where_shown, require_no_xla
@@ -69,7 +70,7 @@ class _Exchanging(Reducing):
 def _check_model(model, strategy):
     require_no_xla(model)
     require_adopted(model.optimizer, strategy)
-    if strategy.exchange.steps_of_delay:
+    if delay_of(strategy.exchange):
         flush_where_shown(model)
 
 

@@ -8,8 +8,14 @@ import time
 import numpy as np
 import tensorflow as tf
 
-from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, ask
-from tf_onebit.exchanges.base import FLOAT_BYTES, all_reduce_bytes
+from tf_onebit.collectives.requests import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    all_reduce_bytes,
+    ask,
+)
+from tf_onebit.exchanges.base import FLOAT_BYTES
 from tf_onebit.planner import Link
 
 _FIRST_BYTES = 16 * 1024

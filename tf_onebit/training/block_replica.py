@@ -8,10 +8,9 @@ import numpy as np
 import tensorflow as tf
 
 from tf_onebit import ops
-from tf_onebit.collectives.requests import AllGather, AllReduce, Broadcast
-from tf_onebit.exchanges.base import all_reduce_bytes
+from tf_onebit.collectives.requests import AllGather, AllReduce, Broadcast, all_reduce_bytes
 from tf_onebit.exchanges.finite import not_finite_flag, require_finite, with_overflow
-from tf_onebit.exchanges.full_precision import FLAG_BYTES
+from tf_onebit.exchanges.stages import FLAG_BYTES
 from tf_onebit.training.copies import assign_all, copies_of
 
 
@@ -181,7 +180,7 @@ class BlockReplica:
                         variables[i], begins[i], deltas[i], weight, look_ahead
                     )
                 before = [differences[i]]
-            mean, _ = yield from exchange.exchange(differences)
+            mean, _ = yield from exchange.run(differences)
             means.append(mean)
         averages = [mean_of_copies(variable) for variable in self.variables.averaged]
         if averages and exchanges[0] is not None:

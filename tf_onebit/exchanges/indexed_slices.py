@@ -4,7 +4,6 @@ import tensorflow as tf
 
 from tf_onebit.collectives.requests import AllGather
 from tf_onebit.exchanges.base import Exchange
-from tf_onebit.exchanges.finite import not_finite_flag, with_overflow
 
 
 class SparseGather(Exchange):
@@ -26,15 +25,12 @@ class SparseGather(Exchange):
         self._bytes_sent = tf.Variable(0, dtype=tf.int64, trainable=False)
 
     def encode(self, gradients):
-        parts = [part for gradient in gradients for part in (gradient.values, gradient.indices)]
-        return [not_finite_flag(gradients), *parts]
+        return [part for gradient in gradients for part in (gradient.values, gradient.indices)]
 
     def deliver(self, message, like, scale):
-        flag, *parts = message
-        flags = yield AllGather(flag[tf.newaxis], self.request_name("flags"))
-        exchanged, sizes_bytes = [], [tf.constant(flags.dtype.size, tf.int64)]
+        exchanged, sizes_bytes = [], []
         for i, gradient in enumerate(like):
-            mine = parts[2 * i : 2 * i + 2]
+            mine = message[2 * i : 2 * i + 2]
             values = yield self._gather(mine[0], f"values_{i}")
             indices = yield self._gather(mine[1], f"indices_{i}")
             for tensor in mine:
@@ -43,23 +39,22 @@ class SparseGather(Exchange):
             sums = tf.math.unsorted_segment_sum(values, positions, tf.size(rows))
             exchanged.append(tf.IndexedSlices(sums * scale, rows, gradient.dense_shape))
         self._bytes_sent.assign((self.world_size - 1) * tf.add_n(sizes_bytes))
-        return exchanged, with_overflow(flags, exchanged)
-
-    def message_variables(self, aggregated):
-        def variable(shape, dtype):
-            empty = tf.zeros([0, *shape[1:]], dtype)
-            return tf.Variable(empty, shape=[None, *shape[1:]], trainable=False)
-
-        parts = [
-            v for s in self.specs for v in (variable(s.shape, s.dtype), variable([0], "int64"))
-        ]
-        return [tf.Variable(0, trainable=False), *parts]
-
-    def in_full_precision(self):
-        return self.clone()
+        return exchanged
 
     def _gather(self, tensor, stage):
-        return AllGather(tensor, self.request_name(stage), uneven=True)
+        return AllGather(tensor, f"{self.scope}/{stage}", uneven=True)
+
+    def uncompressed(self):
+        return self.clone()
 
     def bytes_sent(self):
         return int(self._bytes_sent)
+
+    def residuals(self):
+        return []
+
+    def state(self):
+        return {}  # the next exchange counts its bytes
+
+    def load_state(self, states, ratio=1.0):
+        pass

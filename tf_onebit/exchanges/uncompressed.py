@@ -1,4 +1,4 @@
-"""InFullPrecision: what an exchange does to gradients, but for compressing them."""
+"""Uncompressed: what `OneBit` does to gradients, but for compressing them."""
 
 import tensorflow as tf
 
@@ -12,7 +12,7 @@ from tf_onebit.exchanges.transforming import joined, parted, transformed, unchan
 FLAG_SIZE = 1
 
 
-class InFullPrecision(Exchange):
+class Uncompressed(Exchange):
     """Sums and transforms gradients as `OneBit` does, and sends them as they are.
 
     The owner of a shard sums what all workers send of it, in the order of ranks, applies the
@@ -20,11 +20,12 @@ class InFullPrecision(Exchange):
     Arithmetic is in float32, whatever the gradients' type. `tf.IndexedSlices` become dense.
 
     Args:
-        compressed: the exchange that compresses. If it has been built, its transforms are applied,
-            with their state; else transforms of the same hyper-parameters.
+        compressed: `OneBit`. Of a built one the transforms are applied, with their state; else
+            transforms of the same hyper-parameters.
     """
 
     takes_sparse = True
+    carries_flags = True
 
     def __init__(self, compressed):
         compressed = deserialize(compressed)
@@ -35,8 +36,8 @@ class InFullPrecision(Exchange):
         return {"compressed": serialize(self.compressed)}
 
     def create_state(self):
-        if not hasattr(self.compressed, "layout"):
-            scope = self.request_name("compressed")
+        if not self.compressed.built:
+            scope = f"{self.scope}/compressed"
             self.compressed.build(self.specs, self.rank, self.world_size, scope, self.unit)
 
     def encode(self, gradients):
@@ -47,7 +48,7 @@ class InFullPrecision(Exchange):
 
     def aggregate(self, message):
         layout = self.compressed.layout
-        received = yield AllToAll(message[0], self.request_name("shards"))
+        received = yield AllToAll(message[0], f"{self.scope}/shards")
         rows = tf.unstack(received[:, FLAG_SIZE:], num=self.world_size)
         shard_size = layout.shard_sizes[self.rank]
         shard, _, plain = tf.split(
@@ -65,21 +66,11 @@ class InFullPrecision(Exchange):
     def deliver(self, message, like, scale):
         layout = self.compressed.layout
         padded, plain, flags = message
-        shards = yield AllGather(padded[tf.newaxis], self.request_name("transformed"))
+        shards = yield AllGather(padded[tf.newaxis], f"{self.scope}/transformed")
         values = tf.concat([shards[k, :size] for k, size in enumerate(layout.shard_sizes)], axis=0)
         like = [tf.convert_to_tensor(gradient) for gradient in like]
         exchanged = parted(scale * values, scale * plain, like, layout)
         return exchanged, with_overflow(flags, exchanged)
-
-    def message_variables(self, aggregated):
-        layout = self.compressed.layout
-        shard_size, plain_size = max(layout.shard_sizes), layout.plain_size
-        rows = [self.world_size, FLAG_SIZE + shard_size + plain_size]
-        parts = [(rows, tf.float32)]
-        if aggregated:
-            flags = [self.world_size]
-            parts = [([shard_size], tf.float32), ([plain_size], tf.float32), (flags, tf.int32)]
-        return [tf.Variable(tf.zeros(*part), trainable=False) for part in parts]
 
     def _rows(self, flag, values, plain):
         """What goes to the owner of each shard: flag, shard and plain values."""
@@ -94,11 +85,14 @@ class InFullPrecision(Exchange):
         ]
         return tf.stack(rows)
 
-    def in_full_precision(self):
+    def uncompressed(self):
         return self
 
     def set_global_batch_size(self, samples):
         self.compressed.set_global_batch_size(samples)
+
+    def residuals(self):
+        return self.compressed.residuals()
 
     def state(self):
         return self.compressed.state()
