@@ -37,7 +37,7 @@ MAY_IMPORT = {
         "planner",
     ],
     "tf_onebit.preflight": [
-        "callbacks.block_variables",
+        "bmuf.variables",
         "collectives.horovod",
         "collectives.requests",
         "distribute",
@@ -78,9 +78,20 @@ MAY_IMPORT = {
         "transforms",
         "_version",
     ],
-    "tf_onebit.block_momentum": [],
+    "tf_onebit.bmuf": [
+        "bmuf",
+        "callbacks.fit",
+        "collectives.requests",
+        "configurable",
+        "exchanges",
+        "ops",
+        "optimizers",
+        "training",
+    ],
+    "tf_onebit.bmuf.equations": [],
+    "tf_onebit.monitor": ["callbacks.fit", "exchanges", "figures", "monitor", "training"],
     "tf_onebit.callbacks": [
-        "block_momentum",
+        "bmuf",
         "callbacks",
         "collectives.found",
         "collectives.requests",
@@ -88,14 +99,13 @@ MAY_IMPORT = {
         "control",
         "data",
         "exchanges",
-        "figures",
+        "monitor",
         "optimizers",
         "samples",
         "training",
         "_version",
     ],
     "tf_onebit.training": [
-        "block_momentum",
         "collectives.placement",
         "collectives.requests",
         "configurable",
@@ -120,10 +130,14 @@ MAY_IMPORT = {
 # Where other packages may be imported; TensorFlow and NumPy everywhere.
 USERS = {
     "keras": [
+        "tf_onebit.bmuf.callback",
+        "tf_onebit.bmuf.training_optimizers",
+        "tf_onebit.bmuf.variables",
         "tf_onebit.callbacks",
         "tf_onebit.data",
         "tf_onebit.distribute",
         "tf_onebit.horovod",
+        "tf_onebit.monitor",
         "tf_onebit.optimizers",
         "tf_onebit.preflight",
         "tf_onebit.training.model_optimizers",
@@ -184,7 +198,7 @@ def test_only_strategies_use_private_modules_of_tensorflow(path):
     assert not [module for module in imports_of(path) if is_within(module, private)]
 
 
-@pytest.mark.parametrize("part", ["block_momentum", "control", "planner"])
+@pytest.mark.parametrize("part", ["bmuf.equations", "control", "planner"])
 def test_arithmetic_is_free_of_frameworks(part):
     paths = [path for path in MODULES if is_within(module_name(path), [f"tf_onebit.{part}"])]
     imported = {name for path in paths for name in imports_of(path)}

@@ -8,22 +8,22 @@ import numbers
 import keras
 import tensorflow as tf
 
-from tf_onebit.block_momentum import BlockFilter
-from tf_onebit.callbacks import fit, training_state
-from tf_onebit.callbacks.block_optimizers import (
+from tf_onebit.bmuf.equations import BlockFilter
+from tf_onebit.bmuf.synchronization import BlockSynchronization, End
+from tf_onebit.bmuf.training_optimizers import (
     Bystanders,
     named,
     require_trains_apart,
     training_optimizers,
 )
-from tf_onebit.callbacks.block_variables import CORRECTIONS, block_variables
+from tf_onebit.bmuf.variables import CORRECTIONS, block_variables
+from tf_onebit.callbacks import fit
 from tf_onebit.collectives.requests import AllGather, ask
 from tf_onebit.configurable import serialize
 from tf_onebit.exchanges import FullPrecision, Local
 from tf_onebit.exchanges.handshake import enumerated, handshake
-from tf_onebit.training.blocks import BlockSynchronization, End
 from tf_onebit.training.gradients import resolve_exchange
-from tf_onebit.training.model_optimizers import optimizers_of
+from tf_onebit.training.model_optimizers import gradient_exchanges_of, optimizers_of
 from tf_onebit.training.optimizer import settings
 from tf_onebit.training.shown import SHOWING, show_as_is, show_in
 
@@ -227,7 +227,7 @@ class BlockMomentum(keras.callbacks.Callback):
         job.run([handshake("block momentum", self._description(variables)) for _ in job.ranks])
         is_known = self._blocks is not None and self._gradient_exchange.blocks is self._blocks
         if not is_known or self._blocks.trained_by != variables.trained_by:
-            for exchange in training_state.gradient_exchanges_of(self.model):
+            for exchange in gradient_exchanges_of(self.model):
                 exchange.blocks = None
             self._blocks = self._synchronization(variables)
             self._gradient_exchange.blocks = self._blocks

@@ -10,11 +10,11 @@ import time
 import numpy as np
 import tensorflow as tf
 
-from tf_onebit.block_momentum import Block, BlockFilter, moment_factors
+from tf_onebit.bmuf.equations import Block, BlockFilter, moment_factors
+from tf_onebit.bmuf.replica import BlockFactors, BlockReplica, mean_of_copies
 from tf_onebit.collectives.requests import AllReduce, ask
 from tf_onebit.exchanges import FullPrecision
 from tf_onebit.exchanges.base import part_of, summed
-from tf_onebit.training.block_replica import BlockFactors, BlockReplica, mean_of_copies
 from tf_onebit.training.copies import assign_all
 from tf_onebit.training.gradients import GradientExchange, spec_of
 

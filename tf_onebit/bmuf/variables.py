@@ -3,8 +3,8 @@
 import keras
 
 from tf_onebit import optimizers
-from tf_onebit.training.block_optimizer import BlockOptimizer
-from tf_onebit.training.block_replica import BlockVariables
+from tf_onebit.bmuf.optimizer_state import BlockOptimizer
+from tf_onebit.bmuf.replica import BlockVariables
 from tf_onebit.training.model_optimizers import inner_optimizer, optimizers_of
 
 CORRECTIONS = ("bmuf_adam", "average", "reset")

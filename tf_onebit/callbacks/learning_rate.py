@@ -20,7 +20,7 @@ from tf_onebit.control import LearningRateControl, higher_is_better, reduced_rat
 from tf_onebit.data import ResizableBatches
 from tf_onebit.exchanges.base import part_of
 from tf_onebit.samples import number_of_samples
-from tf_onebit.training.model_optimizers import optimizers_of
+from tf_onebit.training.model_optimizers import gradient_exchanges_of, optimizers_of
 
 
 class _Ending(enum.Enum):
@@ -230,7 +230,7 @@ class AutoLearningRate(keras.callbacks.Callback):
             setattr(self._control, name, progress["control"][name])
         learning_rate_factor.set_factors(self.model, self, self._reduced_by)
         best = part_of(state, "best")
-        for i, exchange in enumerate(training_state.gradient_exchanges_of(self.model)):
+        for i, exchange in enumerate(gradient_exchanges_of(self.model)):
             workers, _ = best.get(f"exchange_{i}/built", (exchange.engine.world_size, 0))
             if workers != exchange.engine.world_size:  # then the exchange keeps what it has
                 best = {k: v for k, v in best.items() if not k.startswith(f"exchange_{i}/")}

@@ -4,6 +4,7 @@ import numpy as np
 
 from tf_onebit.callbacks import training_state
 from tf_onebit.training.model_optimizers import (
+    gradient_exchanges_of,
     inner_optimizer,
     knowing_batch_size,
     optimizers_of,
@@ -17,7 +18,7 @@ def can_be_taken(model):
     states the exchanges share out in their first step. An optimizer that the model was compiled
     with is built.
     """
-    exchanges = training_state.gradient_exchanges_of(model)
+    exchanges = gradient_exchanges_of(model)
     if not model.built or not all(exchange.states_are_whole for exchange in exchanges):
         return False
     if model.optimizer is not None and not model.optimizer.built:

@@ -6,10 +6,10 @@ import json
 import numpy as np
 import tensorflow as tf
 
-from tf_onebit.callbacks import training_state
 from tf_onebit.collectives.found import workers_of_horovod
 from tf_onebit.collectives.requests import AllGather, ask
 from tf_onebit.exchanges.handshake import gather_texts, handshake
+from tf_onebit.training.model_optimizers import gradient_exchanges_of
 
 # One name and shape for all that callbacks meet for: workers at different places meet, too.
 _SCOPE = "tf_onebit/callbacks"
@@ -32,7 +32,7 @@ class Workers:
     """
 
     def __init__(self, model, purpose):
-        exchanges = training_state.gradient_exchanges_of(model)
+        exchanges = gradient_exchanges_of(model)
         engine = exchanges[0].engine if exchanges else None
         if engine is None and workers_of_horovod() > 1:
             raise ValueError(
@@ -153,7 +153,7 @@ def by_rank(values):
 
 def may_differ_in_steps(model):
     """Tells whether the workers of a job may make different numbers of steps."""
-    return any(map(_trains_apart, training_state.gradient_exchanges_of(model)))
+    return any(map(_trains_apart, gradient_exchanges_of(model)))
 
 
 def require_together(model, callback):
@@ -163,7 +163,7 @@ def require_together(model, callback):
         model: Keras model.
         callback: name of the callback whose decisions all make at the same step.
     """
-    for exchange in training_state.gradient_exchanges_of(model):
+    for exchange in gradient_exchanges_of(model):
         if _trains_apart(exchange):
             raise ValueError(
                 f"{callback} needs workers that make every step together. Received: an optimizer "

@@ -6,18 +6,18 @@ import os
 import keras
 
 from tf_onebit.callbacks import fit
-from tf_onebit.callbacks.learning_rate_factor import learning_rate_of
-from tf_onebit.callbacks.scalars import Scalars
-from tf_onebit.callbacks.step_times import StepTimes, blocks_of, built_of
-from tf_onebit.callbacks.timed_step import TimedStep
-from tf_onebit.callbacks.training_state import gradient_exchanges_of
 from tf_onebit.exchanges.base import summed
+from tf_onebit.monitor.step_times import StepTimes, blocks_of, built_of
+from tf_onebit.monitor.tensorboard import Scalars
+from tf_onebit.monitor.timed_step import TimedStep
 from tf_onebit.training.copies import first_copy
 from tf_onebit.training.model_optimizers import (
+    gradient_exchanges_of,
     inner_optimizer,
     knowing_batch_size,
     optimizers_of,
 )
+from tf_onebit.training.scaled_learning_rate import learning_rate_of
 
 # Fewer say little of times, and to make figures of them takes as long as the rest of a reading.
 _BATCHES_OF_TIMES = 50

@@ -1,7 +1,7 @@
 """Whether an exchange costs more than it saves."""
 
-from tf_onebit.callbacks.exchange_times import seconds
 from tf_onebit.figures import readable
+from tf_onebit.monitor.exchange_times import seconds
 
 # An exchange that sends nearly as much as in full precision does not compress, or not yet.
 _LEAST_DIFFERENCE = 0.01

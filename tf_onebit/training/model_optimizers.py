@@ -23,6 +23,12 @@ def optimizers_of(model):
     return list(optimizers.values())
 
 
+def gradient_exchanges_of(model):
+    """List of the `GradientExchange` of a model's optimizers, without doubles."""
+    found = [getattr(o, "gradient_exchange", None) for o in optimizers_of(model)]
+    return list({id(exchange): exchange for exchange in found if exchange is not None}.values())
+
+
 def is_built(model):
     """Tells whether a model has its variables.
 
