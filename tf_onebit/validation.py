@@ -1,11 +1,11 @@
-"""Rules that count samples, and not steps: sizes of batches, and time constants."""
+"""Checks of arguments that count samples: sizes of batches, and time constants."""
 
 import math
 import numbers
 
 
 def number_of_samples(name, value):
-    """A number of samples as int.
+    """Checks a number of samples, and returns it as int.
 
     Args:
         name: of the argument, for the error.
@@ -27,7 +27,9 @@ def number_of_samples(name, value):
 
 
 def time_constant_in_samples(value):
-    """A time constant as float: a number of samples, not necessarily whole.
+    """Checks a time constant, and returns it as float.
+
+    It is a number of samples, not necessarily whole.
 
     Raises:
         ValueError: if it is not positive.

@@ -13,8 +13,15 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 every_module = pytest.mark.parametrize("path", MODULES, ids=lambda path: module_name(path))
 
 # The collectives but for the drivers.
-COLLECTIVES = ["engine", "found", "notes", "ordered_sum", "placement", "requests", "wire_types"]
-ENGINE = ["placement", "requests", "whereabouts"]
+COLLECTIVES = [
+    "engine",
+    "horovod_size",
+    "ordered_sum",
+    "requests",
+    "variable_creation",
+    "wire_types",
+]
+ENGINE = ["requests", "variable_creation", "whereabouts"]
 # What each part may import of the package itself. The longest prefix counts.
 MAY_IMPORT = {
     "tf_onebit": ["_version"],
@@ -25,9 +32,9 @@ MAY_IMPORT = {
     "tf_onebit._version": [],
     "tf_onebit.cluster_spec": [],
     "tf_onebit.configurable": [],
-    "tf_onebit.control": [],
-    "tf_onebit.figures": [],
-    "tf_onebit.planner": ["figures", "planner"],
+    "tf_onebit.tuning_rules": [],
+    "tf_onebit.formatting": [],
+    "tf_onebit.planner": ["formatting", "planner"],
     "tf_onebit.measurement": [
         "collectives.requests",
         "exchanges",
@@ -42,7 +49,7 @@ MAY_IMPORT = {
         "collectives.requests",
         "distribute",
         "exchanges",
-        "figures",
+        "formatting",
         "horovod",
         "measurement",
         "optimizers",
@@ -52,14 +59,14 @@ MAY_IMPORT = {
         "training",
     ],
     "tf_onebit.layout": [],
-    "tf_onebit.samples": [],
-    "tf_onebit.optimizers": ["optimizers", "samples"],
+    "tf_onebit.validation": [],
+    "tf_onebit.optimizers": ["optimizers", "validation"],
     "tf_onebit.ops": ["ops", "_version"],
     "tf_onebit.transforms": [
         "collectives.requests",
         "configurable",
         "ops",
-        "samples",
+        "validation",
         "transforms",
     ],
     "tf_onebit.collectives": [f"collectives.{part}" for part in COLLECTIVES],
@@ -74,7 +81,7 @@ MAY_IMPORT = {
         "exchanges",
         "layout",
         "ops",
-        "samples",
+        "validation",
         "transforms",
         "_version",
     ],
@@ -89,34 +96,34 @@ MAY_IMPORT = {
         "training",
     ],
     "tf_onebit.bmuf.equations": [],
-    "tf_onebit.monitor": ["callbacks.fit", "exchanges", "figures", "monitor", "training"],
+    "tf_onebit.monitor": ["callbacks.fit", "exchanges", "formatting", "monitor", "training"],
     "tf_onebit.callbacks": [
         "bmuf",
         "callbacks",
-        "collectives.found",
+        "collectives.horovod_size",
         "collectives.requests",
         "configurable",
-        "control",
         "data",
         "exchanges",
         "monitor",
         "optimizers",
-        "samples",
         "training",
+        "tuning_rules",
+        "validation",
         "_version",
     ],
     "tf_onebit.training": [
-        "collectives.placement",
+        "collectives.variable_creation",
         "collectives.requests",
         "configurable",
         "exchanges",
-        "figures",
+        "formatting",
         "measurement",
         "ops",
-        "samples",
+        "validation",
         "training",
     ],
-    "tf_onebit.data": ["collectives.found", "collectives.requests", "data"],
+    "tf_onebit.data": ["collectives.horovod_size", "collectives.requests", "data"],
     "tf_onebit.distribute": ["cluster_spec", "collectives", "distribute", "exchanges", "training"],
     "tf_onebit.horovod": [
         "collectives",
@@ -193,12 +200,13 @@ def test_only_adapters_import_frameworks(path, package):
 @every_module
 def test_only_strategies_use_private_modules_of_tensorflow(path):
     private = ["tensorflow.python", "tensorflow.core", "tensorflow.compiler"]
-    if is_within(module_name(path), ["tf_onebit.distribute", "tf_onebit.collectives.placement"]):
+    users = ["tf_onebit.distribute", "tf_onebit.collectives.variable_creation"]
+    if is_within(module_name(path), users):
         return
     assert not [module for module in imports_of(path) if is_within(module, private)]
 
 
-@pytest.mark.parametrize("part", ["bmuf.equations", "control", "planner"])
+@pytest.mark.parametrize("part", ["bmuf.equations", "planner", "tuning_rules"])
 def test_arithmetic_is_free_of_frameworks(part):
     paths = [path for path in MODULES if is_within(module_name(path), [f"tf_onebit.{part}"])]
     imported = {name for path in paths for name in imports_of(path)}

@@ -18,7 +18,7 @@ from tf_onebit.bmuf.training_optimizers import (
 )
 from tf_onebit.bmuf.variables import CORRECTIONS, block_variables
 from tf_onebit.callbacks import fit
-from tf_onebit.collectives.requests import AllGather, ask
+from tf_onebit.collectives.requests import AllGather, one_request
 from tf_onebit.configurable import serialize
 from tf_onebit.exchanges import FullPrecision, Local
 from tf_onebit.exchanges.handshake import enumerated, handshake
@@ -266,7 +266,7 @@ class BlockMomentum(keras.callbacks.Callback):
         if self.groups is not None:
             # One that leaves takes the job along, and others may still be telling their group.
             job = self._gradient_exchange.engine
-            job.run([ask(AllGather(tf.constant([0]), "tf_onebit_blocks/end"))])
+            job.run([one_request(AllGather(tf.constant([0]), "tf_onebit_blocks/end"))])
         self._unwrap()
 
     def _unwrap(self):

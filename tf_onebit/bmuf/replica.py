@@ -68,14 +68,14 @@ class BlockFactors(typing.NamedTuple):
     Attributes:
         weights: `[world_size]`, by worker: its weight in the mean.
         momentum, rate: eta and zeta.
-        began: the eta of the look-ahead that the block began with.
+        look_ahead_eta: the eta of the look-ahead that the block began with, 0 without Nesterov.
         moments: `[moments, 2]`: factor and floor of each, as from `moment_factors`.
     """
 
     weights: typing.Any
     momentum: typing.Any
     rate: typing.Any
-    began: typing.Any
+    look_ahead_eta: typing.Any
     moments: typing.Any
 
 
@@ -110,8 +110,8 @@ class BlockReplica:
         """List of the numbers of steps of this worker's optimizers since the block began."""
         return [optimizer.steps for optimizer in self.variables.optimizers]
 
-    def take_over(self, leader):
-        """Generator: begins with what worker `leader` has."""
+    def broadcast_from(self, leader):
+        """Generator: gives this worker what worker `leader` has, and begins anew."""
         variables = [*self.variables.trained, *self.variables.averaged, *self.variables.kept]
         values = yield Broadcast(_first_copies(variables), leader, f"{self._scope}/begin")
         for variable, value in zip(variables, values, strict=True):
@@ -146,8 +146,8 @@ class BlockReplica:
         for optimizer in self.variables.optimizers:
             optimizer.begin()
 
-    def agree(self, row):
-        """Generator: the rows of numbers of all workers: array `[world_size, len(row)]`."""
+    def gather_status(self, row):
+        """Generator: gathers rows of numbers from all workers: array `[world_size, len(row)]`."""
         rows = yield AllGather(tf.constant([row], tf.int64), f"{self._scope}/agree")
         return rows.numpy()
 
@@ -161,7 +161,7 @@ class BlockReplica:
         """
         weight = factors.weights[self.rank]
         parts = [
-            (self._weights, self._globals, self._deltas, factors.began),
+            (self._weights, self._globals, self._deltas, factors.look_ahead_eta),
             *(
                 (moment, begins, [None] * len(moment), 0.0)
                 for moment, begins in zip(self._moments, self._begins, strict=True)
@@ -219,7 +219,7 @@ class BlockReplica:
             self._deltas,
             factors.momentum,
             factors.rate,
-            factors.began,
+            factors.look_ahead_eta,
             nesterov=self._nesterov,
             relative=relative[0],
         )

@@ -16,11 +16,11 @@ from tf_onebit.callbacks import fit, learning_rate_factor, training_state
 from tf_onebit.callbacks.criterion import criterion_in
 from tf_onebit.callbacks.snapshot import Snapshot, can_be_taken
 from tf_onebit.callbacks.workers import Workers, require_together
-from tf_onebit.control import LearningRateControl, higher_is_better, reduced_rate
 from tf_onebit.data import ResizableBatches
 from tf_onebit.exchanges.base import part_of
-from tf_onebit.samples import number_of_samples
 from tf_onebit.training.model_optimizers import gradient_exchanges_of, optimizers_of
+from tf_onebit.tuning_rules import LearningRateControl, higher_is_better, reduced_rate
+from tf_onebit.validation import number_of_samples
 
 
 class _Ending(enum.Enum):
@@ -255,7 +255,7 @@ class AutoLearningRate(keras.callbacks.Callback):
     def _go_back(self):
         self._best.restore_learned(self.model)
         now = self._factors_of_others()
-        learning_rate_factor.keep_unsent(self.model, self._factors_of_best, now)
+        learning_rate_factor.rescale_pending_gradients(self.model, self._factors_of_best, now)
 
     def _factors_of_others(self):
         return [f / self._reduced_by for f in learning_rate_factor.factors(self.model)]

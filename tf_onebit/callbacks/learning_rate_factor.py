@@ -123,13 +123,13 @@ def set_factors(model, callback, values):
         optimizer._scaling.update()
 
 
-def keep_unsent(model, before, now):
-    """Has gradients that have yet to have an effect make the update that they would have made.
+def rescale_pending_gradients(model, before, now):
+    """Rescales gradients that are still to be applied, so that their update stays the same.
 
-    Where gradients wait in exchanges, as residuals and in the velocities of transforms, or are
-    gathered by an optimizer, for an update of several minibatches or in velocities of its own, they
-    are multiplied with the factor of the learning rate when they were computed, over that of now.
-    (The velocities of Keras' own optimizers that have any hold updates, with their learning rate.)
+    Exchanges keep such gradients as residuals and in the velocities of transforms. Optimizers keep
+    them for an update of several minibatches, or in velocities of their own. They are multiplied by
+    the factor on the learning rate when they were computed, over that of now. (The velocities of
+    Keras' own optimizers hold updates, with their learning rate, and stay as they are.)
 
     Args:
         model: Keras model.

@@ -16,16 +16,16 @@ from tf_onebit.callbacks.size_plot import plot_sizes
 from tf_onebit.callbacks.size_range import SizeRange
 from tf_onebit.callbacks.snapshot import Snapshot, can_be_taken
 from tf_onebit.callbacks.workers import Workers, require_together
-from tf_onebit.control import SizeSearch, higher_is_better, least_steps_of_trial
 from tf_onebit.data import ResizableBatches
 from tf_onebit.exchanges.finite import NOT_FINITE
-from tf_onebit.samples import number_of_samples
 from tf_onebit.training.model_optimizers import (
+    batch_size_dependents,
     flush,
     gradient_exchanges_of,
-    knowing_batch_size,
     without_delay,
 )
+from tf_onebit.tuning_rules import SizeSearch, higher_is_better, least_steps_of_trial
+from tf_onebit.validation import number_of_samples
 
 _DAY_OF_SPEECH = 24 * 3600 * 100  # frames of 10 ms
 
@@ -341,7 +341,7 @@ class AutoMinibatchSize(keras.callbacks.Callback):
         before = self._factors
         factors = zip(before, self._powers, strict=True)
         self._set_factors([factor * growth**power for factor, power in factors])
-        learning_rate_factor.keep_unsent(self.model, before, self._factors)
+        learning_rate_factor.rescale_pending_gradients(self.model, before, self._factors)
 
     def _set_factors(self, factors):
         self._factors = factors
@@ -349,7 +349,7 @@ class AutoMinibatchSize(keras.callbacks.Callback):
 
     def _tell(self, size):
         """Tells those whose rules count samples how many a step has."""
-        for owner, steps in knowing_batch_size(self.model):
+        for owner, steps in batch_size_dependents(self.model):
             owner.set_global_batch_size(size * steps)
 
     def _note(self, trials):

@@ -6,7 +6,7 @@ from tf_onebit.collectives.requests import Cond
 from tf_onebit.configurable import deserialize, serialize
 from tf_onebit.exchanges.base import Exchange, part_of
 from tf_onebit.exchanges.full_precision import FullPrecision
-from tf_onebit.samples import number_of_samples
+from tf_onebit.validation import number_of_samples
 
 
 class WarmStart(Exchange):

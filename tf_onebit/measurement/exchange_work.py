@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_onebit import ops
-from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, through
+from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, map_requests
 from tf_onebit.exchanges import Bucketed
 from tf_onebit.exchanges.base import all_reduce_bytes
 from tf_onebit.planner import Bucket, Collective
@@ -191,7 +191,7 @@ def _timed(exchange, gradients):
         answers.update(tensor.op for tensor in tf.nest.flatten(answer))
         return answer
 
-    generator = through(exchange.exchange(gradients, 1.0 / exchange.world_size), answered)
+    generator = map_requests(exchange.exchange(gradients, 1.0 / exchange.world_size), answered)
     try:
         request = next(generator)
     except StopIteration as stop:

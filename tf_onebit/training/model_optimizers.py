@@ -106,8 +106,8 @@ def flush_where_shown(model):
     show_in(model, flushed, (*SHOWING, _END_OF_EPOCH))
 
 
-def knowing_batch_size(model):
-    """What of a model counts samples, and not steps: list of (object, steps of an update).
+def batch_size_dependents(model):
+    """Finds what of a model depends on the batch size: list of (object, steps of an update).
 
     The objects, optimizers and exchanges, have `global_batch_size` and `set_global_batch_size`,
     which count the samples of an update.
