@@ -94,6 +94,7 @@ MAY_IMPORT = {
         "ops",
         "optimizers",
         "training",
+        "validation",
     ],
     "tf_onebit.bmuf.equations": [],
     "tf_onebit.monitor": ["callbacks.fit", "exchanges", "formatting", "monitor", "training"],

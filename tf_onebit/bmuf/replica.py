@@ -1,8 +1,6 @@
 """One worker's part of a block synchronization: its variables, and what becomes of them."""
 
-import dataclasses
 import math
-import typing
 
 import numpy as np
 import tensorflow as tf
@@ -13,70 +11,6 @@ from tf_onebit.exchanges.base import all_reduce_bytes
 from tf_onebit.exchanges.finite import not_finite_flag, require_finite, with_overflow
 from tf_onebit.exchanges.full_precision import FLAG_BYTES
 from tf_onebit.training.copies import assign_all, copies_of
-
-
-@dataclasses.dataclass
-class BlockVariables:
-    """What a block changes of one worker.
-
-    Attributes:
-        weights: list of variables that are trained.
-        statistics: list of variables of the model that are averaged, as of BatchNormalization.
-        own: list of variables that workers begin with alike, and then keep to themselves.
-        optimizers: list of `BlockOptimizer`.
-    """
-
-    weights: list
-    statistics: list
-    own: list
-    optimizers: list
-
-    @property
-    def trained_by(self):
-        """List of the Keras optimizers."""
-        return [optimizer.optimizer for optimizer in self.optimizers]
-
-    @property
-    def moments(self):
-        """List of `tf_onebit.optimizers.Moment`, of all optimizers."""
-        return [moment for optimizer in self.optimizers for moment in optimizer.moments]
-
-    @property
-    def averaged(self):
-        """List of what is averaged as it is."""
-        return [*self.statistics, *(v for o in self.optimizers for v in o.averaged)]
-
-    @property
-    def trained(self):
-        """Weights, and the optimizers' state of them."""
-        moments = [variable for moment in self.moments for variable in moment.variables]
-        return [*self.weights, *moments]
-
-    @property
-    def kept(self):
-        """List of what workers keep to themselves."""
-        return [*self.own, *(v for o in self.optimizers for v in o.own)]
-
-    @property
-    def batches_per_step(self):
-        return max(optimizer.batches_per_step for optimizer in self.optimizers)
-
-
-class BlockFactors(typing.NamedTuple):
-    """What one synchronization multiplies with: float64 tensors.
-
-    Attributes:
-        weights: `[world_size]`, by worker: its weight in the mean.
-        momentum, rate: eta and zeta.
-        look_ahead_eta: the eta of the look-ahead that the block began with, 0 without Nesterov.
-        moments: `[moments, 2]`: factor and floor of each, as from `moment_factors`.
-    """
-
-    weights: typing.Any
-    momentum: typing.Any
-    rate: typing.Any
-    look_ahead_eta: typing.Any
-    moments: typing.Any
 
 
 class BlockReplica:

@@ -10,8 +10,9 @@ import time
 import numpy as np
 import tensorflow as tf
 
-from tf_onebit.bmuf.equations import Block, BlockFilter, moment_factors
-from tf_onebit.bmuf.replica import BlockFactors, BlockReplica, mean_of_copies
+from tf_onebit.bmuf.equations import Block, BlockFilter
+from tf_onebit.bmuf.factors import block_factors
+from tf_onebit.bmuf.replica import BlockReplica, mean_of_copies
 from tf_onebit.collectives.requests import AllReduce, one_request
 from tf_onebit.exchanges import FullPrecision
 from tf_onebit.exchanges.base import part_of, summed
@@ -20,7 +21,6 @@ from tf_onebit.training.gradients import GradientExchange, spec_of
 
 # The worker whose steps alone count while the model is warmed up.
 _LEADER = 0
-_NO_FLOOR = -1.0
 # What exchanges say of gradients; here it is what a block has changed.
 _NOT_FINITE = r"(All ranks|Rank \d+) met .* gradient of \W*([^'\\]+)"
 
@@ -200,20 +200,12 @@ class BlockSynchronization:
                 steps_ahead, self._optimizers, of_optimizers, strict=True
             )
         ]
-        factors = BlockFactors(
-            weights=block.weights,
-            momentum=block_filter.block_momentum,
-            rate=block_filter.block_learning_rate,
-            look_ahead_eta=self._look_ahead_eta,
-            moments=[
-                self._factors_of(moment, its_block, ahead)
-                for optimizer, its_block, ahead in zip(
-                    self._optimizers, of_optimizers, steps_ahead, strict=True
-                )
-                for moment in optimizer.moments
-            ],
+        factors = block_factors(
+            block,
+            block_filter,
+            self._look_ahead_eta,
+            list(zip(self._optimizers, of_optimizers, steps_ahead, strict=True)),
         )
-        factors = BlockFactors(*(tf.constant(factor, tf.float64) for factor in factors))
         self._average_within_group()
         try:
             self._synchronize(factors)
@@ -251,15 +243,6 @@ class BlockSynchronization:
         # Those of a worker alone are too noisy for it: the correction multiplies their noise.
         # And without a step nothing is known of where they go.
         return self._corrects_moments and not optimizer.keeps_moments and block.mean_steps > 0
-
-    def _factors_of(self, moment, block, steps_ahead):
-        """The factor of a `Moment`, and its floor: see `moment_factors`."""
-        if moment.decay is None:
-            return 0.0, _NO_FLOOR
-        factor, floor = moment_factors(block, steps_ahead, moment.decay)
-        # Rounding alone could make them negative. Where nothing looks ahead it is the average to
-        # the bit.
-        return factor, floor if moment.of_squares and steps_ahead else _NO_FLOOR
 
     def _average_within_group(self):
         """Averages statistics in this group, of which only one worker meets the others."""

@@ -20,7 +20,7 @@ from tf_onebit.data import ResizableBatches
 from tf_onebit.exchanges.base import part_of
 from tf_onebit.training.model_optimizers import gradient_exchanges_of, optimizers_of
 from tf_onebit.tuning_rules import LearningRateControl, higher_is_better, reduced_rate
-from tf_onebit.validation import number_of_samples
+from tf_onebit.validation import is_number, number_of_samples
 
 
 class _Ending(enum.Enum):
@@ -107,7 +107,7 @@ class AutoLearningRate(keras.callbacks.Callback):
                 "AutoLearningRate needs held-out data. Received: validation_data=None. Give for "
                 "example (x, y)."
             )
-        if not _is_number(factor) or not 0 < factor < 1:
+        if not is_number(factor) or not 0 < factor < 1:
             raise ValueError(
                 f"factor must be between 0 and 1. Received: factor={factor!r}. Use factor=0.5 to "
                 "halve the learning rate."
@@ -116,7 +116,7 @@ class AutoLearningRate(keras.callbacks.Callback):
             "min_improvement": min_improvement,
             "min_learning_rate": min_learning_rate,
         }.items():
-            if not _is_number(value) or not 0 <= value < math.inf:
+            if not is_number(value) or not 0 <= value < math.inf:
                 raise ValueError(f"{name} must be at least 0. Received: {name}={value!r}.")
         if patience is not None and (not isinstance(patience, numbers.Integral) or patience < 1):
             raise ValueError(
@@ -334,7 +334,3 @@ def _require_repeatable(data):
         "validation_data must be the same in every evaluation, as a whole. Received: a "
         f"{type(data).__name__} that {what}. {remedy}"
     )
-
-
-def _is_number(value):
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
