@@ -1,4 +1,4 @@
-"""One worker's part of a block synchronization: its variables, and what becomes of them."""
+"""One worker's part of a block synchronization: what becomes of its variables."""
 
 import math
 

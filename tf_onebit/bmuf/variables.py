@@ -1,4 +1,4 @@
-"""Roles of the variables of a Keras model and its optimizers in block momentum."""
+"""Variables of a Keras model and its optimizers, by their roles in block momentum."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Whether an exchange costs more than it saves."""
+"""The warning that an exchange costs more than it saves."""
 
 from tf_onebit.formatting import format_number
 from tf_onebit.monitor.exchange_times import seconds

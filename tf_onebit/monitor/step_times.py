@@ -1,4 +1,4 @@
-"""What steps and exchanges of a `fit` take."""
+"""Times of the steps and exchanges of a `fit`."""
 
 import time
 import warnings
