@@ -18,10 +18,10 @@ from dataset import CONTEXT_FRAMES
 from targets import NO_TARGET
 
 from tf_onebit import FullPrecision, OneBit, optimizers
-from tf_onebit.block_momentum import BlockFilter
-from tf_onebit.callbacks.block_variables import block_variables
+from tf_onebit.bmuf.equations import BlockFilter
+from tf_onebit.bmuf.synchronization import BlockSynchronization
+from tf_onebit.bmuf.variables import block_variables
 from tf_onebit.collectives.lockstep import LockstepEngine
-from tf_onebit.training.blocks import BlockSynchronization
 
 STEPS_AT_ONCE = 32  # of one node, in one call
 FRAMES_AT_ONCE = 2**14

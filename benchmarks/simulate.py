@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from tf_onebit import Threshold, ops
 from tf_onebit.collectives.lockstep import LockstepEngine
-from tf_onebit.collectives.requests import AllGather, observed
+from tf_onebit.collectives.requests import AllGather, tap_requests
 from tf_onebit.ops import threshold as message
 from tf_onebit.training.gradients import build, spec_of
 
@@ -194,7 +194,7 @@ def overheard(generator, messages):
         if isinstance(request, AllGather):
             messages.append(request.tensor)
 
-    return observed(generator, note)
+    return tap_requests(generator, note)
 
 
 def measure(messages, size):

@@ -36,3 +36,20 @@ def test_another_process_is_told_why_a_class_is_not_found():
     with pytest.raises(ValueError, match="top level of a module .*Received: made_in_a_function"):
         deserialize(description)
     assert deserialize(json.loads(json.dumps(serialize(OneBit(min_size=7))))).min_size == 7
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "tf_onebit.exchanges.delayed:Delayed",
+        "tf_onebit.exchanges.full_precision:FullPrecision",
+        "tf_onebit.exchanges.one_bit:OneBit",
+        "tf_onebit.exchanges.threshold:Threshold",
+        "tf_onebit.exchanges.warm_start:WarmStart",
+        "tf_onebit.transforms.adagrad:NormalizedAdaGrad",
+        "tf_onebit.transforms.momentum:Momentum",
+    ],
+)
+def test_classes_in_old_backups_are_found(path):
+    # Backups of `Auto` hold its decision with these paths, wherever the classes are now.
+    assert import_class(path).__name__ == path.split(":")[1]

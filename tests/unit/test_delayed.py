@@ -10,7 +10,7 @@ from tests.unit.gradients import SHAPES, flat, gradients_of, specs_of
 from tests.unit.transforms import DivideByTotal
 from tf_onebit import Delayed, Exchange, FullPrecision, Local, OneBit, Threshold, WarmStart
 from tf_onebit.collectives import lockstep
-from tf_onebit.collectives.requests import observed
+from tf_onebit.collectives.requests import tap_requests
 from tf_onebit.exchanges import Bucketed, GradientSpec
 from tf_onebit.training.gradients import GradientExchange
 from tf_onebit.training.model_optimizers import flush, without_delay
@@ -89,7 +89,7 @@ def test_what_comes_late_in_a_backward_pass_travels_in_the_next_step(rng):
 
     def requests_of(generator):
         requests = []
-        lockstep.run([observed(generator, requests.append)])
+        lockstep.run([tap_requests(generator, requests.append)])
         return [r.name.removeprefix("test/").replace("/delayed/", " ") for r in requests]
 
     shapes = 8 * [(32, 32)]
@@ -133,7 +133,7 @@ def test_the_last_messages_of_early_gradients_let_the_first_of_late_ones_pass(rn
 
     @tf.function
     def step(gradients):
-        lockstep.run([observed(worker.run(gradients), requests.append)])
+        lockstep.run([tap_requests(worker.run(gradients), requests.append)])
 
     step.get_concrete_function(gradients_of(rng, shapes))
     sent = {

@@ -100,35 +100,35 @@ def with_tensors(request, tensors):
     return dataclasses.replace(request, tensor=tensor)
 
 
-def ask(request):
-    """Generator: asks for one collective, and returns its answer."""
+def one_request(request):
+    """Generator of one request. Returns its answer."""
     return (yield request)
 
 
-def observed(generator, note):
-    """Generator: passes on the requests of another, and calls `note` with each, also in branches.
+def tap_requests(generator, note):
+    """Generator: passes on the requests of another, and calls `note` with each of them.
 
-    Of a `Cond` with those that its branches make.
+    `note` is called with the requests within the branches of a `Cond`, and not with the `Cond`.
     """
 
     def noted(request):
         note(request)
         return (yield request)
 
-    return through(generator, noted)
+    return map_requests(generator, noted)
 
 
-def through(generator, asking):
-    """Generator: has another ask in a different way, also in branches.
+def map_requests(generator, answer_of):
+    """Generator: replaces the requests of another, also in the branches of a `Cond`.
 
     Args:
-        generator: whose requests these are.
-        asking: function from a request, other than a `Cond`, to a generator that returns the
-            answer.
+        generator: makes the requests.
+        answer_of: function from a request, other than a `Cond`, to a generator that yields other
+            requests in its place, and returns the answer.
     """
 
     def branch(make):
-        return lambda: through(make(), asking)
+        return lambda: map_requests(make(), answer_of)
 
     answer = None
     while True:
@@ -140,4 +140,4 @@ def through(generator, asking):
             then, otherwise = branch(request.then), branch(request.otherwise)
             answer = yield dataclasses.replace(request, then=then, otherwise=otherwise)
         else:
-            answer = yield from asking(request)
+            answer = yield from answer_of(request)

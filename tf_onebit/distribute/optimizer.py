@@ -6,8 +6,8 @@ import keras
 import tensorflow as tf
 from keras.src.backend.common import global_state
 
-from tf_onebit.distribute.data import data_of_step, zero_without_data
 from tf_onebit.distribute.replicas import all_finite, branch, exchange
+from tf_onebit.distribute.uneven_data import data_of_step, zero_without_data
 from tf_onebit.training.gradients import GradientExchange
 from tf_onebit.training.optimizer import Distributed, GlobalLossScale, distribute, settings
 

@@ -4,7 +4,7 @@ import dataclasses
 
 from tf_onebit.configurable import deserialize, serialize
 from tf_onebit.exchanges.schedule import Recipe, WarmUp, is_exchange, schedule_of
-from tf_onebit.samples import number_of_samples
+from tf_onebit.validation import number_of_samples
 
 
 class WarmStart(Recipe):

@@ -6,7 +6,7 @@ import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
 
-from tf_onebit.collectives.placement import plain_variables
+from tf_onebit.collectives.variable_creation import plain_variables
 from tf_onebit.exchanges.finite import values_of
 from tf_onebit.exchanges.schedule import delay_of
 from tf_onebit.horovod.accumulation import accumulated_steps

@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from tf_onebit import ops
 from tf_onebit.collectives import echo
+from tf_onebit.collectives.requests import map_requests, tensors_of, with_tensors
 from tf_onebit.collectives.requests import sent_bytes as sent_bytes_of
-from tf_onebit.collectives.requests import tensors_of, through, with_tensors
 from tf_onebit.exchanges import Bucketed, run_stages
 from tf_onebit.planner import Bucket, Collective
 
@@ -192,7 +192,7 @@ def _timed(exchange, gradients):
         answers.update(tensor.op for tensor in tf.nest.flatten(answer))
         return answer
 
-    generator = through(run_stages(exchange, gradients, 1.0 / exchange.world_size), answered)
+    generator = map_requests(run_stages(exchange, gradients, 1.0 / exchange.world_size), answered)
     try:
         request = next(generator)
     except StopIteration as stop:

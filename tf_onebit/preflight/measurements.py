@@ -9,9 +9,9 @@ from tf_onebit.exchanges import FullPrecision, OneBit, Threshold
 from tf_onebit.measurement import measure_block, measure_exchange, with_world_size
 from tf_onebit.planner import Method, narrowed, with_more_workers
 from tf_onebit.preflight.block_ends import BlockEnd
+from tf_onebit.preflight.command import announce
 from tf_onebit.preflight.computation import ModelInStep
 from tf_onebit.preflight.doubts import doubts_about
-from tf_onebit.preflight.status import tell
 
 FULL_PRECISION = "full precision"
 _MOST_SECONDS_OF_OTHERS = 1.0
@@ -80,7 +80,7 @@ def measure(model, workers, links, world_sizes, options):
     """
     measured_workers = 1 if links else workers.world_size
     if not links:
-        tell(workers, f"links between {measured_workers} workers")
+        announce(workers, f"links between {measured_workers} workers")
         links = workers.measure()
     step = ModelInStep(model, options.unknown_size)
     try:
@@ -107,7 +107,7 @@ def measure(model, workers, links, world_sizes, options):
     in_full_precision = _InFullPrecision()
     methods, estimates = {}, {}
     for world_size in world_sizes:
-        tell(workers, f"what is exchanged between {world_size} workers")
+        announce(workers, f"what is exchanged between {world_size} workers")
         # Coding depends little on the number of workers: that of the job is measured well.
         well = world_size in (workers.world_size, world_sizes[0])
         runs = {} if well else {"runs": _RUNS_OF_OTHERS}
@@ -143,7 +143,7 @@ def _computations(step, size, batch_sizes, workers):
     for other in sorted(batch_sizes):
         # What is predicted depends on one; the others say how it changes with it.
         seconds = {} if other == size else {"most_seconds": _MOST_SECONDS_OF_OTHERS}
-        tell(workers, f"a step of {other} samples")
+        announce(workers, f"a step of {other} samples")
         computation = step.measure(other, workers, **seconds)
         if computation is None:
             break

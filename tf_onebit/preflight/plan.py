@@ -5,8 +5,8 @@ import dataclasses
 import math
 import re
 
+from tf_onebit.preflight.command import run_command
 from tf_onebit.preflight.source import require_source
-from tf_onebit.preflight.status import status_of
 
 DESCRIPTION = """\
 Measures what a model computes per step on this machine, what encoding and decoding take, and what
@@ -112,7 +112,7 @@ class Plan:
 
 def run(options):
     """Runs the command. Returns its exit status."""
-    return status_of("plan", _run, options, check=lambda options: require_source(options.model))
+    return run_command("plan", _run, options, check=lambda options: require_source(options.model))
 
 
 def _run(options):

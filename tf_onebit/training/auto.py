@@ -10,7 +10,7 @@ import numpy as np
 from tf_onebit.configurable import deserialize, import_class, serialize
 from tf_onebit.exchanges import Exchange, FullPrecision, Recipe
 from tf_onebit.exchanges.schedule import innermost
-from tf_onebit.figures import readable
+from tf_onebit.formatting import format_number
 from tf_onebit.measurement import ExchangeSeconds, Links, compressed_buckets, measure_work
 
 # So many times as fast an exchange must be for its gradients to be compressed.
@@ -92,7 +92,7 @@ def _weighed(auto, specs, full, compressed):
 
     none = auto.excluding(None)
     none_seconds = seconds_of(none)
-    in_full_precision = f"{readable(1e3 * none_seconds)} ms"
+    in_full_precision = f"{format_number(1e3 * none_seconds)} ms"
     pays = paying(specs, full, compressed)
     if not pays:
         return _Decision(none, f"no gradient gains enough: all take {in_full_precision}")
@@ -108,7 +108,7 @@ def _weighed(auto, specs, full, compressed):
     seconds, best = min(((seconds_of(choice), choice) for choice in choices), key=lambda c: c[0])
     reason = (
         f"all dense gradients take {in_full_precision} in full precision, and "
-        f"{readable(1e3 * seconds)} ms with what it pays to compress of them, without overlap"
+        f"{format_number(1e3 * seconds)} ms with what it pays to compress of them, without overlap"
     )
     if none_seconds <= _LEAST_GAIN * seconds:
         return _Decision(none, reason)

@@ -13,9 +13,9 @@ from tf_onebit.exchanges.finite import all_finite, not_finite_flag
 from tf_onebit.exchanges.handshake import describe, handshake
 from tf_onebit.exchanges.schedule import delay_of, innermost, is_exchange
 from tf_onebit.exchanges.state import has_unsent
-from tf_onebit.samples import number_of_samples
 from tf_onebit.training.auto import decide, with_decision, without_decision
 from tf_onebit.training.recorder import stages_of
+from tf_onebit.validation import number_of_samples
 
 # Counts what is exchanged, in the order of first use: all workers must take part in each, so they
 # count alike. (They need not make the same objects: one may log, test or save more than another.)

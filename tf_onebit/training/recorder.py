@@ -7,8 +7,8 @@ import numpy as np
 import tensorflow as tf
 
 from tf_onebit import ops
-from tf_onebit.collectives.placement import plain_variables
-from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, tensors_of, through
+from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, map_requests, tensors_of
+from tf_onebit.collectives.variable_creation import plain_variables
 from tf_onebit.exchanges.stages import Stages
 
 # What Horovod's timeline calls these.
@@ -143,7 +143,7 @@ class _TimedStages(Stages):
         span = self._span(stage)
         with tf.control_dependencies([self._recorder.begin(span, message)]), tf.device("CPU:0"):
             begun = tf.zeros([])  # a tensor, for which branches can wait, too
-        result = yield from through(generator, asking)
+        result = yield from map_requests(generator, asking)
         # Answers that nothing needs, or that TensorFlow sees through, would come after the end.
         self._recorder.end(span, [result, answers])
         return result

@@ -1,11 +1,14 @@
-"""Roles of the variables of a Keras model and its optimizers in block momentum."""
+"""Variables of a Keras model and its optimizers, by their roles in block momentum."""
+
+import dataclasses
 
 import keras
 
 from tf_onebit import optimizers
-from tf_onebit.training.block_optimizer import BlockOptimizer
-from tf_onebit.training.block_replica import BlockVariables
+from tf_onebit.bmuf.optimizer_state import BlockOptimizer
+from tf_onebit.exchanges.handshake import enumerated
 from tf_onebit.training.model_optimizers import inner_optimizer, optimizers_of
+from tf_onebit.training.optimizer import settings
 
 CORRECTIONS = ("bmuf_adam", "average", "reset")
 
@@ -22,6 +25,75 @@ _SLOTS = {
         "_momentums": False,
     },
 }
+
+
+@dataclasses.dataclass
+class BlockVariables:
+    """What a block changes of one worker.
+
+    Attributes:
+        weights: list of variables that are trained.
+        statistics: list of variables of the model that are averaged, as of BatchNormalization.
+        own: list of variables that workers begin with alike, and then keep to themselves.
+        optimizers: list of `BlockOptimizer`.
+    """
+
+    weights: list
+    statistics: list
+    own: list
+    optimizers: list
+
+    @property
+    def trained_by(self):
+        """List of the Keras optimizers."""
+        return [optimizer.optimizer for optimizer in self.optimizers]
+
+    @property
+    def moments(self):
+        """List of `tf_onebit.optimizers.Moment`, of all optimizers."""
+        return [moment for optimizer in self.optimizers for moment in optimizer.moments]
+
+    @property
+    def averaged(self):
+        """List of what is averaged as it is."""
+        return [*self.statistics, *(v for o in self.optimizers for v in o.averaged)]
+
+    @property
+    def trained(self):
+        """Weights, and the optimizers' state of them."""
+        moments = [variable for moment in self.moments for variable in moment.variables]
+        return [*self.weights, *moments]
+
+    @property
+    def kept(self):
+        """List of what workers keep to themselves."""
+        return [*self.own, *(v for o in self.optimizers for v in o.own)]
+
+    @property
+    def batches_per_step(self):
+        return max(optimizer.batches_per_step for optimizer in self.optimizers)
+
+    def description(self):
+        """What workers must agree on: list of (what, value) pairs of strings."""
+        return [
+            *enumerated(
+                "number of trained weights",
+                "weight {}",
+                [f"{tuple(v.shape)} {v.dtype}" for v in self.weights],
+            ),
+            ("number of optimizers", str(len(self.optimizers))),
+            *(pair for part in self.optimizers for pair in settings(part.optimizer)),
+            *enumerated(
+                "number of the optimizers' moments",
+                "moment {}",
+                [f"of {len(m.variables)} weights, decay {m.decay}" for m in self.moments],
+            ),
+            *enumerated(
+                "number of averaged variables",
+                "averaged variable {}",
+                [f"{tuple(v.shape)} {v.dtype}" for v in self.averaged],
+            ),
+        ]
 
 
 def block_variables(model, moment_correction, looks_ahead=True, compresses=False, optimizers=None):

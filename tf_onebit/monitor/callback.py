@@ -6,18 +6,18 @@ import os
 import keras
 
 from tf_onebit.callbacks import fit
-from tf_onebit.callbacks.learning_rate_factor import learning_rate_of
-from tf_onebit.callbacks.scalars import Scalars
-from tf_onebit.callbacks.step_times import StepTimes, blocks_of, built_of
-from tf_onebit.callbacks.timed_step import TimedStep
-from tf_onebit.callbacks.training_state import gradient_exchanges_of
 from tf_onebit.exchanges.state import summed
+from tf_onebit.monitor.step_times import StepTimes, blocks_of, built_of
+from tf_onebit.monitor.tensorboard import Scalars
+from tf_onebit.monitor.timed_step import TimedStep
 from tf_onebit.training.copies import first_copy
 from tf_onebit.training.model_optimizers import (
+    batch_size_dependents,
+    gradient_exchanges_of,
     inner_optimizer,
-    knowing_batch_size,
     optimizers_of,
 )
+from tf_onebit.training.scaled_learning_rate import learning_rate_of
 
 # Fewer say little of times, and to make figures of them takes as long as the rest of a reading.
 _BATCHES_OF_TIMES = 50
@@ -127,7 +127,7 @@ class Monitor(keras.callbacks.Callback):
         frame = fit.find_fit(self.model)
         self._data = None if frame is None else frame.f_locals.get("x")
         self._samples = None if frame is None else self._samples_of_update(frame)
-        self._knowing_batch_size = [owner for owner, _ in knowing_batch_size(self.model)]
+        self._batch_size_dependents = [owner for owner, _ in batch_size_dependents(self.model)]
         self._times = StepTimes(self._exchanges, self._timed_step.recorder, self.timeline)
         self._timed_step.begin(self.model, self._exchanges)
 
@@ -199,7 +199,7 @@ class Monitor(keras.callbacks.Callback):
             settings["step/predicted_seconds"] = self.predicted_step_seconds
         of_step = getattr(self._data, "global_batch_size", None)
         of_update = None if of_step is None else of_step * self._batches_of_update()
-        known = [owner.global_batch_size for owner in self._knowing_batch_size]
+        known = [owner.global_batch_size for owner in self._batch_size_dependents]
         known = [size for size in (of_update, *known, self._samples) if size is not None]
         if known:
             settings["step/global_batch_size"] = known[0]

@@ -1,4 +1,4 @@
-"""Figures over steps, for TensorBoard."""
+"""Scalars over steps, written for TensorBoard."""
 
 import time
 

@@ -1,8 +1,6 @@
-"""One worker's part of a block synchronization: its variables, and what becomes of them."""
+"""One worker's part of a block synchronization: what becomes of its variables."""
 
-import dataclasses
 import math
-import typing
 
 import numpy as np
 import tensorflow as tf
@@ -12,70 +10,6 @@ from tf_onebit.collectives.requests import AllGather, AllReduce, Broadcast, all_
 from tf_onebit.exchanges.finite import not_finite_flag, require_finite, with_overflow
 from tf_onebit.exchanges.stages import FLAG_BYTES
 from tf_onebit.training.copies import assign_all, copies_of
-
-
-@dataclasses.dataclass
-class BlockVariables:
-    """What a block changes of one worker.
-
-    Attributes:
-        weights: list of variables that are trained.
-        statistics: list of variables of the model that are averaged, as of BatchNormalization.
-        own: list of variables that workers begin with alike, and then keep to themselves.
-        optimizers: list of `BlockOptimizer`.
-    """
-
-    weights: list
-    statistics: list
-    own: list
-    optimizers: list
-
-    @property
-    def trained_by(self):
-        """List of the Keras optimizers."""
-        return [optimizer.optimizer for optimizer in self.optimizers]
-
-    @property
-    def moments(self):
-        """List of `tf_onebit.optimizers.Moment`, of all optimizers."""
-        return [moment for optimizer in self.optimizers for moment in optimizer.moments]
-
-    @property
-    def averaged(self):
-        """List of what is averaged as it is."""
-        return [*self.statistics, *(v for o in self.optimizers for v in o.averaged)]
-
-    @property
-    def trained(self):
-        """Weights, and the optimizers' state of them."""
-        moments = [variable for moment in self.moments for variable in moment.variables]
-        return [*self.weights, *moments]
-
-    @property
-    def kept(self):
-        """List of what workers keep to themselves."""
-        return [*self.own, *(v for o in self.optimizers for v in o.own)]
-
-    @property
-    def batches_per_step(self):
-        return max(optimizer.batches_per_step for optimizer in self.optimizers)
-
-
-class BlockFactors(typing.NamedTuple):
-    """What one synchronization multiplies with: float64 tensors.
-
-    Attributes:
-        weights: `[world_size]`, by worker: its weight in the mean.
-        momentum, rate: eta and zeta.
-        began: the eta of the look-ahead that the block began with.
-        moments: `[moments, 2]`: factor and floor of each, as from `moment_factors`.
-    """
-
-    weights: typing.Any
-    momentum: typing.Any
-    rate: typing.Any
-    began: typing.Any
-    moments: typing.Any
 
 
 class BlockReplica:
@@ -109,8 +43,8 @@ class BlockReplica:
         """List of the numbers of steps of this worker's optimizers since the block began."""
         return [optimizer.steps for optimizer in self.variables.optimizers]
 
-    def take_over(self, leader):
-        """Generator: begins with what worker `leader` has."""
+    def broadcast_from(self, leader):
+        """Generator: gives this worker what worker `leader` has, and begins anew."""
         variables = [*self.variables.trained, *self.variables.averaged, *self.variables.kept]
         values = yield Broadcast(_first_copies(variables), leader, f"{self._scope}/begin")
         for variable, value in zip(variables, values, strict=True):
@@ -145,8 +79,8 @@ class BlockReplica:
         for optimizer in self.variables.optimizers:
             optimizer.begin()
 
-    def agree(self, row):
-        """Generator: the rows of numbers of all workers: array `[world_size, len(row)]`."""
+    def gather_status(self, row):
+        """Generator: gathers rows of numbers from all workers: array `[world_size, len(row)]`."""
         rows = yield AllGather(tf.constant([row], tf.int64), f"{self._scope}/agree")
         return rows.numpy()
 
@@ -160,7 +94,7 @@ class BlockReplica:
         """
         weight = factors.weights[self.rank]
         parts = [
-            (self._weights, self._globals, self._deltas, factors.began),
+            (self._weights, self._globals, self._deltas, factors.look_ahead_eta),
             *(
                 (moment, begins, [None] * len(moment), 0.0)
                 for moment, begins in zip(self._moments, self._begins, strict=True)
@@ -218,7 +152,7 @@ class BlockReplica:
             self._deltas,
             factors.momentum,
             factors.rate,
-            factors.began,
+            factors.look_ahead_eta,
             nesterov=self._nesterov,
             relative=relative[0],
         )

@@ -1,4 +1,4 @@
-"""Where the state of an exchange lives."""
+"""Creation of the variables that hold the state of an exchange."""
 
 import contextlib
 

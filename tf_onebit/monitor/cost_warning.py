@@ -1,7 +1,7 @@
-"""Whether an exchange costs more than it saves."""
+"""The warning that an exchange costs more than it saves."""
 
-from tf_onebit.callbacks.exchange_times import seconds
-from tf_onebit.figures import readable
+from tf_onebit.formatting import format_number
+from tf_onebit.monitor.exchange_times import seconds
 
 # An exchange that sends nearly as much as in full precision does not compress, or not yet.
 _LEAST_DIFFERENCE = 0.01
@@ -46,9 +46,10 @@ class ExchangeCost:
             return None
         cost_ms, saved_ms = (1e3 * s / self._updates for s in (self._cost_seconds, saved_seconds))
         return (
-            f"The exchange of gradients costs more than it saves: {readable(cost_ms)} ms per step "
-            "for encoding, adding up and decoding, where the "
-            f"{readable(saved_bytes / self._updates / 1e6)} MB that it saves would take "
-            f"{readable(saved_ms)} ms, at the {readable(bytes_per_second / 1e6)} MB/s that were "
-            "measured. Use tf_onebit.FullPrecision(), or an exchange that compresses more."
+            f"The exchange of gradients costs more than it saves: {format_number(cost_ms)} ms per "
+            "step for encoding, adding up and decoding, where the "
+            f"{format_number(saved_bytes / self._updates / 1e6)} MB that it saves would take "
+            f"{format_number(saved_ms)} ms, at the {format_number(bytes_per_second / 1e6)} MB/s "
+            "that were measured. Use tf_onebit.FullPrecision(), or an exchange that compresses "
+            "more."
         )

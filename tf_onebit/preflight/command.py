@@ -1,4 +1,4 @@
-"""How the commands that measure end."""
+"""The course of a command that measures: its checks, what it says meanwhile, and its status."""
 
 import os
 import sys
@@ -6,7 +6,7 @@ import sys
 from tf_onebit.start_up_notes import without_start_up_notes
 
 
-def status_of(name, run, options, check=lambda options: None):
+def run_command(name, run, options, check=lambda options: None):
     """Runs a command, and tells in a line why it cannot be. Returns its exit status.
 
     Args:
@@ -42,7 +42,7 @@ def _is_no_advice(record):
     return "triggered tf.function retracing" not in record.getMessage()
 
 
-def tell(workers, stage):
-    """Says what is being measured, on the first worker."""
+def announce(workers, stage):
+    """Prints what is being measured, on the first worker."""
     if workers.rank == 0:
         print(f"Measuring {stage} ...", file=sys.stderr, flush=True)

@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 
-from tf_onebit.planner.work import (
+from tf_onebit.planner.costs import (
     FLOAT_BYTES,
     require_at_least_0,
     require_positive,

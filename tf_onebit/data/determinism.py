@@ -1,4 +1,4 @@
-"""Whether a `tf.data.Dataset` comes in the same order again."""
+"""Tells whether a `tf.data.Dataset` comes in the same order again."""
 
 import tensorflow as tf
 

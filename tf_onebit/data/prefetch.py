@@ -19,7 +19,7 @@ class Loaded(typing.NamedTuple):
     tensors: list
 
 
-class Ahead:
+class Prefetcher:
     """Reads while a step runs what the next ones will ask for.
 
     A thread that wakes up, and Python's lock that changes hands, cost as much as a small minibatch.

@@ -4,7 +4,7 @@ import json
 import pathlib
 import time
 
-from tf_onebit.callbacks.exchange_times import work_of
+from tf_onebit.monitor.exchange_times import work_of
 from tf_onebit.training.recorder import WAITS
 
 # More would not be looked at, and take long to load.

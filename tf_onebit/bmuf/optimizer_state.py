@@ -1,4 +1,4 @@
-"""One optimizer of a worker that trains in blocks."""
+"""State of one optimizer of a worker that trains in blocks."""
 
 import dataclasses
 

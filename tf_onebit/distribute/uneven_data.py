@@ -7,7 +7,7 @@ import tensorflow as tf
 from keras.src.trainers.epoch_iterator import EpochIterator
 from tensorflow.python.distribute import input_lib
 
-from tf_onebit.collectives.requests import AllGather, ask
+from tf_onebit.collectives.requests import AllGather, one_request
 from tf_onebit.training.frames import calling_method
 
 # TensorFlow makes the objects whose class is changed here; `__slots__`, because only objects of
@@ -57,7 +57,7 @@ def _calling_epoch_iterator():
 def _common_cardinality(cardinality, strategy):
     """The number of batches of all workers together."""
     mine = AllGather(tf.constant([cardinality], tf.int64), "tf_onebit/cardinality")
-    (cardinalities,) = strategy.extended.engine.meet([ask(mine)], "data")
+    (cardinalities,) = strategy.extended.engine.meet([one_request(mine)], "data")
     cardinalities = cardinalities.numpy().tolist()
     if min(cardinalities) < 0:  # infinite, or unknown
         alike = len(set(cardinalities)) == 1

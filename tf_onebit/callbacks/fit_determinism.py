@@ -1,9 +1,9 @@
-"""Whether data come in the same order again when a program is started again."""
+"""Tells whether the data of a `fit` come in the same order when a program is started again."""
 
 import tensorflow as tf
 from keras.src.trainers import data_adapters
 
-from tf_onebit.data import repeatable
+from tf_onebit.data import determinism
 
 _REPEATABLE = (
     data_adapters.ArrayDataAdapter,
@@ -25,7 +25,7 @@ def why_not_repeatable(epoch_iterator):
     if not isinstance(adapter, _REPEATABLE):
         return f"they come through a {type(adapter).__name__}"
     for dataset in _datasets(epoch_iterator._distributed_dataset):
-        reason = repeatable.why_not_repeatable(dataset)
+        reason = determinism.why_not_repeatable(dataset)
         if reason is not None:
             return reason
     return None

@@ -2,30 +2,31 @@
 
 import contextlib
 import json
-import math
-import numbers
 
 import keras
 import tensorflow as tf
 
-from tf_onebit.block_momentum import BlockFilter
-from tf_onebit.callbacks import fit, training_state
-from tf_onebit.callbacks.block_optimizers import (
+from tf_onebit.bmuf.arguments import (
+    check_arguments,
+    check_exchange,
+    momentum_of_time_constant,
+)
+from tf_onebit.bmuf.equations import BlockFilter
+from tf_onebit.bmuf.synchronization import BlockSynchronization, End
+from tf_onebit.bmuf.training_optimizers import (
     Bystanders,
     named,
     require_trains_apart,
     training_optimizers,
 )
-from tf_onebit.callbacks.block_variables import CORRECTIONS, block_variables
-from tf_onebit.collectives.requests import AllGather, ask
+from tf_onebit.bmuf.variables import block_variables
+from tf_onebit.callbacks import fit
+from tf_onebit.collectives.requests import AllGather, one_request
 from tf_onebit.configurable import serialize
 from tf_onebit.exchanges import FullPrecision
-from tf_onebit.exchanges.handshake import enumerated, handshake
-from tf_onebit.exchanges.schedule import delay_of, innermost
-from tf_onebit.training.blocks import BlockSynchronization, End
+from tf_onebit.exchanges.handshake import handshake
 from tf_onebit.training.gradients import resolve_exchange
-from tf_onebit.training.model_optimizers import optimizers_of
-from tf_onebit.training.optimizer import settings
+from tf_onebit.training.model_optimizers import gradient_exchanges_of, optimizers_of
 from tf_onebit.training.shown import SHOWING, show_as_is, show_in
 
 # Whoever trains on after an interruption means the global model, too.
@@ -124,28 +125,15 @@ class BlockMomentum(keras.callbacks.Callback):
         exchange=None,
     ):
         super().__init__()
-        _require_whole("sync_period", sync_period, 1, "Use sync_period=1 to synchronize every step")
-        _require_whole("warmup_steps", warmup_steps, 0, "Use warmup_steps=0 to leave it out")
-        if not isinstance(nesterov, bool):
-            raise ValueError(f"nesterov must be True or False. Received: nesterov={nesterov!r}.")
-        if block_momentum != "auto" and not _is_number(block_momentum, 0, below=1):
-            raise ValueError(
-                'block_momentum must be "auto" or a number of at least 0 and below 1. '
-                f"Received: block_momentum={block_momentum!r}. Common is 1 - 1 / (number of "
-                "workers)."
-            )
-        if not _is_number(block_learning_rate, 0) or block_learning_rate == 0:
-            raise ValueError(
-                "block_learning_rate must be a positive number. Received: block_learning_rate="
-                f"{block_learning_rate!r}. Common is 1."
-            )
-        if moment_correction not in CORRECTIONS:
-            raise ValueError(
-                f"moment_correction must be one of {', '.join(map(repr, CORRECTIONS))}. Received: "
-                f"moment_correction={moment_correction!r}."
-            )
-        if groups not in (None, "node"):
-            raise ValueError(f'groups must be None or "node". Received: groups={groups!r}.')
+        check_arguments(
+            sync_period,
+            block_momentum,
+            block_learning_rate,
+            nesterov,
+            warmup_steps,
+            moment_correction,
+            groups,
+        )
         self.sync_period = int(sync_period)
         self.block_momentum = block_momentum if block_momentum == "auto" else float(block_momentum)
         self.block_learning_rate = float(block_learning_rate)
@@ -154,16 +142,7 @@ class BlockMomentum(keras.callbacks.Callback):
         self.moment_correction = moment_correction
         self.groups = groups
         self.exchange = resolve_exchange(exchange)
-        if innermost(self.exchange).trains_apart:
-            raise ValueError(
-                "What a block changes is exchanged. Received: exchange=tf_onebit.Local(), which "
-                "exchanges nothing. It is for the optimizer or the strategy."
-            )
-        if delay_of(self.exchange):
-            raise ValueError(
-                "What a block changes is applied at its end. Received: exchange=Delayed(...). "
-                "Pass the exchange that it delays."
-            )
+        check_exchange(self.exchange)
         self._blocks = None
         self._is_training = False
 
@@ -185,14 +164,7 @@ class BlockMomentum(keras.callbacks.Callback):
             >>> round(BlockMomentum.from_time_constant(100, sync_period=16).block_momentum, 3)
             0.852
         """
-        _require_whole("sync_period", sync_period, 1, "Use sync_period=1 to synchronize every step")
-        is_positive = _is_number(time_constant, 0) and time_constant > 0
-        block_momentum = math.exp(-sync_period / time_constant) if is_positive else 1.0
-        if block_momentum == 1:
-            raise ValueError(
-                "time_constant must be a positive number of steps, and short enough for a block "
-                f"to count. Received: time_constant={time_constant!r}."
-            )
+        block_momentum = momentum_of_time_constant(time_constant, sync_period)
         return cls(sync_period, block_momentum, **arguments)
 
     def on_train_begin(self, logs=None):
@@ -228,7 +200,7 @@ class BlockMomentum(keras.callbacks.Callback):
         job.run([handshake("block momentum", self._description(variables)) for _ in job.ranks])
         is_known = self._blocks is not None and self._gradient_exchange.blocks is self._blocks
         if not is_known or self._blocks.trained_by != variables.trained_by:
-            for exchange in training_state.gradient_exchanges_of(self.model):
+            for exchange in gradient_exchanges_of(self.model):
                 exchange.blocks = None
             self._blocks = self._synchronization(variables)
             self._gradient_exchange.blocks = self._blocks
@@ -267,7 +239,7 @@ class BlockMomentum(keras.callbacks.Callback):
         if self.groups is not None:
             # One that leaves takes the job along, and others may still be telling their group.
             job = self._gradient_exchange.engine
-            job.run([ask(AllGather(tf.constant([0]), "tf_onebit_blocks/end"))])
+            job.run([one_request(AllGather(tf.constant([0]), "tf_onebit_blocks/end"))])
         self._unwrap()
 
     def _unwrap(self):
@@ -336,23 +308,7 @@ class BlockMomentum(keras.callbacks.Callback):
         }
         return [
             *((f"{name} of BlockMomentum", json.dumps(value)) for name, value in own.items()),
-            *enumerated(
-                "number of trained weights",
-                "weight {}",
-                [f"{tuple(v.shape)} {v.dtype}" for v in variables.weights],
-            ),
-            ("number of optimizers", str(len(variables.optimizers))),
-            *(pair for part in variables.optimizers for pair in settings(part.optimizer)),
-            *enumerated(
-                "number of the optimizers' moments",
-                "moment {}",
-                [f"of {len(m.variables)} weights, decay {m.decay}" for m in variables.moments],
-            ),
-            *enumerated(
-                "number of averaged variables",
-                "averaged variable {}",
-                [f"{tuple(v.shape)} {v.dtype}" for v in variables.averaged],
-            ),
+            *variables.description(),
         ]
 
     def _group_by_node(self):
@@ -387,17 +343,4 @@ class BlockMomentum(keras.callbacks.Callback):
             corrects_moments=self.moment_correction == "bmuf_adam",
             warmup_steps=self.warmup_steps,
             within=within,
-        )
-
-
-def _is_number(value, least, below=math.inf):
-    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    return is_number and least <= value < below
-
-
-def _require_whole(name, value, least, remedy):
-    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < least:
-        raise ValueError(
-            f"{name} must be a whole number of steps, at least {least}. Received: "
-            f"{name}={value!r}. {remedy}."
         )

@@ -1,11 +1,11 @@
-"""What steps and exchanges of a `fit` take."""
+"""Times of the steps and exchanges of a `fit`."""
 
 import time
 import warnings
 
-from tf_onebit.callbacks.exchange_cost import ExchangeCost
-from tf_onebit.callbacks.exchange_times import ExchangeTimes, seconds
-from tf_onebit.callbacks.timeline import Timeline
+from tf_onebit.monitor.cost_warning import ExchangeCost
+from tf_onebit.monitor.exchange_times import ExchangeTimes, seconds
+from tf_onebit.monitor.timeline import Timeline
 
 
 def built_of(exchanges):

@@ -1,15 +1,15 @@
-"""Who trains on which part of a minibatch."""
+"""The parts of a minibatch: which worker trains on which."""
 
 import dataclasses
 
 import tensorflow as tf
 
-from tf_onebit.collectives.found import workers_of_horovod
+from tf_onebit.collectives.horovod_size import horovod_size_or_1
 
 
 @dataclasses.dataclass(frozen=True)
-class Placement:
-    """The workers of a job, as the data know them.
+class Partition:
+    """A job's workers, and how they divide a minibatch among them.
 
     Attributes:
         rank: of this process.
@@ -43,8 +43,8 @@ class Placement:
         return list(zip(cuts[:-1], cuts[1:], strict=True))
 
 
-def placement_in_fit(model, strategy, steps_per_execution, rank, world_size):
-    """The placement of a process in `model.fit`.
+def partition_in_fit(model, strategy, steps_per_execution, rank, world_size):
+    """Finds how the processes of a `model.fit` divide its minibatches.
 
     Args:
         model: Keras model.
@@ -53,7 +53,7 @@ def placement_in_fit(model, strategy, steps_per_execution, rank, world_size):
         rank, world_size: what the user says of the processes, or None.
 
     Returns:
-        `Placement`, and the `Engine` that connects the processes, or None.
+        `Partition`, and the `Engine` that connects the processes, or None.
 
     Raises:
         ValueError: if the user says otherwise than strategy or optimizer do.
@@ -69,10 +69,10 @@ def placement_in_fit(model, strategy, steps_per_execution, rank, world_size):
             f"world_size={world_size}, where this is worker {found[0]} of {found[1]}. Leave them "
             "out, and they are taken from the model's strategy or optimizer."
         )
-    if not found and not given and workers_of_horovod() > 1:
+    if not found and not given and horovod_size_or_1() > 1:
         raise ValueError(
             "Every worker must train on a part of each minibatch of its own. Received: "
-            f"{workers_of_horovod()} workers of Horovod, and a model whose optimizer does not know "
+            f"{horovod_size_or_1()} workers of Horovod, and a model whose optimizer does not know "
             "of them. Give rank=hvd.rank(), world_size=hvd.size()."
         )
     rank, world_size = found or given or (0, 1)
@@ -87,7 +87,7 @@ def placement_in_fit(model, strategy, steps_per_execution, rank, world_size):
             "tf_onebit.distribute.MultiWorkerMirroredStrategy."
         )
     several = strategy if replicas > 1 else None
-    return Placement(rank, world_size, replicas, several, steps_per_execution), engine
+    return Partition(rank, world_size, replicas, several, steps_per_execution), engine
 
 
 def _engine_of_optimizer(model):

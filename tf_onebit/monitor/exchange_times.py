@@ -1,4 +1,4 @@
-"""What the recorded times of exchanges say: how long they take, and how much of it is hidden."""
+"""Times of exchanges: how long they take, and how much of that is hidden."""
 
 import dataclasses
 

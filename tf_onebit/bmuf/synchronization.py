@@ -10,17 +10,17 @@ import time
 import numpy as np
 import tensorflow as tf
 
-from tf_onebit.block_momentum import Block, BlockFilter, moment_factors
-from tf_onebit.collectives.requests import AllReduce, ask
+from tf_onebit.bmuf.equations import Block, BlockFilter
+from tf_onebit.bmuf.factors import block_factors
+from tf_onebit.bmuf.replica import BlockReplica, mean_of_copies
+from tf_onebit.collectives.requests import AllReduce, one_request
 from tf_onebit.exchanges import FullPrecision
 from tf_onebit.exchanges.state import part_of, summed
-from tf_onebit.training.block_replica import BlockFactors, BlockReplica, mean_of_copies
 from tf_onebit.training.copies import assign_all
 from tf_onebit.training.gradients import GradientExchange, spec_of
 
 # The worker whose steps alone count while the model is warmed up.
 _LEADER = 0
-_NO_FLOOR = -1.0
 # What exchanges say of gradients; here it is what a block has changed.
 _NOT_FINITE = r"(All ranks|Rank \d+) met .* gradient of \W*([^'\\]+)"
 
@@ -92,7 +92,7 @@ class BlockSynchronization:
         unit = 1.0 / engine.world_size  # what workers send are their parts of the mean
         self._exchanges = [t and GradientExchange(t, engine, False, unit=unit) for t in templates]
         self._synchronize = tf.function(self._synchronize_all, autograph=False)
-        self.equivalent_steps, self._began = [0.0] * len(self._optimizers), 0.0
+        self.equivalent_steps, self._look_ahead_eta = [0.0] * len(self._optimizers), 0.0
         self._restarts = 0
         self._has_model = self._begun = self._shown = self._ended = False
         self._blocks = self._steps = 0  # that have been synchronized
@@ -122,9 +122,11 @@ class BlockSynchronization:
         if not self._begun:
             self._begun = True
             is_new = not self._has_model or any(r.is_changed for r in self._replicas)
-            rows, *_ = self.engine.run(replica.agree([is_new]) for replica in self._replicas)
+            rows, *_ = self.engine.run(
+                replica.gather_status([is_new]) for replica in self._replicas
+            )
             if rows.any():
-                self.engine.run(replica.take_over(_LEADER) for replica in self._replicas)
+                self.engine.run(replica.broadcast_from(_LEADER) for replica in self._replicas)
                 self._restart()
                 self._restarts = 0
         if self._shown and any(replica.is_changed for replica in self._replicas):
@@ -141,7 +143,7 @@ class BlockSynchronization:
                 replica.hide()
 
     def _restart(self):
-        self.equivalent_steps, self._began = [0.0] * len(self._optimizers), 0.0
+        self.equivalent_steps, self._look_ahead_eta = [0.0] * len(self._optimizers), 0.0
         self._has_model, self._shown = True, False
 
     def synchronize(self, end=End.BLOCK):
@@ -158,7 +160,8 @@ class BlockSynchronization:
         if not waits:
             self.train()
         rows, *_ = self.engine.run(
-            replica.agree([*replica.steps, end, self._restarts]) for replica in self._replicas
+            replica.gather_status([*replica.steps, end, self._restarts])
+            for replica in self._replicas
         )
         *by_optimizer, ends, restarts = rows.T.tolist()
         # A worker counts by the optimizer that has made the most steps.
@@ -197,20 +200,12 @@ class BlockSynchronization:
                 steps_ahead, self._optimizers, of_optimizers, strict=True
             )
         ]
-        factors = BlockFactors(
-            weights=block.weights,
-            momentum=block_filter.block_momentum,
-            rate=block_filter.block_learning_rate,
-            began=self._began,
-            moments=[
-                self._factors_of(moment, its_block, ahead)
-                for optimizer, its_block, ahead in zip(
-                    self._optimizers, of_optimizers, steps_ahead, strict=True
-                )
-                for moment in optimizer.moments
-            ],
+        factors = block_factors(
+            block,
+            block_filter,
+            self._look_ahead_eta,
+            list(zip(self._optimizers, of_optimizers, steps_ahead, strict=True)),
         )
-        factors = BlockFactors(*(tf.constant(factor, tf.float64) for factor in factors))
         self._average_within_group()
         try:
             self._synchronize(factors)
@@ -231,7 +226,7 @@ class BlockSynchronization:
             ) from error
         self._blocks, self._steps = self._blocks + 1, self._steps + block.mean_steps
         self.equivalent_steps = list(equivalent_steps)
-        self._began = block_filter.block_momentum if block_filter.nesterov else 0.0
+        self._look_ahead_eta = block_filter.block_momentum if block_filter.nesterov else 0.0
         for replica in self._replicas:
             replica.move_on(of_optimizers, steps_ahead, block_filter.block_momentum)
         if warms_up:
@@ -241,22 +236,13 @@ class BlockSynchronization:
                 replica.forget_momentum()
             if self._warmup_left <= 0:
                 # All that the leader has learned, and nothing of what others have made meanwhile.
-                self.engine.run(replica.take_over(block.leader) for replica in self._replicas)
+                self.engine.run(replica.broadcast_from(block.leader) for replica in self._replicas)
 
     def _moves_moments(self, optimizer, block):
         """Tells whether an optimizer's moments follow the model to where it looks ahead."""
         # Those of a worker alone are too noisy for it: the correction multiplies their noise.
         # And without a step nothing is known of where they go.
         return self._corrects_moments and not optimizer.keeps_moments and block.mean_steps > 0
-
-    def _factors_of(self, moment, block, steps_ahead):
-        """The factor of a `Moment`, and its floor: see `moment_factors`."""
-        if moment.decay is None:
-            return 0.0, _NO_FLOOR
-        factor, floor = moment_factors(block, steps_ahead, moment.decay)
-        # Rounding alone could make them negative. Where nothing looks ahead it is the average to
-        # the bit.
-        return factor, floor if moment.of_squares and steps_ahead else _NO_FLOOR
 
     def _average_within_group(self):
         """Averages statistics in this group, of which only one worker meets the others."""
@@ -270,7 +256,7 @@ class BlockSynchronization:
                 f"{self._scope}/within",
                 1 / self._within.world_size,
             )
-            (averages,) = self._within.run([ask(request)])
+            (averages,) = self._within.run([one_request(request)])
             for variable, average in zip(averaged, averages, strict=True):
                 assign_all(variable, average)
 
@@ -345,7 +331,7 @@ class BlockSynchronization:
 
         To be asked for in a `view`: the global model is the model's own state.
         """
-        own = [*self.equivalent_steps, self._began, self._warmup_left, self.batches]
+        own = [*self.equivalent_steps, self._look_ahead_eta, self._warmup_left, self.batches]
         own = {"filter": np.array(own, np.float64)}
         states = [replica.state() | own for replica in self._replicas]
         for i, exchange in enumerate(self._exchanges):
@@ -372,7 +358,7 @@ class BlockSynchronization:
         for replica, state in zip(self._replicas, mine, strict=True):
             replica.load_state(state, [state] if as_many else states)
         of_filter = mine[0]["filter"].tolist()
-        *self.equivalent_steps, self._began, self._warmup_left, batches = of_filter
+        *self.equivalent_steps, self._look_ahead_eta, self._warmup_left, batches = of_filter
         self.batches = int(batches)
         self._has_model = self._shown = True
         by_rank = states
