@@ -9,6 +9,7 @@ from tests.unit.programs import ROOT
 PATHS = [
     ROOT / "README.md",
     ROOT / "benchmarks" / "README.md",
+    ROOT / "reproduction" / "README.md",
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "examples").glob("*/README.md")),
 ]
