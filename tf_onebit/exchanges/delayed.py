@@ -25,7 +25,7 @@ class Delayed(Recipe):
     A step at first, or after a flush, has nothing to apply, and changes neither weights nor the
     optimizer. `fit` flushes, which applies what is under way, at the end of each epoch and before
     the model is evaluated, used for prediction or saved; other programs call
-    `tf_onebit.training.model_optimizers.flush`.
+    `tf_onebit.flush`.
 
     With one worker there is nothing to wait for, and optimizers delay nothing.
 

@@ -3,11 +3,9 @@
 import dataclasses
 import functools
 
-import tensorflow as tf
-
 from tf_onebit.exchanges import FullPrecision, OneBit, Threshold
 from tf_onebit.measurement import measure_block, measure_exchange, with_world_size
-from tf_onebit.planner import Method, narrowed, with_more_workers
+from tf_onebit.planner import Method, with_more_workers
 from tf_onebit.preflight.block_ends import BlockEnd
 from tf_onebit.preflight.command import announce
 from tf_onebit.preflight.computation import ModelInStep
@@ -16,8 +14,6 @@ from tf_onebit.preflight.doubts import doubts_about
 FULL_PRECISION = "full precision"
 _MOST_SECONDS_OF_OTHERS = 1.0
 _RUNS_OF_OTHERS = 1
-# What others send in the place of values, in bytes.
-_NARROW = {"float16, by its bytes": 2, "8 bit, by its bytes": 1}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,8 +30,6 @@ class Measurements:
         alone_seconds: computation of a step while only the first worker computes.
         methods: dictionary: list of `planner.Method` by number of workers, from the one that
             changes training least.
-        estimates: the same, of what other packages or Horovod's own compression do, by the bytes
-            they send.
         links: dictionary: `planner.Link` by kind of collective, between `measured_workers`.
         measured_workers: number of workers that exchanged messages; 1 if links are assumed, which
             are then the same for any number.
@@ -48,7 +42,6 @@ class Measurements:
     computations: dict
     alone_seconds: float
     methods: dict
-    estimates: dict
     links: dict
     measured_workers: int
     doubts: list = ()
@@ -101,11 +94,10 @@ def measure(model, workers, links, world_sizes, options):
     finally:
         step.restore()
     sizes = [spec.size for spec in specs]
-    widest = max(tf.as_dtype(spec.dtype).size for spec in specs)
     workers.wait_for_all()
     block_seconds = measure_block(sum(sizes))
     in_full_precision = _InFullPrecision()
-    methods, estimates = {}, {}
+    methods = {}
     for world_size in world_sizes:
         announce(workers, f"what is exchanged between {world_size} workers")
         # Coding depends little on the number of workers: that of the job is measured well.
@@ -118,11 +110,6 @@ def measure(model, workers, links, world_sizes, options):
             *exchanges.methods(),
             *exchanges.blocks(ends, block_seconds, options.sync_period),
         ]
-        estimates[world_size] = [
-            narrowed(name, methods[world_size][0], value_bytes, widest)
-            for name, value_bytes in _NARROW.items()
-            if value_bytes < widest
-        ]
     return Measurements(
         size,
         sizes,
@@ -130,7 +117,6 @@ def measure(model, workers, links, world_sizes, options):
         computations,
         alone_seconds,
         methods,
-        estimates,
         links,
         measured_workers,
         doubts_about(computations, step.scatter),

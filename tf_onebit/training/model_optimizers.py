@@ -60,9 +60,10 @@ def flush(model_or_optimizer):
         ValueError: for an optimizer that exchanges no gradients.
 
     Example:
+        >>> import tf_onebit
         >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
         >>> model.compile("sgd", loss="mse")
-        >>> flush(model)
+        >>> tf_onebit.flush(model)
     """
     for optimizer in _distributed(model_or_optimizer):
         optimizer.flush()
@@ -78,9 +79,10 @@ def without_delay(model_or_optimizer):
         model_or_optimizer: as for `flush`.
 
     Example:
+        >>> import tf_onebit
         >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
         >>> model.compile("sgd", loss="mse")
-        >>> with without_delay(model):
+        >>> with tf_onebit.without_delay(model):
         ...     history = model.fit(keras.ops.ones([8, 8]), keras.ops.ones([8, 1]), verbose=0)
     """
     flush(model_or_optimizer)

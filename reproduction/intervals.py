@@ -1,4 +1,4 @@
-"""What benchmarks of accuracy conclude from a few paired runs."""
+"""Confidence intervals of a few paired runs, and what they say of a claim."""
 
 import math
 

@@ -1,17 +1,21 @@
 """Accuracy after the same samples, with and without compression, on the speech task.
 
-    .venv/bin/python benchmarks/convergence.py                 # 1-bit gradients
-    .venv/bin/python benchmarks/convergence.py threshold       # threshold-sparse updates
-    .venv/bin/python benchmarks/convergence.py asynchronous    # the same, a slow worker among them
-    .venv/bin/python benchmarks/convergence.py bmuf            # training in blocks, BMUF-Adam
-    .venv/bin/python benchmarks/convergence.py tables          # recipes of Seide et al. (2014)
-    .venv/bin/python benchmarks/convergence.py threshold --help
+    .venv/bin/python reproduction/convergence.py               # 1-bit gradients
+    .venv/bin/python reproduction/convergence.py threshold     # threshold-sparse updates
+    .venv/bin/python reproduction/convergence.py asynchronous  # the same, a slow worker among them
+    .venv/bin/python reproduction/convergence.py bmuf          # training in blocks, BMUF-Adam
+    .venv/bin/python reproduction/convergence.py tables        # recipes of Seide et al. (2014)
+    .venv/bin/python reproduction/convergence.py threshold --help
 
 The runs of a seed share data, initial weights and order of frames, so that their differences are
 paired; intervals are Student's, at 95 % confidence, over the seeds.
 """
 
+import pathlib
 import sys
+
+# Figures are printed and written as those of benchmarks are: by their `report.py`.
+sys.path.append(str(pathlib.Path(__file__).parents[1] / "benchmarks"))
 
 METHODS = ("onebit", "threshold", "asynchronous", "bmuf", "tables")
 

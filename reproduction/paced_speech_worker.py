@@ -10,7 +10,7 @@ import sys
 import time
 
 import keras
-from asynchronous_accuracy import SLOWDOWN
+from speech_jobs import SLOWDOWN
 
 import tf_onebit.horovod as hvd
 

@@ -11,11 +11,17 @@ import pathlib
 import numpy as np
 from intervals import CONFIDENCE, interval
 from report import machine_facts, print_machine_facts, print_table, verdict, write_json
-from speech_jobs import ACCURACY_HEADER, Row, accuracies, accuracy_cells, train_in_turns
+from speech_jobs import (
+    ACCURACY_HEADER,
+    SLOWDOWN,
+    Row,
+    accuracies,
+    accuracy_cells,
+    train_in_turns,
+)
 
 SYNCHRONOUS = Row("synchronous", ("--warm-start", "0"))
 PACED_WORKER = pathlib.Path(__file__).with_name("paced_speech_worker.py")
-SLOWDOWN = 4  # of the last worker
 TOLERANCE_POINTS = 0.5
 
 

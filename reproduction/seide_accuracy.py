@@ -18,7 +18,7 @@ from speech_jobs import Row, train
 
 
 def parse(arguments):
-    """Returns the benchmark's own options, and what is left for `train.py`."""
+    """Returns the options of this program, and what is left for `train.py`."""
     parser = argparse.ArgumentParser("convergence.py tables", description=__doc__)
     add = parser.add_argument
     add("--tables", nargs="+", choices=seide_tables.TABLES, default=list(seide_tables.TABLES))
