@@ -6,9 +6,9 @@ import time
 import numpy as np
 import pytest
 
-from tf_onebit.callbacks.exchange_cost import ExchangeCost
-from tf_onebit.callbacks.exchange_times import ExchangeTimes, pieces, seconds
-from tf_onebit.callbacks.timeline import MOST_STEPS, Timeline
+from tf_onebit.monitor.cost_warning import ExchangeCost
+from tf_onebit.monitor.exchange_times import ExchangeTimes, pieces, seconds
+from tf_onebit.monitor.timeline import MOST_STEPS, Timeline
 from tf_onebit.training.recorder import WAITS, Span
 
 MS = 1_000_000  # nanoseconds

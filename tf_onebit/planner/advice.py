@@ -3,9 +3,9 @@
 import dataclasses
 import math
 
-from tf_onebit.figures import readable
+from tf_onebit.formatting import format_number
+from tf_onebit.planner.costs import require_workers
 from tf_onebit.planner.prediction import interpolated, predict, regrouped
-from tf_onebit.planner.work import require_workers
 
 # A method that changes training less is taken, if it is slower by no more than this.
 _TOLERANCE = 0.10
@@ -124,7 +124,7 @@ _PARTS = {
 
 
 def _milliseconds(seconds):
-    return f"{readable(1e3 * seconds)} ms"
+    return f"{format_number(1e3 * seconds)} ms"
 
 
 def _about_full_precision(full, sending_less_pays):

@@ -3,8 +3,7 @@
 import dataclasses
 import math
 
-from tf_onebit.planner.simulation import simulate
-from tf_onebit.planner.work import (
+from tf_onebit.planner.costs import (
     FLOAT_BYTES,
     Bucket,
     Computation,
@@ -15,6 +14,7 @@ from tf_onebit.planner.work import (
     require_workers,
     within_nodes,
 )
+from tf_onebit.planner.simulation import simulate
 
 _STEPS = 4
 # Late gradients make long steps and short ones by turns.

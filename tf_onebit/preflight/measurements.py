@@ -3,21 +3,17 @@
 import dataclasses
 import functools
 
-import tensorflow as tf
-
 from tf_onebit.exchanges import FullPrecision, OneBit, Threshold
 from tf_onebit.measurement import measure_block, measure_exchange, with_world_size
-from tf_onebit.planner import Method, narrowed, with_more_workers
+from tf_onebit.planner import Method, with_more_workers
 from tf_onebit.preflight.block_ends import BlockEnd
+from tf_onebit.preflight.command import announce
 from tf_onebit.preflight.computation import ModelInStep
 from tf_onebit.preflight.doubts import doubts_about
-from tf_onebit.preflight.status import tell
 
 FULL_PRECISION = "full precision"
 _MOST_SECONDS_OF_OTHERS = 1.0
 _RUNS_OF_OTHERS = 1
-# What others send in the place of values, in bytes.
-_NARROW = {"float16, by its bytes": 2, "8 bit, by its bytes": 1}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,8 +30,6 @@ class Measurements:
         alone_seconds: computation of a step while only the first worker computes.
         methods: dictionary: list of `planner.Method` by number of workers, from the one that
             changes training least.
-        estimates: the same, of what other packages or Horovod's own compression do, by the bytes
-            they send.
         links: dictionary: `planner.Link` by kind of collective, between `measured_workers`.
         measured_workers: number of workers that exchanged messages; 1 if links are assumed, which
             are then the same for any number.
@@ -48,7 +42,6 @@ class Measurements:
     computations: dict
     alone_seconds: float
     methods: dict
-    estimates: dict
     links: dict
     measured_workers: int
     doubts: list = ()
@@ -80,7 +73,7 @@ def measure(model, workers, links, world_sizes, options):
     """
     measured_workers = 1 if links else workers.world_size
     if not links:
-        tell(workers, f"links between {measured_workers} workers")
+        announce(workers, f"links between {measured_workers} workers")
         links = workers.measure()
     step = ModelInStep(model, options.unknown_size)
     try:
@@ -101,13 +94,12 @@ def measure(model, workers, links, world_sizes, options):
     finally:
         step.restore()
     sizes = [spec.size for spec in specs]
-    widest = max(tf.as_dtype(spec.dtype).size for spec in specs)
     workers.wait_for_all()
     block_seconds = measure_block(sum(sizes))
     in_full_precision = _InFullPrecision()
-    methods, estimates = {}, {}
+    methods = {}
     for world_size in world_sizes:
-        tell(workers, f"the exchange between {world_size} workers")
+        announce(workers, f"the exchange between {world_size} workers")
         # Coding depends little on the number of workers: that of the job is measured well.
         well = world_size in (workers.world_size, world_sizes[0])
         runs = {} if well else {"runs": _RUNS_OF_OTHERS}
@@ -118,11 +110,6 @@ def measure(model, workers, links, world_sizes, options):
             *exchanges.methods(),
             *exchanges.blocks(ends, block_seconds, options.sync_period),
         ]
-        estimates[world_size] = [
-            narrowed(name, methods[world_size][0], value_bytes, widest)
-            for name, value_bytes in _NARROW.items()
-            if value_bytes < widest
-        ]
     return Measurements(
         size,
         sizes,
@@ -130,7 +117,6 @@ def measure(model, workers, links, world_sizes, options):
         computations,
         alone_seconds,
         methods,
-        estimates,
         links,
         measured_workers,
         doubts_about(computations, step.scatter),
@@ -143,7 +129,7 @@ def _computations(step, size, batch_sizes, workers):
     for other in sorted(batch_sizes):
         # What is predicted depends on one; the others say how it changes with it.
         seconds = {} if other == size else {"most_seconds": _MOST_SECONDS_OF_OTHERS}
-        tell(workers, f"a step of {other} samples")
+        announce(workers, f"a step of {other} samples")
         computation = step.measure(other, workers, **seconds)
         if computation is None:
             break

@@ -5,8 +5,8 @@ import dataclasses
 import math
 import re
 
+from tf_onebit.preflight.command import run_command
 from tf_onebit.preflight.source import require_source
-from tf_onebit.preflight.status import status_of
 
 DESCRIPTION = """\
 Measures the time of a model's step on this machine, and the time of encoding and decoding. If
@@ -118,7 +118,7 @@ class Plan:
 
 def run(options):
     """Runs the command. Returns its exit status."""
-    return status_of("plan", _run, options, check=lambda options: require_source(options.model))
+    return run_command("plan", _run, options, check=lambda options: require_source(options.model))
 
 
 def _run(options):
@@ -179,22 +179,15 @@ def make_plan(model, workers, links, options):
     world_sizes = sorted(set(options.workers or [least, 2 * least, 4 * least]))
     measured = measure(model, workers, links, world_sizes, options)
     size = measured.per_replica_batch_size
-    computations, methods, estimates = (
-        measured.computations,
-        measured.methods,
-        measured.estimates,
-    )
+    computations, methods = measured.computations, measured.methods
     if checks_gradients_first(model.optimizer):  # and what is late begins after the check, too
         computations = {n: c.without_overlap() for n, c in computations.items()}
-        methods, estimates = (
-            {n: [checked_first(m, n) for m in those[n]] for n in those}
-            for those in (methods, estimates)
-        )
+        methods = {n: [checked_first(m, n) for m in methods[n]] for n in methods}
     computation, alone = interpolated(computations, size), measured.alone_seconds
     predictions = [
         predict(method, computation, measured.links_of(world_size), world_size, alone)
         for world_size in world_sizes
-        for method in methods[world_size] + estimates[world_size]
+        for method in methods[world_size]
     ]
     advice = {
         world_size: advise(

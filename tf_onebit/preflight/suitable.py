@@ -4,8 +4,9 @@ import dataclasses
 
 import keras
 
-from tf_onebit.callbacks.block_variables import corrects_moments_of
-from tf_onebit.exchanges.base import FLOAT_BYTES, all_reduce_bytes
+from tf_onebit.bmuf.variables import corrects_moments_of
+from tf_onebit.collectives.requests import all_reduce_bytes
+from tf_onebit.exchanges.base import FLOAT_BYTES
 from tf_onebit.planner import Bucket, Collective
 from tf_onebit.training.model_optimizers import inner_optimizer
 
