@@ -46,6 +46,7 @@ MAY_IMPORT = {
         "planner",
     ],
     "tf_onebit.preflight": [
+        "configurable",
         "bmuf.variables",
         "collectives.horovod",
         "collectives.requests",
@@ -101,7 +102,14 @@ MAY_IMPORT = {
         "validation",
     ],
     "tf_onebit.bmuf.equations": [],
-    "tf_onebit.monitor": ["callbacks.fit", "exchanges", "formatting", "monitor", "training"],
+    "tf_onebit.monitor": [
+        "planner",
+        "callbacks.fit",
+        "exchanges",
+        "formatting",
+        "monitor",
+        "training",
+    ],
     "tf_onebit.callbacks": [
         "bmuf",
         "callbacks",
@@ -118,6 +126,7 @@ MAY_IMPORT = {
         "_version",
     ],
     "tf_onebit.training": [
+        "planner",
         "collectives.variable_creation",
         "collectives.requests",
         "configurable",

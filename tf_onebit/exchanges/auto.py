@@ -11,7 +11,7 @@ class Auto(Recipe):
     """Decides, before the first step, which gradients are compressed: `exchange="auto"`.
 
     Then workers measure, for some seconds, what collectives take between them and what encoding and
-    decoding take on them. A gradient is compressed if that makes its exchange faster by a quarter
+    decoding take on them. A gradient is compressed if that makes its exchange faster by a tenth
     at least, by its type, its shape and the bytes that follow from these, without overlap; unless
     that of all dense ones, with the latency of each bucket, is made faster by less than that.
     Others travel in full precision, as with the `exclude` of `compressed`. The decision is logged

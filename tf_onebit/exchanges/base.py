@@ -59,6 +59,8 @@ class Exchange(Configurable, tf.Module):
             sent beside them, which costs a small all-gather per bucket.
         can_be_delayed: whether a later step can deliver its messages.
         trains_apart: whether workers keep their own gradients.
+        suits_moments: whether it goes with optimizers that average gradients (momentum, Adam).
+        advised_warm_up: number of steps in full precision that a plan advises before it.
         built: whether `build` has been called. It sets `specs`, `rank`, `world_size`, `scope` and
             `unit`, its arguments.
 
@@ -72,6 +74,8 @@ class Exchange(Configurable, tf.Module):
     carries_flags = False
     can_be_delayed = True
     trains_apart = False
+    suits_moments = True
+    advised_warm_up = 0
     built = False
 
     def __init__(self, bucket_bytes=32 * 2**20, exclude=()):

@@ -60,6 +60,8 @@ class OneBit(Exchange):
     """
 
     carries_flags = True
+    # Gradients of a model that is not yet trained are uneven.
+    advised_warm_up = 1000
 
     def __init__(
         self,

@@ -67,6 +67,8 @@ class Threshold(Exchange):
     """
 
     carries_flags = True
+    # What has been held back for long, and then comes at once, is more than averages are made for.
+    suits_moments = False
     # Number of values that one message is about.
     part_size = words.MAX_PART_SIZE
 

@@ -1,7 +1,8 @@
-"""The warning that an exchange costs more than it saves."""
+"""The warning that compression does not pay."""
 
 from tf_onebit.formatting import format_number
 from tf_onebit.monitor.exchange_times import seconds
+from tf_onebit.planner import pays
 
 # An exchange that sends nearly as much as in full precision does not compress, or not yet.
 _LEAST_DIFFERENCE = 0.01
@@ -42,13 +43,14 @@ class ExchangeCost:
         bytes_per_second = self._bytes / self._carried_seconds
         saved_bytes = max(0, self._saved_bytes)
         saved_seconds = saved_bytes / bytes_per_second
-        if self._cost_seconds <= saved_seconds:
+        carried_seconds = self._carried_seconds
+        if pays(carried_seconds + saved_seconds, carried_seconds + self._cost_seconds):
             return None
         cost_ms, saved_ms = (1e3 * s / self._updates for s in (self._cost_seconds, saved_seconds))
+        megabytes = format_number(saved_bytes / self._updates / 1e6)
         return (
-            f"The exchange of gradients costs more than it saves: {format_number(cost_ms)} ms per "
-            "step for encoding, adding up and decoding, where the "
-            f"{format_number(saved_bytes / self._updates / 1e6)} MB that it saves would take "
+            f"Compression does not pay: per step it takes {format_number(cost_ms)} ms to encode, "
+            f"add up and decode. The {megabytes} MB that it saves would take "
             f"{format_number(saved_ms)} ms, at the {format_number(bytes_per_second / 1e6)} MB/s "
             "that were measured. Use tf_onebit.FullPrecision(), or an exchange that compresses "
             "more."

@@ -2,6 +2,7 @@
 
 from tf_onebit.planner.advice import Advice, advise
 from tf_onebit.planner.costs import Bucket, Collective, Computation, Link, Worker, within_nodes
+from tf_onebit.planner.gain import pays
 from tf_onebit.planner.paper_models import (
     CompressedDataParallelism,
     DataParallelism,
@@ -35,6 +36,7 @@ __all__ = [
     "advise",
     "interpolated",
     "narrowed",
+    "pays",
     "predict",
     "regrouped",
     "simulate",

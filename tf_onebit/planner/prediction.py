@@ -31,6 +31,7 @@ class Method:
         delay: by how many steps gradients come back later (`Delayed`).
         sync_period: number of steps in a block; None if gradients are exchanged in every step.
         bucket_bytes: the exchange's, where it can be chosen.
+        template: the exchange that it stands for, in a form that a plan does not look into.
 
     Raises:
         ValueError: for a delay, a period or buckets that are no whole numbers, or too small.
@@ -41,6 +42,7 @@ class Method:
     delay: int = 0
     sync_period: int | None = None
     bucket_bytes: int | None = None
+    template: object = None
 
     def __post_init__(self):
         require_whole("delay", self.delay, 0)

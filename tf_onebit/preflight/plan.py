@@ -201,6 +201,10 @@ def make_plan(model, workers, links, options):
         )
         for world_size in world_sizes
     }
+    chosen = {
+        n: next(method for method in methods[n] if method.name == one.method)
+        for n, one in advice.items()
+    }
     return Plan(
         size,
         measured.sizes,
@@ -209,8 +213,8 @@ def make_plan(model, workers, links, options):
         measured.links,
         measured.measured_workers,
         predictions,
-        {workers: with_notes(one, model) for workers, one in advice.items()},
-        {n: lines_for(advice[n], options.sync_period, options.target_density) for n in advice},
+        {n: with_notes(one, chosen[n], model) for n, one in advice.items()},
+        {n: lines_for(chosen[n], one.bucket_bytes) for n, one in advice.items()},
         measured.doubts,
     )
 

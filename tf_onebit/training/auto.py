@@ -1,20 +1,18 @@
 """What `Auto` becomes, for the gradients of a model and the workers of a job."""
 
 import dataclasses
-import inspect
 import json
 import logging
 
 import numpy as np
 
-from tf_onebit.configurable import deserialize, import_class, serialize
+from tf_onebit.configurable import as_python, deserialize, serialize
 from tf_onebit.exchanges import Exchange, FullPrecision, Recipe
 from tf_onebit.exchanges.schedule import innermost
 from tf_onebit.formatting import format_number
 from tf_onebit.measurement import ExchangeSeconds, Links, compressed_buckets, measure_work
+from tf_onebit.planner import pays
 
-# So many times as fast an exchange must be for its gradients to be compressed.
-_LEAST_GAIN = 1.25
 _DECISION = "decision"
 # Arguments that change which gradients are compressed, or what is done to all of them.
 _NOT_MEASURED = "exclude", "transforms", "local_transforms"
@@ -93,14 +91,14 @@ def _weighed(auto, specs, full, compressed):
     none = auto.excluding(None)
     none_seconds = seconds_of(none)
     in_full_precision = f"{format_number(1e3 * none_seconds)} ms"
-    pays = paying(specs, full, compressed)
-    if not pays:
+    gaining = paying(specs, full, compressed)
+    if not gaining:
         return _Decision(none, f"no gradient gains enough: all take {in_full_precision}")
-    others = [spec for spec in specs if spec not in pays]
+    others = [spec for spec in specs if spec not in gaining]
     # What is not compressed in any case may share the messages of the others, or have its own.
     left_out = [spec for spec in others if compressed.compresses(spec)]
     # A name may be that of several: what does not pay then follows what does.
-    compressed_names = {spec.name for spec in pays}
+    compressed_names = {spec.name for spec in gaining}
     choices = [
         auto.excluding([spec.name for spec in excluded if spec.name not in compressed_names])
         for excluded in (left_out, others)
@@ -110,7 +108,7 @@ def _weighed(auto, specs, full, compressed):
         f"all dense gradients take {in_full_precision} in full precision, and "
         f"{format_number(1e3 * seconds)} ms with what it pays to compress of them, without overlap"
     )
-    if none_seconds <= _LEAST_GAIN * seconds:
+    if not pays(none_seconds, seconds):
         return _Decision(none, reason)
     values = sum(
         spec.size
@@ -122,7 +120,7 @@ def _weighed(auto, specs, full, compressed):
 
 
 def paying(specs, full, compressed):
-    """The gradients that are exchanged faster, by a quarter at least, if they are compressed: list.
+    """Returns the gradients whose exchange is faster by a tenth if they are compressed: list.
 
     Args:
         specs: list of `GradientSpec`.
@@ -131,8 +129,7 @@ def paying(specs, full, compressed):
     return [
         spec
         for spec in specs
-        if not spec.sparse
-        and full.of_gradients([spec]) > _LEAST_GAIN * compressed.of_gradients([spec])
+        if not spec.sparse and pays(full.of_gradients([spec]), compressed.of_gradients([spec]))
     ]
 
 
@@ -151,29 +148,6 @@ def _as_measured(exchange):
     """The exchange that is measured: nothing is excluded, and transforms are made in any case."""
     without = {name: [] for name in _NOT_MEASURED if name in exchange.get_config()}
     return exchange.from_config(exchange.get_config() | without)
-
-
-def as_python(value):
-    """How a program makes what was serialized: arguments that are not the default's.
-
-    >>> from tf_onebit.exchanges import OneBit, WarmStart
-    >>> as_python(serialize(WarmStart(OneBit(min_size=64, exclude=["a"]), steps=5)))
-    "WarmStart(OneBit(min_size=64, exclude=['a']), steps=5)"
-    """
-    if isinstance(value, list):
-        return f"[{', '.join(map(as_python, value))}]"
-    if not isinstance(value, dict) or set(value) != {"class", "config"}:
-        return repr(value)
-    cls = import_class(value["class"])
-    parameters = inspect.signature(cls).parameters
-    arguments = []
-    for name, given in value["config"].items():
-        default = parameters[name].default
-        if default is inspect.Parameter.empty:
-            arguments.append(as_python(given))
-        elif given != (list(default) if isinstance(default, tuple) else default):
-            arguments.append(f"{name}={as_python(given)}")
-    return f"{cls.__name__}({', '.join(arguments)})"
 
 
 def _logger():
