@@ -14,10 +14,10 @@ import math
 import tensorflow as tf
 
 from tf_onebit.callbacks import fit
+from tf_onebit.framework_internals.keras_optimizers import accumulated_gradients_of, mix_in
+from tf_onebit.framework_internals.tf_variables import copies_of, first_copy
 from tf_onebit.optimizers import NormalizedAdaGrad
-from tf_onebit.training.copies import copies_of, first_copy
 from tf_onebit.training.model_optimizers import inner_optimizer, optimizers_of
-from tf_onebit.training.optimizer import subclass
 
 # By what power of the minibatch size an optimizer's learning rate grows, by the names that it and
 # the classes it is derived from have. In Keras a gradient is the mean over a minibatch. Plain
@@ -113,7 +113,7 @@ def scaled_optimizers(model):
     new = [o for o in optimizers if getattr(o, "_scaling", None) is None]
     for optimizer in new:
         if not isinstance(optimizer, _Scaled):
-            optimizer.__class__ = subclass(type(optimizer), _Scaled)
+            mix_in(optimizer, _Scaled)
         optimizer._scaling = _Scaling()
         if (exchange := getattr(optimizer, "gradient_exchange", None)) is not None:
             exchange.flushing.clear()  # which have been traced without it
@@ -130,7 +130,7 @@ def begin(model, callback, values):
         callback: of that `fit`.
         values: list of floats, for each of `scaled_optimizers`, or one for all.
     """
-    present = fit.frame_of_fit(model).f_locals["callbacks"].callbacks
+    present = fit.calling_fit(model).callbacks
     for optimizer in scaled_optimizers(model):
         scaling = optimizer._scaling
         # Others are of a `fit` that ended in an error, which callbacks are not told of.
@@ -178,7 +178,7 @@ def keep_unsent(model, before, now):
     for optimizer, old, new in zip(scaled_optimizers(model), before, now, strict=True):
         if old == new:
             continue
-        gathered = list(getattr(optimizer, "_accumulated_gradients", []))
+        gathered = accumulated_gradients_of(optimizer)
         if isinstance(optimizer, NormalizedAdaGrad):
             gathered += optimizer.velocities
         for copy in itertools.chain(*map(copies_of, gathered)):

@@ -12,7 +12,7 @@ from tf_onebit.collectives.requests import AllGather, AllReduce, Broadcast
 from tf_onebit.exchanges.base import all_reduce_bytes
 from tf_onebit.exchanges.finite import not_finite_flag, require_finite, with_overflow
 from tf_onebit.exchanges.full_precision import FLAG_BYTES
-from tf_onebit.training.copies import assign_all, copies_of
+from tf_onebit.framework_internals.tf_variables import assign_all, copies_of
 
 
 @dataclasses.dataclass

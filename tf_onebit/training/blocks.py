@@ -14,8 +14,8 @@ from tf_onebit.block_momentum import Block, BlockFilter, moment_factors
 from tf_onebit.collectives.requests import AllReduce, ask
 from tf_onebit.exchanges import FullPrecision
 from tf_onebit.exchanges.base import part_of, summed
+from tf_onebit.framework_internals.tf_variables import assign_all
 from tf_onebit.training.block_replica import BlockFactors, BlockReplica, mean_of_copies
-from tf_onebit.training.copies import assign_all
 from tf_onebit.training.gradients import GradientExchange, spec_of
 
 # The worker whose steps alone count while the model is warmed up.

@@ -7,10 +7,10 @@ import numpy as np
 import tensorflow as tf
 
 from tf_onebit import ops
-from tf_onebit.collectives.placement import plain_variables
 from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, through
 from tf_onebit.exchanges.base import Exchange
 from tf_onebit.exchanges.stages import Stages
+from tf_onebit.framework_internals.tf_variables import plain_variables
 
 # What Horovod's timeline calls these.
 WAITS = "WAIT_FOR_DATA"
