@@ -30,14 +30,14 @@ METHODS = {
         "_backend_update_step": "self, grads, trainable_variables, learning_rate",
         "_all_reduce_sum_gradients": "self, grads_and_vars",  # backend/tensorflow/optimizer.py:141
         "_get_current_learning_rate": "self",  # base_optimizer.py:777, of `learning_rate`
-        # backend/tensorflow/optimizer.py:223
+        # backend/tensorflow/optimizer.py:203
         "_backend_increment_gradient_accumulators": "self, grads, acc_grads",
         "_backend_reset_gradient_accumulators": "self",  # base_optimizer.py:623
         "_update_model_variables_moving_average": "self, trainable_variables",  # :970
         # backend/tensorflow/optimizer.py:181
         "_overwrite_model_variables_with_average_value": "self, trainable_variables",
         "_get_variable_index": "self, variable",  # base_optimizer.py:238
-        "_track_variable": "self, variable",  # base_optimizer.py:224
+        "_track_variable": "self, variable",  # base_optimizer.py:204
     },
     keras.layers.BatchNormalization: {
         "_moments": "self, inputs, mask",  # layers/normalization/batch_normalization.py:434

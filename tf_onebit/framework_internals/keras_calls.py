@@ -47,7 +47,7 @@ class FitCall:
     """A call of `model.fit`, which may have returned since.
 
     Relies on the names of arguments and local variables in `TensorFlowTrainer.fit`
-    (keras/src/backend/tensorflow/trainer.py:316).
+    (keras/src/backend/tensorflow/trainer.py:315).
 
     Args:
         frame: of the call.

@@ -43,7 +43,7 @@ def strategy_of(model):
     """Returns the `tf.distribute.Strategy` in whose scope a model was made, or None.
 
     Relies on `TensorFlowTrainer._distribute_strategy`
-    (keras/src/backend/tensorflow/trainer.py:36); the public `distribute_strategy` is never None.
+    (keras/src/backend/tensorflow/trainer.py:37); the public `distribute_strategy` is never None.
     """
     return model._distribute_strategy
 

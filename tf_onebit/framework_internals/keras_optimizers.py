@@ -96,7 +96,7 @@ def optimizer_subclass(optimizer_class, mixin):
     """Returns a subclass that carries its class's name, as Keras saves an optimizer by that.
 
     Relies on Keras writing and reading `__module__`, `__name__` and the registered name of a class
-    (keras/src/saving/serialization_lib.py:235, object_registration.py:138).
+    (keras/src/saving/serialization_lib.py:328, object_registration.py:165).
     """
     namespace = {
         "__module__": optimizer_class.__module__,

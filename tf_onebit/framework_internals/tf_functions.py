@@ -37,7 +37,7 @@ def traced_function():
     """Returns the graph of the `tf.function` that is being traced.
 
     Relies on `FuncGraph.outer_graph` and `building_function`
-    (tensorflow/python/framework/func_graph.py:205, 226), as does `drawn_tensors`.
+    (tensorflow/python/framework/func_graph.py:448, 226), as does `drawn_tensors`.
     """
     graph = tf.compat.v1.get_default_graph()
     while getattr(getattr(graph, "outer_graph", None), "building_function", False):
