@@ -287,7 +287,7 @@ def test_the_batch_size_of_a_distributed_dataset_is_not_known():
     strategy = tf.distribute.MirroredStrategy(["CPU:0"])
     with strategy.scope():
         model = compiled_model()
-    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(4)
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(4, drop_remainder=True)
     callback = Calls("on_train_begin", lambda model: keras_calls.find_fit(model).batch_size)
     data = strategy.experimental_distribute_dataset(data)
     model.fit(data, callbacks=[callback], verbose=0)
@@ -678,6 +678,15 @@ def test_the_shapes_of_a_py_dataset_are_known():
     ]
 
 
+def test_a_batch_of_a_py_dataset_that_is_an_array_has_a_structure():
+    class Arrays(Batches):
+        def __getitem__(self, index):
+            return X
+
+    spec = keras_data.spec_of_py_dataset(Arrays())
+    assert isinstance(spec, tuple) and [tuple(part.shape) for part in spec] == [(None, 2)]
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_batches_of_a_py_dataset_come_in_order_and_can_be_closed(workers):
     data = Batches(workers=workers)
@@ -774,8 +783,9 @@ def test_data_of_a_function_are_its_arguments_or_what_iterators_give():
     found, captured = [], tf.constant(2.0)
 
     def look(x):
+        product = x * captured
         found.append((x, tf_functions.drawn_tensors()))
-        return x * captured
+        return product
 
     tf.function(look, autograph=False)(tf.constant(1.0))
     tf.function(lambda data: look(next(data)), autograph=False)(
