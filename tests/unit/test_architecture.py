@@ -1,6 +1,7 @@
 """Who may import whom: the rules of docs/architecture.md."""
 
 import ast
+import functools
 import pathlib
 import sys
 
@@ -13,16 +14,8 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 every_module = pytest.mark.parametrize("path", MODULES, ids=lambda path: module_name(path))
 
 # The collectives but for the drivers.
-COLLECTIVES = [
-    "echo",
-    "engine",
-    "horovod_size",
-    "ordered_sum",
-    "requests",
-    "variable_creation",
-    "wire_types",
-]
-ENGINE = ["requests", "variable_creation", "whereabouts"]
+COLLECTIVES = ["echo", "engine", "horovod_size", "ordered_sum", "requests", "wire_types"]
+ENGINE = ["requests", "whereabouts"]
 # What each part may import of the package itself. The longest prefix counts.
 MAY_IMPORT = {
     "tf_onebit": ["_version"],
@@ -53,6 +46,7 @@ MAY_IMPORT = {
         "distribute",
         "exchanges",
         "formatting",
+        "framework_internals",
         "horovod",
         "measurement",
         "optimizers",
@@ -72,10 +66,17 @@ MAY_IMPORT = {
         "validation",
         "transforms",
     ],
-    "tf_onebit.collectives": [f"collectives.{part}" for part in COLLECTIVES],
+    "tf_onebit.framework_internals": ["framework_internals"],
+    "tf_onebit.collectives": [
+        *(f"collectives.{part}" for part in COLLECTIVES),
+        "framework_internals.tf_variables",
+    ],
     **{f"tf_onebit.collectives.{part}": [] for part in COLLECTIVES},
-    "tf_onebit.collectives.engine": [f"collectives.{part}" for part in ENGINE],
-    "tf_onebit.collectives.horovod": ["collectives"],
+    "tf_onebit.collectives.engine": [
+        *(f"collectives.{part}" for part in ENGINE),
+        "framework_internals.tf_variables",
+    ],
+    "tf_onebit.collectives.horovod": ["collectives", "framework_internals.tf_variables"],
     "tf_onebit.collectives.echo": ["collectives.requests"],
     "tf_onebit.collectives.ordered_sum": ["collectives.requests"],
     "tf_onebit.exchanges": [
@@ -91,6 +92,7 @@ MAY_IMPORT = {
         "_version",
     ],
     "tf_onebit.bmuf": [
+        "framework_internals",
         "bmuf",
         "callbacks.fit",
         "collectives.requests",
@@ -103,6 +105,7 @@ MAY_IMPORT = {
     ],
     "tf_onebit.bmuf.equations": [],
     "tf_onebit.monitor": [
+        "framework_internals",
         "planner",
         "callbacks.fit",
         "exchanges",
@@ -118,6 +121,7 @@ MAY_IMPORT = {
         "configurable",
         "data",
         "exchanges",
+        "framework_internals",
         "monitor",
         "optimizers",
         "training",
@@ -127,27 +131,45 @@ MAY_IMPORT = {
     ],
     "tf_onebit.training": [
         "planner",
-        "collectives.variable_creation",
         "collectives.requests",
         "configurable",
         "exchanges",
         "formatting",
+        "framework_internals",
         "measurement",
         "ops",
         "validation",
         "training",
     ],
-    "tf_onebit.data": ["collectives.horovod_size", "collectives.requests", "data"],
-    "tf_onebit.distribute": ["cluster_spec", "collectives", "distribute", "exchanges", "training"],
+    "tf_onebit.data": [
+        "collectives.horovod_size",
+        "collectives.requests",
+        "data",
+        "framework_internals",
+    ],
+    "tf_onebit.distribute": [
+        "cluster_spec",
+        "collectives",
+        "distribute",
+        "exchanges",
+        "framework_internals",
+        "training",
+    ],
     "tf_onebit.horovod": [
         "collectives",
         "configurable",
         "exchanges",
+        "framework_internals",
         "horovod",
         "ops",
         "training",
     ],
 }
+# What of `framework_internals` is of Keras; what is not, rooms without Keras may import.
+OF_KERAS = [
+    *("hooks", "keras_calls", "keras_data", "keras_models", "keras_optimizers"),
+    "keras_random",
+]
 # Where other packages may be imported; TensorFlow and NumPy everywhere.
 USERS = {
     "keras": [
@@ -157,6 +179,7 @@ USERS = {
         "tf_onebit.callbacks",
         "tf_onebit.data",
         "tf_onebit.distribute",
+        *(f"tf_onebit.framework_internals.{part}" for part in OF_KERAS),
         "tf_onebit.horovod",
         "tf_onebit.monitor",
         "tf_onebit.optimizers",
@@ -177,10 +200,15 @@ def is_within(name, packages):
     return any(name == package or name.startswith(f"{package}.") for package in packages)
 
 
+@functools.cache
+def tree_of(path):
+    return ast.parse(path.read_text())
+
+
 def imports_of(path):
     """All modules that a file imports, anywhere in it; names from packages count as modules."""
     names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -211,13 +239,133 @@ def test_only_adapters_import_frameworks(path, package):
         assert not [module for module in imports_of(path) if is_within(module, [package])]
 
 
-@every_module
-def test_only_strategies_use_private_modules_of_tensorflow(path):
-    private = ["tensorflow.python", "tensorflow.core", "tensorflow.compiler"]
-    users = ["tf_onebit.distribute", "tf_onebit.collectives.variable_creation"]
-    if is_within(module_name(path), users):
-        return
-    assert not [module for module in imports_of(path) if is_within(module, private)]
+INTERNALS = ["tf_onebit.framework_internals"]
+PRIVATE_MODULES = ["keras.src", *(f"tensorflow.{part}" for part in ("python", "core", "compiler"))]
+OF_FRAMES = {"currentframe", "f_back", "f_code", "f_globals", "f_locals", "gi_frame"}
+# What Python documents, for all its leading underscore; the frame is for a handler of signals.
+OF_PYTHON = {"_exit", "_getframe", "_replace"}
+
+
+def nodes_outside_internals():
+    """Yields (module, node) for the code of all rooms but that of framework internals."""
+    for path in MODULES:
+        if not is_within(module_name(path), INTERNALS):
+            yield from ((module_name(path), node) for node in ast.walk(tree_of(path)))
+
+
+def at(module, node):
+    return f"{module}:{node.lineno}: {ast.unparse(node)}"
+
+
+def is_private(name):
+    return name.startswith("_") and not name.endswith("__")
+
+
+def own_names(tree):
+    """The private names that code defines: functions, classes, variables and attributes."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and is_self(node):
+            names.add(node.attr)
+    return set(filter(is_private, names))
+
+
+def is_self(attribute):
+    return isinstance(attribute.value, ast.Name) and attribute.value.id in ("self", "cls")
+
+
+def is_super(attribute):
+    call = attribute.value
+    return isinstance(call, ast.Call) and getattr(call.func, "id", None) == "super"
+
+
+def listed_names():
+    """The private names of Keras and TensorFlow that classes may override, or call on themselves.
+
+    Read, and not imported, as everything here.
+    """
+    tree = tree_of(PACKAGE / "framework_internals" / "hooks.py")
+    strings = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
+    return {value for value in strings if isinstance(value, str) and is_private(value)}
+
+
+def test_only_one_room_imports_private_modules_of_frameworks():
+    offenders = {
+        f"{module_name(path)}: {module}"
+        for path in MODULES
+        for module in imports_of(path)
+        if is_within(module, PRIVATE_MODULES) and not is_within(module_name(path), INTERNALS)
+    }
+    assert offenders == set()
+
+
+def test_only_one_room_walks_frames():
+    assert [
+        at(module, node)
+        for module, node in nodes_outside_internals()
+        if isinstance(node, ast.Attribute) and node.attr in OF_FRAMES
+    ] == []
+
+
+def test_only_one_room_changes_classes_of_objects():
+    names = ("__class__", "__bases__")
+    assert [
+        at(module, node)
+        for module, node in nodes_outside_internals()
+        if isinstance(node, ast.Attribute)
+        and node.attr in names
+        and not isinstance(node.ctx, ast.Load)
+    ] == []
+
+
+def test_only_one_room_touches_private_attributes_of_others():
+    own = {module_name(path): own_names(tree_of(path)) for path in MODULES}
+    assert [
+        at(module, node)
+        for module, node in nodes_outside_internals()
+        if isinstance(node, ast.Attribute)
+        and is_private(node.attr)
+        and not (is_self(node) or is_super(node))
+        and node.attr not in own[module] | OF_PYTHON
+    ] == []
+
+
+def test_only_one_room_names_private_attributes_of_others():
+    """As `getattr` and the like do."""
+    functions = ("getattr", "hasattr", "setattr", "delattr")
+    own = {module_name(path): own_names(tree_of(path)) for path in MODULES}
+    named = [
+        (module, node, node.args[1].value)
+        for module, node in nodes_outside_internals()
+        if isinstance(node, ast.Call)
+        and getattr(node.func, "id", None) in functions
+        and isinstance(node.args[1], ast.Constant)
+    ]
+    known = listed_names()
+    assert [
+        at(module, node)
+        for module, node, name in named
+        if is_private(name)
+        and name not in own[module]
+        and not (getattr(node.args[0], "id", None) == "self" and name in known)
+    ] == []
+
+
+def test_private_names_that_classes_inherit_from_frameworks_are_listed():
+    of_package = set().union(*(own_names(tree_of(path)) for path in MODULES))
+    known = listed_names()
+    assert [
+        at(module, node)
+        for module, node in nodes_outside_internals()
+        if isinstance(node, ast.Attribute)
+        and is_private(node.attr)
+        and (is_self(node) or is_super(node))
+        and node.attr not in of_package | known
+    ] == []
 
 
 @pytest.mark.parametrize("part", ["bmuf.equations", "planner", "tuning_rules"])

@@ -25,9 +25,9 @@ from tf_onebit.collectives.requests import AllGather, one_request
 from tf_onebit.configurable import serialize
 from tf_onebit.exchanges import FullPrecision
 from tf_onebit.exchanges.handshake import handshake
+from tf_onebit.framework_internals.keras_models import SHOWING, unwrap_methods, wrap_methods
 from tf_onebit.training.gradients import resolve_exchange
 from tf_onebit.training.model_optimizers import gradient_exchanges_of, optimizers_of
-from tf_onebit.training.shown import SHOWING, show_as_is, show_in
 
 # Whoever trains on after an interruption means the global model, too.
 _SHOWING = (*SHOWING, "fit", "train_on_batch")
@@ -168,13 +168,13 @@ class BlockMomentum(keras.callbacks.Callback):
         return cls(sync_period, block_momentum, **arguments)
 
     def on_train_begin(self, logs=None):
-        self._fit = fit.frame_of_fit(self.model)
-        self._require_alone(self._fit.f_locals["callbacks"].callbacks)
+        self._fit = fit.calling_fit(self.model)
+        self._require_alone(self._fit.callbacks)
         fit.build_model(self.model, "is trained in blocks")
         if self.groups is not None:
             self._group_by_node()
         self._optimizers, self._is_training = None, True
-        show_in(self.model, self._view, _SHOWING)
+        wrap_methods(self.model, self._view, _SHOWING)
 
     def _get_ready(self):
         """Finds what is trained: when all callbacks have begun, which a step may depend on."""
@@ -244,7 +244,7 @@ class BlockMomentum(keras.callbacks.Callback):
 
     def _unwrap(self):
         self._fit = None
-        show_as_is(self.model, _SHOWING)
+        unwrap_methods(self.model, _SHOWING)
 
     def _synchronize_if_due(self):
         if self._blocks.batches >= self.sync_period * self._batches_per_step:
@@ -271,7 +271,7 @@ class BlockMomentum(keras.callbacks.Callback):
     @contextlib.contextmanager
     def _view(self):
         """Context in which the model is the global one."""
-        if not fit.is_running(self._fit):  # any more: it was interrupted
+        if not self._fit.is_running():  # any more: it was interrupted
             if self._blocks is not None:
                 self._blocks.show()
             self._unwrap()

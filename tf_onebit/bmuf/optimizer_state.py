@@ -2,7 +2,8 @@
 
 import dataclasses
 
-from tf_onebit.training.copies import copies_of
+from tf_onebit.framework_internals.keras_optimizers import batch_counter_of
+from tf_onebit.framework_internals.tf_variables import copies_of
 
 
 @dataclasses.dataclass
@@ -41,7 +42,7 @@ class BlockOptimizer:
     @property
     def _batches(self):
         """Number of batches that the optimizer has been given."""
-        return int(copies_of(self.optimizer._iterations)[0])
+        return int(copies_of(batch_counter_of(self.optimizer))[0])
 
     @property
     def _steps(self):
@@ -70,7 +71,7 @@ class BlockOptimizer:
         # Schedules follow those that have come furthest.
         missing = max(block.counted) - self.steps
         if missing:
-            self.optimizer._iterations.assign(self._batches + missing * self.batches_per_step)
+            batch_counter_of(self.optimizer).assign(self._batches + missing * self.batches_per_step)
         if hasattr(self.optimizer, "moment_steps"):
             self.optimizer.moment_steps = self.steps_at_begin[1] + in_moments
             self.optimizer.advance_moments(steps_ahead)

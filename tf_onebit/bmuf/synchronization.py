@@ -16,7 +16,7 @@ from tf_onebit.bmuf.replica import BlockReplica, mean_of_copies
 from tf_onebit.collectives.requests import AllReduce, one_request
 from tf_onebit.exchanges import FullPrecision
 from tf_onebit.exchanges.state import part_of, summed
-from tf_onebit.training.copies import assign_all
+from tf_onebit.framework_internals.tf_variables import assign_all
 from tf_onebit.training.gradients import GradientExchange, spec_of
 
 # The worker whose steps alone count while the model is warmed up.

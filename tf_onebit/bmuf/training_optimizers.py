@@ -5,7 +5,9 @@ import keras
 from tf_onebit.callbacks import fit
 from tf_onebit.configurable import serialize
 from tf_onebit.exchanges.schedule import delay_of, innermost
-from tf_onebit.training.copies import copies_of
+from tf_onebit.framework_internals.keras_models import strategy_of
+from tf_onebit.framework_internals.keras_optimizers import batch_counter_of
+from tf_onebit.framework_internals.tf_variables import copies_of
 from tf_onebit.training.model_optimizers import inner_optimizer, optimizers_of
 
 
@@ -50,8 +52,9 @@ def training_optimizers(model):
 
 def _counts_in(step, optimizer):
     """Tells whether a traced step knows the number of an optimizer's iterations."""
-    counters = [counter.handle for counter in copies_of(inner_optimizer(optimizer)._iterations)]
-    return any(tensor is counter for tensor in step.captured_inputs for counter in counters)
+    counter = batch_counter_of(inner_optimizer(optimizer))
+    handles = [copy.handle for copy in copies_of(counter)]
+    return any(tensor is handle for tensor in step.captured_inputs for handle in handles)
 
 
 def named(optimizer):
@@ -85,7 +88,7 @@ class Bystanders:
 
 
 def _iterations(optimizer):
-    return int(copies_of(optimizer._iterations)[0])
+    return int(copies_of(batch_counter_of(optimizer))[0])
 
 
 def require_trains_apart(optimizer, model, groups):
@@ -110,7 +113,7 @@ def require_trains_apart(optimizer, model, groups):
             "it, or make model and optimizers in the scope of "
             "tf_onebit.distribute.MultiWorkerMirroredStrategy(exchange=tf_onebit.Local())."
         )
-    if groups is not None and model._distribute_strategy is not None:
+    if groups is not None and strategy_of(model) is not None:
         raise ValueError(
             'Only Horovod\'s workers can be grouped by node. Received: groups="node" for a '
             "model in the scope of a strategy, where the devices of a process are a group as "

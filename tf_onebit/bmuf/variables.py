@@ -7,6 +7,15 @@ import keras
 from tf_onebit import optimizers
 from tf_onebit.bmuf.optimizer_state import BlockOptimizer
 from tf_onebit.exchanges.handshake import enumerated
+from tf_onebit.framework_internals.keras_models import statistics_of
+from tf_onebit.framework_internals.keras_optimizers import (
+    AMSGRAD_MOMENTS,
+    MOMENTS,
+    accumulated_gradients_of,
+    batch_counter_of,
+    learning_rate_setting_of,
+    trained_variables_of,
+)
 from tf_onebit.training.model_optimizers import inner_optimizer, optimizers_of
 from tf_onebit.training.optimizer import settings
 
@@ -14,16 +23,8 @@ CORRECTIONS = ("bmuf_adam", "average", "reset")
 
 # Of optimizers whose state means the same at another model: by attribute, whether it is of squares.
 _SLOTS = {
-    keras.optimizers.SGD: {"momentums": False},
+    **MOMENTS,
     optimizers.NormalizedAdaGrad: {"_averages": True, "_velocities": False},
-    keras.optimizers.Lion: {"_momentums": False},
-    keras.optimizers.Adagrad: {"_accumulators": True},
-    keras.optimizers.Adadelta: {"_accumulated_grads": True, "_accumulated_delta_vars": True},
-    keras.optimizers.RMSprop: {
-        "_velocities": True,
-        "_average_gradients": False,
-        "_momentums": False,
-    },
 }
 
 
@@ -119,7 +120,7 @@ def block_variables(model, moment_correction, looks_ahead=True, compresses=False
             optimizer.build(model.trainable_variables)
     inner = list(map(inner_optimizer, outer))
     # What no optimizer trains may be changed all the same: a copy that follows slowly.
-    weights = [v for optimizer in inner for v in optimizer._trainable_variables]
+    weights = [v for optimizer in inner for v in trained_variables_of(optimizer)]
     weights = _unique([*weights, *model.trainable_variables])
     dtypes = sorted({weight.dtype for weight in weights})
     if len(dtypes) > 1:
@@ -188,7 +189,7 @@ def _slots(optimizer, attributes):
 
 def _own_moments(optimizer):
     """Of an optimizer of `tf_onebit.optimizers`."""
-    return [*optimizer.moments, *_slots(optimizer, {"_velocity_hats": True})]
+    return [*optimizer.moments, *_slots(optimizer, AMSGRAD_MOMENTS)]
 
 
 def _reset_of(optimizer):
@@ -216,9 +217,7 @@ def _variables_of(moments):
 
 
 def _statistics(model):
-    # Not `non_trainable_variables`, which are all weights of frozen layers as well.
-    of_layers = (v for layer in model._flatten_layers() for v in layer._non_trainable_variables)
-    return _unique(v for v in of_layers if _is_float(v))
+    return _unique(v for v in statistics_of(model) if _is_float(v))
 
 
 def _is_float(variable):
@@ -227,15 +226,15 @@ def _is_float(variable):
 
 def _counters(optimizer):
     """What follows the steps that a worker has made."""
-    names = ("_iterations", "_learning_rate", "_moment_steps_ahead")
-    names += ("_samples", "_samples_per_step")
-    values = [getattr(optimizer, name, None) for name in names]
+    names = ("_moment_steps_ahead", "_samples", "_samples_per_step")
+    values = [batch_counter_of(optimizer), learning_rate_setting_of(optimizer)]
+    values += [getattr(optimizer, name, None) for name in names]
     return [value for value in values if isinstance(value, keras.Variable)]  # no schedule
 
 
 def _accumulators(optimizer):
     """Gradients that a worker has not used yet."""
-    return list(getattr(optimizer, "_accumulated_gradients", []))
+    return accumulated_gradients_of(optimizer)
 
 
 def _unique(variables):
@@ -250,7 +249,7 @@ def _without(variables, excluded):
 def _require_known(optimizer, variables):
     if hasattr(optimizer, "moments") or isinstance(optimizer, keras.optimizers.Nadam):
         return  # it is known what belongs to each: Nadam's product goes with its moments
-    shapes = {tuple(variable.shape) for variable in optimizer._trainable_variables}
+    shapes = {tuple(variable.shape) for variable in trained_variables_of(optimizer)}
     for variable in variables:
         if not _is_float(variable) or tuple(variable.shape) not in shapes:
             raise ValueError(

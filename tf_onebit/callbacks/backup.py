@@ -21,6 +21,7 @@ from tf_onebit.callbacks.termination import Termination
 from tf_onebit.callbacks.workers import Workers, by_rank, may_differ_in_steps, require_together
 from tf_onebit.data import ResizableBatches
 from tf_onebit.exchanges.state import part_of
+from tf_onebit.framework_internals.keras_models import set_first_epoch
 from tf_onebit.training.model_optimizers import gradient_exchanges_of, is_built
 from tf_onebit.training.passes import follow_fit
 
@@ -102,8 +103,8 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def on_train_begin(self, logs=None):
         self._workers = Workers(self.model, "BackupAndRestore saves")
-        frame = fit.frame_of_fit(self.model)
-        follow_fit(frame)
+        call = fit.calling_fit(self.model)
+        follow_fit(call)
         names = ("save_freq", "delete_checkpoint", "save_before_exit")
         settings = {name: getattr(self, name) for name in names}
         self._workers.require_alike("BackupAndRestore", settings)
@@ -112,18 +113,15 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._termination = None
         if self.save_before_exit:
             require_together(self.model, "BackupAndRestore(save_before_exit=True)")
-            self._termination = Termination(frame)
+            self._termination = Termination(call)
         for exchange in gradient_exchanges_of(self.model):
             exchange.rescue_with(self._save_replica)
         # Of this `fit`: (name, callback) of those with a state of their own.
         self._with_state = [
             (f"callback/{i}/{type(callback).__name__}", callback)
-            for i, callback in enumerate(
-                c for c in frame.f_locals["callbacks"].callbacks if hasattr(c, "backup_state")
-            )
+            for i, callback in enumerate(c for c in call.callbacks if hasattr(c, "backup_state"))
         ]
-        data = frame.f_locals["x"]
-        self._data = data if isinstance(data, ResizableBatches) else None
+        self._data = call.data if isinstance(call.data, ResizableBatches) else None
         self._state_in_epoch = None  # to go on from in the midst of an epoch
         self._number = 0
         self._replay = Replay(self.model, self._workers)
@@ -153,7 +151,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             if state:  # else it was not there then
                 callback.restore_state(state)
         if position:
-            self.model._initial_epoch = manifest["epoch"]
+            set_first_epoch(self.model, manifest["epoch"])
             self._state_in_epoch = mine
             return
         batch = manifest["batch"]
@@ -168,7 +166,7 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch, logs=None):
         self._epoch, self._batch = epoch, 0  # the next to train on
-        self.model._initial_epoch = None  # Keras has read it
+        set_first_epoch(self.model, None)  # Keras has read it
         if self._state_in_epoch is not None:
             self._replay.go_on(self._state_in_epoch)
             self._state_in_epoch = None
@@ -196,7 +194,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._termination.exit()
 
     def on_train_end(self, logs=None):
-        self.model._initial_epoch = None  # where there was no epoch left
+        set_first_epoch(self.model, None)  # where there was no epoch left
         self._workers.wait_for_all("end of training")
         for exchange in gradient_exchanges_of(self.model):
             exchange.rescue_with(None)

@@ -2,40 +2,21 @@
 
 import tensorflow as tf
 
-from tf_onebit.training.frames import calling_frames, find_fit
+from tf_onebit.framework_internals.keras_calls import find_fit
+from tf_onebit.framework_internals.keras_models import build_from
 from tf_onebit.training.model_optimizers import is_built
 
 
-def frame_of_fit(model):
-    """The frame of the `model.fit` that calls."""
-    frame = find_fit(model)
-    if frame is None:
-        raise RuntimeError("Callbacks of tf_onebit work in model.fit only.")
-    return frame
+def calling_fit(model):
+    """The `FitCall` of the `model.fit` that calls.
 
-
-def data_of_fit(model):
-    """The data that the calling `model.fit` was given as `x`."""
-    return frame_of_fit(model).f_locals["x"]
-
-
-def batch_size_of(frame):
-    """Number of samples in a batch of the data of a `fit`, or None where Keras does not know it."""
-    iterator = frame.f_locals.get("epoch_iterator")
-    if iterator is None:
-        return None  # of a loop of the model's own
-    if isinstance(frame.f_locals["x"], tf.distribute.DistributedDataset):
-        return None  # whose batches may be of one replica, or of several
-    return iterator.data_adapter.batch_size
-
-
-def is_running(frame):
-    """Whether a frame that has called has not returned yet.
-
-    Cheaper than to look for it again, and nothing that has become another value in it since is
-    kept alive by a look at its locals: iterators of data end only when they are freed.
+    Raises:
+        RuntimeError: if there is none.
     """
-    return any(frame is calling for calling in calling_frames())
+    fit = find_fit(model)
+    if fit is None:
+        raise RuntimeError("Callbacks of tf_onebit work in model.fit only.")
+    return fit
 
 
 def build_model(model, purpose):
@@ -50,9 +31,9 @@ def build_model(model, purpose):
     """
     if is_built(model):
         return
-    dataset = frame_of_fit(model).f_locals["epoch_iterator"]._distributed_dataset
+    spec = calling_fit(model).batch_spec
     try:
-        model._symbolic_build(data_batch=dataset.element_spec)
+        build_from(model, spec)
     except Exception as error:
         raise ValueError(
             f"A model that {purpose} must have its variables. Received: {model!r}, which cannot "
@@ -69,10 +50,10 @@ def traced_step(model):
     Returns:
         A concrete function of a batch.
     """
-    dataset = frame_of_fit(model).f_locals["epoch_iterator"]._distributed_dataset
+    spec = calling_fit(model).batch_spec
     step = getattr(model.train_function, "stands_in_for", model.train_function)
     function = tf.function(lambda batch: step([batch]), autograph=False)
-    return function.get_concrete_function(dataset.element_spec)
+    return function.get_concrete_function(spec)
 
 
 def trace_anew(model):

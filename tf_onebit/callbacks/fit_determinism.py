@@ -1,15 +1,10 @@
 """Tells whether the data of a `fit` come in the same order when a program is started again."""
 
 import tensorflow as tf
-from keras.src.trainers import data_adapters
 
 from tf_onebit.data import determinism
-
-_REPEATABLE = (
-    data_adapters.ArrayDataAdapter,
-    data_adapters.PyDatasetAdapter,
-    data_adapters.TFDatasetAdapter,
-)
+from tf_onebit.framework_internals.keras_data import distributed_data_of, is_known_to_repeat
+from tf_onebit.framework_internals.tf_datasets import local_datasets_of
 
 
 def why_not_repeatable(epoch_iterator):
@@ -22,9 +17,9 @@ def why_not_repeatable(epoch_iterator):
         None, or a string: what they are or do.
     """
     adapter = epoch_iterator.data_adapter
-    if not isinstance(adapter, _REPEATABLE):
+    if not is_known_to_repeat(adapter):
         return f"they come through a {type(adapter).__name__}"
-    for dataset in _datasets(epoch_iterator._distributed_dataset):
+    for dataset in _datasets(distributed_data_of(epoch_iterator)):
         reason = determinism.why_not_repeatable(dataset)
         if reason is not None:
             return reason
@@ -33,7 +28,5 @@ def why_not_repeatable(epoch_iterator):
 
 def _datasets(dataset):
     """The `tf.data` of this process behind what a strategy may have made of it."""
-    if not isinstance(dataset, tf.distribute.DistributedDataset):
-        return [dataset]
-    # One that a function made, or not.
-    return dataset._datasets if hasattr(dataset, "_datasets") else [dataset._original_dataset]
+    is_distributed = isinstance(dataset, tf.distribute.DistributedDataset)
+    return local_datasets_of(dataset) if is_distributed else [dataset]

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.trainers.data_adapters import data_adapter_utils
 
 from tf_onebit.callbacks import fit, learning_rate_factor, training_state
 from tf_onebit.callbacks.criterion import criterion_in
@@ -155,7 +154,7 @@ class AutoLearningRate(keras.callbacks.Callback):
         settings = {name: getattr(self, name) for name in names}
         settings["rule"] = dataclasses.asdict(self._control)
         self._workers.require_alike("AutoLearningRate", settings)
-        data = fit.data_of_fit(self.model)
+        data = fit.calling_fit(self.model).data
         self._data = data if isinstance(data, ResizableBatches) else None
         if self._data is None and self.global_batch_size is None:
             raise ValueError(
@@ -304,7 +303,7 @@ class AutoLearningRate(keras.callbacks.Callback):
         """The criterion on the held-out data, as this worker has them."""
         random_state = training_state.random_state()
         metrics = training_state.metrics_of(self.model)
-        x, y, sample_weight = data_adapter_utils.unpack_x_y_sample_weight(self.validation_data)
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(self.validation_data)
         logs = self.model.evaluate(
             x, y, self.batch_size, verbose=0, sample_weight=sample_weight, return_dict=True
         )

@@ -13,10 +13,10 @@ import itertools
 import tensorflow as tf
 
 from tf_onebit.callbacks import fit
+from tf_onebit.framework_internals.keras_optimizers import accumulated_gradients_of, mix_in
+from tf_onebit.framework_internals.tf_variables import copies_of
 from tf_onebit.optimizers import NormalizedAdaGrad
-from tf_onebit.training.copies import copies_of
 from tf_onebit.training.model_optimizers import inner_optimizer, optimizers_of
-from tf_onebit.training.optimizer import subclass
 from tf_onebit.training.scaled_learning_rate import (
     LearningRateFactor,
     ScaledLearningRate,
@@ -70,11 +70,11 @@ def power_of_size(optimizer, rule):
 def scaled_optimizers(model):
     """The optimizers of a model, each with a factor on its learning rate: 1 until it is set."""
     optimizers = list(map(inner_optimizer, optimizers_of(model)))
-    new = [o for o in optimizers if getattr(o, "_scaling", None) is None]
+    new = [o for o in optimizers if getattr(o, "scaling", None) is None]
     for optimizer in new:
         if not isinstance(optimizer, ScaledLearningRate):
-            optimizer.__class__ = subclass(type(optimizer), ScaledLearningRate)
-        optimizer._scaling = LearningRateFactor()
+            mix_in(optimizer, ScaledLearningRate)
+        optimizer.scaling = LearningRateFactor()
         if (exchange := getattr(optimizer, "gradient_exchange", None)) is not None:
             exchange.flushing.clear()  # which have been traced without it
     if new:
@@ -90,9 +90,9 @@ def begin(model, callback, values):
         callback: of that `fit`.
         values: list of floats, for each of `scaled_optimizers`, or one for all.
     """
-    present = fit.frame_of_fit(model).f_locals["callbacks"].callbacks
+    present = fit.calling_fit(model).callbacks
     for optimizer in scaled_optimizers(model):
-        scaling = optimizer._scaling
+        scaling = optimizer.scaling
         # Others are of a `fit` that ended in an error, which callbacks are not told of.
         scaling.factor_of = {c: f for c, f in scaling.factor_of.items() if c in present}
         scaling.ended = []
@@ -106,7 +106,7 @@ def end(model, callback):
     others may still ask for the learning rate.
     """
     for optimizer in scaled_optimizers(model):
-        scaling = optimizer._scaling
+        scaling = optimizer.scaling
         scaling.ended.append(callback)
         if all(other in scaling.ended for other in scaling.factor_of):
             scaling.factor_of, scaling.ended = {}, []
@@ -119,8 +119,8 @@ def set_factors(model, callback, values):
     if isinstance(values, float):
         values = [values] * len(optimizers)
     for optimizer, value in zip(optimizers, values, strict=True):
-        optimizer._scaling.factor_of[callback] = value
-        optimizer._scaling.update()
+        optimizer.scaling.factor_of[callback] = value
+        optimizer.scaling.update()
 
 
 def rescale_pending_gradients(model, before, now):
@@ -138,7 +138,7 @@ def rescale_pending_gradients(model, before, now):
     for optimizer, old, new in zip(scaled_optimizers(model), before, now, strict=True):
         if old == new:
             continue
-        gathered = list(getattr(optimizer, "_accumulated_gradients", []))
+        gathered = accumulated_gradients_of(optimizer)
         if isinstance(optimizer, NormalizedAdaGrad):
             gathered += optimizer.velocities
         for copy in itertools.chain(*map(copies_of, gathered)):
@@ -149,7 +149,7 @@ def rescale_pending_gradients(model, before, now):
 
 def factors(model):
     """The factors on the learning rates of a model's optimizers: list of floats."""
-    return [float(optimizer._scaling.factor) for optimizer in scaled_optimizers(model)]
+    return [float(optimizer.scaling.factor) for optimizer in scaled_optimizers(model)]
 
 
 def own_learning_rate(model):

@@ -18,6 +18,7 @@ from tf_onebit.callbacks.snapshot import Snapshot, can_be_taken
 from tf_onebit.callbacks.workers import Workers, require_together
 from tf_onebit.data import ResizableBatches
 from tf_onebit.exchanges.finite import NOT_FINITE
+from tf_onebit.framework_internals.keras_models import logs_of_epoch
 from tf_onebit.training.model_optimizers import (
     batch_size_dependents,
     flush,
@@ -151,10 +152,11 @@ class AutoMinibatchSize(keras.callbacks.Callback):
         self._waits_in = None  # number of an epoch that has too few samples left for a trial
 
     def on_train_begin(self, logs=None):
-        if fit.data_of_fit(self.model) is not self.data:
+        data = fit.calling_fit(self.model).data
+        if data is not self.data:
             raise ValueError(
                 "model.fit must be given the ResizableBatches that AutoMinibatchSize has. "
-                f"Received: data of type {type(fit.data_of_fit(self.model)).__name__}."
+                f"Received: data of type {type(data).__name__}."
             )
         self._workers = Workers(self.model, "AutoMinibatchSize finds")
         require_together(self.model, "AutoMinibatchSize")
@@ -319,7 +321,7 @@ class AutoMinibatchSize(keras.callbacks.Callback):
         try:
             logs = [self.model.train_function(minibatch) for minibatch in peek]
             # Which applies gradients that are still under way: those of the last minibatches.
-            after = self.model._get_metrics_result_or_logs(logs[-1])
+            after = logs_of_epoch(self.model, logs[-1])
         except tf.errors.InvalidArgumentError as error:
             if NOT_FINITE not in str(error):
                 raise

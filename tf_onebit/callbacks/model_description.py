@@ -9,6 +9,7 @@ import warnings
 import keras
 import numpy as np
 
+from tf_onebit.framework_internals.keras_models import has_layers, layers_of
 from tf_onebit.training.model_optimizers import inner_optimizer, optimizers_of
 
 # Where things come from, what depends on the data, what is drawn anew, and what training changes.
@@ -32,7 +33,7 @@ def describe(model):
     Args:
         model: Keras model that is built.
     """
-    layers = model._flatten_layers()
+    layers = layers_of(model)
     places = {}
     for layer in layers:
         places.setdefault(layer.name, len(places))
@@ -40,7 +41,7 @@ def describe(model):
             places.setdefault(operation.name, len(places))
     return [
         {"layer": layer.name, "class": type(layer).__name__, "config": _config(layer, places)}
-        for layer in sorted(layers, key=lambda layer: bool(layer._layers))  # by themselves first
+        for layer in sorted(layers, key=has_layers)  # by themselves first
         if not isinstance(layer, keras.layers.InputLayer)
     ]
 

@@ -5,6 +5,7 @@ import json
 
 from tf_onebit.callbacks import fit, training_state
 from tf_onebit.callbacks.fit_determinism import why_not_repeatable
+from tf_onebit.framework_internals.keras_models import build_from, set_first_epoch
 
 
 class Replay:
@@ -37,9 +38,9 @@ class Replay:
             steps: number of batches of an epoch, or None.
             state: of this process: dictionary of NumPy arrays.
         """
-        frame = fit.frame_of_fit(self._model)
-        epoch_iterator = frame.f_locals["epoch_iterator"]
-        self._model._initial_epoch = epoch
+        call = fit.calling_fit(self._model)
+        epoch_iterator = call.epoch_iterator
+        set_first_epoch(self._model, epoch)
         self.random_states = {
             int(earlier): random_state
             for earlier, random_state in json.loads(bytes(state["random_at_epoch_begin"])).items()
@@ -49,7 +50,7 @@ class Replay:
         if not self._workers.all_true(reason is None, "begin of training"):
             training_state.set_random_state(self._model, random_state)
             if batch > 0 and batch == steps:
-                self._model._initial_epoch = epoch + 1
+                set_first_epoch(self._model, epoch + 1)
             elif batch > 0:
                 print(
                     f"Epoch {epoch + 1} begins anew, from the weights after {batch} batches: its "
@@ -57,7 +58,7 @@ class Replay:
                     f"{reason or 'those of another worker may'}."
                 )
             return
-        for earlier in range(frame.f_locals["initial_epoch"], epoch):
+        for earlier in range(call.first_epoch, epoch):
             self._set_random_state_at_begin_of(earlier)
             with epoch_iterator.catch_stop_iteration():
                 for _, _, iterator in epoch_iterator:
@@ -87,12 +88,10 @@ class Replay:
 
     def go_on(self, state):
         """Brings back what Keras has reset at the beginning of the epoch, in its midst."""
-        frame = fit.frame_of_fit(self._model)
-        spec = frame.f_locals["epoch_iterator"]._distributed_dataset.element_spec
-        logs = self._logs(spec, state)
+        call = fit.calling_fit(self._model)
+        logs = self._logs(call.batch_spec, state)
         training_state.set_random_state(self._model, str(state["random"]))
-        # Which Keras takes for those of the last step, if all of the epoch have been made.
-        frame.f_locals["logs"].update(logs)
+        call.set_logs(logs)  # which count if all steps of the epoch have been made
 
     def _set_random_state_at_begin_of(self, epoch):
         """Sets the random state of an epoch, on which the order of its data may depend."""
@@ -106,7 +105,7 @@ class Replay:
         # Then there is nothing to log: their values so far are lost, the weights are not.
         with contextlib.suppress(Exception):
             if not self._workers.in_strategy:  # else Keras has done it
-                self._model._symbolic_build(data_batch=data)
+                build_from(self._model, data)
         training_state.assign_variables(self._model, state)
         training_state.set_random_state(self._model, before)
         with contextlib.suppress(Exception):

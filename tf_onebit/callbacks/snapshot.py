@@ -3,6 +3,7 @@
 import numpy as np
 
 from tf_onebit.callbacks import training_state
+from tf_onebit.framework_internals.keras_optimizers import learning_rate_setting_of
 from tf_onebit.training.model_optimizers import (
     batch_size_dependents,
     gradient_exchanges_of,
@@ -72,7 +73,7 @@ class Snapshot:
         weights = {id(v) for v in model.weights}  # without the states of generators
         going_on |= {id(v) for v in model.variables if id(v) not in weights}
         optimizers = optimizers_of(model)
-        going_on |= {id(inner_optimizer(o)._learning_rate) for o in optimizers}
+        going_on |= {id(learning_rate_setting_of(inner_optimizer(o))) for o in optimizers}
         sizes = [(owner, owner.global_batch_size) for owner, _ in batch_size_dependents(model)]
         training_state.assign_variables(model, self.state, except_for=going_on)
         training_state.load_exchanges(model, [self.state])

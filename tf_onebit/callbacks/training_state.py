@@ -7,13 +7,19 @@ import random
 import warnings
 
 import numpy as np
-from keras.src.backend.common import global_state
-from keras.src.random import seed_generator
 
 from tf_onebit.bmuf.synchronization import End
 from tf_onebit.exchanges import GradientSpec
 from tf_onebit.exchanges.state import part_of
-from tf_onebit.training.copies import copies_of
+from tf_onebit.framework_internals.keras_optimizers import (
+    accumulated_gradients_of,
+    trained_variables_of,
+)
+from tf_onebit.framework_internals.keras_random import (
+    global_generator_state,
+    set_global_generator_state,
+)
+from tf_onebit.framework_internals.tf_variables import copies_of
 from tf_onebit.training.model_optimizers import (
     flush_where_shown,
     gradient_exchanges_of,
@@ -69,7 +75,7 @@ def _collected(model):
     places = {id(variable): i for i, variable in enumerate(model.trainable_variables)}
     for i, optimizer in enumerate(optimizers_of(model)):
         if optimizer.built:
-            trained = [places.get(id(v), -1) for v in optimizer._trainable_variables]
+            trained = [places.get(id(v), -1) for v in trained_variables_of(optimizer)]
             state[f"optimizer_{i}/trained"] = np.array(trained, np.int64)
     for i, exchange in enumerate(gradient_exchanges_of(model)):
         built = exchange.states()
@@ -164,7 +170,7 @@ def accumulated_anew(model, states, parts):
     anew = {}
     for i, optimizer in enumerate(optimizers_of(model)):
         inner = inner_optimizer(optimizer)
-        accumulators = {id(v) for v in getattr(inner, "_accumulated_gradients", [])}
+        accumulators = {id(v) for v in accumulated_gradients_of(inner)}
         ratio = 1.0
         exchange = getattr(inner, "gradient_exchange", None)
         if exchange in exchanges:
@@ -234,9 +240,8 @@ def _build_delayed(model, exchange, built):
 def random_state():
     """The states of the global random generators of Python, NumPy and Keras: string."""
     name, keys, *rest = np.random.get_state()
-    generator = global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
-    keras_state = None if generator is None else np.array(generator.state).tolist()
-    return json.dumps([random.getstate(), [name, keys.tolist(), *rest], keras_state])
+    numpy = [name, keys.tolist(), *rest]
+    return json.dumps([random.getstate(), numpy, global_generator_state()])
 
 
 def set_random_state(model, state):
@@ -244,7 +249,7 @@ def set_random_state(model, state):
     python, numpy, keras_state = json.loads(state)
     if keras_state is not None:
         with model.distribute_strategy.scope():
-            seed_generator.global_seed_generator().state.assign(keras_state)
+            set_global_generator_state(keras_state)
     # Last: to make Keras' generator takes a random number.
     random.setstate((python[0], tuple(python[1]), python[2]))
     np.random.set_state(tuple(numpy))

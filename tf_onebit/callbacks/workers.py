@@ -9,6 +9,7 @@ import tensorflow as tf
 from tf_onebit.collectives.horovod_size import horovod_size_or_1
 from tf_onebit.collectives.requests import AllGather, one_request
 from tf_onebit.exchanges.handshake import gather_texts, handshake
+from tf_onebit.framework_internals.keras_models import strategy_of
 from tf_onebit.training.model_optimizers import gradient_exchanges_of
 
 # One name and shape for all that callbacks meet for: workers at different places meet, too.
@@ -40,7 +41,7 @@ class Workers:
                 f"{horovod_size_or_1()} workers of Horovod, and a model whose optimizer does not "
                 "connect them. Compile it with tf_onebit.horovod.DistributedOptimizer."
             )
-        self.in_strategy = model._distribute_strategy is not None
+        self.in_strategy = strategy_of(model) is not None
         # Where all workers are in this process, it is alone.
         alone = engine is None or len(engine.ranks) == engine.world_size
         self._engine = None if alone else engine

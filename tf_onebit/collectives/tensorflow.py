@@ -6,8 +6,8 @@ import tensorflow as tf
 
 from tf_onebit.collectives.engine import ProcessEngine
 from tf_onebit.collectives.ordered_sum import ordered_sum
-from tf_onebit.collectives.variable_creation import plain_variables
 from tf_onebit.collectives.wire_types import from_wire, to_wire
+from tf_onebit.framework_internals.tf_variables import plain_variables
 
 # What TensorFlow's collectives all carry. NCCL and processors alike: no bfloat16, no bytes.
 CARRIED = frozenset([tf.float16, tf.float32, tf.float64, tf.int32, tf.int64])

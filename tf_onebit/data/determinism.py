@@ -2,6 +2,8 @@
 
 import tensorflow as tf
 
+from tf_onebit.framework_internals.tf_datasets import graphs_of, reshuffles, seeds_of, sources_of
+
 
 def why_not_repeatable(dataset):
     """What makes it come in another order when a program is started again, as far as one can see.
@@ -26,23 +28,24 @@ def has_shuffle(dataset, within=None):
         dataset: `tf.data.Dataset`.
         within: tuple of names of classes of datasets: only what is behind one of these counts.
     """
-    if within is None and getattr(dataset, "_reshuffle_each_iteration", False):
+    if within is None and reshuffles(dataset):
         return True
     if within is not None and type(dataset).__name__ in within:
         within = None
-    return any(has_shuffle(source, within) for source in dataset._inputs())
+    return any(has_shuffle(source, within) for source in sources_of(dataset))
 
 
 def _random_without_seed(dataset):
     """Yields the names of operations in a dataset whose seeds are 0, which stands for any."""
-    if hasattr(dataset, "_seed2") and _is_zero(dataset._seed) and _is_zero(dataset._seed2):
+    seeds = seeds_of(dataset)
+    if seeds and all(map(_is_zero, seeds)):
         yield type(dataset).__name__.strip("_")
-    for wrapper in dataset._functions():
-        for operation in wrapper.function.graph.get_operations():
+    for graph in graphs_of(dataset):
+        for operation in graph.get_operations():
             seeds = _seeds_of(operation)
             if seeds and all(map(_is_zero, seeds)):
                 yield operation.type
-    for source in dataset._inputs():
+    for source in sources_of(dataset):
         yield from _random_without_seed(source)
 
 

@@ -4,12 +4,12 @@ import contextlib
 import random
 import warnings
 
+import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.trainers import data_adapters
-from keras.src.trainers.data_adapters import data_adapter_utils
 
 from tf_onebit.data.determinism import has_shuffle, why_not_repeatable
+from tf_onebit.framework_internals.keras_data import batches_of_py_dataset, spec_of_py_dataset
 
 
 class DatasetEpochs:
@@ -94,9 +94,7 @@ class PyDatasetEpochs:
         self._py_dataset = py_dataset
         self._epoch = 0
         self._is_begun = False
-        self.element_spec = data_adapter_utils.get_tensor_spec(
-            [self._adapter()._standardize_batch(py_dataset[0])]
-        )
+        self.element_spec = spec_of_py_dataset(py_dataset)
 
     def open(self, seed, epoch):
         """Returns an iterator over the batches of an epoch, whose `close` stops their workers."""
@@ -110,7 +108,7 @@ class PyDatasetEpochs:
             self._begin(seed)
             self.end(seed)
         self._begin(seed)
-        return self._batches()
+        return batches_of_py_dataset(self._py_dataset)
 
     def end(self, seed):
         """To be called when all samples of the epoch have been trained on."""
@@ -126,23 +124,8 @@ class PyDatasetEpochs:
                 self._py_dataset.on_epoch_begin()
             self._is_begun = True
 
-    def _batches(self):
-        # A queue of Keras that was stopped keeps what was in it for its next epoch.
-        adapter = self._adapter()
-        try:
-            yield from adapter._get_iterator()
-        finally:
-            if adapter.enqueuer is not None:
-                # What failed in batches that nobody wants does not matter.
-                with contextlib.suppress(Exception):
-                    adapter.enqueuer.stop()
-
-    def _adapter(self):
-        return data_adapters.PyDatasetAdapter(self._py_dataset)
-
     def _has_hooks(self):
-        base = data_adapters.py_dataset_adapter.PyDataset
-        own = type(self._py_dataset)
+        base, own = keras.utils.PyDataset, type(self._py_dataset)
         return (own.on_epoch_begin, own.on_epoch_end) != (base.on_epoch_begin, base.on_epoch_end)
 
 

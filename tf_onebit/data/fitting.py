@@ -1,11 +1,11 @@
 """How `ResizableBatches` come into Keras' `fit`."""
 
-import inspect
-
 import tensorflow as tf
-from keras.src.backend.tensorflow.trainer import TFEpochIterator
 
 from tf_onebit.data.partition import partition_in_fit
+from tf_onebit.framework_internals.class_changes import become
+from tf_onebit.framework_internals.keras_calls import data_request
+from tf_onebit.framework_internals.keras_data import TFEpochIterator
 
 
 class InFit(tf.distribute.DistributedDataset):
@@ -29,8 +29,6 @@ class InFit(tf.distribute.DistributedDataset):
 def join_fit(rank, world_size):
     """Makes the epoch iterator of the `fit` that calls ask its data for steps.
 
-    Keras hands its data to nobody, and nobody to its data: the caller is found among the frames.
-
     Args:
         rank, world_size: what the user says of the processes, or None.
 
@@ -41,29 +39,16 @@ def join_fit(rank, world_size):
         ValueError: if another method than `fit` calls, or with arguments that say the size of
             minibatches, their order or what is in them.
     """
-    frame = inspect.currentframe().f_back.f_back  # who asks for the data
-    epoch_iterator = frame.f_locals.get("self")
-    if not isinstance(epoch_iterator, TFEpochIterator):
-        raise _not_in_fit(frame.f_code.co_name)
-    arguments = frame.f_locals["kwargs"]
-    strategy = frame.f_locals["distribute_strategy"]
-    caller = frame.f_back
-    if caller.f_code.co_name != "fit":
-        raise _not_in_fit(f"model.{caller.f_code.co_name}")
-    if caller.f_locals.get("epoch_iterator") is not None:
-        raise _not_in_fit("model.fit as validation_data")
-    _require_nothing_else(arguments)
-    epoch_iterator.__class__ = _EpochIterator
-    return partition_in_fit(
-        caller.f_locals["self"], strategy, arguments["steps_per_execution"], rank, world_size
-    )
-
-
-def _not_in_fit(caller):
-    return ValueError(
-        "ResizableBatches are for training: model.fit(batches). Received: a call from "
-        f"{caller}. Give it arrays, a tf.data.Dataset or a PyDataset instead."
-    )
+    request = data_request()
+    if request.model is None:
+        raise ValueError(
+            "ResizableBatches are for training: model.fit(batches). Received: a call from "
+            f"{request.caller}. Give it arrays, a tf.data.Dataset or a PyDataset instead."
+        )
+    _require_nothing_else(request.arguments)
+    become(request.epoch_iterator, _EpochIterator)
+    steps = request.arguments["steps_per_execution"]
+    return partition_in_fit(request.model, request.strategy, steps, rank, world_size)
 
 
 def _require_nothing_else(arguments):

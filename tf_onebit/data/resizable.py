@@ -6,8 +6,6 @@ import warnings
 
 import numpy as np
 import tensorflow as tf
-from keras.src.random import seed_generator
-from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
 from tf_onebit.collectives.requests import AllGather, one_request
 from tf_onebit.data.fitting import InFit, join_fit
@@ -15,6 +13,8 @@ from tf_onebit.data.minibatch import Minibatch, Minibatches, MinibatchSpec, Peek
 from tf_onebit.data.partition import Partition
 from tf_onebit.data.prefetch import Loaded, Prefetcher
 from tf_onebit.data.sources import source_of
+from tf_onebit.framework_internals.keras_data import DataAdapter
+from tf_onebit.framework_internals.keras_random import make_default_seed
 
 
 class ResizableBatches(DataAdapter):
@@ -76,7 +76,7 @@ class ResizableBatches(DataAdapter):
         self, data, global_batch_size, *, shuffle=True, seed=None, rank=None, world_size=None
     ):
         if seed is None:
-            seed = seed_generator.make_default_seed()
+            seed = make_default_seed()
         self._seed = _whole("seed", seed, 0)
         if self._seed >= 2**63:  # states and messages hold 64 bits
             raise ValueError(f"seed must be less than 2**63. Received: seed={seed}.")

@@ -9,7 +9,8 @@ import contextlib
 import keras
 
 from tf_onebit.distribute.callback_files import write_apart
-from tf_onebit.training.frames import calling_method
+from tf_onebit.framework_internals.keras_calls import model_being_built
+from tf_onebit.framework_internals.keras_models import replace_next_build
 from tf_onebit.training.passes import follow
 
 _STEPS = ("train_step", "test_step", "predict_step")
@@ -21,14 +22,13 @@ def prepare(engine):
     Args:
         engine: `Engine` of the strategy whose scope is asked for.
     """
-    frame = _building_frame()
-    if frame is None:
+    model, fit = model_being_built()
+    if model is None:
         return
-    _build_as_in_one_process(frame.f_locals["self"])
-    fit = frame.f_back
-    if fit.f_code.co_name == "fit" and len(engine.ranks) < engine.world_size:
-        follow(fit.f_locals["epoch_iterator"], engine.whereabouts)
-        write_apart(fit.f_locals["callbacks"], engine)
+    _build_as_in_one_process(model)
+    if fit is not None and len(engine.ranks) < engine.world_size:
+        follow(fit.epoch_iterator, engine.whereabouts)
+        write_apart(fit.callbacks, engine)
 
 
 def _build_as_in_one_process(model):
@@ -39,20 +39,14 @@ def _build_as_in_one_process(model):
     """
     if all(_is_of_keras(model, step) for step in _STEPS):
         return
-    build = model._symbolic_build
 
-    def build_if_possible(*args, **kwargs):
-        del model._symbolic_build
+    def build_if_possible(build):
         if not _is_of_keras(model, "call"):
             # What it lacks, it gets in its first step. If that fails, the error is the step's own.
             with contextlib.suppress(Exception):
-                build(*args, **kwargs)
+                build()
 
-    model._symbolic_build = build_if_possible
-
-
-def _building_frame():
-    return calling_method("_maybe_symbolic_build", lambda owner: isinstance(owner, keras.Model))
+    replace_next_build(model, build_if_possible)
 
 
 def _is_of_keras(model, method):

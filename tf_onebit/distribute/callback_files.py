@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from tf_onebit.collectives.requests import AllGather, one_request
+from tf_onebit.framework_internals.class_changes import become, overlay
 
 # Keras' callbacks that write, and which of their attributes says where.
 _PLACES = {
@@ -31,10 +32,10 @@ def write_apart(callbacks, engine):
     save a model may take all workers. Those that see another file system write there.
 
     Args:
-        callbacks: what `fit` was given.
+        callbacks: list of those that `fit` was given.
         engine: `Engine` of the workers, all of which call this.
     """
-    writers = [c for c in _listed(callbacks) if _place_of(c) is not None]
+    writers = [c for c in callbacks if _place_of(c) is not None]
     for callback in writers:
         if isinstance(callback, _Elsewhere):  # from a fit that was interrupted
             callback._come_back()
@@ -90,12 +91,6 @@ def _is_marked(place, number):
     return any((parent / _MARK.format(number)).exists() for parent in pathlib.Path(place).parents)
 
 
-def _listed(callbacks):
-    if isinstance(callbacks, keras.callbacks.CallbackList):
-        return callbacks.callbacks
-    return [c for c in keras.tree.flatten(callbacks) if c is not None]
-
-
 def _is_within(path, place):
     rest = path.removeprefix(place)
     return path.startswith(place) and (not rest or rest[0] in f"{os.sep}.")
@@ -116,12 +111,12 @@ class _Elsewhere:
     """
 
     _folder = None
+    _class = None
 
     @staticmethod
     def begin(callback):
         """Makes a callback one of this class, until training has ended."""
-        cls = type(callback)
-        callback.__class__ = type(cls.__name__, (_Elsewhere, cls), {"_class": cls})
+        overlay(callback, _Elsewhere, _class=type(callback))
         # BackupAndRestore first reads what worker 0 has written.
         if not isinstance(callback, keras.callbacks.BackupAndRestore):
             callback._go()
@@ -145,7 +140,7 @@ class _Elsewhere:
             for name, path in self._paths.items():
                 setattr(self, name, path)
             del self._folder, self._paths
-        self.__class__ = self._class
+        become(self, self._class)
 
     def on_train_begin(self, logs=None):
         super().on_train_begin(logs)

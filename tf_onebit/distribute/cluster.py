@@ -7,11 +7,12 @@ import time
 import warnings
 
 import tensorflow as tf
-from tensorflow.compiler.xla.tsl.protobuf.coordination_config_pb2 import CoordinatedJob
-from tensorflow.python.distribute import multi_worker_util
-from tensorflow.python.eager import context as tf_context
 
 from tf_onebit.cluster_spec import addresses_of, host_and_port
+from tf_onebit.framework_internals.tf_strategies import (
+    configure_coordination_service,
+    has_coordination_service,
+)
 
 _POLL_SECONDS = 0.2
 SECONDS_TO_COME = 300
@@ -39,20 +40,9 @@ def _warn_of_one_worker():
 
 def configure_heartbeat(cluster_resolver, timeout_seconds):
     """Sets how long workers wait for a sign of life from each other."""
-    context = tf_context.context()
-    if context.coordination_service is not None:
-        return  # of an earlier strategy
-    spec = multi_worker_util.normalize_cluster_spec(cluster_resolver.cluster_spec())
-    context.configure_coordination_service(
-        service_type="standalone",
-        service_leader=multi_worker_util.coordination_leader(spec),
-        heartbeat_timeout_in_ms=int(1000 * (timeout_seconds or _SECONDS_WITHOUT_HEARTBEAT)),
-        coordinated_jobs=[
-            CoordinatedJob(name=job, num_tasks=spec.num_tasks(job))
-            for job in ("chief", "worker")
-            if job in spec.jobs
-        ],
-    )
+    if not has_coordination_service():  # else that of an earlier strategy
+        seconds = timeout_seconds or _SECONDS_WITHOUT_HEARTBEAT
+        configure_coordination_service(cluster_resolver.cluster_spec(), seconds)
 
 
 def wait_for_all(cluster_resolver, timeout_seconds):

@@ -4,9 +4,9 @@ import contextlib
 import functools
 
 import tensorflow as tf
-from tensorflow.python.eager import context as tf_context
 
 from tf_onebit.collectives.whereabouts import Board, Whereabouts
+from tf_onebit.framework_internals.tf_strategies import read_key, remove_key, write_key
 
 _PREFIX = "tf_onebit/whereabouts"
 _LEAST_SECONDS = 0.1  # the service takes 0 for no limit
@@ -17,19 +17,19 @@ class CoordinationBoard(Board):
 
     def leave(self, key, text):
         with _failing_as_connection():
-            tf_context.context().set_config_key_value(f"{_PREFIX}/{key}", text)
+            write_key(f"{_PREFIX}/{key}", text)
 
     def read(self, key, seconds=0.0):
         milliseconds = int(1000 * max(seconds, _LEAST_SECONDS))
         with _failing_as_connection():
             try:
-                return tf_context.context().get_config_key_value(f"{_PREFIX}/{key}", milliseconds)
+                return read_key(f"{_PREFIX}/{key}", milliseconds)
             except (tf.errors.DeadlineExceededError, tf.errors.NotFoundError):
                 return None
 
     def remove(self, key):
         with contextlib.suppress(tf.errors.OpError):
-            tf_context.context().delete_config_key_value(f"{_PREFIX}/{key}")
+            remove_key(f"{_PREFIX}/{key}")
 
 
 @contextlib.contextmanager

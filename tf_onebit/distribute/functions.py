@@ -3,7 +3,12 @@
 import weakref
 
 import tensorflow as tf
-from tensorflow.python.eager.def_function import Function
+
+from tf_onebit.framework_internals.tf_functions import (
+    is_compiled_by_xla,
+    is_function,
+    with_same_settings,
+)
 
 
 def is_lifted(function, devices):
@@ -11,10 +16,10 @@ def is_lifted(function, devices):
 
     What XLA compiles for GPUs is not: it stays a graph per replica, as under TensorFlow's own.
     """
-    if not isinstance(function, Function):
+    if not is_function(function):
         return False
     on_gpus = all(tf.DeviceSpec.from_string(device).device_type == "GPU" for device in devices)
-    return not (on_gpus and function._jit_compile)
+    return not (on_gpus and is_compiled_by_xla(function))
 
 
 class LiftedFunctions:
@@ -42,4 +47,4 @@ class LiftedFunctions:
         def on_replicas(*args, **kwargs):
             return self._run(on_replica, args, kwargs)
 
-        return function._clone(on_replicas)
+        return with_same_settings(function, on_replicas)

@@ -4,20 +4,12 @@ import functools
 
 import keras
 import tensorflow as tf
-from keras.src.backend.common import global_state
 
 from tf_onebit.distribute.replicas import all_finite, branch, exchange
 from tf_onebit.distribute.uneven_data import data_of_step, zero_without_data
+from tf_onebit.framework_internals.keras_optimizers import mix_in
 from tf_onebit.training.gradients import GradientExchange
-from tf_onebit.training.optimizer import Distributed, GlobalLossScale, distribute, settings
-
-
-def calling_optimizer():
-    """The Keras optimizer that is at work, or None."""
-    # The name scopes that Keras opens tell who opened them.
-    scopes = global_state.get_global_attribute("name_scope_stack")
-    caller = scopes[-1].caller if scopes else None
-    return caller if isinstance(caller, keras.optimizers.Optimizer) else None
+from tf_onebit.training.optimizer import Distributed, GlobalLossScale, settings
 
 
 def adopt(optimizer):
@@ -27,7 +19,7 @@ def adopt(optimizer):
     """
     if optimizer is not None and not _is_adopted(optimizer):
         scales_loss = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-        distribute(optimizer, _LossScaleUnderStrategy if scales_loss else _UnderStrategy)
+        mix_in(optimizer, _LossScaleUnderStrategy if scales_loss else _UnderStrategy)
 
 
 def require_adopted(optimizer, strategy):

@@ -10,9 +10,9 @@ import itertools
 import time
 
 import tensorflow as tf
-from tensorflow.python.distribute import multi_worker_util
 
 from tf_onebit.distribute.coordination_board import CoordinationBoard
+from tf_onebit.framework_internals.tf_strategies import place_in_cluster
 
 _strategies = itertools.count()
 _POLL_SECONDS = 1.0
@@ -32,9 +32,8 @@ def recovering(cluster_resolver, seconds):
     Raises:
         TimeoutError: if some do not come.
     """
-    spec, job = cluster_resolver.cluster_spec(), cluster_resolver.task_type
-    rank = multi_worker_util.id_in_cluster(spec, job, cluster_resolver.task_id)
-    others = set(range(multi_worker_util.worker_count(spec, job))) - {rank}
+    rank, world_size = place_in_cluster(cluster_resolver)
+    others = set(range(world_size)) - {rank}
     key = f"strategy_{next(_strategies)}"
     must_recover = "ended" in _exchanged(f"{key}/collectives", _state(rank), rank, others, seconds)
     yield must_recover

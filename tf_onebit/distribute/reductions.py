@@ -3,12 +3,11 @@
 import zlib
 
 import tensorflow as tf
-from keras.src.backend.tensorflow import trainer
-from tensorflow.python.distribute import distribute_utils, values_util
 
 from tf_onebit.collectives.requests import AllGather, AllReduce, one_request
 from tf_onebit.distribute.replicas import sum_of_replicas
-from tf_onebit.training.frames import caller_from_outside
+from tf_onebit.framework_internals.keras_calls import is_asked_for_metrics, is_asked_for_shapes
+from tf_onebit.framework_internals.tf_strategies import is_mirrored, mark_as_unsaveable, regroup
 
 _MUST_BE_ALIKE = (
     "Values to reduce must have one shape and one type on all replicas of all workers. Received: "
@@ -22,20 +21,14 @@ class Reducing:
 
     def reduce(self, reduce_op, value, axis):
         local = self.experimental_local_results
-        if _is_asked_by_keras("_maybe_symbolic_build"):
+        if is_asked_for_shapes():
             # Keras only looks at shapes and types. Those of the first batch may differ.
             return tf.nest.map_structure(lambda part: local(part)[0], value)
-        if _is_asked_by_keras("_reduce") and all(part.shape.rank == 0 for part in local(value)):
+        if is_asked_for_metrics() and all(part.shape.rank == 0 for part in local(value)):
             # Keras asks for every metric in every step, along an axis that scalars do not have. It
             # gets that of this worker, for nothing; those of an epoch are over all workers.
             return sum_of_replicas(local(value)) / len(local(value))
         return super().reduce(reduce_op, value, axis)
-
-
-def _is_asked_by_keras(function):
-    """Whether it is that function of Keras' that has called a strategy."""
-    caller = caller_from_outside()
-    return caller.f_code.co_name == function and caller.f_globals is vars(trainer)
 
 
 class ReducingExtended:
@@ -53,7 +46,7 @@ class ReducingExtended:
 
     def _reduce_one(self, reduce_op, value, destinations, options):
         is_of_replicas = isinstance(value, tf.distribute.DistributedValues)
-        is_between_workers = self._num_workers > 1 and not distribute_utils.is_mirrored(value)
+        is_between_workers = self._num_workers > 1 and not is_mirrored(value)
         if (is_between_workers or is_of_replicas) and self._is_ours([value]):
             return self._reduced(reduce_op, [value])[0]
         if is_between_workers and tf.executing_eagerly():
@@ -73,7 +66,7 @@ class ReducingExtended:
         """A value of all replicas, also where it is one object on all, and came only once."""
         if isinstance(value, tf.distribute.DistributedValues):
             return value
-        return distribute_utils.regroup((value,) * len(self._devices), always_wrap=True)
+        return regroup((value,) * len(self._devices), always_wrap=True)
 
     def _is_ours(self, values):
         """Whether to reduce values as gradients are: in graphs, where keys that stay matter.
@@ -81,7 +74,7 @@ class ReducingExtended:
         With a key for every call, as TensorFlow's own, no two steps could run in one loop, and
         each would leave some memory behind.
         """
-        if any(map(distribute_utils.is_mirrored, values)):
+        if any(map(is_mirrored, values)):
             return False
         dense = not any(isinstance(part, tf.IndexedSlices) for part in self._parts(values))
         return dense and (self._num_workers == 1 or not tf.executing_eagerly())
@@ -92,7 +85,7 @@ class ReducingExtended:
             _require_one_shape(column)
         totals = [sum_of_replicas(column) for column in columns]
         if self._num_workers > 1:
-            values_util.mark_as_unsaveable()  # what others must take part in
+            mark_as_unsaveable()  # what others must take part in
             request = AllReduce(totals, f"tf_onebit/reduce_{self._numbers.next()}")
             (totals,) = self.engine.run([one_request(request)])
         if reduce_op != tf.distribute.ReduceOp.MEAN:

@@ -1,9 +1,9 @@
 """From the replicas of `tf.distribute` to the workers of an exchange."""
 
 import tensorflow as tf
-from tensorflow.python.distribute import distribute_utils
 
 from tf_onebit.collectives.ordered_sum import added_in_order
+from tf_onebit.framework_internals.tf_strategies import regroup
 
 
 def exchange(context, gradient_exchange, gradients, variables, exchanging=None):
@@ -30,7 +30,7 @@ def exchange(context, gradient_exchange, gradients, variables, exchanging=None):
         else:
             total = [sum_of_replicas(column) for column in zip(*by_device, strict=True)]
             exchanged = exchanging([total], variables) * len(by_device)
-        return distribute_utils.regroup(tuple(exchanged))
+        return regroup(tuple(exchanged))
 
     return context.merge_call(merged, (list(gradients),))
 

@@ -6,11 +6,6 @@ import itertools
 
 import keras
 import tensorflow as tf
-from tensorflow.python.distribute import (
-    collective_all_reduce_strategy,
-    distribute_utils,
-    mirrored_strategy,
-)
 
 from tf_onebit.cluster_spec import require_valid
 from tf_onebit.collectives.lockstep import LockstepEngine
@@ -26,13 +21,19 @@ from tf_onebit.distribute.cluster import (
 )
 from tf_onebit.distribute.coordination_board import whereabouts_in_cluster
 from tf_onebit.distribute.functions import LiftedFunctions, is_lifted
-from tf_onebit.distribute.optimizer import adopt, calling_optimizer, require_adopted
+from tf_onebit.distribute.optimizer import adopt, require_adopted
 from tf_onebit.distribute.recovery import recovering
 from tf_onebit.distribute.reductions import Reducing, ReducingExtended
 from tf_onebit.distribute.server import sigterm_as_it_was, tend_server
 from tf_onebit.distribute.uneven_data import prepared, without_effect_of_empty_batches
 from tf_onebit.exchanges.schedule import delay_of
-from tf_onebit.training.calls import CallNumbers
+from tf_onebit.framework_internals.keras_optimizers import calling_optimizer
+from tf_onebit.framework_internals.tf_functions import CallNumbers
+from tf_onebit.framework_internals.tf_strategies import (
+    CollectiveAllReduceExtended,
+    MirroredExtended,
+    select_replica,
+)
 from tf_onebit.training.gradients import resolve_exchange
 from tf_onebit.training.model_optimizers import flush_where_shown, require_no_xla
 
@@ -90,7 +91,7 @@ class _ExchangingExtended(ReducingExtended):
             return super()._call_for_each_replica(fn, args, kwargs)
         # TensorFlow would start a thread, which merges with no others and, unlike this one,
         # cannot in a branch: gradient accumulation and loss scaling would fail.
-        args, kwargs = distribute_utils.select_replica(0, (args, kwargs))
+        args, kwargs = select_replica(0, (args, kwargs))
         context = _ReplicaContext(self._container_strategy(), self._id_in_cluster)
         with tf.device(self._devices[0]), context:
             return fn(*args, **kwargs)
@@ -123,7 +124,7 @@ class MirroredStrategy(_Exchanging, tf.distribute.MirroredStrategy):
         tf.distribute.Strategy.__init__(self, extended)
 
 
-class _MirroredExtended(_ExchangingExtended, mirrored_strategy.MirroredExtended):
+class _MirroredExtended(_ExchangingExtended, MirroredExtended):
     def _initialize_single_worker(self, devices):
         super()._initialize_single_worker(devices)
         self._num_workers, self._id_in_cluster = 1, 0
@@ -198,9 +199,7 @@ class MultiWorkerMirroredStrategy(_Exchanging, tf.distribute.MultiWorkerMirrored
         return result
 
 
-class _MultiWorkerExtended(
-    _ExchangingExtended, collective_all_reduce_strategy.CollectiveAllReduceExtended
-):
+class _MultiWorkerExtended(_ExchangingExtended, CollectiveAllReduceExtended):
     def __init__(self, container_strategy, cluster_resolver, communication_options):
         self._timeout_seconds = communication_options.timeout_seconds
         # Not for each collective: every one would leave threads behind.

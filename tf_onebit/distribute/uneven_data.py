@@ -4,11 +4,17 @@ import contextlib
 import threading
 
 import tensorflow as tf
-from keras.src.trainers.epoch_iterator import EpochIterator
-from tensorflow.python.distribute import input_lib
 
 from tf_onebit.collectives.requests import AllGather, one_request
-from tf_onebit.training.frames import calling_method
+from tf_onebit.framework_internals.class_changes import become, overlay
+from tf_onebit.framework_internals.keras_calls import epoch_iterator_being_made
+from tf_onebit.framework_internals.keras_data import set_number_of_batches
+from tf_onebit.framework_internals.keras_models import statistics_of
+from tf_onebit.framework_internals.tf_datasets import (
+    DistributedIterator,
+    DistributedIteratorSpec,
+    set_cardinality,
+)
 
 # TensorFlow makes the objects whose class is changed here; `__slots__`, because only objects of
 # the same layout can change places.
@@ -20,16 +26,15 @@ def prepared(dataset, strategy):
 
     def iterator_of(self):
         iterator = cls.__iter__(self)
-        iterator.__class__ = _Iterator
+        become(iterator, _Iterator)
         return iterator
 
-    dataset.__class__ = type(cls.__name__, (cls,), {"__slots__": (), "__iter__": iterator_of})
+    overlay(dataset, __slots__=(), __iter__=iterator_of)
     if strategy.extended.engine.world_size > 1:
-        dataset._cardinality = _common_cardinality(dataset.cardinality, strategy)
-        dataset._enable_get_next_as_optional = (
-            dataset._cardinality != tf.data.experimental.INFINITE_CARDINALITY
-        )
-        caller = _calling_epoch_iterator()
+        cardinality = _common_cardinality(dataset.cardinality, strategy)
+        is_infinite = cardinality == tf.data.experimental.INFINITE_CARDINALITY
+        set_cardinality(dataset, cardinality, is_infinite)
+        caller = epoch_iterator_being_made()
         if caller is not None:
             _count_together(caller, strategy)
     return dataset
@@ -42,16 +47,7 @@ def _count_together(epoch_iterator, strategy):
     common = _common_cardinality(unknown if mine is None else mine, strategy)
     common = None if common < 0 else common
     if common != mine:
-        adapter = epoch_iterator.data_adapter
-        cls = type(adapter)
-        adapter.__class__ = type(cls.__name__, (cls,), {"num_batches": common})
-        epoch_iterator._num_batches = common
-
-
-def _calling_epoch_iterator():
-    """The Keras `EpochIterator` that has its data distributed, or None."""
-    frame = calling_method("__init__", lambda owner: isinstance(owner, EpochIterator))
-    return None if frame is None else frame.f_locals["self"]
+        set_number_of_batches(epoch_iterator, common)
 
 
 def _common_cardinality(cardinality, strategy):
@@ -65,7 +61,7 @@ def _common_cardinality(cardinality, strategy):
     return min(cardinalities) if strategy.uneven_data == "stop" else max(cardinalities)
 
 
-class _Iterator(input_lib.DistributedIterator):
+class _Iterator(DistributedIterator):
     """Tells its strategy that what it reduces is the number of replicas with data."""
 
     __slots__ = ()
@@ -73,7 +69,7 @@ class _Iterator(input_lib.DistributedIterator):
     @property
     def _type_spec(self):
         spec = super()._type_spec
-        spec.__class__ = _IteratorSpec
+        become(spec, _IteratorSpec)
         return spec
 
     def get_next(self, name=None):
@@ -101,13 +97,13 @@ class _Iterator(input_lib.DistributedIterator):
             self._strategy.extended.counts_data = False
 
 
-class _IteratorSpec(input_lib.DistributedIteratorSpec):
+class _IteratorSpec(DistributedIteratorSpec):
     __slots__ = ()
     value_type = _Iterator
 
     def _from_components(self, components):
         iterator = super()._from_components(components)
-        iterator.__class__ = _Iterator
+        become(iterator, _Iterator)
         return iterator
 
 
@@ -179,9 +175,7 @@ def number_of_samples(batch):
 
 def _updated_by(model):
     """What a step of a Keras model updates beside its weights: statistics, metrics' variables."""
-    # Not `non_trainable_variables`, which are all weights of frozen layers as well.
-    of_layers = (v for layer in model._flatten_layers() for v in layer._non_trainable_variables)
-    statistics = {id(v): v for v in of_layers if v.dtype.startswith("float")}
+    statistics = {id(v): v for v in statistics_of(model) if v.dtype.startswith("float")}
     return list(statistics.values()), model.metrics_variables
 
 

@@ -7,9 +7,10 @@ import keras
 
 from tf_onebit.collectives.horovod import HorovodEngine
 from tf_onebit.exchanges import Threshold
+from tf_onebit.framework_internals.keras_optimizers import mix_in, trained_variables_of
 from tf_onebit.horovod.dead_reckoning import DeadReckoning
 from tf_onebit.horovod.gradients import require_not_distributed, require_op
-from tf_onebit.training.optimizer import distribute, settings
+from tf_onebit.training.optimizer import settings
 
 # What keras.optimizers.SGD must leave at its default, and why.
 _REFUSED = {
@@ -117,8 +118,8 @@ def AsynchronousOptimizer(
             f"timeout_seconds must be positive. Received: timeout_seconds={timeout_seconds}."
         )
     require_op(op)
-    _require_plain_variables(optimizer._trainable_variables if optimizer.built else [])
-    distribute(optimizer, _Asynchronous)
+    _require_plain_variables(trained_variables_of(optimizer) if optimizer.built else [])
+    mix_in(optimizer, _Asynchronous)
     optimizer.gradient_exchange = DeadReckoning(
         exchange,
         HorovodEngine(),

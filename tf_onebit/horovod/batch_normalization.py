@@ -4,7 +4,7 @@ import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
 
-from tf_onebit.training.calls import CallNumbers
+from tf_onebit.framework_internals.tf_functions import CallNumbers
 
 _numbers = CallNumbers()
 

@@ -3,6 +3,7 @@
 import horovod.tensorflow as hvd
 import keras
 
+from tf_onebit.framework_internals.keras_optimizers import learning_rate_setting_of, velocities_of
 from tf_onebit.training.model_optimizers import inner_optimizer
 
 
@@ -64,7 +65,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         self.current_epoch = None
 
     def on_train_begin(self, logs=None):
-        rate = getattr(self._optimizer, "_learning_rate", None)
+        rate = learning_rate_setting_of(self._optimizer)
         if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
             raise ValueError(
                 f"{type(self).__name__} sets the learning rate. Received: an optimizer with the "
@@ -103,15 +104,8 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         optimizer.learning_rate = self.initial_lr * self.multiplier(epoch)
         ratio = float(optimizer.learning_rate) / before if before else 1.0
         if self.momentum_correction and ratio != 1.0:
-            for velocity in _velocities(optimizer):
+            for velocity in velocities_of(optimizer):
                 velocity.assign(velocity * ratio)
-
-
-def _velocities(optimizer):
-    """Lists the velocities of an optimizer with a coefficient of momentum: variables."""
-    if not getattr(optimizer, "momentum", 0.0):
-        return []
-    return getattr(optimizer, "momentums", None) or getattr(optimizer, "_momentums", [])
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):

@@ -6,9 +6,12 @@ import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
 
-from tf_onebit.collectives.variable_creation import plain_variables
 from tf_onebit.exchanges.finite import values_of
 from tf_onebit.exchanges.schedule import delay_of
+from tf_onebit.framework_internals.keras_calls import find_fit
+from tf_onebit.framework_internals.keras_optimizers import mix_in
+from tf_onebit.framework_internals.tf_functions import drawn_tensors
+from tf_onebit.framework_internals.tf_variables import plain_variables
 from tf_onebit.horovod.accumulation import accumulated_steps
 from tf_onebit.horovod.compression import requested_exchange
 from tf_onebit.horovod.gradients import (
@@ -19,15 +22,13 @@ from tf_onebit.horovod.gradients import (
 )
 from tf_onebit.horovod.local_variables import LocalVariables, variables_of
 from tf_onebit.horovod.progress import compare
-from tf_onebit.training.calls import drawn_tensors
-from tf_onebit.training.frames import find_fit
 from tf_onebit.training.model_optimizers import (
     flush_where_shown,
     inner_optimizer,
     model_in_training,
     require_no_xla,
 )
-from tf_onebit.training.optimizer import Distributed, GlobalLossScale, distribute, settings
+from tf_onebit.training.optimizer import Distributed, GlobalLossScale, settings
 from tf_onebit.training.passes import follow_fit
 
 
@@ -135,10 +136,10 @@ def DistributedOptimizer(
     gradient_exchange = horovod_exchange(template, op, agreed, process_set, device_dense)
     inner.gradient_accumulation_steps = steps
     if inner is not optimizer:
-        distribute(optimizer, _ScaledOverHorovod)
+        mix_in(optimizer, _ScaledOverHorovod)
         optimizer.gradient_exchange = gradient_exchange
         inner.loss_scaled = True
-    distribute(inner, _OverHorovod)
+    mix_in(inner, _OverHorovod)
     inner.gradient_exchange = gradient_exchange
     inner.on_nonfinite = on_nonfinite
     inner.conversion = conversion

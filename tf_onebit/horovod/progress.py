@@ -14,16 +14,16 @@ def compare(fit, gradient_exchange):
     """Compares the batches and epochs of a `fit` between workers.
 
     Args:
-        fit: frame of Keras' `fit`.
+        fit: `FitCall`.
         gradient_exchange: `GradientExchange` of workers that make every step together.
 
     Raises:
         ValueError: on all workers, if their numbers differ.
     """
     numbers = [
-        ("number of batches in an epoch", _number(fit.f_locals["epoch_iterator"].num_batches)),
-        ("first epoch", str(fit.f_locals["initial_epoch"])),
-        ("last epoch", str(fit.f_locals["epochs"])),
+        ("number of batches in an epoch", _number(fit.number_of_batches)),
+        ("first epoch", str(fit.first_epoch)),
+        ("last epoch", str(fit.last_epoch)),
     ]
     group = gradient_exchange.group
     with tf.init_scope():  # also while the first step is traced

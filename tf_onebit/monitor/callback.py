@@ -7,10 +7,11 @@ import keras
 
 from tf_onebit.callbacks import fit
 from tf_onebit.exchanges.state import summed
+from tf_onebit.framework_internals.keras_calls import find_fit
+from tf_onebit.framework_internals.tf_variables import first_copy
 from tf_onebit.monitor.step_times import StepTimes, blocks_of, built_of
 from tf_onebit.monitor.tensorboard import Scalars
 from tf_onebit.monitor.timed_step import TimedStep
-from tf_onebit.training.copies import first_copy
 from tf_onebit.training.model_optimizers import (
     batch_size_dependents,
     gradient_exchanges_of,
@@ -124,9 +125,9 @@ class Monitor(keras.callbacks.Callback):
         self._optimizers = [o for o in optimizers if hasattr(o, "gradient_exchange")]
         if self.log_dir is not None:
             self._scalars = Scalars(self._folder())
-        frame = fit.find_fit(self.model)
-        self._data = None if frame is None else frame.f_locals.get("x")
-        self._samples = None if frame is None else self._samples_of_update(frame)
+        call = find_fit(self.model)
+        self._data = None if call is None else call.data
+        self._samples = None if call is None else self._samples_of_update(call)
         self._batch_size_dependents = [owner for owner, _ in batch_size_dependents(self.model)]
         self._times = StepTimes(self._exchanges, self._timed_step.recorder, self.timeline)
         self._timed_step.begin(self.model, self._exchanges)
@@ -205,9 +206,9 @@ class Monitor(keras.callbacks.Callback):
             settings["step/global_batch_size"] = known[0]
         return settings
 
-    def _samples_of_update(self, frame):
+    def _samples_of_update(self, call):
         """Of all workers, where Keras knows how many are in a batch; else None."""
-        samples = fit.batch_size_of(frame)
+        samples = call.batch_size
         if samples is None:
             return None
         # In a strategy Keras' batches are those of all its workers.

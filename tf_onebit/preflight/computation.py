@@ -7,11 +7,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_onebit.framework_internals.keras_models import inputs_of
+from tf_onebit.framework_internals.keras_optimizers import original_class
 from tf_onebit.measurement import Alone
 from tf_onebit.planner import Computation
 from tf_onebit.training.gradients import spec_of
 from tf_onebit.training.model_optimizers import inner_optimizer
-from tf_onebit.training.optimizer import original_class
 
 _RUNS, _MOST_SECONDS = 5, 3.0
 
@@ -275,7 +276,7 @@ def _inputs(model):
     """What a model is called with: structure of Keras tensors."""
     if isinstance(model, keras.Sequential):
         return model.inputs[0]
-    return getattr(model, "_inputs_struct", model.inputs)
+    return inputs_of(model)
 
 
 def _with_end(part):

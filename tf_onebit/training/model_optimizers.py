@@ -4,12 +4,14 @@ import contextlib
 
 import keras
 
-from tf_onebit.training.frames import calling_method
+from tf_onebit.framework_internals.keras_calls import model_in_train_step
+from tf_onebit.framework_internals.keras_models import (
+    END_OF_EPOCH,
+    SHOWING,
+    layers_of,
+    wrap_methods,
+)
 from tf_onebit.training.optimizer import Distributed
-from tf_onebit.training.shown import SHOWING, show_in
-
-# As soon as the last step of an epoch is over, and before it validates, `fit` asks for its metrics.
-_END_OF_EPOCH = "_get_metrics_result_or_logs"
 
 
 def optimizers_of(model):
@@ -34,7 +36,7 @@ def is_built(model):
 
     Those of a GAN are in the models that it holds. It is not built itself: it has no `call`.
     """
-    layers = [layer for layer in model._flatten_layers() if layer is not model]
+    layers = [layer for layer in layers_of(model) if layer is not model]
     return all(layer.built for layer in layers or [model])
 
 
@@ -105,7 +107,7 @@ def flush_where_shown(model):
         flush(model)
         yield
 
-    show_in(model, flushed, (*SHOWING, _END_OF_EPOCH))
+    wrap_methods(model, flushed, (*SHOWING, END_OF_EPOCH))
 
 
 def batch_size_dependents(model):
@@ -139,8 +141,7 @@ def model_in_training(optimizer):
     def trains(owner):
         return isinstance(owner, keras.Model) and optimizer in _distributed(owner)
 
-    frame = calling_method("train_step", trains)
-    return None if frame is None else frame.f_locals["self"]
+    return model_in_train_step(trains)
 
 
 def _distributed(model_or_optimizer):

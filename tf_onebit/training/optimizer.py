@@ -2,47 +2,9 @@
 
 import functools
 
-import keras
 import tensorflow as tf
 
-from tf_onebit.training.copies import assign_all, copies_of
-
-
-def subclass(optimizer_class, mixin):
-    """A subclass that carries its class's name, as Keras saves an optimizer by that."""
-    namespace = {
-        "__module__": optimizer_class.__module__,
-        "_original_class": _original(optimizer_class),
-    }
-    made = type(optimizer_class.__name__, (mixin, optimizer_class), namespace)
-    registered = keras.saving.get_registered_name(optimizer_class)
-    package, separator, name = registered.rpartition(">")
-    if separator:
-        # Not one of Keras' own. The name goes on standing for the original.
-        for cls in (made, keras.saving.get_registered_object(registered)):
-            keras.saving.register_keras_serializable(package, name)(cls)
-    return made
-
-
-def distribute(optimizer, mixin):
-    """Makes a Keras optimizer exchange its gradients. It stays the object that it is.
-
-    So all that a program has given it remains, also what its `get_config` does not know.
-
-    Args:
-        optimizer: `keras.optimizers.Optimizer`.
-        mixin: `Distributed` or `GlobalLossScale`, or a subclass.
-    """
-    optimizer.__class__ = subclass(type(optimizer), mixin)
-
-
-def original_class(optimizer):
-    """The class of a Keras optimizer, or what `subclass` has made its class from."""
-    return _original(type(optimizer))
-
-
-def _original(optimizer_class):
-    return getattr(optimizer_class, "_original_class", optimizer_class)
+from tf_onebit.framework_internals.tf_variables import assign_all, copies_of
 
 
 def settings(optimizer):

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 
+from tf_onebit.framework_internals.class_changes import overlay
 from tf_onebit.training.model_optimizers import optimizers_of
 
 
@@ -13,15 +14,16 @@ def follow_fit(fit, under_way=False):
     begin.
 
     Args:
-        fit: frame of Keras' `fit`.
+        fit: `FitCall`.
         under_way: whether its first epoch has begun already.
     """
-    iterator, model = fit.f_locals["epoch_iterator"], fit.f_locals["self"]
-    exchange = exchange_in_step(model)
+    exchange = exchange_in_step(fit.model)
     if exchange is None:
         return
-    before = functools.partial(_meet_before_epoch, model) if iterator.num_batches is None else None
-    follow(iterator, exchange.engine.whereabouts, before, under_way)
+    before = None
+    if fit.number_of_batches is None:
+        before = functools.partial(_meet_before_epoch, fit.model)
+    follow(fit.epoch_iterator, exchange.engine.whereabouts, before, under_way)
 
 
 def _meet_before_epoch(model):
@@ -49,12 +51,11 @@ def follow(epoch_iterator, whereabouts, before=None, under_way=False):
         before: what to call before every pass that is still to begin, without arguments.
         under_way: whether the first pass has begun already.
     """
-    cls = type(epoch_iterator)
-    if issubclass(cls, _Followed):
+    if isinstance(epoch_iterator, _Followed):
         return
     # Its class, and not the object, or that would be freed later than its data must end.
-    attributes = {"whereabouts": whereabouts, "before": staticmethod(before or (lambda: None))}
-    epoch_iterator.__class__ = type(cls.__name__, (_Followed, cls), attributes)
+    before = staticmethod(before or (lambda: None))
+    overlay(epoch_iterator, _Followed, whereabouts=whereabouts, before=before)
     if under_way:
         whereabouts.begin_pass()
         _follow_to_end(epoch_iterator.data_adapter, whereabouts)

@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from tf_onebit import ops
 from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, map_requests, tensors_of
-from tf_onebit.collectives.variable_creation import plain_variables
 from tf_onebit.exchanges.stages import Stages
+from tf_onebit.framework_internals.tf_variables import plain_variables
 
 # What Horovod's timeline calls these.
 WAITS = "WAIT_FOR_DATA"

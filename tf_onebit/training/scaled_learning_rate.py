@@ -4,7 +4,7 @@ import math
 
 import tensorflow as tf
 
-from tf_onebit.training.copies import first_copy
+from tf_onebit.framework_internals.tf_variables import first_copy
 
 
 class ScaledLearningRate:
@@ -15,7 +15,7 @@ class ScaledLearningRate:
     """
 
     _updates_under_way = 0
-    _scaling = None
+    scaling = None
 
     def _backend_apply_gradients(self, grads, trainable_variables):
         self._updates_under_way += 1  # replicas have threads of their own
@@ -26,10 +26,10 @@ class ScaledLearningRate:
 
     def _get_current_learning_rate(self):
         learning_rate = super()._get_current_learning_rate()
-        if self._scaling is None or (tf.executing_eagerly() and not self._updates_under_way):
+        if self.scaling is None or (tf.executing_eagerly() and not self._updates_under_way):
             return learning_rate
         learning_rate = tf.convert_to_tensor(learning_rate)
-        return learning_rate * tf.cast(self._scaling.factor, learning_rate.dtype)
+        return learning_rate * tf.cast(self.scaling.factor, learning_rate.dtype)
 
 
 class LearningRateFactor:
@@ -54,7 +54,7 @@ class LearningRateFactor:
 
 def learning_rate_of(optimizer):
     """The learning rate of an optimizer's next step, with the factor: float."""
-    scaling = getattr(optimizer, "_scaling", None)
+    scaling = getattr(optimizer, "scaling", None)
     return own_learning_rate_of(optimizer) * (1.0 if scaling is None else float(scaling.factor))
 
 

@@ -1,0 +1,138 @@
+"""What Keras models keep to themselves."""
+
+import functools
+
+# The public methods that show a model, or what it has learned, to the user. Whoever assigns weights
+# means those that are shown.
+SHOWING = (
+    *("evaluate", "export", "get_weights", "predict", "save", "save_weights"),
+    *("predict_on_batch", "test_on_batch", "load_weights", "set_weights"),
+    *("get_state_tree", "set_state_tree"),
+)
+# The method that `fit` calls as soon as the last step of an epoch is over, before it validates
+# (keras/src/backend/tensorflow/trainer.py:405; keras/src/trainers/trainer.py:1035).
+END_OF_EPOCH = "_get_metrics_result_or_logs"
+
+
+def layers_of(model):
+    """Returns a model and all layers in it: list.
+
+    Relies on `Layer._flatten_layers` (keras/src/layers/layer.py:1708).
+    """
+    return model._flatten_layers()
+
+
+def has_layers(layer):
+    """Tells whether a layer is made of others.
+
+    Relies on `Layer._layers` (keras/src/layers/layer.py:391).
+    """
+    return bool(layer._layers)
+
+
+def statistics_of(model):
+    """Returns the variables that layers of a model keep but never train: list.
+
+    Not `non_trainable_variables`, which are all weights of frozen layers as well. Relies on
+    `Layer._non_trainable_variables` (keras/src/layers/layer.py:390).
+    """
+    return [v for layer in layers_of(model) for v in layer._non_trainable_variables]
+
+
+def strategy_of(model):
+    """Returns the `tf.distribute.Strategy` in whose scope a model was made, or None.
+
+    Relies on `TensorFlowTrainer._distribute_strategy`
+    (keras/src/backend/tensorflow/trainer.py:37); the public `distribute_strategy` is never None.
+    """
+    return model._distribute_strategy
+
+
+def inputs_of(model):
+    """Returns what a model that is no `Sequential` is called with: structure of Keras tensors.
+
+    Relies on `Function._inputs_struct` (keras/src/ops/function.py:58).
+    """
+    return getattr(model, "_inputs_struct", model.inputs)
+
+
+def build_from(model, batch):
+    """Gives a model the variables that Keras gives it in the first step, with those of metrics.
+
+    Relies on `Trainer._symbolic_build` (keras/src/trainers/trainer.py:1125).
+
+    Args:
+        model: Keras model, compiled.
+        batch: structure of tensors or of `tf.TensorSpec`.
+    """
+    model._symbolic_build(data_batch=batch)
+
+
+def replace_next_build(model, function):
+    """Has a function called where Keras builds a model next.
+
+    Relies on `TensorFlowTrainer._maybe_symbolic_build`, which calls `self._symbolic_build`
+    (keras/src/backend/tensorflow/trainer.py:740).
+
+    Args:
+        model: Keras model.
+        function: of Keras' own build, which needs no arguments.
+    """
+    build = model._symbolic_build
+
+    def build_next(*args, **kwargs):
+        del model._symbolic_build
+        function(functools.partial(build, *args, **kwargs))
+
+    model._symbolic_build = build_next
+
+
+def set_first_epoch(model, epoch):
+    """Sets the epoch that the next `fit` of a model, or the one that begins, starts with.
+
+    Relies on `Trainer._initial_epoch`, which counts for more than the argument unless it is None
+    or 0 (keras/src/trainers/trainer.py:28; keras/src/backend/tensorflow/trainer.py:392).
+
+    Args:
+        model: Keras model.
+        epoch: counted from 0, or None for that of the argument.
+    """
+    model._initial_epoch = epoch
+
+
+def logs_of_epoch(model, logs):
+    """Returns what Keras logs for an epoch, given what the last step has returned.
+
+    Relies on `Trainer._get_metrics_result_or_logs` (keras/src/trainers/trainer.py:1035).
+    """
+    return model._get_metrics_result_or_logs(logs)
+
+
+def wrap_methods(model, context, names=SHOWING):
+    """Has methods of a model run in a context, until `unwrap_methods`.
+
+    Relies on Keras calling them as `self.name(...)`.
+
+    Args:
+        model: Keras model.
+        context: function that makes a context manager.
+        names: of the methods.
+    """
+    for name in names:
+        method = getattr(type(model), name).__get__(model)
+        setattr(model, name, _in_context(method, context))
+
+
+def unwrap_methods(model, names=SHOWING):
+    """Ends what `wrap_methods` began."""
+    for name in names:
+        vars(model).pop(name, None)
+
+
+def _in_context(method, context):
+    @functools.wraps(method)
+    def wrapped(*args, **kwargs):
+        with context():
+            return method(*args, **kwargs)
+
+    return wrapped

@@ -1,0 +1,95 @@
+"""The insides of `tf.distribute`, and the coordination service of its clusters."""
+
+from tensorflow.compiler.xla.tsl.protobuf.coordination_config_pb2 import CoordinatedJob
+from tensorflow.python.distribute import multi_worker_util
+from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
+from tensorflow.python.distribute.distribute_utils import is_mirrored, regroup, select_replica
+from tensorflow.python.distribute.mirrored_strategy import MirroredExtended
+from tensorflow.python.distribute.values_util import mark_as_unsaveable
+from tensorflow.python.eager import context as tf_context
+
+__all__ = [
+    # tensorflow/python/distribute/collective_all_reduce_strategy.py:334
+    "CollectiveAllReduceExtended",
+    "MirroredExtended",  # tensorflow/python/distribute/mirrored_strategy.py:310
+    "configure_coordination_service",
+    "has_coordination_service",
+    "is_mirrored",  # tensorflow/python/distribute/distribute_utils.py:398
+    "mark_as_unsaveable",  # tensorflow/python/distribute/values_util.py:371
+    "place_in_cluster",
+    "read_key",
+    "regroup",  # tensorflow/python/distribute/distribute_utils.py:58
+    "remove_key",
+    "select_replica",  # tensorflow/python/distribute/distribute_utils.py:157
+    "write_key",
+]
+
+
+def place_in_cluster(cluster_resolver):
+    """Returns the rank of this process in a cluster, and the number of its workers.
+
+    Relies on `id_in_cluster` and `worker_count`
+    (tensorflow/python/distribute/multi_worker_util.py:232, 211).
+    """
+    spec, job = cluster_resolver.cluster_spec(), cluster_resolver.task_type
+    rank = multi_worker_util.id_in_cluster(spec, job, cluster_resolver.task_id)
+    return rank, multi_worker_util.worker_count(spec, job)
+
+
+def has_coordination_service():
+    """Tells whether a coordination service has been configured for this process.
+
+    Relies on `Context.coordination_service` (tensorflow/python/eager/context.py:942).
+    """
+    return tf_context.context().coordination_service is not None
+
+
+def configure_coordination_service(cluster_spec, heartbeat_timeout_seconds):
+    """Configures the service that tells workers of a cluster who is gone.
+
+    Relies on `Context.configure_coordination_service` (tensorflow/python/eager/context.py:903), as
+    `CollectiveAllReduceExtended` calls it where there is none yet
+    (tensorflow/python/distribute/collective_all_reduce_strategy.py:562).
+
+    Args:
+        cluster_spec: `tf.train.ClusterSpec`.
+        heartbeat_timeout_seconds: after which a worker without a sign of life is gone.
+    """
+    spec = multi_worker_util.normalize_cluster_spec(cluster_spec)
+    tf_context.context().configure_coordination_service(
+        service_type="standalone",
+        service_leader=multi_worker_util.coordination_leader(spec),
+        heartbeat_timeout_in_ms=int(1000 * heartbeat_timeout_seconds),
+        coordinated_jobs=[
+            CoordinatedJob(name=job, num_tasks=spec.num_tasks(job))
+            for job in ("chief", "worker")
+            if job in spec.jobs
+        ],
+    )
+
+
+def write_key(key, text):
+    """Has the coordination service keep a text.
+
+    Relies on `Context.set_config_key_value` (tensorflow/python/eager/context.py:945).
+    """
+    tf_context.context().set_config_key_value(key, text)
+
+
+def read_key(key, milliseconds):
+    """Returns a text that the coordination service keeps, or will within some time.
+
+    Relies on `Context.get_config_key_value` (tensorflow/python/eager/context.py:951).
+
+    Raises:
+        tf.errors.DeadlineExceededError, tf.errors.NotFoundError: if there is none.
+    """
+    return tf_context.context().get_config_key_value(key, milliseconds)
+
+
+def remove_key(key):
+    """Has the coordination service forget a text.
+
+    Relies on `Context.delete_config_key_value` (tensorflow/python/eager/context.py:960).
+    """
+    tf_context.context().delete_config_key_value(key)
