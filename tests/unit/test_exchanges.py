@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import functools
 import types
 
 import numpy as np
@@ -57,7 +56,6 @@ EXCHANGES = {
 STEPS = 3
 
 
-@functools.cache
 def run(name, dtype, world_size):
     """What some steps of an exchange give."""
     rng = np.random.default_rng(11)
@@ -81,49 +79,43 @@ def run(name, dtype, world_size):
     return list(map(collections.namedtuple("Step", names)._make, steps))
 
 
-def for_every_exchange(test):
-    runs = [("float32", 1), ("float32", 2), ("float32", 3), ("float32", 5), ("float32", 8)]
-    runs += [(dtype, size) for dtype in ("float16", "bfloat16", "float64") for size in (1, 3)]
-    over_runs = pytest.mark.parametrize(("dtype", "world_size"), runs)
-    return pytest.mark.parametrize("name", EXCHANGES)(over_runs(test))
+RUNS = [("float32", 1), ("float32", 2), ("float32", 3), ("float32", 5), ("float32", 8)]
+RUNS += [(dtype, size) for dtype in ("float16", "bfloat16", "float64") for size in (1, 3)]
 
 
-@for_every_exchange
-def test_all_ranks_end_bitwise_equal(name, dtype, world_size):
-    for step in run(name, dtype, world_size):
-        for mine in step.exchanged[1:]:
-            for tensor, first in zip(mine, step.exchanged[0], strict=True):
-                assert as_float64(tensor).tobytes() == as_float64(first).tobytes()
-
-
-@for_every_exchange
-def test_shapes_and_dtypes_stay(name, dtype, world_size):
-    for step in run(name, dtype, world_size):
-        for mine in step.exchanged:
-            assert [tuple(tensor.shape) for tensor in mine] == SHAPES
-            assert {tensor.dtype.name for tensor in mine} == {dtype}
-
-
-@for_every_exchange
-def test_flags_are_zero_for_all_ranks(name, dtype, world_size):
-    for step in run(name, dtype, world_size):
+@pytest.mark.parametrize("name", EXCHANGES)
+@pytest.mark.parametrize(("dtype", "world_size"), RUNS)
+def test_every_exchange_keeps_its_promises(name, dtype, world_size):
+    steps = run(name, dtype, world_size)
+    for step in steps:
+        assert_that_ranks_end_bitwise_equal(step)
+        assert_that_shapes_and_dtypes_stay(step, dtype)
         for flags in step.flags:
             assert flags.numpy().tolist() == [0] * world_size
-
-
-@for_every_exchange
-def test_reported_bytes_are_those_in_the_requests(name, dtype, world_size):
-    for step in run(name, dtype, world_size):
         assert step.reported_bytes == step.sent_bytes
         assert (step.sent_bytes[0] > 0) == (world_size > 1)
+        if not name.startswith(("transformed", "adagrad")):
+            # test_one_bit.py and test_transforms.py say what transforms do.
+            assert_that_what_is_not_quantized_is_the_scaled_sum(step, name, dtype, world_size)
+    assert_that_what_is_exchanged_is_not_zero(steps, name, dtype)
 
 
-@for_every_exchange
-def test_what_is_exchanged_is_not_zero(name, dtype, world_size):
-    *_, last = steps = run(name, dtype, world_size)
+def assert_that_ranks_end_bitwise_equal(step):
+    for mine in step.exchanged[1:]:
+        for tensor, first in zip(mine, step.exchanged[0], strict=True):
+            assert as_float64(tensor).tobytes() == as_float64(first).tobytes()
+
+
+def assert_that_shapes_and_dtypes_stay(step, dtype):
+    for mine in step.exchanged:
+        assert [tuple(tensor.shape) for tensor in mine] == SHAPES
+        assert {tensor.dtype.name for tensor in mine} == {dtype}
+
+
+def assert_that_what_is_exchanged_is_not_zero(steps, name, dtype):
     if name.startswith("threshold") and dtype != "float64":
         # Most values wait, and in the first exchange all may.
-        assert any(np.any(as_float64(tensor)) for tensor in last.exchanged[0])
+        assert any(np.any(as_float64(tensor)) for tensor in steps[-1].exchanged[0])
         return
     for step in steps:
         for tensor, shape in zip(step.exchanged[0], SHAPES, strict=True):
@@ -136,18 +128,14 @@ def is_exact(name, dtype, shape):
     return len(shape) < 2 and not name.startswith("threshold")
 
 
-@for_every_exchange
-def test_what_is_not_quantized_is_the_scaled_sum(name, dtype, world_size):
-    if name.startswith(("transformed", "adagrad")):
-        return  # test_one_bit.py and test_transforms.py say what transforms do.
+def assert_that_what_is_not_quantized_is_the_scaled_sum(step, name, dtype, world_size):
     # Each worker's value may be rounded on the way, and in sums that are larger than itself.
     rounding = 2 * world_size * ROUNDING.get(dtype, 1e-15)
-    for step in run(name, dtype, world_size):
-        for i, shape in enumerate(SHAPES):
-            if is_exact(name, dtype, shape):
-                parts = [as_float64(mine[i]) for mine in step.gradients]
-                error = np.abs(as_float64(step.exchanged[0][i]) - np.mean(parts, axis=0))
-                assert (error <= rounding * np.mean(np.abs(parts), axis=0)).all()
+    for i, shape in enumerate(SHAPES):
+        if is_exact(name, dtype, shape):
+            parts = [as_float64(mine[i]) for mine in step.gradients]
+            error = np.abs(as_float64(step.exchanged[0][i]) - np.mean(parts, axis=0))
+            assert (error <= rounding * np.mean(np.abs(parts), axis=0)).all()
 
 
 @pytest.mark.parametrize(
