@@ -8,7 +8,7 @@ because the import starts no threads.
     command = server.command(["-c", "print(1)"])  # what to start, in place of Python
 
 The process that is started, fork_client.py, hands its arguments, environment, folder and standard
-streams to the fork. It passes on signals, and ends as the fork does. If it is killed, so is the fork.
+streams to the fork. It passes on signals, and ends as the fork does. Who kills it kills the fork.
 
 Forks of one server hash strings alike, so their sets have the same order. No test would notice
 workers that rely on it. So there are two servers: one for even ranks, and one for odd ones.

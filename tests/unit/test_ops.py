@@ -16,17 +16,6 @@ SHAPES = [(1, 1), (33,), (31, 1), (1, 33), (), (10, 100), (3, 3, 4, 24), (0,), (
 MIN_COLUMN_SIZE, MAX_COLUMN_SIZE = 32, 64
 STEPS = 2
 
-every_setting = [
-    pytest.mark.parametrize("error_feedback", [True, False], ids=["feedback", "no_feedback"]),
-    pytest.mark.parametrize("levels", ["mean", "symmetric"]),
-    pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"]),
-    pytest.mark.parametrize("world_size", [1, 2, 3, 5, 8]),
-]
-
-
-def for_every_setting(test):
-    return functools.reduce(lambda wrapped, mark: mark(wrapped), every_setting, test)
-
 
 def is_coded(shape):
     return len(shape) > 1
@@ -48,7 +37,6 @@ def all_columns():
     return slices, start
 
 
-@functools.cache
 def run(world_size, dtype, levels, error_feedback):
     """What ops and oracle give after some steps."""
     rng = np.random.default_rng(7)
@@ -92,37 +80,44 @@ def split_plain(tensors):
     return [as_float64(tensor) for tensor in tensors if not is_coded(tensor.shape)]
 
 
-@for_every_setting
-def test_aggregate_is_the_sum_of_what_workers_sent(world_size, dtype, levels, error_feedback):
+@pytest.mark.parametrize("error_feedback", [True, False], ids=["feedback", "no_feedback"])
+@pytest.mark.parametrize("levels", ["mean", "symmetric"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5, 8])
+def test_two_steps_are_those_of_the_oracle(world_size, dtype, levels, error_feedback):
     result = run(world_size, dtype, levels, error_feedback)
+    assert_that_aggregate_is_the_sum_of_what_workers_sent(result)
+    assert_that_worker_residual_is_what_was_not_sent(result)
+    assert_that_shard_residual_is_what_was_not_sent(result)
+    assert_that_decoded_gradients_are_the_scaled_sum(result, world_size, dtype)
+    assert_that_plain_tensors_are_summed_in_float32(result, world_size, dtype)
+    assert_that_exchanged_gradients_have_the_shapes_and_the_dtype_of_the_local_ones(result, dtype)
+    assert_that_sum_of_squares_is_that_of_the_residual(result)
+    assert_that_aggregate_op_gives_the_bits_of_its_two_halves(result)
+    assert_that_flags_of_finite_gradients_are_zero(result)
+
+
+def assert_that_aggregate_is_the_sum_of_what_workers_sent(result):
     aggregate = np.concatenate([aggregate for aggregate, _ in result.sums])
     assert_close(aggregate, result.oracle.aggregate)
 
 
-@for_every_setting
-def test_worker_residual_is_what_was_not_sent(world_size, dtype, levels, error_feedback):
-    result = run(world_size, dtype, levels, error_feedback)
+def assert_that_worker_residual_is_what_was_not_sent(result):
     for residual, worker in zip(result.residuals, result.oracle.workers, strict=True):
         assert_close(residual, worker.residual)
 
 
-@for_every_setting
-def test_shard_residual_is_what_was_not_sent(world_size, dtype, levels, error_feedback):
-    result = run(world_size, dtype, levels, error_feedback)
+def assert_that_shard_residual_is_what_was_not_sent(result):
     residual = np.concatenate([variable.numpy() for variable in result.shard_residuals])
     assert_close(residual, result.oracle.owners.residual)
 
 
-@for_every_setting
-def test_decoded_gradients_are_the_scaled_sum(world_size, dtype, levels, error_feedback):
-    result = run(world_size, dtype, levels, error_feedback)
+def assert_that_decoded_gradients_are_the_scaled_sum(result, world_size, dtype):
     expected = result.expected_sum / world_size
     assert_close(coded_values(result.exchanged), expected, relative=ROUNDING[dtype])
 
 
-@for_every_setting
-def test_plain_tensors_are_summed_in_float32(world_size, dtype, levels, error_feedback):
-    result = run(world_size, dtype, levels, error_feedback)
+def assert_that_plain_tensors_are_summed_in_float32(result, world_size, dtype):
     plain = map(split_plain, result.gradients)
     sums = [np.sum(tensors, axis=0) for tensors in zip(*plain, strict=True)]
     for _, plain_of_rank in result.sums:
@@ -132,27 +127,19 @@ def test_plain_tensors_are_summed_in_float32(world_size, dtype, levels, error_fe
         assert_close(tensor, total / world_size, relative=ROUNDING[dtype])
 
 
-@for_every_setting
-def test_exchanged_gradients_have_the_shapes_and_the_dtype_of_the_local_ones(
-    world_size, dtype, levels, error_feedback
-):
-    result = run(world_size, dtype, levels, error_feedback)
+def assert_that_exchanged_gradients_have_the_shapes_and_the_dtype_of_the_local_ones(result, dtype):
     assert [tuple(tensor.shape) for tensor in result.exchanged] == SHAPES
     assert {tensor.dtype.name for tensor in result.exchanged} == {dtype}
 
 
-@for_every_setting
-def test_sum_of_squares_is_that_of_the_residual(world_size, dtype, levels, error_feedback):
-    result = run(world_size, dtype, levels, error_feedback)
+def assert_that_sum_of_squares_is_that_of_the_residual(result):
     for (_, squares), residual in zip(result.encoded, result.residuals, strict=True):
         assert_close(squares, np.square(as_float64(residual)).sum(), relative=1e-5)
     for (_, squares), residual in zip(result.sent, result.shard_residuals, strict=True):
         assert_close(squares, np.square(as_float64(residual)).sum(), relative=1e-5)
 
 
-@for_every_setting
-def test_aggregate_op_gives_the_bits_of_its_two_halves(world_size, dtype, levels, error_feedback):
-    result = run(world_size, dtype, levels, error_feedback)
+def assert_that_aggregate_op_gives_the_bits_of_its_two_halves(result):
     for rank, (message, squares, plain) in enumerate(result.fused):
         np.testing.assert_array_equal(message, result.sent[rank][0])
         np.testing.assert_array_equal(squares, result.sent[rank][1])
@@ -160,8 +147,6 @@ def test_aggregate_op_gives_the_bits_of_its_two_halves(world_size, dtype, levels
         np.testing.assert_array_equal(result.fused_residuals[rank], result.shard_residuals[rank])
 
 
-@for_every_setting
-def test_flags_of_finite_gradients_are_zero(world_size, dtype, levels, error_feedback):
-    result = run(world_size, dtype, levels, error_feedback)
+def assert_that_flags_of_finite_gradients_are_zero(result):
     assert not np.any(result.received[:, :, 0])
     assert not np.any(result.messages[:, 0])

@@ -54,7 +54,6 @@ def write(codes, step=1.0, padding=0):
     return np.array([*header, *codes, *[0] * padding], np.uint32).view(np.int32)
 
 
-@functools.cache
 def run(dtype, part_size, capacity):
     """What some steps of one worker give: the messages, and values before and after."""
     rng = np.random.default_rng(7)
@@ -68,52 +67,51 @@ def run(dtype, part_size, capacity):
     return steps
 
 
-def for_every_setting(test):
-    return every_dtype(every_part_size(every_capacity(test)))
-
-
-@for_every_setting
-def test_messages_are_those_of_the_paper(dtype, part_size, capacity):
-    for corrected, messages, _ in run(dtype, part_size, capacity):
-        for part, message in zip(parts_of(part_size), messages, strict=True):
-            expected, _, exceeding = oracle.encode(corrected[part], TAU, capacity)
-            assert message.sent() == expected
-            assert (message.count, message.exceeding) == (len(expected), exceeding)
-
-
-@for_every_setting
-def test_residual_is_what_was_not_sent(dtype, part_size, capacity):
-    for corrected, _, residual in run(dtype, part_size, capacity):
-        for part in parts_of(part_size):
-            _, expected, _ = oracle.encode(corrected[part], TAU, capacity)
-            # What waits has been subtracted and added again.
-            is_exact = abs(corrected[part]) <= 2 * TAU
-            np.testing.assert_array_equal(residual[part][is_exact], expected[is_exact])
-            np.testing.assert_allclose(residual[part], expected, rtol=1e-6)
-
-
-@for_every_setting
-def test_sent_and_residual_are_what_came_in(dtype, part_size, capacity):
+@every_dtype
+@every_part_size
+@every_capacity
+def test_some_steps_of_a_worker_are_those_of_the_oracle(dtype, part_size, capacity):
     for corrected, messages, residual in run(dtype, part_size, capacity):
-        total = residual.astype(np.float64)
-        for part, message in zip(parts_of(part_size), messages, strict=True):
-            for index, sign in message.sent():
-                total[part.start + index] += sign * np.float64(np.float32(TAU))
-        is_exact = abs(corrected) <= 2 * TAU
-        np.testing.assert_array_equal(total[is_exact], corrected[is_exact])
-        np.testing.assert_allclose(total, corrected, rtol=1e-6)
+        assert_that_messages_are_those_of_the_paper(corrected, messages, part_size, capacity)
+        assert_that_residual_is_what_was_not_sent(corrected, residual, part_size, capacity)
+        assert_that_sent_and_residual_are_what_came_in(corrected, messages, residual, part_size)
+        assert_that_headers_say_what_follows(messages, residual, part_size, capacity)
 
 
-@for_every_setting
-def test_headers_say_what_follows(dtype, part_size, capacity):
-    for _, messages, residual in run(dtype, part_size, capacity):
-        for part, message in zip(parts_of(part_size), messages, strict=True):
-            assert message.words == HEADER_WORDS + message.count
-            assert len(message.padding) == capacity - message.count
-            assert not message.padding.any()
-            assert (message.flag, message.step) == (0, 3.0)
-            squares = np.square(residual[part], dtype=np.float64).sum()
-            np.testing.assert_allclose(message.squares, squares, rtol=1e-5)
+def assert_that_messages_are_those_of_the_paper(corrected, messages, part_size, capacity):
+    for part, message in zip(parts_of(part_size), messages, strict=True):
+        expected, _, exceeding = oracle.encode(corrected[part], TAU, capacity)
+        assert message.sent() == expected
+        assert (message.count, message.exceeding) == (len(expected), exceeding)
+
+
+def assert_that_residual_is_what_was_not_sent(corrected, residual, part_size, capacity):
+    for part in parts_of(part_size):
+        _, expected, _ = oracle.encode(corrected[part], TAU, capacity)
+        # What waits has been subtracted and added again.
+        is_exact = abs(corrected[part]) <= 2 * TAU
+        np.testing.assert_array_equal(residual[part][is_exact], expected[is_exact])
+        np.testing.assert_allclose(residual[part], expected, rtol=1e-6)
+
+
+def assert_that_sent_and_residual_are_what_came_in(corrected, messages, residual, part_size):
+    total = residual.astype(np.float64)
+    for part, message in zip(parts_of(part_size), messages, strict=True):
+        for index, sign in message.sent():
+            total[part.start + index] += sign * np.float64(np.float32(TAU))
+    is_exact = abs(corrected) <= 2 * TAU
+    np.testing.assert_array_equal(total[is_exact], corrected[is_exact])
+    np.testing.assert_allclose(total, corrected, rtol=1e-6)
+
+
+def assert_that_headers_say_what_follows(messages, residual, part_size, capacity):
+    for part, message in zip(parts_of(part_size), messages, strict=True):
+        assert message.words == HEADER_WORDS + message.count
+        assert len(message.padding) == capacity - message.count
+        assert not message.padding.any()
+        assert (message.flag, message.step) == (0, 3.0)
+        squares = np.square(residual[part], dtype=np.float64).sum()
+        np.testing.assert_allclose(message.squares, squares, rtol=1e-5)
 
 
 @every_part_size
