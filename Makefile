@@ -4,16 +4,21 @@ PYTHON ?= python3.11
 VENV := .venv
 LIBRARY := tf_onebit/libtf_onebit_ops.so
 
-.PHONY: setup train test rehearse lint docs clean
+.PHONY: setup train test test-unit test-parallel rehearse lint docs clean
 
 setup: $(VENV)/.requirements $(VENV)/.package $(LIBRARY) $(VENV)/.horovod
 
 train: setup
 	$(VENV)/bin/python examples/speech/compare.py
 
-# First what runs in one process; then jobs, of which two at a time fill the pauses of each other.
-test: setup
+test: test-unit test-parallel
+
+# What runs in one process.
+test-unit: setup
 	$(VENV)/bin/python -m pytest tests/cc tests/unit tests/gpu --numprocesses auto
+
+# Jobs, of which two at a time fill the pauses of each other.
+test-parallel: setup
 	$(VENV)/bin/python -m pytest tests/parallel --numprocesses 2 --no-loadscope-reorder
 
 # Benchmarks and long trainings, as small as they can be: that they run, not what they measure.

@@ -68,9 +68,9 @@ class Worker:
             self._train_step(*next(self._batches)).numpy()
             time.sleep(self._pause * (time.perf_counter() - start))
             step_ends.append(time.time())
-            staleness.append(self._dead_reckoning.measures()["staleness"])
+            staleness.append(self._dead_reckoning.metrics()["staleness"])
         self._dead_reckoning.drain("the end of a stretch", last=True)
-        density = self._dead_reckoning.built[0].measures()["density"]
+        density = self._dead_reckoning.built[0].metrics()["density"]
         return {"step_ends": step_ends, "staleness": staleness, "density": density}
 
     def stretch_without_pump(self):

@@ -13,16 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 from launch import run_workers
-from network import hosts_on_a_bridge, rate_argument
-from report import (
-    Spread,
-    machine_facts,
-    plain,
-    print_machine_facts,
-    print_table,
-    verdict,
-    write_json,
-)
+from report import Spread, print_table, verdict
+from rows import add_rates, check, milliseconds_text, reports_by_rate, write_reports
 
 WORKER = pathlib.Path(__file__).with_name("block_worker.py")
 
@@ -60,10 +52,7 @@ def measure(row, network, arguments):
             *("--turns", str(arguments.turns)),
         ],
     )
-    if len({result["checksum"] for result in results}) > 1:
-        raise RuntimeError(f"{row.name}: the workers' weights differ after the last block.")
-    if not np.all(np.isfinite([result["losses"] for result in results])):
-        raise RuntimeError(f"{row.name}: the loss is not finite.")
+    check(row.name, results)
     # By turn: the slowest worker's time in blocks, over what workers take on their own.
     alone, together = (
         np.array([result[f"{kind}_seconds"] for result in results])
@@ -91,7 +80,7 @@ def report(title, summaries):
     table = []
     for summary in summaries:
         milliseconds = {
-            key: Spread(*(1e3 * value for value in summary[key])).text(0)
+            key: milliseconds_text(summary[key], 0)
             for key in ("step_seconds", "synchronization_seconds", "all_reduce_seconds")
             if key in summary
         }
@@ -124,34 +113,23 @@ def judge(rate, summaries, rows):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rate", type=rate_argument, nargs="+", default=["1gbit", "100mbit"])
+    add_rates(parser, "1gbit", "100mbit")
     parser.add_argument("--steps", type=int, default=64, help="of each turn, in whole blocks")
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--rows", type=int, nargs="+", default=range(len(ROWS)), help="by number")
+    parser.add_argument(
+        "--rows", type=int, nargs="+", default=[*range(len(ROWS))], help="by number"
+    )
     parser.add_argument("--output", default="results/block.json")
     arguments = parser.parse_args()
-    facts = machine_facts()
-    print_machine_facts(facts)
-    reports = []
-    for rate in arguments.rate:
+
+    def measure_rate(rate, network):
         # Where nothing is claimed at a rate, it would only take long.
         rows = [ROWS[i] for i in arguments.rows if rate in ROWS[i].limits or rate != "100mbit"]
-        with hosts_on_a_bridge(2, rate) as network:
-            goodput = network.goodput_bits_per_second()
-            print(f"\nrate {rate}: TCP goodput between two hosts {goodput / 1e6:.0f} Mbit/s")
-            summaries = [measure(row, network, arguments) for row in rows]
+        summaries = [measure(row, network, arguments) for row in rows]
         report(f"2 workers, links of {rate}", summaries)
-        reports.append(
-            {
-                "rate": rate,
-                "goodput_bits_per_second": goodput,
-                "rows": list(map(plain, summaries)),
-                "verdicts": judge(rate, summaries, rows),
-            }
-        )
-        settings = {k: list(v) if isinstance(v, range) else v for k, v in vars(arguments).items()}
-        content = {"machine": facts, "arguments": settings, "rates": reports}
-        write_json(arguments.output, content)
+        return summaries, judge(rate, summaries, rows)
+
+    write_reports(arguments, "rates", reports_by_rate(arguments.rate, 2, measure_rate))
 
 
 if __name__ == "__main__":

@@ -128,7 +128,7 @@ def main():
         "together_seconds": together,
         "synchronization_seconds": synchronizations,
         "losses": losses,
-        "checksum": float(sum(tf.reduce_sum(v) for v in model.trainable_variables)),
+        "weights_checksum": float(sum(tf.reduce_sum(v) for v in model.trainable_variables)),
     }
     if arguments.exchange == "full precision":
         exchanged = [v.value for v in model.trainable_variables]

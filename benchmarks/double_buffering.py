@@ -17,63 +17,43 @@ that is busier than in computation alone, a step is longer, however well it over
 """
 
 import argparse
-from typing import NamedTuple
 
 import numpy as np
-from launch import run_workers
 from network import hosts_on_a_bridge, rate_argument
-from report import (
-    Spread,
-    machine_facts,
-    plain,
-    print_machine_facts,
-    print_table,
-    verdict,
-    write_json,
+from report import Spread, plain, print_table, verdict
+from rows import (
+    Row,
+    add_turns,
+    in_turns,
+    interface_and_memory_cells,
+    milliseconds_text,
+    paired_ratio,
+    pooled,
+    summarize,
+    train,
+    write_reports,
 )
-from step import WORKER, paired_ratio, pooled
 
 FAST_RATE = "1gbit"
 # What a delayed step may take, in those of computation alone.
 FAST_LIMIT, SLOW_LIMIT = 1.08, 1.15
 
 
-class Row(NamedTuple):
-    """A way to exchange the gradients, with the arguments that make a worker use it."""
-
-    name: str
-    options: tuple
-    is_slow: bool = False
-
-
-COMPUTATION = Row("computation alone", ("--send-nothing",))
-DELAYED = Row("delayed, fast links", ("--delay", "1"))
-COMMUNICATION = Row("communication alone, slow links", ("--compute-nothing",), is_slow=True)
-SLOW_DELAYED = Row("delayed, slow links", ("--delay", "1"), is_slow=True)
-SLOW = Row("not delayed, slow links", (), is_slow=True)
-ROWS = COMPUTATION, DELAYED, COMMUNICATION, SLOW_DELAYED, SLOW
+COMPUTATION = Row("computation alone", "one_bit", ("--send-nothing",), ends_alike=False)
+DELAYED = Row("delayed, fast links", "one_bit", ("--delay", "1"))
+COMMUNICATION = Row(
+    "communication alone, slow links", "one_bit", ("--compute-nothing",), ends_alike=False
+)
+SLOW_DELAYED = Row("delayed, slow links", "one_bit", ("--delay", "1"))
+SLOW = Row("not delayed, slow links", "one_bit")
+ON_FAST_LINKS, ON_SLOW_LINKS = (COMPUTATION, DELAYED), (COMMUNICATION, SLOW_DELAYED, SLOW)
+ROWS = ON_FAST_LINKS + ON_SLOW_LINKS
 
 
 def run(row, engine, rate, arguments):
-    """Runs fresh workers once. Returns the list of their results."""
+    """Trains a row on fresh workers: list of their results."""
     with hosts_on_a_bridge(arguments.workers, rate) as network:
-        results = run_workers(
-            network,
-            WORKER,
-            [
-                *("--engine", engine, "--exchange", "one_bit", "--interface", network.interface),
-                *("--steps", str(arguments.steps), "--inter-op-threads", "2"),
-                *row.options,
-            ],
-        )
-    if not np.all(np.isfinite(pooled(results, "losses"))):
-        raise RuntimeError(f"{row.name}: the loss is not finite.")
-    if (
-        row not in (COMPUTATION, COMMUNICATION)
-        and len({r["weights_checksum"] for r in results}) > 1
-    ):
-        raise RuntimeError(f"{row.name}: the workers' weights differ after the last step.")
-    return results
+        return train(row._replace(engine=engine), network, arguments.steps)
 
 
 def slow_rate(engine, arguments):
@@ -97,30 +77,19 @@ def _in_megabits(rate):
 
 
 def measure(engine, arguments):
-    """Returns the rate of slow links, and for each row its rounds: lists of workers' results."""
-    rate, rounds = arguments.slow_rate or slow_rate(engine, arguments), {row: [] for row in ROWS}
-    print(f"  {engine}: slow links have {rate}", flush=True)
-    for number in range(arguments.rounds):
-        for row in ROWS:
-            results = run(row, engine, rate if row.is_slow else FAST_RATE, arguments)
-            rounds[row].append(results)
-            milliseconds = 1e3 * np.median(pooled(results, "step_seconds"))
-            print(f"  round {number + 1}, {engine}, {row.name}: {milliseconds:.1f} ms", flush=True)
-    return rate, rounds
+    """Returns the rate of slow links, and by row the rounds, each a list of workers' results."""
+    slow = arguments.slow_rate or slow_rate(engine, arguments)
+    print(f"  {engine}: slow links have {slow}", flush=True)
+
+    def train_row(row):
+        return run(row, engine, FAST_RATE if row in ON_FAST_LINKS else slow, arguments)
+
+    return slow, in_turns(ROWS, arguments.rounds, train_row, note=f"{engine}, ")
 
 
-def summarize(row, rounds):
-    results = [result for workers in rounds for result in workers]
-    return {
-        "row": row.name,
-        "step_seconds": Spread.of(pooled(results, "step_seconds")),
-        "round_medians_seconds": [
-            float(np.median(pooled(workers, "step_seconds"))) for workers in rounds
-        ],
-        "processor_seconds": Spread.of([r["processor_seconds_per_step"] for r in results]),
-        "interface_bytes": Spread.of([r["interface_bytes_per_step"] for r in results]),
-        "peak_memory_bytes": Spread.of([r["peak_memory_bytes"] for r in results]),
-    }
+def summary_of(row, rounds):
+    busy = [result["processor_seconds_per_step"] for workers in rounds for result in workers]
+    return {**summarize(row, rounds), "processor_seconds": Spread.of(busy)}
 
 
 def report(engine, rate, summaries):
@@ -128,16 +97,13 @@ def report(engine, rate, summaries):
     alone = summaries[COMPUTATION]
     table = []
     for summary in summaries.values():
-        ratios = paired_ratio(summary, alone)
-        memory = summary["peak_memory_bytes"].median - alone["peak_memory_bytes"].median
         table.append(
             [
                 summary["row"],
-                Spread(*(1e3 * value for value in summary["step_seconds"])).text(),
-                ratios.text(2),
+                milliseconds_text(summary["step_seconds"]),
+                paired_ratio(summary, alone).text(2),
                 f"{1e3 * summary['processor_seconds'].median:.0f}",
-                f"{summary['interface_bytes'].median / 1e6:.3f}",
-                f"{memory / 1e6:+.0f}",
+                *interface_and_memory_cells(summary, alone),
             ]
         )
     header = ["", "ms per step", "x computation alone", "busy ms", "MB on the interface", "peak MB"]
@@ -157,32 +123,22 @@ def report(engine, rate, summaries):
     ]
 
 
+def reports_by_engine(arguments):
+    for engine in arguments.engine:
+        rate, rounds = measure(engine, arguments)
+        summaries = {row: summary_of(row, rounds[row]) for row in ROWS}
+        verdicts = report(engine, rate, summaries)
+        rows = [plain(summary) for summary in summaries.values()]
+        yield {"engine": engine, "slow_rate": rate, "rows": rows, "verdicts": verdicts}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--slow-rate", type=rate_argument, help="default: as computation is slow")
-    parser.add_argument(
-        "--engine",
-        nargs="+",
-        choices=["horovod", "tensorflow"],
-        default=["horovod", "tensorflow"],
-    )
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=20, help="timed steps per round")
-    parser.add_argument("--rounds", type=int, default=5, help="times that each row is measured")
+    add_turns(parser, rounds=5)
     parser.add_argument("--output", default="results/double_buffering.json")
     arguments = parser.parse_args()
-
-    facts = machine_facts()
-    print_machine_facts(facts)
-    engines = []
-    for engine in arguments.engine:
-        rate, rounds = measure(engine, arguments)
-        summaries = {row: summarize(row, rounds[row]) for row in ROWS}
-        verdicts = report(engine, rate, summaries)
-        rows = [plain(summary) for summary in summaries.values()]
-        engines.append({"engine": engine, "slow_rate": rate, "rows": rows, "verdicts": verdicts})
-        content = {"machine": facts, "arguments": vars(arguments), "engines": engines}
-        write_json(arguments.output, content)
+    write_reports(arguments, "engines", reports_by_engine(arguments))
 
 
 if __name__ == "__main__":

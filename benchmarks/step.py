@@ -13,23 +13,23 @@ rows see the same drift of the machine.
 import argparse
 import itertools
 import math
-import pathlib
-from typing import NamedTuple
+import os
 
-import numpy as np
-from launch import run_workers
-from network import hosts_on_a_bridge, rate_argument
-from report import (
-    Spread,
-    machine_facts,
-    plain,
-    print_machine_facts,
-    print_table,
-    verdict,
-    write_json,
+from report import print_table, verdict
+from rows import (
+    Row,
+    add_rates,
+    add_turns,
+    in_turns,
+    interface_and_memory_cells,
+    milliseconds_text,
+    paired_ratio,
+    reports_by_rate,
+    summarize,
+    train,
+    write_reports,
 )
 
-WORKER = pathlib.Path(__file__).with_name("step_worker.py")
 NO_COMMUNICATION = "no communication"
 HOROVOD_FP32 = "Horovod fp32"
 HOROVOD_ONE_BIT = "1-bit"
@@ -42,20 +42,11 @@ TARGET_DENSITY = 0.001
 THRESHOLD_LIMITS = {"1gbit": 1.2, "100mbit": 1.25}
 
 
-class Row(NamedTuple):
-    """One way to exchange the gradients, with the arguments that make a worker use it."""
-
-    name: str
-    exchange: str
-    options: tuple = ()
-    engine: str = "horovod"
-
-
 def make_rows(arguments):
     methods, engines = arguments.method, arguments.engine
     threshold = "--target-density", str(TARGET_DENSITY)
     threshold += "--warm-up-steps", str(arguments.warm_up_steps)
-    rows = [Row(NO_COMMUNICATION, "none"), Row(HOROVOD_FP32, "horovod_fp32")]
+    rows = [Row(NO_COMMUNICATION, "none", ends_alike=False), Row(HOROVOD_FP32, "horovod_fp32")]
     if "horovod" in engines and "one_bit" in methods:
         rows += _horovod_rows(arguments.max_column_size, arguments.bucket_bytes)
     if "tensorflow" in engines and "one_bit" in methods:
@@ -91,77 +82,25 @@ def _horovod_rows(max_column_sizes, bucket_sizes_bytes):
     return rows
 
 
-def measure(rows, rate, arguments):
-    """Returns, for each row, its rounds, each a list of the workers' results."""
-    rounds = {row.name: [] for row in rows}
-    with hosts_on_a_bridge(arguments.workers, rate) as network:
-        goodput = network.goodput_bits_per_second() if arguments.workers > 1 else math.nan
-        print(f"\nrate {rate}: TCP goodput between two hosts {goodput / 1e6:.0f} Mbit/s")
-        for number in range(arguments.rounds):
-            for row in rows:
-                results = run_workers(
-                    network,
-                    WORKER,
-                    [
-                        *("--engine", row.engine, "--exchange", row.exchange),
-                        *("--interface", network.interface),
-                        *("--steps", str(arguments.steps)),
-                        *("--inter-op-threads", str(arguments.inter_op_threads)),
-                        *row.options,
-                    ],
-                )
-                check_training(row, results)
-                rounds[row.name].append(results)
-                milliseconds = 1e3 * Spread.of(pooled(results, "step_seconds")).median
-                print(f"  round {number + 1}, {row.name}: {milliseconds:.1f} ms", flush=True)
-    return goodput, rounds
-
-
-def check_training(row, results):
-    """A row counts only if it trained: finite losses, and the same weights on all workers."""
-    if not np.all(np.isfinite(pooled(results, "losses"))):
-        raise RuntimeError(f"{row.name}: the loss is not finite.")
-    if row.name != NO_COMMUNICATION and len({r["weights_checksum"] for r in results}) > 1:
-        raise RuntimeError(f"{row.name}: the workers' weights differ after the last step.")
-
-
-def pooled(results, key):
-    return [value for result in results for value in result[key]]
-
-
-def sent_bytes(row, results, num_workers):
+def sent_bytes(row, result, num_workers):
     """Bytes that a worker sends per step by the arithmetic of the exchange, by kind."""
-    num_values = sum(math.prod(shape) for shape in results[0]["tensor_shapes"])
+    num_values = sum(math.prod(shape) for shape in result["tensor_shapes"])
     ring = 2 * (num_workers - 1) / num_workers * num_values
     if row.name in (HOROVOD_FP32, TENSORFLOW_STOCK, TENSORFLOW_FULL_PRECISION):
         return {"full precision": 4 * ring}
     if row.exchange == "horovod_fp16":
         return {"half precision": 2 * ring}
-    return results[0]["sent_bytes"]
+    return result["sent_bytes"]
 
 
-def summarize(row, rounds, num_workers):
-    results = [result for workers in rounds for result in workers]
+def summary_of(row, rounds, num_workers):
+    result = rounds[0][0]  # of the first worker: all send alike
     return {
-        "row": row.name,
-        "step_seconds": Spread.of(pooled(results, "step_seconds")),
-        "round_medians_seconds": [
-            float(np.median(pooled(workers, "step_seconds"))) for workers in rounds
-        ],
-        "sent_bytes": sent_bytes(row, results, num_workers),
-        "interface_bytes": Spread.of([r["interface_bytes_per_step"] for r in results]),
-        "peak_memory_bytes": Spread.of([r["peak_memory_bytes"] for r in results]),
-        "tensor_shapes": results[0]["tensor_shapes"],
-        "measures": results[0]["measures"],
+        **summarize(row, rounds),
+        "sent_bytes": sent_bytes(row, result, num_workers),
+        "tensor_shapes": result["tensor_shapes"],
+        "measures": result["measures"],
     }
-
-
-def paired_ratio(numerator, denominator):
-    """Spread of the ratio of two rows' medians over the rounds."""
-    pairs = zip(
-        numerator["round_medians_seconds"], denominator["round_medians_seconds"], strict=True
-    )
-    return Spread.of([a / b for a, b in pairs])
 
 
 def report(title, summaries):
@@ -169,17 +108,14 @@ def report(title, summaries):
     alone, horovod = by_name[NO_COMMUNICATION], by_name[HOROVOD_FP32]
     table = []
     for summary in summaries:
-        seconds = summary["step_seconds"]
-        memory = summary["peak_memory_bytes"].median - alone["peak_memory_bytes"].median
         table.append(
             [
                 summary["row"],
-                Spread(*(1e3 * value for value in seconds)).text(),
+                milliseconds_text(summary["step_seconds"]),
                 paired_ratio(summary, alone).text(2),
                 paired_ratio(horovod, summary).text(2),
                 f"{sum(summary['sent_bytes'].values()) / 1e6:.3f}",
-                f"{summary['interface_bytes'].median / 1e6:.3f}",
-                f"{memory / 1e6:+.0f}",
+                *interface_and_memory_cells(summary, alone),
             ]
         )
     header = ["", "ms per step", "x no communication", "speed-up over fp32"]
@@ -243,24 +179,12 @@ def judge(rate, summaries, num_workers):
     return verdicts
 
 
-def main():
+def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--rate", type=rate_argument, nargs="+", default=["1gbit", "none"], help="of each link"
-    )
-    parser.add_argument(
-        "--engine",
-        nargs="+",
-        choices=["horovod", "tensorflow"],
-        default=["horovod", "tensorflow"],
-        help="who carries the messages of the rows beside the first two",
-    )
-    parser.add_argument(
-        "--method", nargs="+", choices=["one_bit", "threshold"], default=["one_bit", "threshold"]
-    )
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=20, help="timed steps per round")
-    parser.add_argument("--rounds", type=int, default=3, help="times that each row is measured")
+    add_rates(parser, "1gbit", "none")
+    add_turns(parser, rounds=3)
+    methods = ["one_bit", "threshold"]
+    parser.add_argument("--method", nargs="+", choices=methods, default=methods)
     parser.add_argument(
         "--warm-up-steps",
         type=int,
@@ -271,30 +195,26 @@ def main():
     parser.add_argument("--max-column-size", type=int, nargs="+", default=[None])
     parser.add_argument("--bucket-bytes", type=int, nargs="+", default=[None])
     parser.add_argument("--output", default="results/step.json")
-    arguments = parser.parse_args()
+    return parser.parse_args()
 
-    facts = machine_facts()
-    print_machine_facts(facts)
-    if arguments.workers > facts["cores"]:
-        print(f"{arguments.workers} workers share {facts['cores']} cores: times mean little.")
-    rows = make_rows(arguments)
-    reports = []
-    for rate in arguments.rate:
-        goodput, rounds = measure(rows, rate, arguments)
-        summaries = [summarize(row, rounds[row.name], arguments.workers) for row in rows]
-        report(f"{arguments.workers} workers, links of {rate}", summaries)
-        verdicts = judge(rate, summaries, arguments.workers)
-        reports.append(
-            {
-                "rate": rate,
-                "goodput_bits_per_second": goodput,
-                "rows": list(map(plain, summaries)),
-                "verdicts": verdicts,
-            }
-        )
-        # After every rate: a slow one that is given up does not take the others with it.
-        content = {"machine": facts, "arguments": vars(arguments), "rates": reports}
-        write_json(arguments.output, content)
+
+def main():
+    arguments = parse_arguments()
+    rows, workers = make_rows(arguments), arguments.workers
+    cores = len(os.sched_getaffinity(0))
+    if workers > cores:
+        print(f"{workers} workers share {cores} cores: times mean little.")
+
+    def train_row(row, network):
+        return train(row, network, arguments.steps, arguments.inter_op_threads)
+
+    def measure(rate, network):
+        rounds = in_turns(rows, arguments.rounds, lambda row: train_row(row, network))
+        summaries = [summary_of(row, rounds[row], workers) for row in rows]
+        report(f"{workers} workers, links of {rate}", summaries)
+        return summaries, judge(rate, summaries, workers)
+
+    write_reports(arguments, "rates", reports_by_rate(arguments.rate, workers, measure))
 
 
 if __name__ == "__main__":

@@ -274,7 +274,7 @@ def main():
         "interface_bytes_per_step": interface_bytes / arguments.steps,
         "peak_memory_bytes": peak_bytes,
         "weights_checksum": weights_checksum,
-        "measures": optimizer.gradient_exchange.measures() if exchange is not None else {},
+        "measures": optimizer.gradient_exchange.metrics() if exchange is not None else {},
         "sent_bytes": sent_bytes(optimizer, job.num_workers) if exchange is not None else {},
         "tensor_shapes": [tuple(variable.shape) for variable in model.trainable_variables],
     }

@@ -58,6 +58,7 @@ INCLUDED = {
     "../benchmarks/README.md": "benchmarks.md",
     "../examples/keras_fit/README.md": "examples_keras_fit.md",
     "../examples/speech/README.md": "examples_speech.md",
+    "../reproduction/README.md": "reproduction.md",
 }
 
 
@@ -68,4 +69,5 @@ def link_to_included(app, docname, source):
 
 def setup(app):
     app.connect("source-read", link_to_included)
+    app.connect("include-read", lambda app, path, *page: link_to_included(app, *page))
     return {"parallel_read_safe": True}

@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import inspect
 
 
 class Configurable:
@@ -61,3 +62,31 @@ def deserialize(description):
     if not isinstance(description, dict):
         return description
     return import_class(description["class"]).from_config(description["config"])
+
+
+def as_python(value, package=""):
+    """Returns the expression that makes what was serialized, without default arguments.
+
+    Args:
+        value: what `serialize` returned, or a JSON value.
+        package: what stands before the names of classes, as "tf_onebit.".
+
+    Example:
+        >>> from tf_onebit.exchanges import OneBit, WarmStart
+        >>> as_python(serialize(WarmStart(OneBit(min_size=64, exclude=["a"]), steps=5)))
+        "WarmStart(OneBit(min_size=64, exclude=['a']), steps=5)"
+    """
+    if isinstance(value, list):
+        return f"[{', '.join(as_python(item, package) for item in value)}]"
+    if not isinstance(value, dict) or set(value) != {"class", "config"}:
+        return repr(value)
+    cls = import_class(value["class"])
+    parameters = inspect.signature(cls).parameters
+    arguments = []
+    for name, given in value["config"].items():
+        default = parameters[name].default
+        if default is inspect.Parameter.empty:
+            arguments.append(as_python(given, package))
+        elif given != (list(default) if isinstance(default, tuple) else default):
+            arguments.append(f"{name}={as_python(given, package)}")
+    return f"{package}{cls.__name__}({', '.join(arguments)})"

@@ -143,11 +143,6 @@ class Layout:
     def worker_message_bytes(self):
         return self.shard_message_bytes + WORD_BYTES * self.plain_size
 
-    @property
-    def code_bytes(self):
-        """Bytes of all codes: one bit per value, columns rounded up to words."""
-        return WORD_BYTES * self.code_words
-
     def attributes(self):
         """The layout as attributes of the compiled ops."""
         return {

@@ -4,10 +4,10 @@ import numpy as np
 
 from tests.parallel.training import compiled
 from tf_onebit import FullPrecision
-from tf_onebit.block_momentum import BlockFilter
-from tf_onebit.callbacks.block_variables import block_variables
+from tf_onebit.bmuf.equations import BlockFilter
+from tf_onebit.bmuf.synchronization import BlockSynchronization
+from tf_onebit.bmuf.variables import block_variables
 from tf_onebit.collectives.lockstep import LockstepEngine
-from tf_onebit.training.blocks import BlockSynchronization
 
 
 class Lockstep:

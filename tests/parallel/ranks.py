@@ -8,7 +8,7 @@ import pickle
 import numpy as np
 import tensorflow as tf
 
-from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, observed
+from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, tap_requests
 
 
 @functools.cache
@@ -76,7 +76,7 @@ def assert_same_bits_on_all_ranks(arrays):
 
 def count_bytes(generator, world_size, sent_bytes):
     """Passes on the requests of an exchange, and appends what each makes this worker send."""
-    return observed(
+    return tap_requests(
         generator, lambda request: sent_bytes.append(request_bytes(request, world_size))
     )
 

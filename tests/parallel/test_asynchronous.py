@@ -120,7 +120,7 @@ def test_nobody_waits_for_a_worker_that_stands_still(after_a_drain, world_size):
     if rank() > 0:
         training.steps(50)
     # The first has made no step all that time, and meets them only here.
-    assert training.exchange.measures()["staleness"] >= (50 if rank() > 0 else 0)
+    assert training.exchange.metrics()["staleness"] >= (50 if rank() > 0 else 0)
     gather(None)
     training.end()
     assert_every_delta_is_applied_once(training, 1 / world_size)
@@ -133,7 +133,7 @@ def test_staleness_is_bounded(world_size):
     seen = []
     for _ in range(25):
         training.steps(1, seconds=0.02 if rank() == 0 else 0)
-        seen.append(training.exchange.measures()["staleness"])
+        seen.append(training.exchange.metrics()["staleness"])
     training.end()
     # By the time it is read the others can have gone on, and never be further behind.
     assert max(seen) <= bound
@@ -154,7 +154,7 @@ def test_steps_do_not_run_away_from_a_slow_network(world_size, monkeypatch):
     monkeypatch.setattr(pump, "_gather", slowly)
     training = Training(EXCHANGES["given"])
     training.steps(60)
-    delay = training.exchange.measures()["delay"]
+    delay = training.exchange.metrics()["delay"]
     training.end()
     assert max(in_a_round) > 1  # steps are faster than rounds, and do not wait for each of them
     assert max(in_a_round) <= pump._MOST_UNDER_WAY + 1

@@ -165,7 +165,7 @@ def expected_bytes(template, model, world_size):
     exchange.build(specs, rank(), world_size, "expected_bytes")
     gradients = [tf.ones(spec.shape) for spec in specs]
     sent_bytes = []
-    horovod.run(count_bytes(exchange.exchange(gradients), world_size, sent_bytes))
+    horovod.run(count_bytes(exchange.run(gradients), world_size, sent_bytes))
     return sum(sent_bytes)
 
 

@@ -79,11 +79,11 @@ def test_engines_agree_with_three_workers(case, trained, mirrored):
 ELEVEN_TASKS = """
 import numpy as np, tensorflow as tf
 from tests.parallel.ranks import engine, gather, rank
-from tf_onebit.collectives.requests import AllToAll, ask
+from tf_onebit.collectives.requests import AllToAll, one_request
 
 assert gather(rank()) == list(range(11))
 sent = tf.constant([[100 * rank() + other] for other in range(11)], tf.int32)
-(received,) = engine().run([ask(AllToAll(sent, "order"))])
+(received,) = engine().run([one_request(AllToAll(sent, "order"))])
 np.testing.assert_array_equal(received, [[100 * other + rank()] for other in range(11)])
 """
 

@@ -67,12 +67,12 @@ def test_same_bits_as_in_lockstep(name, dtype, world_size):
 
     @tf.function
     def exchange(*gradients):
-        return engine().run([mine.exchange(list(gradients), scale)])[0]
+        return engine().run([mine.run(list(gradients), scale)])[0]
 
     for step in range(STEPS):
         received, flags = exchange(*gradients_of(step, rank(), dtype))
         expected, _ = lockstep.run(
-            [simulated[k].exchange(gradients_of(step, k, dtype), scale) for k in range(world_size)]
+            [simulated[k].run(gradients_of(step, k, dtype), scale) for k in range(world_size)]
         )[rank()]
         assert flags.numpy().tolist() == [0] * world_size
         assert_same_bits_on_all_ranks(received)
@@ -89,7 +89,7 @@ def test_bytes_sent_is_the_size_of_the_messages(name, world_size):
     for step in range(STEPS):
         gradients = gradients_of(step, rank(), "float32")
         sent_bytes = []
-        engine().run([count_bytes(exchange.exchange(gradients), world_size, sent_bytes)])
+        engine().run([count_bytes(exchange.run(gradients), world_size, sent_bytes)])
         assert exchange.bytes_sent() == sum(sent_bytes)
 
 
@@ -114,7 +114,7 @@ def test_indexed_slices_are_summed_exactly(dtype, world_size):
     @tf.function
     def exchanged(values, indices):
         gradient = tf.IndexedSlices(values, indices, tf.constant(shape))
-        return engine().run([exchange.exchange([gradient], scale=0.5)])[0]
+        return engine().run([exchange.run([gradient], scale=0.5)])[0]
 
     rows = tf.constant(indices[rank()], tf.int64)
     (received,), _ = exchanged(tf.constant(values[rank()], dtype), rows)

@@ -42,7 +42,7 @@ def lockstep_means(template, world_size, steps, shapes=SHAPES):
     for step in range(steps):
         received = lockstep.run(
             [
-                exchange.exchange(coefficients(step, k, shapes), 1 / world_size)
+                exchange.run(coefficients(step, k, shapes), 1 / world_size)
                 for k, exchange in enumerate(exchanges)
             ]
         )

@@ -1,39 +1,40 @@
 """Programs that measure or train for long, and with which options each takes little time.
 
-By name; `convergence.py`, which has commands, with these.
+Keys are paths, with a program's command where it has several.
 """
 
 _OPS = "--threads 1 --rounds 1 --repeats 1"
 _NETWORK = "--seeds 1 --hours 0.02 --depth 2 --width 32"
 
-BENCHMARKS = {
-    "encode.py": _OPS,
-    "threshold_ops.py": _OPS,
-    "transforms.py": _OPS,
-    "keras_programs.py": "--seeds 1 --programs forecast",
-    "data_rate.py": "--rounds 1",
-    "automatic.py": "--interval 64000 --plot {folder}/{{}}.png",
-    "monitor.py": "--steps 10 --rounds 1",
-    "endurance.py": "--steps 100",
-    "endurance.py --engine mirrored": "--steps 100",
-    "convergence.py": "--seeds 1 --preset tiny",
-    "convergence.py threshold": f"--tables 2 {_NETWORK}",
-    "convergence.py asynchronous": "--seeds 1 --workers 2 --preset tiny --hours 0.1",
-    "convergence.py bmuf": f"--tables compressed --minibatches 10240 --learning-rates 0.0005 "
-    f"{_NETWORK}",
-    "convergence.py tables": f"--tables 000-2 --passes 1 --svd-rank 8 {_NETWORK}",
+ON_THIS_MACHINE = {
+    "benchmarks/encode.py": _OPS,
+    "benchmarks/threshold_ops.py": _OPS,
+    "benchmarks/transforms.py": _OPS,
+    "benchmarks/keras_programs.py": "--seeds 1 --programs forecast",
+    "benchmarks/data_rate.py": "--rounds 1",
+    "benchmarks/automatic.py": "--interval 64000 --plot {folder}/{{}}.png",
+    "benchmarks/monitor.py": "--steps 10 --rounds 1",
+    "benchmarks/endurance.py": "--steps 100",
+    "benchmarks/endurance.py --engine mirrored": "--steps 100",
+    "reproduction/convergence.py": "--seeds 1 --preset tiny",
+    "reproduction/convergence.py threshold": f"--tables 2 {_NETWORK}",
+    "reproduction/convergence.py asynchronous": "--seeds 1 --workers 2 --preset tiny --hours 0.1",
+    "reproduction/convergence.py bmuf": "--tables compressed --minibatches 10240 "
+    f"--learning-rates 0.0005 {_NETWORK}",
+    "reproduction/convergence.py tables": f"--tables 000-2 --passes 1 --svd-rank 8 {_NETWORK}",
 }
 # These make hosts out of network namespaces.
-OF_NETWORKS = {
-    "collectives.py": "--rate none --bytes 4096 --repetitions 2",
-    "step.py": "--rate none --steps 1 --rounds 1 --warm-up-steps 2",
-    "double_buffering.py": "--engine tensorflow --slow-rate 100mbit --steps 1 --rounds 1",
-    "block.py": "--rate none --steps 16 --turns 1 --rows 0",
-    "asynchronous.py": "--workers 2 --rate none --rounds 1 --seconds 1 --warm-up-steps 5",
-    "plan.py": "--rate none --workers 2 --steps 1 --method 1-bit",
+IN_NAMESPACES = {
+    "benchmarks/collectives.py": "--rate none --bytes 4096 --repetitions 2",
+    "benchmarks/step.py": "--rate none --steps 1 --rounds 1 --warm-up-steps 2",
+    "benchmarks/double_buffering.py": "--engine tensorflow --slow-rate 100mbit --steps 1 "
+    "--rounds 1",
+    "benchmarks/block.py": "--rate none --steps 16 --turns 1 --rows 0",
+    "benchmarks/asynchronous.py": "--workers 2 --rate none --rounds 1 --seconds 1 "
+    "--warm-up-steps 5",
+    "benchmarks/plan.py": "--rate none --workers 2 --steps 1 --method 1-bit",
 }
-# Who starts a benchmark, see `tests.parallel.launch`, where it does not do so itself.
-STARTED_BY = {"monitor.py": "horovod", "endurance.py": "tensorflow"}
+# Who starts a program, see `tests.parallel.launch`, where it does not do so itself.
+STARTED_BY = {"benchmarks/monitor.py": "horovod", "benchmarks/endurance.py": "tensorflow"}
 
-PROGRAMS = {f"benchmarks/{name}" for name in (*BENCHMARKS, *OF_NETWORKS, "network.py")}
-PROGRAMS |= {"examples/speech/compare.py"}
+PROGRAMS = {*ON_THIS_MACHINE, *IN_NAMESPACES, "benchmarks/network.py", "examples/speech/compare.py"}

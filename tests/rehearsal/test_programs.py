@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from tests.parallel.launch import run_job
-from tests.rehearsal.small import BENCHMARKS, OF_NETWORKS, STARTED_BY
+from tests.rehearsal.small import IN_NAMESPACES, ON_THIS_MACHINE, STARTED_BY
 
 MOST_SECONDS = 600
 needs_namespaces = pytest.mark.skipif(
@@ -24,13 +24,14 @@ def run(engine, *command):
 
 
 @pytest.mark.parametrize(
-    "name", [*BENCHMARKS, *(pytest.param(name, marks=needs_namespaces) for name in OF_NETWORKS)]
+    "program",
+    [*ON_THIS_MACHINE, *(pytest.param(name, marks=needs_namespaces) for name in IN_NAMESPACES)],
 )
-def test_benchmark_runs(name, tmp_path):
+def test_program_runs(program, tmp_path):
     path = tmp_path / "output.json"
-    options = {**BENCHMARKS, **OF_NETWORKS}[name].format(folder=tmp_path).split()
-    engine = STARTED_BY.get(name, "alone")
-    run(engine, *f"benchmarks/{name}".split(), *options, "--output", str(path))
+    options = {**ON_THIS_MACHINE, **IN_NAMESPACES}[program].format(folder=tmp_path).split()
+    engine = STARTED_BY.get(program, "alone")
+    run(engine, *program.split(), *options, "--output", str(path))
     written = json.loads(path.read_text())
     assert written["machine"]["cores"] > 0
     for verdict in written.get("verdicts", []):

@@ -1,4 +1,4 @@
-"""Fixtures of tests of data, and where the examples and benchmarks are."""
+"""Fixtures of tests of data, and where programs beside the package are."""
 
 import sys
 
@@ -7,7 +7,7 @@ import pytest
 from tests.unit.programs import ROOT
 from tests.unit.recording import fresh, recording
 
-sys.path[:0] = [str(ROOT / "examples" / "speech"), str(ROOT / "benchmarks")]
+sys.path[:0] = [str(ROOT / path) for path in ("examples/speech", "reproduction", "benchmarks")]
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,9 @@ import shlex
 from tests.unit.programs import ROOT
 
 PATHS = [
-    ROOT / "README.md",
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")),
     ROOT / "benchmarks" / "README.md",
+    ROOT / "reproduction" / "README.md",
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "examples").glob("*/README.md")),
 ]

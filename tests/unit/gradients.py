@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_onebit.collectives import lockstep
-from tf_onebit.exchanges import GradientSpec
+from tf_onebit.exchanges import Bucketed, GradientSpec, Recipe, run_stages
 
 # Of a model's variables, with empty ones, scalars and odd sizes.
 SHAPES = [(33,), (10, 100), (), (0,), (31, 1), (3, 3, 4, 24), (1, 1)]
@@ -34,17 +34,25 @@ def specs_of(shapes, dtype="float32"):
 
 
 def build_workers(template, specs, world_size):
-    """The exchange of each rank."""
-    workers = [template.clone() for _ in range(world_size)]
+    """The exchange of each rank: of a recipe, or in buckets, that of a whole model."""
+    whole = isinstance(template, Recipe)
+    workers = [Bucketed(template) if whole else template.clone() for _ in range(world_size)]
     for rank, worker in enumerate(workers):
         worker.build(specs, rank, world_size, "test")
     return workers
 
 
+def run(worker, gradients, scale=1.0):
+    """Generator: the step of a worker."""
+    if hasattr(worker, "run"):
+        return worker.run(gradients, scale)
+    return run_stages(worker, gradients, scale)
+
+
 def exchange(workers, gradients, scale=1.0):
     """One step. Returns for each rank its exchanged gradients, and the flags."""
     results = lockstep.run(
-        [worker.exchange(mine, scale) for worker, mine in zip(workers, gradients, strict=True)]
+        [run(worker, mine, scale) for worker, mine in zip(workers, gradients, strict=True)]
     )
     exchanged, flags = zip(*results, strict=True)
     return list(exchanged), list(flags)

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tests.unit.recording import Between, fit, numbered, recording, times_each
 from tf_onebit import ResizableBatches
-from tf_onebit.data.ahead import Ahead, Loaded
+from tf_onebit.data.prefetch import Loaded, Prefetcher
 
 
 class Numbers:
@@ -29,7 +29,7 @@ class Numbers:
 
 def test_every_item_comes_once_and_several_are_read_at_once():
     read = Numbers()
-    ahead = Ahead(read)
+    ahead = Prefetcher(read)
     got = []
     while (loaded := ahead.get((len(got),))) is not None:
         got.extend(loaded.tensors)
@@ -39,7 +39,7 @@ def test_every_item_comes_once_and_several_are_read_at_once():
 
 def test_another_key_is_read_anew():
     read = Numbers()
-    ahead = Ahead(read)
+    ahead = Prefetcher(read)
     assert ahead.get((0,)).tensors == [0]
     ahead.begin()
     assert ahead.get((5,)).tensors == [5]
@@ -55,7 +55,7 @@ def test_an_error_is_that_of_the_key_that_is_asked_for():
             raise KeyError("broken")
         return [Loaded((key,), (key + 1,), [key])]
 
-    ahead = Ahead(read)
+    ahead = Prefetcher(read)
     ahead.get((0,))
     ahead.begin()
     assert ahead.get((2,)).tensors == [2]
@@ -70,7 +70,7 @@ def test_an_interrupt_leaves_the_thread_that_reads_to_be_waited_for(monkeypatch)
         raise KeyboardInterrupt
 
     read = Numbers()
-    ahead = Ahead(read)
+    ahead = Prefetcher(read)
     for i in range(3):
         ahead.get((i,))
         ahead.begin()

@@ -13,8 +13,16 @@ PACKAGE = ROOT / "tf_onebit"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # The collectives but for the drivers.
-COLLECTIVES = ["engine", "found", "notes", "ordered_sum", "placement", "requests", "wire_types"]
-ENGINE = ["placement", "requests", "whereabouts"]
+COLLECTIVES = [
+    "echo",
+    "engine",
+    "horovod_size",
+    "ordered_sum",
+    "requests",
+    "variable_creation",
+    "wire_types",
+]
+ENGINE = ["requests", "variable_creation", "whereabouts"]
 # What each part may import of the package itself. The longest prefix counts.
 MAY_IMPORT = {
     "tf_onebit": ["_version"],
@@ -25,10 +33,11 @@ MAY_IMPORT = {
     "tf_onebit._version": [],
     "tf_onebit.cluster_spec": [],
     "tf_onebit.configurable": [],
-    "tf_onebit.control": [],
-    "tf_onebit.figures": [],
-    "tf_onebit.planner": ["figures", "planner"],
+    "tf_onebit.tuning_rules": [],
+    "tf_onebit.formatting": [],
+    "tf_onebit.planner": ["formatting", "planner"],
     "tf_onebit.measurement": [
+        "collectives.echo",
         "collectives.requests",
         "exchanges",
         "layout",
@@ -37,12 +46,13 @@ MAY_IMPORT = {
         "planner",
     ],
     "tf_onebit.preflight": [
-        "callbacks.block_variables",
+        "configurable",
+        "bmuf.variables",
         "collectives.horovod",
         "collectives.requests",
         "distribute",
         "exchanges",
-        "figures",
+        "formatting",
         "horovod",
         "measurement",
         "optimizers",
@@ -52,61 +62,82 @@ MAY_IMPORT = {
         "training",
     ],
     "tf_onebit.layout": [],
-    "tf_onebit.samples": [],
-    "tf_onebit.optimizers": ["optimizers", "samples"],
+    "tf_onebit.validation": [],
+    "tf_onebit.optimizers": ["optimizers", "validation"],
     "tf_onebit.ops": ["ops", "_version"],
     "tf_onebit.transforms": [
         "collectives.requests",
         "configurable",
         "ops",
-        "samples",
+        "validation",
         "transforms",
     ],
     "tf_onebit.collectives": [f"collectives.{part}" for part in COLLECTIVES],
     **{f"tf_onebit.collectives.{part}": [] for part in COLLECTIVES},
     "tf_onebit.collectives.engine": [f"collectives.{part}" for part in ENGINE],
     "tf_onebit.collectives.horovod": ["collectives"],
+    "tf_onebit.collectives.echo": ["collectives.requests"],
     "tf_onebit.collectives.ordered_sum": ["collectives.requests"],
     "tf_onebit.exchanges": [
+        "collectives.echo",
         "collectives.ordered_sum",
         "collectives.requests",
         "configurable",
         "exchanges",
         "layout",
         "ops",
-        "samples",
+        "validation",
         "transforms",
         "_version",
     ],
-    "tf_onebit.block_momentum": [],
-    "tf_onebit.callbacks": [
-        "block_momentum",
-        "callbacks",
-        "collectives.found",
+    "tf_onebit.bmuf": [
+        "bmuf",
+        "callbacks.fit",
         "collectives.requests",
         "configurable",
-        "control",
+        "exchanges",
+        "ops",
+        "optimizers",
+        "training",
+        "validation",
+    ],
+    "tf_onebit.bmuf.equations": [],
+    "tf_onebit.monitor": [
+        "planner",
+        "callbacks.fit",
+        "exchanges",
+        "formatting",
+        "monitor",
+        "training",
+    ],
+    "tf_onebit.callbacks": [
+        "bmuf",
+        "callbacks",
+        "collectives.horovod_size",
+        "collectives.requests",
+        "configurable",
         "data",
         "exchanges",
-        "figures",
+        "monitor",
         "optimizers",
-        "samples",
         "training",
+        "tuning_rules",
+        "validation",
         "_version",
     ],
     "tf_onebit.training": [
-        "block_momentum",
-        "collectives.placement",
+        "planner",
+        "collectives.variable_creation",
         "collectives.requests",
         "configurable",
         "exchanges",
-        "figures",
+        "formatting",
         "measurement",
         "ops",
-        "samples",
+        "validation",
         "training",
     ],
-    "tf_onebit.data": ["collectives.found", "collectives.requests", "data"],
+    "tf_onebit.data": ["collectives.horovod_size", "collectives.requests", "data"],
     "tf_onebit.distribute": ["cluster_spec", "collectives", "distribute", "exchanges", "training"],
     "tf_onebit.horovod": [
         "collectives",
@@ -120,10 +151,14 @@ MAY_IMPORT = {
 # Where other packages may be imported; TensorFlow and NumPy everywhere.
 USERS = {
     "keras": [
+        "tf_onebit.bmuf.callback",
+        "tf_onebit.bmuf.training_optimizers",
+        "tf_onebit.bmuf.variables",
         "tf_onebit.callbacks",
         "tf_onebit.data",
         "tf_onebit.distribute",
         "tf_onebit.horovod",
+        "tf_onebit.monitor",
         "tf_onebit.optimizers",
         "tf_onebit.preflight",
         "tf_onebit.training.model_optimizers",
@@ -200,12 +235,12 @@ def test_only_adapters_import_frameworks(package):
 
 def test_only_strategies_use_private_modules_of_tensorflow():
     private = ["tensorflow.python", "tensorflow.core", "tensorflow.compiler"]
-    users = ["tf_onebit.distribute", "tf_onebit.collectives.placement"]
+    users = ["tf_onebit.distribute", "tf_onebit.collectives.variable_creation"]
     found = modules_that_import(lambda _, imported: is_within(imported, private))
     assert [name for name in found if not is_within(name, users)] == []
 
 
-@pytest.mark.parametrize("part", ["block_momentum", "control", "planner"])
+@pytest.mark.parametrize("part", ["bmuf.equations", "planner", "tuning_rules"])
 def test_arithmetic_is_free_of_frameworks(part):
     paths = [path for path in MODULES if is_within(module_name(path), [f"tf_onebit.{part}"])]
     imported = {name for path in paths for name in imports_of(path)}
@@ -231,11 +266,11 @@ import numpy as np
 import tensorflow as tf
 import tf_onebit
 from tf_onebit.collectives import lockstep
-from tf_onebit.exchanges import GradientSpec
+from tf_onebit.exchanges import GradientSpec, run_stages
 
 exchange = tf_onebit.OneBit()
 exchange.build([GradientSpec("kernel", (64, 64), "float32")], 0, 1, "alone")
-[([gradient], _)] = lockstep.run([exchange.exchange([tf.ones([64, 64])])])
+[([gradient], _)] = lockstep.run([run_stages(exchange, [tf.ones([64, 64])])])
 assert np.array_equal(gradient, np.ones([64, 64]))
 try:
     import tf_onebit.horovod

@@ -109,7 +109,7 @@ def test_one_worker_applies_what_it_would_send(variable_class):
         optimizer.apply([tf.constant([0.4, -3.0, 0.0])], [variable])
     optimizer.gradient_exchange.drain("the end")
     np.testing.assert_allclose(variable.numpy(), [-0.5, 1.5, 0.0])
-    assert optimizer.gradient_exchange.measures()["staleness"] == 0
+    assert optimizer.gradient_exchange.metrics()["staleness"] == 0
 
 
 def test_one_worker_ends_with_a_gradient_that_is_not_finite():

@@ -8,12 +8,12 @@ import tensorflow as tf
 import tf_onebit.horovod as hvd
 from tests.two_optimizers import Gan, TwoOptimizers
 from tf_onebit import Local, OneBit, optimizers
-from tf_onebit.block_momentum import BlockFilter
+from tf_onebit.bmuf.equations import BlockFilter
+from tf_onebit.bmuf.synchronization import BlockSynchronization
+from tf_onebit.bmuf.variables import block_variables
 from tf_onebit.callbacks import BackupAndRestore, BlockMomentum
-from tf_onebit.callbacks.block_variables import block_variables
 from tf_onebit.collectives.lockstep import LockstepEngine
 from tf_onebit.exchanges import FullPrecision
-from tf_onebit.training.blocks import BlockSynchronization
 
 SAMPLES = np.random.default_rng(0).standard_normal([28, 4]).astype(np.float32)
 BATCH_SIZE = 4  # seven batches

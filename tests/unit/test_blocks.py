@@ -9,11 +9,11 @@ import tensorflow as tf
 
 from tests.reference.bmuf import BmufAdam
 from tf_onebit import OneBit, optimizers
-from tf_onebit.block_momentum import BlockFilter
-from tf_onebit.callbacks.block_variables import block_variables
+from tf_onebit.bmuf.equations import BlockFilter
+from tf_onebit.bmuf.synchronization import BlockSynchronization
+from tf_onebit.bmuf.variables import block_variables
 from tf_onebit.collectives.lockstep import LockstepEngine
 from tf_onebit.exchanges import FullPrecision
-from tf_onebit.training.blocks import BlockSynchronization
 
 INPUTS, OUTPUTS = 6, 3
 WORKERS = 4

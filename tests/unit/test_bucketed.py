@@ -45,7 +45,7 @@ def test_types_that_the_exchange_does_not_know_are_exact(rng):
 def requests_of(template, specs):
     """Names of the collectives that one worker asks for, and the bytes of the first stage."""
     (worker,) = build_workers(Bucketed(template), specs, 1)
-    generator = worker.exchange([tf.ones(spec.shape, spec.dtype) for spec in specs])
+    generator = worker.run([tf.ones(spec.shape, spec.dtype) for spec in specs])
     names, answer = [], None
     while True:
         try:
@@ -67,7 +67,7 @@ def test_buckets_are_filled_up_to_their_size(bucket_bytes, buckets):
 def test_last_gradients_are_exchanged_first(rng):
     shapes = [(10, 200), (20, 200), (30, 200)]
     (worker,) = build_workers(Bucketed(OneBit(bucket_bytes=1)), specs_of(shapes), 1)
-    request = next(worker.exchange(gradients_of(rng, shapes)))
+    request = next(worker.run(gradients_of(rng, shapes)))
     codes_and_levels = 30 * (7 + 2)
     assert request.tensor.shape == [1, 1 + codes_and_levels]
 

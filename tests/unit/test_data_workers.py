@@ -6,7 +6,7 @@ import pytest
 
 from tests.unit.recording import Between, NumberedBatches, every_data, fit, numbered, times_each
 from tf_onebit import ResizableBatches
-from tf_onebit.data.placement import placement_in_fit
+from tf_onebit.data.partition import partition_in_fit
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])
@@ -84,4 +84,4 @@ def test_a_strategy_whose_workers_are_not_known_is_refused(model):
         extended=types.SimpleNamespace(worker_devices=["CPU:0"]), num_replicas_in_sync=2
     )
     with pytest.raises(ValueError, match="workers of a strategy must be known.*2 replicas.* has 1"):
-        placement_in_fit(model, strategy, 1, None, None)
+        partition_in_fit(model, strategy, 1, None, None)

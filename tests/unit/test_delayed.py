@@ -10,7 +10,7 @@ from tests.unit.gradients import SHAPES, flat, gradients_of, specs_of
 from tests.unit.transforms import DivideByTotal
 from tf_onebit import Delayed, Exchange, FullPrecision, Local, OneBit, Threshold, WarmStart
 from tf_onebit.collectives import lockstep
-from tf_onebit.collectives.requests import observed
+from tf_onebit.collectives.requests import tap_requests
 from tf_onebit.exchanges import Bucketed, GradientSpec
 from tf_onebit.training.gradients import GradientExchange
 from tf_onebit.training.model_optimizers import flush, without_delay
@@ -43,9 +43,7 @@ def take(workers, gradients, scale=1.0):
     if not workers[0].delivers():
         lockstep.run([w.hold(mine) for w, mine in zip(workers, gradients, strict=True)])
         return None
-    results = lockstep.run(
-        [w.exchange(mine, scale) for w, mine in zip(workers, gradients, strict=True)]
-    )
+    results = lockstep.run([w.run(mine, scale) for w, mine in zip(workers, gradients, strict=True)])
     return [exchanged for exchanged, _ in results]
 
 
@@ -91,7 +89,7 @@ def test_what_comes_late_in_a_backward_pass_travels_in_the_next_step(rng):
 
     def requests_of(generator):
         requests = []
-        lockstep.run([observed(generator, requests.append)])
+        lockstep.run([tap_requests(generator, requests.append)])
         return [r.name.removeprefix("test/").replace("/delayed/", " ") for r in requests]
 
     shapes = 8 * [(32, 32)]
@@ -101,7 +99,7 @@ def test_what_comes_late_in_a_backward_pass_travels_in_the_next_step(rng):
     gathered = [f"bucket_{i} all_gather" for i in range(6)]
     late = [f"bucket_{i} {stage}" for i in (6, 7) for stage in ("all_to_all", "all_gather")]
     assert requests_of(worker.hold(first)) == early
-    assert sorted(requests_of(worker.exchange(second))) == sorted([*early, *gathered, *late])
+    assert sorted(requests_of(worker.run(second))) == sorted([*early, *gathered, *late])
     assert requests_of(worker.release(1, second, 1.0)) == [*late, *gathered]
 
 
@@ -135,7 +133,7 @@ def test_the_last_messages_of_early_gradients_let_the_first_of_late_ones_pass(rn
 
     @tf.function
     def step(gradients):
-        lockstep.run([observed(worker.exchange(gradients), requests.append)])
+        lockstep.run([tap_requests(worker.run(gradients), requests.append)])
 
     step.get_concrete_function(gradients_of(rng, shapes))
     sent = {
@@ -162,7 +160,7 @@ def test_gives_the_same_in_a_graph(rng, name):
     @tf.function
     def step(gradients):
         pairs = zip(delayed, gradients, strict=True)
-        return [g for g, _ in lockstep.run([w.exchange(mine) for w, mine in pairs])]
+        return [g for g, _ in lockstep.run([w.run(mine) for w, mine in pairs])]
 
     # Twice in one graph, where nothing but what they share tells them apart.
     @tf.function
@@ -183,7 +181,7 @@ def test_nothing_is_lost(rng, world_size):
     held = release(workers)
     assert len(held) == 2
     applied = sum(flat(ranks[0]) for ranks in exchanged[2:] + held)
-    inner = [worker.buckets[0][0].wrapped for worker in workers]
+    inner = [worker.buckets[0].exchange for worker in workers]
     unsent = sum(exchange.worker_residual.numpy() for exchange in inner)
     unsent += np.concatenate([exchange.shard_residual.numpy() for exchange in inner])
     total = sum(flat(mine) for gradients in given for mine in gradients)
@@ -228,7 +226,7 @@ def test_what_is_under_way_needs_as_many_workers(rng):
     release(workers)
     alone.load_state([worker.state() for worker in workers])
     residuals = [state["bucket_0/exchange/worker_residual"].sum() for state in states]
-    inner = alone.buckets[0][0].wrapped
+    inner = alone.buckets[0].exchange
     np.testing.assert_allclose(inner.worker_residual.numpy().sum(), sum(residuals), rtol=1e-4)
 
 
@@ -325,7 +323,7 @@ def test_reported_bytes_are_those_of_an_exchange(rng, name):
     given = random_steps(rng, 2, 3)
     for gradients in given:
         pairs = zip(workers, gradients, strict=True)
-        run([w.exchange(mine) if w.delivers() else w.hold(mine) for w, mine in pairs])
+        run([w.run(mine) if w.delivers() else w.hold(mine) for w, mine in pairs])
     like = [tf.zeros(shape) for shape in SHAPES]
     run([worker.release(1, like, 1.0) for worker in workers])
     plain = build(EXCHANGES[name], 2)
@@ -345,20 +343,20 @@ def test_density_is_followed_a_step_later(rng):
     for gradients in random_steps(rng, 1, 3):
         take([plain], gradients)
         take([delayed], gradients)
-    assert delayed.measures()["tau"] > 0
-    assert plain.measures()["density"] > 0
-    assert delayed.measures()["density"] == 0  # of the second, which had no tau yet
+    assert delayed.metrics()["tau"] > 0
+    assert plain.metrics()["density"] > 0
+    assert delayed.metrics()["density"] == 0  # of the second, which had no tau yet
 
 
 def test_what_cannot_be_delayed_is_refused():
-    class OfOneStage(Exchange):
-        pass
+    class OfOneStep(Exchange):
+        can_be_delayed = False
 
     for exchange, words in (
         (WarmStart(OneBit(), steps=1), r"Use WarmStart\(Delayed\(...\), ...\)"),
         (Delayed(OneBit()), "Use steps= for a longer delay"),
         (Local(), "It exchanges nothing"),
-        (OfOneStage(bucket_bytes=1), "OfOneStage has no stages"),
+        (OfOneStep(), "OfOneStep has no stages"),
         ("one_bit", "Delayed needs an exchange"),
     ):
         with pytest.raises(ValueError, match=words):
@@ -374,7 +372,7 @@ def test_steps_must_be_a_positive_whole_number(steps):
 def test_settings_survive():
     exchange = Delayed(OneBit(exclude=["bias"], bucket_bytes=77), steps=2).clone()
     assert (exchange.steps, exchange.bucket_bytes, exchange.exclude) == (2, 77, ("bias",))
-    assert exchange.wrapped.get_config() == OneBit(exclude=["bias"], bucket_bytes=77).get_config()
+    assert exchange.inner.get_config() == OneBit(exclude=["bias"], bucket_bytes=77).get_config()
 
 
 @pytest.mark.parametrize("wrap", [lambda sgd: sgd, keras.optimizers.LossScaleOptimizer])

@@ -22,6 +22,7 @@ def test_examples_run():
 PUBLIC = [
     *(tf_onebit.FullPrecision, tf_onebit.Local, tf_onebit.OneBit, tf_onebit.WarmStart),
     *(tf_onebit.Threshold, tf_onebit.ResizableBatches, tf_onebit.Auto, tf_onebit.Delayed),
+    *(tf_onebit.flush, tf_onebit.without_delay),
     *(distribute.MirroredStrategy, distribute.MultiWorkerMirroredStrategy, callbacks.Monitor),
     *(callbacks.BackupAndRestore, callbacks.BlockMomentum),
     *(callbacks.AutoMinibatchSize, callbacks.AutoLearningRate),

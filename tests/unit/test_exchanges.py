@@ -20,7 +20,7 @@ from tests.unit.gradients import (
 from tests.unit.transforms import DivideByTotal
 from tf_onebit import FullPrecision, OneBit, Threshold, WarmStart
 from tf_onebit.exchanges import Bucketed
-from tf_onebit.exchanges.sparse import SparseGather
+from tf_onebit.exchanges.indexed_slices import SparseGather
 from tf_onebit.transforms import Momentum, NormalizedAdaGrad
 
 SHAPES = [(1, 1), (), (33,), (31, 1), (10, 100), (0,), (3, 3, 4, 24), (1, 33), (4, 200)]
@@ -66,8 +66,8 @@ def run(name, dtype, world_size):
         sent_bytes = [[] for _ in range(world_size)]
         observed = [
             types.SimpleNamespace(
-                exchange=lambda mine, scale, worker=worker, sent=sent: count_bytes(
-                    worker.exchange(mine, scale), world_size, sent
+                run=lambda mine, scale, worker=worker, sent=sent: count_bytes(
+                    worker.run(mine, scale), world_size, sent
                 )
             )
             for worker, sent in zip(workers, sent_bytes, strict=True)

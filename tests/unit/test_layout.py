@@ -73,7 +73,7 @@ def test_columns_and_plain_tensors_cover_every_value_once(shapes):
 @every_model
 def test_columns_start_on_words(shapes):
     layout = layout_of(shapes, world_size=2)
-    assert layout.code_bytes == 4 * sum(words_of(reference_columns(shapes)))
+    assert layout.code_words == sum(words_of(reference_columns(shapes)))
 
 
 @every_layout
@@ -120,13 +120,13 @@ def test_long_rows_are_cut_into_few_columns_of_whole_words(row_size):
 @pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0)])
 def test_empty_tensors_have_no_columns(shape):
     layout = Layout([(0, *column_cut(shape, MIN_COLUMN_SIZE, MAX_COLUMN_SIZE))], world_size=2)
-    assert (layout.num_columns, layout.size, layout.code_bytes) == (0, 0, 0)
+    assert (layout.num_columns, layout.size, layout.code_words) == (0, 0, 0)
 
 
 def test_a_column_does_not_span_tensors():
     layout = layout_of([(1, 10), (1, 10)], world_size=1)
     assert layout.num_columns == 2
-    assert layout.code_bytes == 8
+    assert layout.code_words == 2
 
 
 @every_layout

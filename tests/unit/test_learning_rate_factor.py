@@ -10,10 +10,10 @@ from tf_onebit.callbacks.learning_rate_factor import (
     begin,
     end,
     factors,
-    keep_unsent,
     learning_rate,
     own_learning_rate,
     power_of_size,
+    rescale_pending_gradients,
     scaled_optimizers,
     set_factors,
 )
@@ -61,7 +61,7 @@ def test_gradients_that_are_accumulated_keep_the_learning_rate_of_their_time(mak
         set_factors(model, ME, [before])
         optimizer.apply([tf.constant(first)], [weight])
         set_factors(model, ME, [2.0])
-        keep_unsent(model, [before], [2.0])
+        rescale_pending_gradients(model, [before], [2.0])
         optimizer.apply([tf.constant(gradients[1])], [weight])
         return weight.numpy()
 

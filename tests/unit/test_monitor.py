@@ -12,9 +12,10 @@ import tf_onebit
 import tf_onebit.horovod as hvd
 from tests.scalars import scalars_in, scalars_named
 from tests.two_optimizers import TwoOptimizers
-from tf_onebit.callbacks import Monitor, scalars
-from tf_onebit.callbacks.exchange_cost import ExchangeCost
-from tf_onebit.callbacks.step_times import StepTimes
+from tf_onebit.callbacks import Monitor
+from tf_onebit.monitor import tensorboard
+from tf_onebit.monitor.cost_warning import ExchangeCost
+from tf_onebit.monitor.step_times import StepTimes
 from tf_onebit.training.recorder import Recorder
 
 LOGS = ["bytes_sent", "compression_ratio", "residual_norm"]
@@ -111,8 +112,8 @@ def test_tensorboard_gets_a_scalar_every_so_many_batches_of_an_epoch(
 
 def test_figures_are_written_once_per_second(tmp_path, monkeypatch):
     now = iter([0.0, 0.9, 1.1, 1.1, 1.5, 1.5])
-    monkeypatch.setattr(scalars, "time", types.SimpleNamespace(monotonic=lambda: next(now)))
-    steps = scalars.Scalars(tmp_path)
+    monkeypatch.setattr(tensorboard, "time", types.SimpleNamespace(monotonic=lambda: next(now)))
+    steps = tensorboard.Scalars(tmp_path)
     for step in range(3):
         steps.add(step, {"seconds": 0.5})
     steps._writer.flush()

@@ -162,4 +162,4 @@ def test_levels_of_a_large_model_take_two_floats_per_column(max_column_size):
     columns = sum(a * -(-b // max_column_size) for a, b in shapes)
     worker = OneBit(max_column_size=max_column_size)
     layout = Layout([worker._cut(spec) for spec in specs_of(shapes)], world_size=1)
-    assert layout.shard_message_bytes == 4 + 8 * columns + layout.code_bytes
+    assert layout.shard_message_bytes == 4 + 8 * columns + 4 * layout.code_words

@@ -18,7 +18,6 @@ from tests.unit.programs import run_python
 from tf_onebit import Delayed, FullPrecision, Local, OneBit, Threshold, WarmStart, cli
 from tf_onebit.measurement import Alone
 from tf_onebit.planner import (
-    Advice,
     Bucket,
     Collective,
     Computation,
@@ -57,7 +56,6 @@ def test_plan_as_text_json_and_plot(capsys, tmp_path):
     by_method = {p["method"]: p for p in content["predictions"] if p["workers"] == 4}
     values = sum(content["sizes"])
     assert by_method["full precision"]["sent_bytes"] == pytest.approx(1.5 * 4 * values, rel=0.01)
-    assert by_method["float16, by its bytes"]["sent_bytes"] < 0.51 * 1.5 * 4 * values
     assert {p["workers"] for p in content["predictions"]} == {2, 4}
     assert all(p["step_seconds"] > 0 for p in content["predictions"])
     assert list(content["advice"]) == ["2", "4"]
@@ -118,14 +116,11 @@ def test_embeddings_send_the_rows_of_a_step_and_all_of_them_in_a_block(capsys, t
     assert any(re.match("With 8 samples per worker and step its exchange", s) for s in sentences)
 
 
-def test_what_is_narrow_already_is_not_narrowed_again(capsys, tmp_path):
+def test_narrow_values_are_sent_as_they_are(capsys, tmp_path):
     path = tmp_path / "plan.json"
     model = "tests.unit.planned:make_model_of_narrow_weights"
     assert plan(capsys, model, "--workers", 2, "--json", path)[0] == 0
-    sent = sent_bytes(path)
-    assert "float16, by its bytes" not in sent
-    assert sent["full precision"] == pytest.approx(2 * 16 * 8, abs=16)
-    assert sent["8 bit, by its bytes"] == sent["full precision"] / 2
+    assert sent_bytes(path)["full precision"] == pytest.approx(2 * 16 * 8, abs=16)
 
 
 def test_moments_that_are_only_averaged_are_sent_in_full_precision(capsys, tmp_path):
@@ -230,7 +225,12 @@ def planned_for(**options):
     return types.SimpleNamespace(sync_period=16, target_density=0.001, **options)
 
 
-METHODS = [Method(n, []) for n in ("full precision", "1-bit", "threshold", "threshold, delayed")]
+METHODS = [
+    Method("full precision", [], template=FullPrecision()),
+    Method("1-bit", [], template=OneBit()),
+    Method("threshold", [], template=Threshold()),
+    Method("threshold, delayed", [], delay=1, template=Threshold()),
+]
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,11 @@ def test_threshold_is_recommended_for_plain_sgd(optimizer, names):
     assert [method.name for method in suitable(METHODS, optimizer)] == names
 
 
-def notes_with(optimizer, method="blocks of 16, 1-bit", jit_compile=False):
+IN_BLOCKS = Method("blocks of 16, 1-bit", [], sync_period=16, template=OneBit())
+ONE_BIT = METHODS[1]
+
+
+def notes_with(optimizer, method=IN_BLOCKS, jit_compile=False):
     model = planned.make_model()
     model.compile(optimizer, loss="mse", jit_compile=jit_compile)
     return notes_on(method, model)
@@ -257,16 +261,16 @@ def test_says_which_optimizers_blocks_need():
     assert "tf_onebit.optimizers" in sentence
     (sentence,) = notes_with(keras.optimizers.Ftrl())
     assert "of Ftrl: use moment_correction=" in sentence  # of which there is no other
-    assert notes_with(keras.optimizers.Adam(), "1-bit") == []
+    assert notes_with(keras.optimizers.Adam(), ONE_BIT) == []
     for optimizer in (keras.optimizers.SGD(0.1, momentum=0.9), tf_onebit.optimizers.Adam()):
         assert notes_with(optimizer) == []
 
 
 def test_says_what_stands_in_the_way_of_an_exchange():
-    (sentence,) = notes_with("sgd", "1-bit", jit_compile=True)
+    (sentence,) = notes_with("sgd", ONE_BIT, jit_compile=True)
     assert "compile the model with jit_compile=False" in sentence
     scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))
-    (sentence,) = notes_with(scaled, "1-bit")
+    (sentence,) = notes_with(scaled, ONE_BIT)
     assert "no exchange overlaps with what is computed" in sentence
     # Workers in blocks exchange nothing that XLA would have to compile, or that must be checked.
     assert notes_with(tf_onebit.optimizers.Adam(), jit_compile=True) == []
@@ -290,10 +294,14 @@ def test_gradients_that_are_checked_first_overlap_with_nothing(
     monkeypatch, make_optimizer, overlaps
 ):
     buckets = [Bucket(1e6, (Collective(0.0, "all_reduce", 4e6),)) for _ in range(8)]
-    methods = {2: [Method("1-bit", buckets), Method("1-bit, delayed", buckets, 1)]}
+    methods = {
+        2: [
+            Method("1-bit", buckets, template=OneBit()),
+            Method("1-bit, delayed", buckets, 1, template=OneBit()),
+        ]
+    }
     computations, links = {8: Computation(0.1, 0.2)}, uniform_links(125e6, 0.0)
-    estimates = {2: [Method("others'", buckets)]}
-    measured = Measurements(8, 8 * [10**6], False, computations, 0.3, methods, estimates, links, 1)
+    measured = Measurements(8, 8 * [10**6], False, computations, 0.3, methods, links, 1)
     monkeypatch.setattr(measurements, "measure", lambda *_: measured)
     model = planned.make_model()
     model.compile(make_optimizer(), loss="mse")
@@ -306,30 +314,34 @@ def test_gradients_that_are_checked_first_overlap_with_nothing(
         assert (prediction.step_seconds == pytest.approx(one_after_another)) == (not overlaps)
 
 
-ADVICE = Advice("", False, 64, None, 32, [])
-
-
 @pytest.mark.parametrize(
-    "method, bucket_bytes, exchange",
+    "settings, bucket_bytes, exchange",
     [
-        ("full precision", None, FullPrecision()),
-        ("1-bit", 4 * 2**20, WarmStart(OneBit(bucket_bytes=4 * 2**20), steps=1000)),
-        ("1-bit, delayed", None, WarmStart(Delayed(OneBit()), steps=1000)),
-        ("threshold, delayed", None, Delayed(Threshold(target_density=0.01))),
-        ("blocks of 8, 1-bit", 4 * 2**20, Local()),
+        ({"template": FullPrecision()}, None, FullPrecision()),
+        (
+            {"template": OneBit(max_column_size=64)},
+            4 * 2**20,
+            WarmStart(OneBit(max_column_size=64, bucket_bytes=4 * 2**20), steps=1000),
+        ),
+        ({"template": OneBit(), "delay": 1}, None, WarmStart(Delayed(OneBit()), steps=1000)),
+        ({"template": Threshold(tau=0.5), "delay": 1}, None, Delayed(Threshold(tau=0.5))),
+        ({"template": OneBit(min_size=9), "sync_period": 8}, 4 * 2**20, Local()),
     ],
 )
-def test_the_lines_to_write_make_what_is_advised(method, bucket_bytes, exchange):
-    advice = dataclasses.replace(ADVICE, method=method, bucket_bytes=bucket_bytes)
+def test_the_lines_to_write_make_what_is_advised(settings, bucket_bytes, exchange):
+    method = Method("method", [], **settings)
     names = {"tf_onebit": tf_onebit, "hvd": hvd, "optimizer": keras.optimizers.SGD(0.1)}
     hvd.init()
-    for line in lines_for(advice, sync_period=8, target_density=0.01):
+    for line in lines_for(method, bucket_bytes):
         if "MultiWorker" not in line:
             exec(line, names)
     assert names["exchange"].get_config() == exchange.get_config()
     assert type(names["exchange"]) is type(exchange)
     assert type(names["optimizer"]).__name__ == "SGD"
-    assert ("callbacks" in names) == method.startswith("blocks")
+    assert ("callbacks" in names) == ("sync_period" in settings)
+    if "callbacks" in names:
+        (callback,) = names["callbacks"]
+        assert (callback.sync_period, callback.exchange.min_size) == (8, 9)
 
 
 def computation(seconds):

@@ -10,6 +10,7 @@ from tf_onebit import Delayed, FullPrecision, OneBit, Threshold, WarmStart, ops
 from tf_onebit.collectives.lockstep import LockstepEngine
 from tf_onebit.collectives.requests import AllGather
 from tf_onebit.exchanges import GradientSpec
+from tf_onebit.exchanges.schedule import delay_of
 from tf_onebit.measurement.exchange_work import ops_before
 from tf_onebit.training.gradients import GradientExchange
 from tf_onebit.training.recorder import WAITS, Recorder, Span, stages_of
@@ -47,7 +48,7 @@ class Job:
 
     def _step(self, gradients):
         exchange = self.exchange
-        if not exchange.template.steps_of_delay:
+        if not delay_of(exchange.template):
             return exchange(gradients, self.variables)
         return tf.cond(
             exchange.delivers(gradients[0], self.variables),

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import TFEpochIterator
 
-from tf_onebit.callbacks.repeatable import why_not_repeatable
+from tf_onebit.callbacks.fit_determinism import why_not_repeatable
 
 ROWS = np.zeros([8, 2], np.float32)
 DETERMINISTIC_IS_FALSE = tf.data.Options()

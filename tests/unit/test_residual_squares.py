@@ -19,7 +19,7 @@ def exchanges_after_steps(template):
         exchange.build(specs, rank, 2, "test")
     for _ in range(3):
         lockstep.run(
-            (e.exchange if e.delivers() else e.hold)(
+            (e.run if e.delivers() else e.hold)(
                 [tf.constant(rng.standard_normal(s), tf.float32) for s in SHAPES.values()]
             )
             for e in exchanges
@@ -52,7 +52,7 @@ def test_squares_of_variables_add_up_to_those_of_all(template, names):
 
 def test_squares_are_those_of_the_residuals_of_worker_and_shard():
     first, second = exchanges_after_steps(OneBit(bucket_bytes=2**20))
-    (one_bit, _), (other, _) = first.buckets[0], second.buckets[0]
+    one_bit, other = first.buckets[0].exchange, second.buckets[0].exchange
     # In the order of the bucket, which begins with the last variable.
     begin, end = 40 * 40, 40 * 40 + 64 * 33
     shards = np.concatenate([one_bit.shard_residual, other.shard_residual])
@@ -66,7 +66,7 @@ def test_squares_are_those_of_the_residuals_of_worker_and_shard():
 def test_variables_of_one_name_are_added_up():
     exchange = Bucketed(OneBit(bucket_bytes=1))  # a bucket for each
     exchange.build([GradientSpec("kernel", (64, 64), "float32")] * 2, 0, 1, "test")
-    first, second = (bucket for bucket, _ in exchange.buckets)
+    first, second = (bucket.exchange for bucket in exchange.buckets)
     first.worker_residual.assign(tf.ones_like(first.worker_residual))
     second.worker_residual.assign(2 * tf.ones_like(second.worker_residual))
     assert exchange.residual_squares() == {"kernel": pytest.approx(5 * 64 * 64)}

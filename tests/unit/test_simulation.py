@@ -1,4 +1,4 @@
-"""What the benchmark of threshold-sparse updates measures, and what it concludes."""
+"""What the reproduction of Strom's tables measures, and what it concludes."""
 
 import pytest
 import tensorflow as tf

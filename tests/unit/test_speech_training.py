@@ -13,7 +13,7 @@ from tests.unit.speech import arguments, learnable_split
 class TestUpdates:
     def of_sum(self, text):
         """Names of the transforms before the first quantisation, and of those after it."""
-        exchange = updates.make_exchange(arguments(text), workers=2).compressed
+        exchange = updates.make_exchange(arguments(text), workers=2).inner
         return tuple(
             [type(transform).__name__ for transform in transforms]
             for transforms in (exchange.local_transforms, exchange.transforms)

@@ -15,7 +15,7 @@ from tests.unit.gradients import (
     specs_of,
 )
 from tf_onebit import Threshold
-from tf_onebit.exchanges.tau import Tau
+from tf_onebit.exchanges.adaptive_threshold import Tau
 
 
 def vectors_of(rng, world_size, size, scale=1.0):
@@ -24,7 +24,7 @@ def vectors_of(rng, world_size, size, scale=1.0):
 
 
 def tau_of(worker):
-    return worker.measures()["tau"]
+    return worker.metrics()["tau"]
 
 
 @pytest.mark.parametrize("target", [0.5, 0.1, 0.01, 0.001])
@@ -48,7 +48,7 @@ def test_nothing_is_sent_before_tau_is_known(rng):
         root_mean_square = np.sqrt(np.mean(np.square(flat(sum(gradients, [])), dtype=np.float64)))
         expected = oracle.normal_quantile(0.1) * root_mean_square
         np.testing.assert_allclose(tau_of(worker), expected, rtol=1e-5)
-        assert worker.measures()["density"] == 0
+        assert worker.metrics()["density"] == 0
     exchanged, _ = exchange(workers, vectors_of(rng, 2, SIZE))
     assert np.any(exchanged[0][0])
 
@@ -58,7 +58,7 @@ def test_zero_gradients_leave_tau_unknown(rng):
     for _ in range(3):
         exchanged, flags = exchange(workers, [[tf.zeros([SIZE])]] * 2)
         assert not np.any(exchanged[0][0]) and not np.any(flags)
-        assert workers[0].measures() == {"density": 0.0, "tau": 0.0}
+        assert workers[0].metrics() == {"density": 0.0, "tau": 0.0}
     for _ in range(2):
         exchanged, _ = exchange(workers, vectors_of(rng, 2, SIZE))
     assert np.any(exchanged[0][0])
@@ -86,7 +86,7 @@ def test_density_is_kept_when_gradients_grow_and_shrink(target):
         densities = []
         for i in range(250):
             step(1000 * phase + i, scale)
-            densities.append(workers[0].measures()["density"])
+            densities.append(workers[0].metrics()["density"])
         assert abs(np.mean(densities[-50:]) / target - 1) < 0.2
         settled.append(tau_of(workers[0]))
     assert settled[1] / settled[0] == pytest.approx(4, rel=0.2)
@@ -101,7 +101,7 @@ def test_gradients_that_grow_all_at_once_are_sent_densely_for_a_moment_only(scal
     densities = []
     for i, scale in enumerate([*scales, *[1.0] * 150]):
         step(i, scale)
-        densities.append(workers[0].measures()["density"])
+        densities.append(workers[0].metrics()["density"])
     assert np.count_nonzero(np.array(densities) > 0.05) <= 3
     assert np.mean(densities[-50:]) < 3 * target
 
@@ -115,7 +115,7 @@ def test_tau_and_capacity_are_the_same_on_all_workers(rng, coding):
         for worker in workers[1:]:
             for name in ("tau", "capacity"):
                 np.testing.assert_array_equal(worker.state()[name], workers[0].state()[name])
-            assert worker.measures() == workers[0].measures()
+            assert worker.metrics() == workers[0].metrics()
 
 
 @pytest.mark.parametrize("given", [{"tau": 0.8}, {"target_density": 0.05}], ids=str)
@@ -128,7 +128,7 @@ def test_unit_scales_what_is_in_units_of_the_gradient(rng, given):
         (of_plain,), _ = exchange([plain], [gradients])
         (of_scaled,), _ = exchange([scaled], [[0.25 * gradient for gradient in gradients]])
         np.testing.assert_array_equal(0.25 * flat(of_plain), flat(of_scaled))
-        assert scaled.measures() == plain.measures()
+        assert scaled.metrics() == plain.metrics()
 
 
 def test_tau_follows_the_unit_of_gradients(rng):
@@ -143,7 +143,7 @@ def test_tau_follows_the_unit_of_gradients(rng):
         exchange(workers, [gradients_of(rng, SHAPES) for _ in range(2)])
     for worker in resumed:
         worker.load_state([worker.state() for worker in workers])
-        assert worker.measures()["tau"] == workers[0].measures()["tau"]
+        assert worker.metrics()["tau"] == workers[0].metrics()["tau"]
 
 
 def test_gradients_whose_squares_overflow_are_sent():
@@ -152,7 +152,7 @@ def test_gradients_whose_squares_overflow_are_sent():
     exchange([worker], [gradient])
     exchanged, _ = exchange([worker], [gradient])
     assert np.count_nonzero(exchanged[0][0]) == 1
-    assert np.isfinite(worker.measures()["tau"])
+    assert np.isfinite(worker.metrics()["tau"])
 
 
 def test_a_density_may_be_tiny():

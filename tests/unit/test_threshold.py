@@ -109,7 +109,7 @@ def test_coding_changes_nothing_but_the_bytes(rng, given, world_size):
         for mine, theirs in zip(packed, coded, strict=True):
             for name, array in mine.state().items():
                 np.testing.assert_array_equal(array, theirs.state()[name])
-            assert mine.measures() == theirs.measures()
+            assert mine.metrics() == theirs.metrics()
             assert theirs.bytes_sent() < mine.bytes_sent() or world_size == 1
 
 
@@ -129,7 +129,7 @@ def test_parts_give_what_an_unsplit_bucket_gives(rng, coding):
         assert np.any(of_whole[0][0])
         for mine, theirs in zip(whole, split, strict=True):
             np.testing.assert_array_equal(mine.residual, theirs.residual)
-            assert mine.measures() == theirs.measures()
+            assert mine.metrics() == theirs.metrics()
     parts = -(-SIZE // InParts.part_size)
     assert split[0].bytes_sent() >= parts * HEADER_WORDS * 4
 
@@ -165,11 +165,11 @@ def test_buckets_without_values_are_exchanged(rng, given, coding, cls):
         exchanged, flags = exchange(workers, gradients)
         assert [tuple(tensor.shape) for tensor in exchanged[0]] == shapes
         assert not np.any(flags)
-        assert all(np.isfinite(list(workers[0].measures().values())))
+        assert all(np.isfinite(list(workers[0].metrics().values())))
     alone = build_workers(cls(**given, coding=coding), specs_of([(0,)]), 2)
     exchange(alone, [[tf.zeros([0])]] * 2)
     assert alone[0].bytes_sent() == 4 * HEADER_WORDS
-    assert alone[0].measures()["density"] == 0
+    assert alone[0].metrics()["density"] == 0
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -218,19 +218,19 @@ def test_what_workers_share_changes_only_in_a_step_that_is_finite(rng, coding):
 
 def test_measures_are_of_the_last_exchange(rng):
     workers = build_workers(Threshold(2.0), specs_of([(100,)]), 2)
-    assert workers[0].measures() == {"density": 0.0, "tau": 2.0}
+    assert workers[0].metrics() == {"density": 0.0, "tau": 2.0}
     gradients = np.zeros([2, 100], np.float32)
     gradients[0, :30], gradients[1, 10:20] = 3.0, -3.0
     exchange(workers, [[tf.constant(mine)] for mine in gradients])
     for worker in workers:
-        assert worker.measures() == {"density": pytest.approx(0.2), "tau": 2.0}
+        assert worker.metrics() == {"density": pytest.approx(0.2), "tau": 2.0}
 
 
 def test_measures_of_buckets_are_averaged_by_their_sizes():
     template = Bucketed(Threshold(2.0, bucket_bytes=1))
     (worker,) = build_workers(template, specs_of([(30,), (90,)]), 1)
     exchange([worker], [[tf.fill([30], 3.0), tf.zeros([90])]])
-    assert worker.measures() == {"density": pytest.approx(0.25), "tau": 2.0}
+    assert worker.metrics() == {"density": pytest.approx(0.25), "tau": 2.0}
 
 
 def test_measures_of_a_warm_start_are_those_of_the_last_exchange(rng):
@@ -238,7 +238,7 @@ def test_measures_of_a_warm_start_are_those_of_the_last_exchange(rng):
     measured = []
     for _ in range(2):
         exchange(workers, [gradients_of(rng, SHAPES) for _ in range(2)])
-        measured.append(workers[0].measures())
+        measured.append(workers[0].metrics())
     assert measured[0] == {}
     assert measured[1]["density"] > 0
     assert measured[1]["tau"] == pytest.approx(0.1)
@@ -256,7 +256,7 @@ def test_what_is_unsent_grows_by_the_ratio_and_tau_stays(rng, ratio):
         worker.load_state(states, ratio)
         np.testing.assert_allclose(worker.residual, ratio * before.residual, rtol=1e-6)
         # Gradients are as large as before.
-        assert worker.measures()["tau"] == before.measures()["tau"]
+        assert worker.metrics()["tau"] == before.metrics()["tau"]
 
 
 def test_state_of_buckets_is_refused_by_a_whole_model(rng):

@@ -19,7 +19,7 @@ from tests.unit.transforms import DivideByTotal
 from tf_onebit import OneBit, WarmStart
 from tf_onebit.collectives.lockstep import LockstepEngine
 from tf_onebit.exchanges import Bucketed, GradientSpec
-from tf_onebit.exchanges.in_full_precision import InFullPrecision
+from tf_onebit.exchanges.uncompressed import Uncompressed
 from tf_onebit.training.gradients import GradientExchange
 from tf_onebit.transforms import Momentum, NormalizedAdaGrad
 
@@ -73,7 +73,7 @@ def assert_all_close(exchanged, expected, relative=1e-4):
 @every_world_size
 @every_chain
 def test_transforms_the_sum_as_one_worker_would_whatever_the_shards(rng, world_size, chain):
-    template = OneBit(transforms=CHAINS[chain](), **SMALL).in_full_precision()
+    template = OneBit(transforms=CHAINS[chain](), **SMALL).uncompressed()
     workers, oracle = build_workers(template, specs_of(SHAPES), world_size), Oracle(chain)
     for samples in (SAMPLES, SAMPLES, 64, 2):
         for worker in workers:
@@ -87,7 +87,7 @@ def test_transforms_the_sum_as_one_worker_would_whatever_the_shards(rng, world_s
 
 
 def test_averages_are_of_unit_gain_from_the_first_step_on(rng):
-    template = OneBit(transforms=[adagrad()]).in_full_precision()
+    template = OneBit(transforms=[adagrad()]).uncompressed()
     (worker,) = build_workers(template, specs_of([(33,)]), 1)
     oracle = reference.NormalizedAdaGrad(TIME_CONSTANT, EPSILON)
     for _ in range(3):
@@ -101,7 +101,7 @@ def test_averages_are_of_unit_gain_from_the_first_step_on(rng):
 @every_world_size
 @every_chain
 def test_transforms_each_workers_own_gradients(rng, world_size, chain):
-    template = OneBit(local_transforms=CHAINS[chain](), **SMALL).in_full_precision()
+    template = OneBit(local_transforms=CHAINS[chain](), **SMALL).uncompressed()
     workers = build_workers(template, specs_of(SHAPES), world_size)
     oracles = [Oracle(chain) for _ in workers]
     for _ in range(3):
@@ -197,7 +197,7 @@ def test_a_row_or_column_of_another_size_changes_its_own_matrix_only(rng):
     matrix = matrix * tf.concat([tf.ones([20, 1]), tf.fill([20, 1], 100.0)], axis=0)
 
     def normalized(gradients):
-        template = OneBit(transforms=[adagrad()]).in_full_precision()
+        template = OneBit(transforms=[adagrad()]).uncompressed()
         workers = build_workers(template, specs_of([g.shape for g in gradients]), 1)
         return np.concatenate(exchange(workers, [gradients])[0][0])
 
@@ -231,7 +231,7 @@ def test_a_step_that_is_flagged_leaves_the_transforms_alone(rng, full_precision,
     shapes = [(40, 100), (33,)]
     template = OneBit(transforms=CHAINS["adagrad_then_momentum"](), **SMALL)
     workers = build_workers(
-        template.in_full_precision() if full_precision else template, specs_of(shapes), 3
+        template.uncompressed() if full_precision else template, specs_of(shapes), 3
     )
     exchange(workers, [gradients_of(rng, shapes) for _ in range(3)])
     before = states_of(workers)
@@ -306,9 +306,9 @@ def test_local_transforms_cannot_communicate(rng):
 
 
 def test_a_mere_sum_needs_nothing_but_full_precision():
-    assert OneBit().in_full_precision() is None
-    assert WarmStart(OneBit(), 1).in_full_precision() is None
-    assert isinstance(OneBit(transforms=[adagrad()]).in_full_precision(), InFullPrecision)
+    assert OneBit().uncompressed() is None
+    assert WarmStart(OneBit(), 1).uncompressed() is None
+    assert isinstance(OneBit(transforms=[adagrad()]).uncompressed(), Uncompressed)
 
 
 @pytest.mark.parametrize("before, after", [(1, 3), (3, 2), (2, 1)])

@@ -57,13 +57,18 @@ def test_reported_bytes_are_those_of_the_last_exchange(rng):
     for _ in range(4):
         exchange(workers, [gradients_of(rng, SHAPES) for _ in range(2)])
         reported.append(workers[0].bytes_sent())
-    full, compressed = 4 * 4007 + 4, workers[0].compressed.bytes_sent()
+    full, compressed = 4 * 4007 + 4, workers[0].buckets[0].exchange.bytes_sent()
     assert reported == [full, full, compressed, compressed]
     assert compressed < full / 10
 
 
-def test_wraps_any_exchange(rng):
-    template = WarmStart(WarmStart(FullPrecision(), steps=1), steps=1)
+def test_begins_once():
+    with pytest.raises(ValueError, match="Received: WarmStart within WarmStart. Use one"):
+        WarmStart(WarmStart(OneBit(), steps=1), steps=1)
+
+
+def test_wraps_what_compresses_nothing(rng):
+    template = WarmStart(FullPrecision(), steps=1)
     workers = build_workers(template, specs_of(SHAPES), 2)
     for _ in range(3):
         gradients = [gradients_of(rng, SHAPES) for _ in range(2)]
@@ -89,7 +94,7 @@ def test_says_how_much_of_a_warm_start_is_over_and_how_long_one_might_be(rng):
     by_steps = WarmStart(OneBit(), steps=1000)
     by_samples = WarmStart(OneBit(), samples=9000, global_batch_size=64)
     assert "after 20 of 1000 steps: all" in advice_after(by_steps, rng, 20)
-    said = advice_after(Bucketed(WarmStart(by_samples, steps=2)), rng, 5)
+    said = advice_after(by_samples, rng, 3)
     assert "after 192 of 9000 samples: all" in said
     assert "WarmStart(..., samples=...) with about a tenth of the job's samples" in said
     assert said.endswith("Received: samples=9000. Use for example samples=19.")
@@ -101,7 +106,7 @@ def test_says_how_much_of_a_warm_start_is_over_and_how_long_one_might_be(rng):
         (WarmStart(OneBit(), steps=3), 0),
         (WarmStart(OneBit(), steps=3), 3),
         # As for a single worker.
-        (WarmStart(OneBit(transforms=[Momentum(0.9)]), steps=9).in_full_precision(), 3),
+        (WarmStart(OneBit(transforms=[Momentum(0.9)]), steps=9).uncompressed(), 3),
         (Bucketed(OneBit()), 1),
         (Delayed(OneBit()), 0),
     ],

@@ -20,8 +20,8 @@ from tf_onebit.callbacks.replay import Replay
 from tf_onebit.callbacks.termination import Termination
 from tf_onebit.callbacks.workers import Workers, by_rank, may_differ_in_steps, require_together
 from tf_onebit.data import ResizableBatches
-from tf_onebit.exchanges.base import part_of
-from tf_onebit.training.model_optimizers import is_built
+from tf_onebit.exchanges.state import part_of
+from tf_onebit.training.model_optimizers import gradient_exchanges_of, is_built
 from tf_onebit.training.passes import follow_fit
 
 _BEGIN = "begin of training"  # an occasion at which workers meet
@@ -113,7 +113,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         if self.save_before_exit:
             require_together(self.model, "BackupAndRestore(save_before_exit=True)")
             self._termination = Termination(frame)
-        for exchange in training_state.gradient_exchanges_of(self.model):
+        for exchange in gradient_exchanges_of(self.model):
             exchange.rescue_with(self._save_replica)
         # Of this `fit`: (name, callback) of those with a state of their own.
         self._with_state = [
@@ -198,7 +198,7 @@ class BackupAndRestore(keras.callbacks.Callback):
     def on_train_end(self, logs=None):
         self.model._initial_epoch = None  # where there was no epoch left
         self._workers.wait_for_all("end of training")
-        for exchange in training_state.gradient_exchanges_of(self.model):
+        for exchange in gradient_exchanges_of(self.model):
             exchange.rescue_with(None)
         if self._termination is not None:
             self._termination.release()

@@ -16,11 +16,11 @@ from tf_onebit.callbacks import fit, learning_rate_factor, training_state
 from tf_onebit.callbacks.criterion import criterion_in
 from tf_onebit.callbacks.snapshot import Snapshot, can_be_taken
 from tf_onebit.callbacks.workers import Workers, require_together
-from tf_onebit.control import LearningRateControl, higher_is_better, reduced_rate
 from tf_onebit.data import ResizableBatches
-from tf_onebit.exchanges.base import part_of
-from tf_onebit.samples import number_of_samples
-from tf_onebit.training.model_optimizers import optimizers_of
+from tf_onebit.exchanges.state import part_of
+from tf_onebit.training.model_optimizers import gradient_exchanges_of, optimizers_of
+from tf_onebit.tuning_rules import LearningRateControl, higher_is_better, reduced_rate
+from tf_onebit.validation import is_number, number_of_samples
 
 
 class _Ending(enum.Enum):
@@ -107,7 +107,7 @@ class AutoLearningRate(keras.callbacks.Callback):
                 "AutoLearningRate needs held-out data. Received: validation_data=None. Give for "
                 "example (x, y)."
             )
-        if not _is_number(factor) or not 0 < factor < 1:
+        if not is_number(factor) or not 0 < factor < 1:
             raise ValueError(
                 f"factor must be between 0 and 1. Received: factor={factor!r}. Use factor=0.5 to "
                 "halve the learning rate."
@@ -116,7 +116,7 @@ class AutoLearningRate(keras.callbacks.Callback):
             "min_improvement": min_improvement,
             "min_learning_rate": min_learning_rate,
         }.items():
-            if not _is_number(value) or not 0 <= value < math.inf:
+            if not is_number(value) or not 0 <= value < math.inf:
                 raise ValueError(f"{name} must be at least 0. Received: {name}={value!r}.")
         if patience is not None and (not isinstance(patience, numbers.Integral) or patience < 1):
             raise ValueError(
@@ -230,7 +230,7 @@ class AutoLearningRate(keras.callbacks.Callback):
             setattr(self._control, name, progress["control"][name])
         learning_rate_factor.set_factors(self.model, self, self._reduced_by)
         best = part_of(state, "best")
-        for i, exchange in enumerate(training_state.gradient_exchanges_of(self.model)):
+        for i, exchange in enumerate(gradient_exchanges_of(self.model)):
             workers, _ = best.get(f"exchange_{i}/built", (exchange.engine.world_size, 0))
             if workers != exchange.engine.world_size:  # then the exchange keeps what it has
                 best = {k: v for k, v in best.items() if not k.startswith(f"exchange_{i}/")}
@@ -255,7 +255,7 @@ class AutoLearningRate(keras.callbacks.Callback):
     def _go_back(self):
         self._best.restore_learned(self.model)
         now = self._factors_of_others()
-        learning_rate_factor.keep_unsent(self.model, self._factors_of_best, now)
+        learning_rate_factor.rescale_pending_gradients(self.model, self._factors_of_best, now)
 
     def _factors_of_others(self):
         return [f / self._reduced_by for f in learning_rate_factor.factors(self.model)]
@@ -334,7 +334,3 @@ def _require_repeatable(data):
         "validation_data must be the same in every evaluation, as a whole. Received: a "
         f"{type(data).__name__} that {what}. {remedy}"
     )
-
-
-def _is_number(value):
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)

@@ -9,15 +9,20 @@ It is the product of what callbacks of a `fit` set, each its own, and is 1 outsi
 """
 
 import itertools
-import math
 
 import tensorflow as tf
 
 from tf_onebit.callbacks import fit
 from tf_onebit.optimizers import NormalizedAdaGrad
-from tf_onebit.training.copies import copies_of, first_copy
+from tf_onebit.training.copies import copies_of
 from tf_onebit.training.model_optimizers import inner_optimizer, optimizers_of
 from tf_onebit.training.optimizer import subclass
+from tf_onebit.training.scaled_learning_rate import (
+    LearningRateFactor,
+    ScaledLearningRate,
+    learning_rate_of,
+    own_learning_rate_of,
+)
 
 # By what power of the minibatch size an optimizer's learning rate grows, by the names that it and
 # the classes it is derived from have. In Keras a gradient is the mean over a minibatch. Plain
@@ -62,59 +67,14 @@ def power_of_size(optimizer, rule):
     )
 
 
-class _Scaled:
-    """Multiplies the learning rate with a factor, within updates.
-
-    A mixin for classes of Keras optimizers. One that is made from the configuration of another has
-    this class, too, and no factor as yet.
-    """
-
-    _updates_under_way = 0
-    _scaling = None
-
-    def _backend_apply_gradients(self, grads, trainable_variables):
-        self._updates_under_way += 1  # replicas have threads of their own
-        try:
-            super()._backend_apply_gradients(grads, trainable_variables)
-        finally:
-            self._updates_under_way -= 1
-
-    def _get_current_learning_rate(self):
-        learning_rate = super()._get_current_learning_rate()
-        if self._scaling is None or (tf.executing_eagerly() and not self._updates_under_way):
-            return learning_rate
-        learning_rate = tf.convert_to_tensor(learning_rate)
-        return learning_rate * tf.cast(self._scaling.factor, learning_rate.dtype)
-
-
-class _Scaling:
-    """The factor on the learning rate of an optimizer.
-
-    An object that Keras and TensorFlow do not look into: with the optimizer no factor is saved.
-
-    Attributes:
-        factor: the product, as steps read it.
-        factor_of: dictionary by callback.
-        ended: list of callbacks.
-    """
-
-    def __init__(self):
-        with tf.init_scope():
-            self.factor = tf.Variable(1.0, trainable=False)
-        self.factor_of, self.ended = {}, []
-
-    def update(self):
-        self.factor.assign(math.prod(self.factor_of.values()))
-
-
 def scaled_optimizers(model):
     """The optimizers of a model, each with a factor on its learning rate: 1 until it is set."""
     optimizers = list(map(inner_optimizer, optimizers_of(model)))
     new = [o for o in optimizers if getattr(o, "_scaling", None) is None]
     for optimizer in new:
-        if not isinstance(optimizer, _Scaled):
-            optimizer.__class__ = subclass(type(optimizer), _Scaled)
-        optimizer._scaling = _Scaling()
+        if not isinstance(optimizer, ScaledLearningRate):
+            optimizer.__class__ = subclass(type(optimizer), ScaledLearningRate)
+        optimizer._scaling = LearningRateFactor()
         if (exchange := getattr(optimizer, "gradient_exchange", None)) is not None:
             exchange.flushing.clear()  # which have been traced without it
     if new:
@@ -163,13 +123,13 @@ def set_factors(model, callback, values):
         optimizer._scaling.update()
 
 
-def keep_unsent(model, before, now):
-    """Has gradients that have yet to have an effect make the update that they would have made.
+def rescale_pending_gradients(model, before, now):
+    """Rescales gradients that are still to be applied, so that their update stays the same.
 
-    Where gradients wait in exchanges, as residuals and in the velocities of transforms, or are
-    gathered by an optimizer, for an update of several minibatches or in velocities of its own, they
-    are multiplied with the factor of the learning rate when they were computed, over that of now.
-    (The velocities of Keras' own optimizers that have any hold updates, with their learning rate.)
+    Exchanges keep such gradients as residuals and in the velocities of transforms. Optimizers keep
+    them for an update of several minibatches, or in velocities of their own. They are multiplied by
+    the factor on the learning rate when they were computed, over that of now. (The velocities of
+    Keras' own optimizers hold updates, with their learning rate, and stay as they are.)
 
     Args:
         model: Keras model.
@@ -194,22 +154,12 @@ def factors(model):
 
 def own_learning_rate(model):
     """What the first optimizer of a model has by itself, without the factor: float."""
-    return _own(_first_optimizer(model))
+    return own_learning_rate_of(_first_optimizer(model))
 
 
 def learning_rate(model):
     """The learning rate of a model's next step, by its first optimizer: float."""
     return learning_rate_of(_first_optimizer(model))
-
-
-def learning_rate_of(optimizer):
-    """The learning rate of an optimizer's next step, with the factor: float."""
-    scaling = getattr(optimizer, "_scaling", None)
-    return _own(optimizer) * (1.0 if scaling is None else float(scaling.factor))
-
-
-def _own(optimizer):
-    return float(first_copy(optimizer.learning_rate))
 
 
 def _first_optimizer(model):

@@ -10,17 +10,22 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_onebit.callbacks import fit, learning_rate_factor, training_state
+from tf_onebit.callbacks import fit, learning_rate_factor
 from tf_onebit.callbacks.criterion import criterion_of_steps, require_criterion
 from tf_onebit.callbacks.size_plot import plot_sizes
 from tf_onebit.callbacks.size_range import SizeRange
 from tf_onebit.callbacks.snapshot import Snapshot, can_be_taken
 from tf_onebit.callbacks.workers import Workers, require_together
-from tf_onebit.control import SizeSearch, higher_is_better, least_steps_of_trial
 from tf_onebit.data import ResizableBatches
 from tf_onebit.exchanges.finite import NOT_FINITE
-from tf_onebit.samples import number_of_samples
-from tf_onebit.training.model_optimizers import flush, knowing_batch_size, without_delay
+from tf_onebit.training.model_optimizers import (
+    batch_size_dependents,
+    flush,
+    gradient_exchanges_of,
+    without_delay,
+)
+from tf_onebit.tuning_rules import SizeSearch, higher_is_better, least_steps_of_trial
+from tf_onebit.validation import number_of_samples
 
 _DAY_OF_SPEECH = 24 * 3600 * 100  # frames of 10 ms
 
@@ -276,7 +281,7 @@ class AutoMinibatchSize(keras.callbacks.Callback):
 
     def _make_range(self):
         """The sizes that can be tried: `SizeRange`."""
-        exchanges = training_state.gradient_exchanges_of(self.model)
+        exchanges = gradient_exchanges_of(self.model)
         delay = max((exchange.steps_of_delay for exchange in exchanges), default=0)
         steps_of_minibatch = 2 if delay and self.tune_without_delay else 1
         optimizers = learning_rate_factor.scaled_optimizers(self.model)
@@ -336,7 +341,7 @@ class AutoMinibatchSize(keras.callbacks.Callback):
         before = self._factors
         factors = zip(before, self._powers, strict=True)
         self._set_factors([factor * growth**power for factor, power in factors])
-        learning_rate_factor.keep_unsent(self.model, before, self._factors)
+        learning_rate_factor.rescale_pending_gradients(self.model, before, self._factors)
 
     def _set_factors(self, factors):
         self._factors = factors
@@ -344,7 +349,7 @@ class AutoMinibatchSize(keras.callbacks.Callback):
 
     def _tell(self, size):
         """Tells those whose rules count samples how many a step has."""
-        for owner, steps in knowing_batch_size(self.model):
+        for owner, steps in batch_size_dependents(self.model):
             owner.set_global_batch_size(size * steps)
 
     def _note(self, trials):

@@ -4,7 +4,7 @@ import contextlib
 import json
 
 from tf_onebit.callbacks import fit, training_state
-from tf_onebit.callbacks.repeatable import why_not_repeatable
+from tf_onebit.callbacks.fit_determinism import why_not_repeatable
 
 
 class Replay:

@@ -4,8 +4,9 @@ import numpy as np
 
 from tf_onebit.callbacks import training_state
 from tf_onebit.training.model_optimizers import (
+    batch_size_dependents,
+    gradient_exchanges_of,
     inner_optimizer,
-    knowing_batch_size,
     optimizers_of,
 )
 
@@ -17,7 +18,7 @@ def can_be_taken(model):
     states the exchanges share out in their first step. An optimizer that the model was compiled
     with is built.
     """
-    exchanges = training_state.gradient_exchanges_of(model)
+    exchanges = gradient_exchanges_of(model)
     if not model.built or not all(exchange.states_are_whole for exchange in exchanges):
         return False
     if model.optimizer is not None and not model.optimizer.built:
@@ -72,7 +73,7 @@ class Snapshot:
         going_on |= {id(v) for v in model.variables if id(v) not in weights}
         optimizers = optimizers_of(model)
         going_on |= {id(inner_optimizer(o)._learning_rate) for o in optimizers}
-        sizes = [(owner, owner.global_batch_size) for owner, _ in knowing_batch_size(model)]
+        sizes = [(owner, owner.global_batch_size) for owner, _ in batch_size_dependents(model)]
         training_state.assign_variables(model, self.state, except_for=going_on)
         training_state.load_exchanges(model, [self.state])
         for owner, size in sizes:

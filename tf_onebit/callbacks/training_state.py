@@ -10,10 +10,16 @@ import numpy as np
 from keras.src.backend.common import global_state
 from keras.src.random import seed_generator
 
-from tf_onebit.exchanges.base import GradientSpec, part_of
-from tf_onebit.training.blocks import End
+from tf_onebit.bmuf.synchronization import End
+from tf_onebit.exchanges import GradientSpec
+from tf_onebit.exchanges.state import part_of
 from tf_onebit.training.copies import copies_of
-from tf_onebit.training.model_optimizers import flush_where_shown, inner_optimizer, optimizers_of
+from tf_onebit.training.model_optimizers import (
+    flush_where_shown,
+    gradient_exchanges_of,
+    inner_optimizer,
+    optimizers_of,
+)
 
 
 def variables_of(model):
@@ -26,12 +32,6 @@ def variables_of(model):
     for i, optimizer in enumerate(optimizers_of(model)):
         variables |= {f"optimizer_{i}/{j}": v for j, v in enumerate(optimizer.variables)}
     return variables
-
-
-def gradient_exchanges_of(model):
-    """List of the `GradientExchange` of a model's optimizers, without doubles."""
-    found = [getattr(o, "gradient_exchange", None) for o in optimizers_of(model)]
-    return list({id(exchange): exchange for exchange in found if exchange is not None}.values())
 
 
 def collect(model, occasion):

@@ -6,10 +6,10 @@ import json
 import numpy as np
 import tensorflow as tf
 
-from tf_onebit.callbacks import training_state
-from tf_onebit.collectives.found import workers_of_horovod
-from tf_onebit.collectives.requests import AllGather, ask
+from tf_onebit.collectives.horovod_size import horovod_size_or_1
+from tf_onebit.collectives.requests import AllGather, one_request
 from tf_onebit.exchanges.handshake import gather_texts, handshake
+from tf_onebit.training.model_optimizers import gradient_exchanges_of
 
 # One name and shape for all that callbacks meet for: workers at different places meet, too.
 _SCOPE = "tf_onebit/callbacks"
@@ -32,12 +32,12 @@ class Workers:
     """
 
     def __init__(self, model, purpose):
-        exchanges = training_state.gradient_exchanges_of(model)
+        exchanges = gradient_exchanges_of(model)
         engine = exchanges[0].engine if exchanges else None
-        if engine is None and workers_of_horovod() > 1:
+        if engine is None and horovod_size_or_1() > 1:
             raise ValueError(
                 f"{purpose} the workers of a job through their optimizer. Received: "
-                f"{workers_of_horovod()} workers of Horovod, and a model whose optimizer does not "
+                f"{horovod_size_or_1()} workers of Horovod, and a model whose optimizer does not "
                 "connect them. Compile it with tf_onebit.horovod.DistributedOptimizer."
             )
         self.in_strategy = model._distribute_strategy is not None
@@ -122,7 +122,7 @@ class Workers:
         message[0, :_DIGEST_WORDS], message[0, _DIGEST_WORDS] = digest, len(text)
         message[0, _DIGEST_WORDS + 1 :][: len(numbers)] = numbers
         mine = AllGather(tf.constant(message), _SCOPE)
-        gathered = run([ask(mine)])[0].numpy()
+        gathered = run([one_request(mine)])[0].numpy()
         if (gathered[:, : _DIGEST_WORDS + 1] == gathered[0, : _DIGEST_WORDS + 1]).all():
             return gathered[:, _DIGEST_WORDS + 1 :][:, : len(numbers)]
         occasions = self._texts(text, gathered[:, _DIGEST_WORDS])
@@ -153,7 +153,7 @@ def by_rank(values):
 
 def may_differ_in_steps(model):
     """Tells whether the workers of a job may make different numbers of steps."""
-    return any(map(_trains_apart, training_state.gradient_exchanges_of(model)))
+    return any(map(_trains_apart, gradient_exchanges_of(model)))
 
 
 def require_together(model, callback):
@@ -163,7 +163,7 @@ def require_together(model, callback):
         model: Keras model.
         callback: name of the callback whose decisions all make at the same step.
     """
-    for exchange in training_state.gradient_exchanges_of(model):
+    for exchange in gradient_exchanges_of(model):
         if _trains_apart(exchange):
             raise ValueError(
                 f"{callback} needs workers that make every step together. Received: an optimizer "

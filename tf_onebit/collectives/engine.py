@@ -2,8 +2,8 @@
 
 import tensorflow as tf
 
-from tf_onebit.collectives.placement import plain_variables
 from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, Broadcast, Cond
+from tf_onebit.collectives.variable_creation import plain_variables
 from tf_onebit.collectives.whereabouts import Whereabouts
 
 

@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from tf_onebit.collectives.engine import ProcessEngine
 from tf_onebit.collectives.ordered_sum import ordered_sum
-from tf_onebit.collectives.placement import on_device, plain_variables
 from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, Broadcast
+from tf_onebit.collectives.variable_creation import on_device, plain_variables
 from tf_onebit.collectives.whereabouts import Board, Whereabouts
 from tf_onebit.collectives.wire_types import from_wire, to_wire
 
@@ -136,7 +136,7 @@ class _BetweenNodes(ProcessEngine):
         self._leaders = HorovodEngine(leaders) if hvd.rank() in leaders.ranks else None
 
     def _all_to_all(self, tensor, name):
-        return self._told(AllToAll(tensor, name), [tensor])[0]
+        return self._forwarded(AllToAll(tensor, name), [tensor])[0]
 
     def _all_gather(self, request):
         tensor = request.tensor
@@ -146,29 +146,29 @@ class _BetweenNodes(ProcessEngine):
                 f"AllGather, {request.name!r}."
             )
         shape = tf.concat([[self.world_size * tf.shape(tensor)[0]], tf.shape(tensor)[1:]], axis=0)
-        return self._told(request, [tf.zeros(shape, tensor.dtype)])[0]
+        return self._forwarded(request, [tf.zeros(shape, tensor.dtype)])[0]
 
     def _all_reduce(self, request):
-        return self._told(request, request.tensors)
+        return self._forwarded(request, request.tensors)
 
     def _broadcast(self, tensor, root, name):
-        return self._told(Broadcast([tensor], root, name), [tensor])[0]
+        return self._forwarded(Broadcast([tensor], root, name), [tensor])[0]
 
-    def _told(self, request, like):
+    def _forwarded(self, request, like):
         """The answer that the first process of this node gets; tensors `like` it elsewhere."""
         if self._leaders is not None:
-            answer = self._leaders.run_one(_asked(request))
+            answer = self._leaders.run_one(_as_list(request))
         else:
             # Not constants: TensorFlow would run their collectives to optimize the graph, and, of
             # those with the same constant, keep one; other processes have no constants there.
             answer = [tf.raw_ops.Empty(shape=tf.shape(t), dtype=t.dtype) for t in like]
         if self._within.world_size == 1:
             return answer
-        return self._within.run_one(_asked(Broadcast(answer, 0, f"{request.name}/told")))
+        return self._within.run_one(_as_list(Broadcast(answer, 0, f"{request.name}/told")))
 
 
-def _asked(request):
-    """Generator: asks, and returns a list of tensors."""
+def _as_list(request):
+    """Generator of one request. Returns its answer as a list of tensors."""
     answer = yield request
     return answer if isinstance(request, AllReduce | Broadcast) else [answer]
 
@@ -186,7 +186,7 @@ def meet(generator):
 def _nodes(engine):
     """The ranks on each node: tuples, of which Horovod gives consecutive numbers to each."""
     request = AllGather(tf.constant([hvd.local_rank()]), "tf_onebit/nodes")
-    local_ranks = engine.run_one(_asked(request))[0].numpy().tolist()
+    local_ranks = engine.run_one(_as_list(request))[0].numpy().tolist()
     nodes = []
     for rank, local_rank in enumerate(local_ranks):
         if local_rank == 0:

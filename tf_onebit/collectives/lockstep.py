@@ -4,8 +4,8 @@ import tensorflow as tf
 
 from tf_onebit.collectives.engine import Engine
 from tf_onebit.collectives.ordered_sum import added_in_order
-from tf_onebit.collectives.placement import on_device, plain_variables
 from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, Broadcast, Cond
+from tf_onebit.collectives.variable_creation import on_device, plain_variables
 
 
 class LockstepEngine(Engine):

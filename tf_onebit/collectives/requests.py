@@ -64,35 +64,71 @@ class Cond:
     otherwise: Callable[[], Generator]
 
 
-def ask(request):
-    """Generator: asks for one collective, and returns its answer."""
+def sent_bytes(request, size_bytes, world_size):
+    """Returns the kind of a request, and the bytes of its tensors that each worker sends.
+
+    Args:
+        request: `AllToAll`, `AllGather` or `AllReduce`.
+        size_bytes: bytes of its tensors: int, or int tensor.
+        world_size: number of workers.
+    """
+    others = world_size - 1
+    if isinstance(request, AllToAll):
+        return "all_to_all", others * size_bytes // world_size
+    if isinstance(request, AllGather):
+        return "all_gather", others * size_bytes
+    if isinstance(request, AllReduce):
+        return "all_reduce", all_reduce_bytes(size_bytes, world_size)
+    raise TypeError(f"No exchange of gradients asks for this. Received: {request!r}.")
+
+
+def all_reduce_bytes(size_bytes, world_size):
+    """Returns what each worker sends in an all-reduce of so many bytes."""
+    return 2 * (world_size - 1) * size_bytes // world_size
+
+
+def tensors_of(request):
+    """Returns the tensors that a worker sends by a request: list."""
+    return list(request.tensors) if isinstance(request, AllReduce) else [request.tensor]
+
+
+def with_tensors(request, tensors):
+    """Returns the same request for other tensors."""
+    if isinstance(request, AllReduce):
+        return dataclasses.replace(request, tensors=tensors)
+    (tensor,) = tensors
+    return dataclasses.replace(request, tensor=tensor)
+
+
+def one_request(request):
+    """Generator of one request. Returns its answer."""
     return (yield request)
 
 
-def observed(generator, note):
-    """Generator: passes on the requests of another, and calls `note` with each, also in branches.
+def tap_requests(generator, note):
+    """Generator: passes on the requests of another, and calls `note` with each of them.
 
-    Of a `Cond` with those that its branches make.
+    `note` is called with the requests within the branches of a `Cond`, and not with the `Cond`.
     """
 
     def noted(request):
         note(request)
         return (yield request)
 
-    return through(generator, noted)
+    return map_requests(generator, noted)
 
 
-def through(generator, asking):
-    """Generator: has another ask in a different way, also in branches.
+def map_requests(generator, answer_of):
+    """Generator: replaces the requests of another, also in the branches of a `Cond`.
 
     Args:
-        generator: whose requests these are.
-        asking: function from a request, other than a `Cond`, to a generator that returns the
-            answer.
+        generator: makes the requests.
+        answer_of: function from a request, other than a `Cond`, to a generator that yields other
+            requests in its place, and returns the answer.
     """
 
     def branch(make):
-        return lambda: through(make(), asking)
+        return lambda: map_requests(make(), answer_of)
 
     answer = None
     while True:
@@ -104,4 +140,4 @@ def through(generator, asking):
             then, otherwise = branch(request.then), branch(request.otherwise)
             answer = yield dataclasses.replace(request, then=then, otherwise=otherwise)
         else:
-            answer = yield from asking(request)
+            answer = yield from answer_of(request)

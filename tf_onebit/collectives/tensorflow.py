@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tf_onebit.collectives.engine import ProcessEngine
 from tf_onebit.collectives.ordered_sum import ordered_sum
-from tf_onebit.collectives.placement import plain_variables
+from tf_onebit.collectives.variable_creation import plain_variables
 from tf_onebit.collectives.wire_types import from_wire, to_wire
 
 # What TensorFlow's collectives all carry. NCCL and processors alike: no bfloat16, no bytes.

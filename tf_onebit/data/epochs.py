@@ -9,7 +9,7 @@ import tensorflow as tf
 from keras.src.trainers import data_adapters
 from keras.src.trainers.data_adapters import data_adapter_utils
 
-from tf_onebit.data.repeatable import has_shuffle, why_not_repeatable
+from tf_onebit.data.determinism import has_shuffle, why_not_repeatable
 
 
 class DatasetEpochs:

@@ -5,7 +5,7 @@ import inspect
 import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import TFEpochIterator
 
-from tf_onebit.data.placement import placement_in_fit
+from tf_onebit.data.partition import partition_in_fit
 
 
 class InFit(tf.distribute.DistributedDataset):
@@ -35,7 +35,7 @@ def join_fit(rank, world_size):
         rank, world_size: what the user says of the processes, or None.
 
     Returns:
-        `Placement`, and the `Engine` that connects the processes, or None.
+        `Partition`, and the `Engine` that connects the processes, or None.
 
     Raises:
         ValueError: if another method than `fit` calls, or with arguments that say the size of
@@ -54,7 +54,7 @@ def join_fit(rank, world_size):
         raise _not_in_fit("model.fit as validation_data")
     _require_nothing_else(arguments)
     epoch_iterator.__class__ = _EpochIterator
-    return placement_in_fit(
+    return partition_in_fit(
         caller.f_locals["self"], strategy, arguments["steps_per_execution"], rank, world_size
     )
 

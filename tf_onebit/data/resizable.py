@@ -9,12 +9,12 @@ import tensorflow as tf
 from keras.src.random import seed_generator
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
-from tf_onebit.collectives.requests import AllGather, ask
-from tf_onebit.data.ahead import Ahead, Loaded
+from tf_onebit.collectives.requests import AllGather, one_request
 from tf_onebit.data.fitting import InFit, join_fit
 from tf_onebit.data.minibatch import Minibatch, Minibatches, MinibatchSpec, Peek
-from tf_onebit.data.placement import Placement
-from tf_onebit.data.samples import source_of
+from tf_onebit.data.partition import Partition
+from tf_onebit.data.prefetch import Loaded, Prefetcher
+from tf_onebit.data.sources import source_of
 
 
 class ResizableBatches(DataAdapter):
@@ -98,18 +98,18 @@ class ResizableBatches(DataAdapter):
         self._position = self._epoch = self._offset = 0
         self._goes_on = False  # from a state, and not from where a fit was stopped
         self._size = global_batch_size
-        self._place(Placement() if rank is None else Placement(rank, world_size))
+        self._place(Partition() if rank is None else Partition(rank, world_size))
         # The minibatch of the step that comes next, once that is about to begin; whether the step
         # has taken it; and those after it.
         self._loaded = None
         self._is_taken = False
-        self._ahead = Ahead(self._read)
+        self._ahead = Prefetcher(self._read)
 
-    def _place(self, placement):
-        self._placement = placement
+    def _place(self, partition):
+        self._partition = partition
         self._size = self._checked(self._size)
         self._spec = MinibatchSpec(
-            self._source.element_spec, placement.replicas, placement.strategy
+            self._source.element_spec, partition.replicas, partition.strategy
         )
 
     @property
@@ -134,7 +134,7 @@ class ResizableBatches(DataAdapter):
 
     @property
     def parts(self):
-        return self._placement.parts
+        return self._partition.parts
 
     @property
     def remaining(self):
@@ -231,9 +231,9 @@ class ResizableBatches(DataAdapter):
     num_batches = batch_size = has_partial_batch = partial_batch_size = None
 
     def get_tf_dataset(self):
-        placement, self._engine = join_fit(*self._given_place)
+        partition, self._engine = join_fit(*self._given_place)
         self._ahead.clear()
-        self._place(placement)
+        self._place(partition)
         return InFit(self._source.element_spec)
 
     def begin_fit(self):
@@ -256,7 +256,7 @@ class ResizableBatches(DataAdapter):
         self._goes_on = False
         if self._loaded is None and self._offset == 0:
             raise ValueError("data must not be empty. Received: an epoch without samples.")
-        if self._placement.steps_per_execution == 1:
+        if self._partition.steps_per_execution == 1:
             iterator = Minibatch(self._spec, self._take)
         else:
             iterator = Minibatches(self._spec, self._take_next)
@@ -266,12 +266,12 @@ class ResizableBatches(DataAdapter):
 
     def _begin_next_epoch(self):
         self._ahead.clear()
-        left = self._source.available(self._offset + self._placement.parts) - self._offset
+        left = self._source.available(self._offset + self._partition.parts) - self._offset
         if left > 0:
             warnings.warn(
                 "Every worker must have a sample in each step, so the last samples of epoch "
                 f"{self._epoch + 1} are left out. Received: a state with {left} of them left, for "
-                f"{self._placement.parts} workers.",
+                f"{self._partition.parts} workers.",
                 stacklevel=2,
             )
         self._loaded = None
@@ -317,14 +317,14 @@ class ResizableBatches(DataAdapter):
     def _read(self, seed, epoch, start, size):
         """The minibatches from a sample on, as many as are worth reading at once."""
         self._source.seek(seed, epoch, start)
-        at_once = self._source.at_once(size // self._placement.world_size)
+        at_once = self._source.at_once(size // self._partition.world_size)
         cuts = list(itertools.islice(self._cuts(start, size), 1 + at_once))
         if len(cuts) == 1:
-            left = self._source.available(start + self._placement.parts) - start
+            left = self._source.available(start + self._partition.parts) - start
             if start == 0 and left > 0:
                 raise ValueError(
                     "Every worker must have a sample in each step. Received: an epoch with "
-                    f"{left} samples left, for {self._placement.parts} workers."
+                    f"{left} samples left, for {self._partition.parts} workers."
                 )
             return []
         keys = [(seed, epoch, cut, size) for cut in cuts]
@@ -333,7 +333,7 @@ class ResizableBatches(DataAdapter):
     def _cuts(self, start, size, end=None):
         """Yields where minibatches begin and end, from a sample of the epoch on."""
         yield start
-        least = self._placement.parts
+        least = self._partition.parts
         while True:
             limit = start + size + max(least, -(-size // 2))
             available = self._source.available(limit)
@@ -349,7 +349,7 @@ class ResizableBatches(DataAdapter):
 
     def _tensors(self, cuts):
         """The tensors of each minibatch, for all replicas of this process, in one list."""
-        parts = [self._placement.bounds(*cut) for cut in itertools.pairwise(cuts)]
+        parts = [self._partition.bounds(*cut) for cut in itertools.pairwise(cuts)]
         batches = iter(self._source.read(list(itertools.chain(*parts))))
         return [[leaf for _ in bounds for leaf in next(batches)] for bounds in parts]
 
@@ -361,14 +361,14 @@ class ResizableBatches(DataAdapter):
             )
         self._ahead.wait()
         (tensors,) = self._tensors([start, stop])
-        if self._placement.steps_per_execution == 1:
+        if self._partition.steps_per_execution == 1:
             return Minibatch(self._spec, lambda: tensors)
         remaining = [tensors]
         return Minibatches(self._spec, lambda: remaining.pop() if remaining else None)
 
     def _checked(self, global_batch_size):
         size = _whole("global_batch_size", global_batch_size, 1)
-        parts = self._placement.parts
+        parts = self._partition.parts
         if size % parts != 0:
             raise ValueError(
                 f"global_batch_size must be a multiple of the number of workers, which is {parts}. "
@@ -384,7 +384,7 @@ class ResizableBatches(DataAdapter):
 
     def _shareable(self, size):
         """The size of another number of workers, for those there are now."""
-        parts = self._placement.parts
+        parts = self._partition.parts
         nearest = max(1, round(size / parts)) * parts
         if nearest != size:
             warnings.warn(
@@ -400,7 +400,7 @@ class ResizableBatches(DataAdapter):
         state = self.state()
         mine = [int(value) for value in state.values()]
         request = AllGather(tf.constant([mine], tf.int64), "tf_onebit/resizable_batches")
-        (gathered,) = self._engine.run([ask(request)])
+        (gathered,) = self._engine.run([one_request(request)])
         for name, values in zip(state, gathered.numpy().T, strict=True):
             if len(set(values)) > 1:
                 raise ValueError(

@@ -11,7 +11,7 @@ import zlib
 import keras
 import tensorflow as tf
 
-from tf_onebit.collectives.requests import AllGather, ask
+from tf_onebit.collectives.requests import AllGather, one_request
 
 # Keras' callbacks that write, and which of their attributes says where.
 _PLACES = {
@@ -47,13 +47,13 @@ def write_apart(callbacks, engine):
         ]
         mine = tf.reshape(tf.constant(rows, tf.int64), [len(rows), 3])
         request = AllGather(mine, "tf_onebit/files", uneven=True)
-        (everyones,) = engine.meet([ask(request)], "fit")
+        (everyones,) = engine.meet([one_request(request)], "fit")
         marks = {name: mark for owner, name, mark in everyones.numpy().tolist() if owner == 0}
         for callback, place in zip(writers, places, strict=True):
             if rank != 0 and _is_marked(place, marks.get(_checksum(place))):
                 _Elsewhere.begin(callback)
         # Marks stay until all have looked for them.
-        engine.meet([ask(AllGather(tf.constant([0]), "tf_onebit/files_seen"))], "fit")
+        engine.meet([one_request(AllGather(tf.constant([0]), "tf_onebit/files_seen"))], "fit")
 
 
 def _absolute(place):

@@ -6,9 +6,8 @@ import keras
 import tensorflow as tf
 from keras.src.backend.common import global_state
 
-from tf_onebit.distribute.data import data_of_step, zero_without_data
 from tf_onebit.distribute.replicas import all_finite, branch, exchange
-from tf_onebit.exchanges import Local
+from tf_onebit.distribute.uneven_data import data_of_step, zero_without_data
 from tf_onebit.training.gradients import GradientExchange
 from tf_onebit.training.optimizer import Distributed, GlobalLossScale, distribute, settings
 
@@ -61,7 +60,7 @@ class _UnderStrategy(Distributed):
 
     def apply(self, grads, trainable_variables=None):
         has_data, grads = data_of_step(), zero_without_data(grads)
-        if has_data is None or not isinstance(self.gradient_exchange.template, Local):
+        if has_data is None or not self.gradient_exchange.trains_apart:
             super().apply(grads, trainable_variables)
             return
         self._build_first(trainable_variables)

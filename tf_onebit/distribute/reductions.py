@@ -6,7 +6,7 @@ import tensorflow as tf
 from keras.src.backend.tensorflow import trainer
 from tensorflow.python.distribute import distribute_utils, values_util
 
-from tf_onebit.collectives.requests import AllGather, AllReduce, ask
+from tf_onebit.collectives.requests import AllGather, AllReduce, one_request
 from tf_onebit.distribute.replicas import sum_of_replicas
 from tf_onebit.training.frames import caller_from_outside
 
@@ -94,7 +94,7 @@ class ReducingExtended:
         if self._num_workers > 1:
             values_util.mark_as_unsaveable()  # what others must take part in
             request = AllReduce(totals, f"tf_onebit/reduce_{self._numbers.next()}")
-            (totals,) = self.engine.run([ask(request)])
+            (totals,) = self.engine.run([one_request(request)])
         if reduce_op != tf.distribute.ReduceOp.MEAN:
             return totals
         return [
@@ -107,7 +107,7 @@ class ReducingExtended:
         kinds = {_kind_of(part) for part in self._parts(value)}
         mine = kinds.pop() if len(kinds) == 1 else -1
         request = AllGather(tf.constant([mine], tf.int64), "tf_onebit/shapes")
-        (everyones,) = self.engine.meet([ask(request)], "reduce")
+        (everyones,) = self.engine.meet([one_request(request)], "reduce")
         everyones = set(everyones.numpy().tolist())
         if everyones == {-1} or len(everyones) > 1:
             raise ValueError(_MUST_BE_ALIKE.format(f"{value} on this worker"))

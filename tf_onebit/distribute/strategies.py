@@ -14,7 +14,7 @@ from tensorflow.python.distribute import (
 
 from tf_onebit.cluster_spec import require_valid
 from tf_onebit.collectives.lockstep import LockstepEngine
-from tf_onebit.collectives.requests import AllGather, ask
+from tf_onebit.collectives.requests import AllGather, one_request
 from tf_onebit.collectives.tensorflow import CARRIED, TensorFlowEngine
 from tf_onebit.collectives.wire_types import from_wire, to_wire
 from tf_onebit.distribute.begin_of_fit import prepare
@@ -25,12 +25,13 @@ from tf_onebit.distribute.cluster import (
     wait_for_all,
 )
 from tf_onebit.distribute.coordination_board import whereabouts_in_cluster
-from tf_onebit.distribute.data import prepared, without_effect_of_empty_batches
 from tf_onebit.distribute.functions import LiftedFunctions, is_lifted
 from tf_onebit.distribute.optimizer import adopt, calling_optimizer, require_adopted
 from tf_onebit.distribute.recovery import recovering
 from tf_onebit.distribute.reductions import Reducing, ReducingExtended
 from tf_onebit.distribute.server import sigterm_as_it_was, tend_server
+from tf_onebit.distribute.uneven_data import prepared, without_effect_of_empty_batches
+from tf_onebit.exchanges.schedule import delay_of
 from tf_onebit.training.calls import CallNumbers
 from tf_onebit.training.gradients import resolve_exchange
 from tf_onebit.training.model_optimizers import flush_where_shown, require_no_xla
@@ -69,7 +70,7 @@ class _Exchanging(Reducing):
 def _check_model(model, strategy):
     require_no_xla(model)
     require_adopted(model.optimizer, strategy)
-    if strategy.exchange.steps_of_delay:
+    if delay_of(strategy.exchange):
         flush_where_shown(model)
 
 
@@ -241,7 +242,7 @@ class _MultiWorkerExtended(
         if not tf.executing_eagerly():
             name, run = f"{name}_{self._numbers.next()}", self.engine.run
         request = AllGather(tf.transpose(mine, order), name, uneven=True)
-        (gathered,) = run([ask(request)])
+        (gathered,) = run([one_request(request)])
         return tf.transpose(gathered, order)
 
     def _get_variable_creator_initial_value(self, replica_id, device, primary_var, **kwargs):

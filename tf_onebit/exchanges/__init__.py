@@ -7,6 +7,8 @@ from tf_onebit.exchanges.delayed import Delayed
 from tf_onebit.exchanges.full_precision import FullPrecision
 from tf_onebit.exchanges.local import Local
 from tf_onebit.exchanges.one_bit import OneBit
+from tf_onebit.exchanges.schedule import Recipe
+from tf_onebit.exchanges.stages import run_stages
 from tf_onebit.exchanges.threshold import Threshold
 from tf_onebit.exchanges.warm_start import WarmStart
 
@@ -19,6 +21,8 @@ __all__ = [
     "GradientSpec",
     "Local",
     "OneBit",
+    "Recipe",
     "Threshold",
     "WarmStart",
+    "run_stages",
 ]

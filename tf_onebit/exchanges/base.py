@@ -1,21 +1,15 @@
-"""What an exchange is."""
+"""The base class of exchanges: how the gradients of all workers become their sum."""
 
-import collections
 import dataclasses
 import math
 import re
 
 import tensorflow as tf
 
-from tf_onebit.configurable import Configurable, serialize
-from tf_onebit.exchanges.stages import Stages
+from tf_onebit.configurable import Configurable
+from tf_onebit.exchanges import tracing
 
 FLOAT_BYTES = 4
-
-
-def all_reduce_bytes(size_bytes, world_size):
-    """What each worker sends in an all-reduce of so many bytes."""
-    return 2 * (world_size - 1) * size_bytes // world_size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,36 +34,51 @@ class GradientSpec:
 
 
 class Exchange(Configurable, tf.Module):
-    """Turns the list of local gradients into the list of their sums over all workers.
+    """An algorithm that turns the gradients of each worker into their sum over all workers.
 
-    A user's exchange is a template: it holds hyper-parameters. What runs is a clone, built once
-    for a list of gradients, with state of its own (residuals, counters) as variables.
+    A user's exchange is a template that holds hyper-parameters. What runs are clones of it, one
+    per bucket of gradients. Each clone is built once, and keeps its state (residuals, counters)
+    in variables.
 
-    An exchange has three stages, of which all but the first may communicate: `encode`, `aggregate`
-    and `deliver`. Subclasses define these, or `exchange` as a whole, `bytes_sent` and `get_config`,
-    and create their variables in `create_state`. Those that define the stages and
-    `message_variables` can be `Delayed`.
+    A subclass defines `get_config`, `create_state`, `encode`, `deliver` and `bytes_sent`. It also
+    defines `residuals` if it keeps variables, and `aggregate` if it exchanges messages in two
+    stages. docs/your_own_exchange.md shows a whole one. When the stages run is not its concern:
+    `WarmStart` and `Delayed` go with every exchange.
 
     Args:
-        bucket_bytes: gradients are exchanged in buckets of about this size, in the order in which
-            the backward pass produces them, so that the first buckets travel while the rest is
-            computed. Counted before compression.
-        exclude: regular expressions; gradients of variables with a name in which one is found
-            are exchanged in full precision.
+        bucket_bytes: size of a bucket of gradients, before compression. A bucket travels while
+            the backward pass computes the gradients of the next.
+        exclude: list of regular expressions. Gradients of variables with a name in which one is
+            found are exchanged in full precision.
+
+    Attributes:
+        dtypes: names of the types of gradients that it takes. Others are exchanged in full
+            precision.
+        takes_sparse: whether it takes `tf.IndexedSlices`. Those of others are gathered exactly.
+        carries_flags: whether its messages say that a gradient was not finite. Otherwise a flag is
+            sent beside them, which costs a small all-gather per bucket.
+        can_be_delayed: whether a later step can deliver its messages.
+        trains_apart: whether workers keep their own gradients.
+        suits_moments: whether it goes with optimizers that average gradients (momentum, Adam).
+        advised_warm_up: number of steps in full precision that a plan advises before it.
+        built: whether `build` has been called. It sets `specs`, `rank`, `world_size`, `scope` and
+            `unit`, its arguments.
+
+    Raises:
+        ValueError: if `bucket_bytes` is not positive, or `exclude` is not a list of regular
+            expressions.
     """
 
-    # Gradients of other types are exchanged in full precision.
     dtypes = ("float32", "float16", "bfloat16")
-    # Others' `tf.IndexedSlices` are gathered exactly.
     takes_sparse = False
-    # By how many steps gradients come back later than they were taken.
-    steps_of_delay = 0
-    # Of the exchange that was traced last, where others should let its messages pass: int32 tensor
-    # that is there as soon as the first of them have come.
-    first_answer = None
-    stages = Stages()
+    carries_flags = False
+    can_be_delayed = True
+    trains_apart = False
+    suits_moments = True
+    advised_warm_up = 0
+    built = False
 
-    def __init__(self, bucket_bytes, exclude=()):
+    def __init__(self, bucket_bytes=32 * 2**20, exclude=()):
         super().__init__()
         if not bucket_bytes > 0:
             raise ValueError(
@@ -82,10 +91,9 @@ class Exchange(Configurable, tf.Module):
                 "exclude must be a list of regular expressions. "
                 f"Received: exclude={exclude!r}. Use exclude=[{exclude!r}]."
             )
-        excluded = []
         for pattern in exclude:
             try:
-                excluded.append(re.compile(pattern))
+                re.compile(pattern)
             except (re.error, TypeError) as error:
                 raise ValueError(
                     f"exclude must be a list of regular expressions. Received: {pattern!r} in "
@@ -93,14 +101,9 @@ class Exchange(Configurable, tf.Module):
                 ) from error
         self.bucket_bytes = bucket_bytes
         self.exclude = tuple(exclude)
-        self._excluded = tuple(excluded)
-
-    def excludes(self, name):
-        """Whether a gradient of this name travels in full precision."""
-        return any(pattern.search(name) for pattern in self._excluded)
 
     def build(self, specs, rank, world_size, scope, unit=1.0):
-        """Fixes the layout and creates the variables.
+        """Creates the state for a list of gradients.
 
         Args:
             specs: list of `GradientSpec`.
@@ -130,255 +133,174 @@ class Exchange(Configurable, tf.Module):
         self.unit = unit
         with tf.init_scope():
             self.create_state()
+        self.built = True
+        self.residuals()  # an exchange that must define it says so now, and not in a backup
 
     def create_state(self):
-        """Creates the variables. Called once, outside of any graph."""
+        """Creates the variables. It is called once, by `build`, outside of any graph."""
 
-    def exchange(self, gradients, scale=1.0):
-        """Generator: yields collectives and returns the exchanged gradients.
+    def encode(self, gradients):
+        """Returns the message of this worker: the first stage, which does not communicate.
 
         Args:
             gradients: list of tensors, as in `specs`. Sums or means over the local minibatch.
-            scale: factor on the sum: `1 / world_size` for the mean over the workers.
-
-        Returns:
-            A list of tensors with the shapes and dtypes of `gradients`, the same on all workers,
-            and `flags`, int32 `[world_size]`: entry k is 0, or 1 + the index of the first
-            gradient in which rank k met a value that is not finite.
-        """
-        message = self.stages.encode(self, gradients)
-        message = yield from self.stages.aggregate(self, message)
-        return (yield from self.stages.deliver(self, message, gradients, scale))
-
-    def encode(self, gradients):
-        """The first stage: what this worker sends of its gradients. Does not communicate.
-
-        Args:
-            gradients: list of tensors, as in `specs`.
 
         Returns:
             List of tensors.
         """
-        raise NotImplementedError(f"{type(self).__name__} must define encode, or exchange.")
+        raise NotImplementedError(f"{type(self).__name__} must define encode.")
 
     def aggregate(self, message):
-        """Generator, the second stage: from what `encode` returned to what is delivered.
+        """Generator: combines the messages of all workers, where that takes a stage of its own.
 
         Args:
-            message: list of tensors.
+            message: list of tensors that `encode` returned.
 
         Returns:
-            List of tensors: what this worker sends to all, and what else `deliver` needs. If it
-            communicates, the last are the flags that came with the workers' messages.
+            List of tensors, for `deliver`. By default the message as it is.
         """
         yield from ()  # a generator that asks for nothing
         return message
 
     def deliver(self, message, like, scale):
-        """Generator, the last stage: from what `aggregate` returned to the exchanged gradients.
+        """Generator: returns the exchanged gradients: the last stage.
 
         Args:
-            message: list of tensors.
+            message: list of tensors that `aggregate` returned, in this step or an earlier one.
             like: list of tensors of the gradients' shapes and dtypes, whose memory may be taken.
-            scale: factor on the sum.
+            scale: factor on the sum: `1 / world_size` for the mean over the workers.
 
         Returns:
-            As `exchange`.
+            List of tensors with the shapes and dtypes of `like`, the same on all workers. If the
+            exchange `carries_flags`, a pair of these and the flags: int32 `[world_size]`, of which
+            entry k is 0, or 1 + the index of the first gradient in which rank k met a value that
+            is not finite.
         """
-        raise NotImplementedError(f"{type(self).__name__} must define deliver, or exchange.")
+        raise NotImplementedError(f"{type(self).__name__} must define deliver.")
 
-    def message_variables(self, aggregated):
-        """Makes variables that can hold a message: list, once it is built.
+    def uncompressed(self):
+        """Returns an exchange that does the same without compressing, or None for the mere sum.
 
-        Args:
-            aggregated: whether it is what `aggregate` returns, or what `encode` does.
-        """
-        raise NotImplementedError(f"{type(self).__name__} must define message_variables.")
-
-    def set_stages(self, stages_of):
-        """Says who runs the stages of what is traced from now on.
-
-        Args:
-            stages_of: function from a bucket's scope to its `Stages`.
-        """
-        stages = stages_of(self.scope)
-        for part in (self, *self.submodules):
-            if isinstance(part, Exchange):
-                part.stages = stages
-
-    def set_early(self, early):
-        """Tells, before it is built, when in a backward pass its gradients come.
-
-        Args:
-            early: whether there is still time in the step to aggregate them.
-        """
-
-    def deliver_after(self, answers):
-        """Tells, before an exchange is traced, what its last messages let pass.
-
-        Args:
-            answers: list of tensors, each `first_answer` of another exchange.
-        """
-
-    def alongside(self, exchange):
-        """The exchange of those gradients of a model that this one does not take.
-
-        Args:
-            exchange: exchange that takes them.
-
-        Returns:
-            One that gives them back in the same step as this one does its own.
-        """
-        return exchange
-
-    def delivers(self):
-        """Whether the next step gives gradients back: boolean or boolean tensor.
-
-        Where it does not, `hold` takes the place of `exchange`. The same on all workers.
-        """
-        return True
-
-    def hold(self, gradients):
-        """Generator: takes the gradients of a step that gives none back."""
-        raise NotImplementedError(f"{type(self).__name__} gives gradients back in every step.")
-
-    def number_held(self):
-        """Number of steps whose gradients have been taken and not given back: integer."""
-        return 0
-
-    def release(self, number, like, scale):
-        """Generator: gives back the oldest gradients that are held, and takes none.
-
-        Args:
-            number: `number_held()`, positive.
-            like, scale: see `deliver`.
-
-        Returns:
-            As `exchange`.
-        """
-        raise NotImplementedError(f"{type(self).__name__} gives gradients back in every step.")
-
-    def set_delay(self, on):
-        """Turns delay on or off, where there is any. While it changes nothing may be held."""
-
-    def in_full_precision(self):
-        """An `Exchange` that does the same to gradients without compressing them.
-
-        Once this one has been built, both share what they have learned of the gradients. None, as
-        by default, for the mere sum.
+        That of a built exchange shares what this one has learned of the gradients.
         """
         return None
 
     def set_global_batch_size(self, samples):
-        """Tells how many samples the workers' gradients of a step are of, from the next step on.
+        """Takes the number of samples of a step, for rules that count samples and not steps.
 
-        For those whose rules count samples, and not steps. May be called between steps, once the
-        exchange has been built; nothing is traced anew.
+        Nothing is traced again. It may be called between steps.
 
         Args:
             samples: number of samples that all workers together take per step.
         """
 
     def bytes_sent(self):
-        """Bytes that this worker sent in the last exchange."""
+        """Returns the bytes that this worker sent in the last exchange."""
         raise NotImplementedError(f"{type(self).__name__} must define bytes_sent.")
 
-    def full_precision_bytes(self):
-        """What the same exchange would send in float32."""
-        size_bytes = FLOAT_BYTES * sum(spec.size for spec in self.specs)
-        return all_reduce_bytes(size_bytes, self.world_size)
+    def expected_bytes(self, specs, world_size):
+        """Returns what each worker will send per step, by kind of collective.
 
-    def residual_sum_of_squares(self):
-        """Of all that this worker has not sent yet."""
-        return 0.0
+        By default it builds a clone and looks at the shapes of its messages.
 
-    def residual_squares(self):
-        """As `residual_sum_of_squares`, by name of the gradient: dictionary of floats.
-
-        Takes a pass over the residual. Of what has no residual there is nothing.
-        """
-        return {}
-
-    def measures(self):
-        """Further figures of the last exchange: dictionary of floats, for the Monitor."""
-        return {}
-
-    def advice(self):
-        """Returns advice to the user if training ends now: a text, or None."""
-        return None
-
-    def state(self):
-        """What must be kept for training to go on as if it had not been interrupted.
+        Args:
+            specs: list of `GradientSpec`, of one bucket.
+            world_size: number of workers.
 
         Returns:
-            Dictionary of NumPy arrays. Exchanges that contain others prefix their names.
+            Dictionary from "all_to_all", "all_gather" and "all_reduce" to numbers of bytes, in
+            the order in which a step waits for them.
+
+        Raises:
+            ValueError: if a message has a length that is not known before it is made.
         """
+        return tracing.expected_bytes(self.clone(), specs, world_size)
+
+    def residuals(self):
+        """Returns what this worker has not sent yet: iterable of (name of the gradient, values).
+
+        Values are tensors or variables. `load_state` scales those that are variables, and divides
+        them between another number of workers.
+
+        Raises:
+            NotImplementedError: if the exchange has variables and does not say which are unsent.
+        """
+        if self.variables:
+            raise NotImplementedError(
+                f"{type(self).__name__} keeps variables, and must define residuals: it returns a "
+                "list of (name of the gradient, variable with what is not sent yet). Return [] if "
+                "all is sent."
+            )
+        return []
+
+    def residual_sum_of_squares(self):
+        """Returns the sum of squares of the residuals: a float."""
+        return sum(sum_of_squares(values) for _, values in self.residuals())
+
+    def metrics(self):
+        """Returns further figures of the last exchange, for the Monitor: dictionary of floats."""
         return {}
+
+    def state(self):
+        """Returns what training needs to go on as if it had not been interrupted.
+
+        Returns:
+            Dictionary of NumPy arrays: by default all variables of the exchange.
+        """
+        return {f"variable_{i}": variable.numpy() for i, variable in enumerate(self.variables)}
 
     def load_state(self, states, ratio=1.0):
         """Takes over what `state` returned on all workers of an earlier run.
 
         Args:
             states: list of dictionaries, by rank. With as many as there are workers, each takes
-                its own, and those of others may be empty. With another number, what has not been
-                sent yet is divided among the workers anew.
-            ratio: by what factor unsent gradients have to grow for the update that they will
-                make to stay the same.
+                its own, and those of others may be empty. With another number, residuals are
+                summed and divided between the workers.
+            ratio: factor on the residuals, by which the update that they will make stays the same.
+
+        Raises:
+            ValueError: if the number of workers or the ratio is another, and there are variables
+                that `residuals` does not list.
         """
+        unsent = {id(values) for _, values in self.residuals()}
+        others = [variable for variable in self.variables if id(variable) not in unsent]
+        as_many = len(states) == self.world_size
+        if others and (ratio != 1.0 or not as_many):
+            raise ValueError(
+                f"{type(self).__name__} can only be resumed with as many workers as before, and at "
+                f"the same learning rate. Received: a state of {len(states)} workers for "
+                f"{self.world_size}, whose residuals are to be multiplied by {ratio}. To allow "
+                "more, list all variables in residuals, or define load_state."
+            )
+        for i, variable in enumerate(self.variables):
+            if as_many:
+                array = states[self.rank][f"variable_{i}"]
+            else:
+                array = sum(state[f"variable_{i}"] for state in states) / self.world_size
+            variable.assign(ratio * array if id(variable) in unsent else array)
 
-    def request_name(self, stage):
-        return f"{self.scope}/{stage}"
+
+def is_excluded(name, exchange):
+    """Tells whether an exchange leaves the gradient of this name in full precision."""
+    return any(re.search(pattern, name) for pattern in exchange.exclude)
 
 
-def squares_of_runs(residual, runs):
-    """The sums of squares of the runs that a residual is made of: dictionary of floats.
+def runs_of(residual, runs):
+    """Returns the runs that a residual is made of: list of (name, float32 tensor).
 
     Args:
         residual: float32 vector or variable.
         runs: list of (name, number of values).
     """
-    if not runs:
-        return {}
-    names, sizes = zip(*runs, strict=True)
-    squares = dict.fromkeys(names, 0.0)
-    # A run is a view then, and its squares are not kept.
-    for name, run in zip(names, tf.split(residual[: sum(sizes)], sizes), strict=True):
-        squares[name] += 2.0 * float(tf.nn.l2_loss(run))
-    return squares
+    sizes = [size for _, size in runs]
+    if not sizes:
+        return []
+    # Split along its only axis each run is a view of it.
+    parts = tf.split(residual[: sum(sizes)], sizes)
+    return [(name, part) for (name, _), part in zip(runs, parts, strict=True)]
 
 
-def summed(dictionaries):
-    """One dictionary of what several have under the same names, added up.
-
-    >>> summed([{"kernel": 1.0}, {"kernel": 2.0, "bias": 0.0}])
-    {'kernel': 3.0, 'bias': 0.0}
-    """
-    sums = collections.Counter()
-    for dictionary in dictionaries:
-        sums.update(dictionary)
-    return dict(sums)
-
-
-def part_of(state, prefix):
-    """The state of the exchange whose names have a prefix, without it."""
-    prefix += "/"
-    return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
-
-
-def has_unsent(state):
-    """Whether there is room for what has not been sent in the state of an exchange."""
-    return any(array.size for name, array in state.items() if name.endswith("residual"))
-
-
-def require_same_kind(exchange, states):
-    """Raises ValueError for states of another exchange: what it has not sent would be lost."""
-    with_as_many = len(states) == exchange.world_size
-    saved = states[exchange.rank if with_as_many else 0]
-    shapes, expected = ({k: v.shape for k, v in s.items()} for s in (saved, exchange.state()))
-    if shapes.keys() != expected.keys() or (with_as_many and shapes != expected):
-        raise ValueError(
-            "Training goes on with the exchange that it began with, which keeps what has not been "
-            f"sent yet. Received: the state of another one, with {shapes}, where "
-            f"{serialize(exchange)} has {expected}. Use the earlier one, with its bucket_bytes and "
-            "exclude, asynchronously if it was, or begin anew from the model's weights."
-        )
+def sum_of_squares(values):
+    """Returns the sum of squares of a tensor or variable: a float."""
+    # Of a view, whose squares are not kept.
+    return 2.0 * float(tf.nn.l2_loss(values))

@@ -1,34 +1,33 @@
-"""Bucketed: an exchange for a whole model, made of clones of the user's exchange."""
+"""Bucketed: the gradients of a whole model, exchanged in buckets."""
+
+import dataclasses
 
 import numpy as np
 import tensorflow as tf
 
-from tf_onebit.configurable import deserialize, serialize
-from tf_onebit.exchanges.base import (
-    FLOAT_BYTES,
-    Exchange,
-    all_reduce_bytes,
-    part_of,
-    require_same_kind,
-    summed,
-)
+from tf_onebit.collectives.requests import all_reduce_bytes
+from tf_onebit.configurable import Configurable, deserialize, serialize
+from tf_onebit.exchanges.base import FLOAT_BYTES, is_excluded, sum_of_squares
 from tf_onebit.exchanges.finite import require_finite
 from tf_onebit.exchanges.full_precision import FullPrecision
 from tf_onebit.exchanges.handshake import describe, handshake
-from tf_onebit.exchanges.sparse import SparseGather
+from tf_onebit.exchanges.indexed_slices import SparseGather
+from tf_onebit.exchanges.schedule import schedule_of
+from tf_onebit.exchanges.scheduled_bucket import ScheduledBucket
+from tf_onebit.exchanges.state import part_of, prefixed, require_same_kind, summed
 
 # Part of a model's gradients that come early in a backward pass. A little more than what is left
 # to do after them takes: the links have work until the end of a step, and not much beyond.
 EARLY = 2 / 3
 
 
-class Bucketed(Exchange):
-    """Exchanges all gradients of a model, each bucket by an exchange of its own.
+class Bucketed(Configurable, tf.Module):
+    """Exchanges all gradients of a model, each bucket by a clone of the user's exchange.
 
-    Gradients come in the order of the variables; the backward pass produces them roughly in the
-    reverse order, and so the buckets are filled. A bucket holds gradients of one type. What the
-    user's exchange excludes, or has no type for, goes through `FullPrecision`;
-    `tf.IndexedSlices` go through `SparseGather`.
+    Gradients come in the order of the variables. The backward pass produces them roughly in the
+    reverse order, and so the buckets are filled. A bucket holds gradients of one type. Gradients
+    that the user's exchange excludes, or has no type for, go through `FullPrecision`, and
+    `tf.IndexedSlices` go through `SparseGather`. All follow the same schedule.
 
     If the user's exchange transforms gradients, so does what they are exchanged by instead.
 
@@ -36,53 +35,71 @@ class Bucketed(Exchange):
     therefore exchanged as soon as these are there, while others are still computed.
 
     Args:
-        template: the user's exchange; cloned, not used itself.
+        template: the user's `Exchange` or `Recipe`; cloned, not used itself.
 
     Attributes:
-        buckets: list of (exchange, indices of its gradients), once it is built.
+        buckets: list of `ScheduledBucket`, once it is built.
+        specs, rank, world_size, scope, unit: see `Exchange`.
     """
 
     def __init__(self, template):
-        template = deserialize(template)
-        super().__init__(template.bucket_bytes, template.exclude)
-        self.template = template
+        super().__init__()
+        self.template = deserialize(template)
 
     def get_config(self):
         return {"template": serialize(self.template)}
 
-    def create_state(self):
-        self.buckets, self._is_early, before = [], [], 0
-        size = sum(spec.size for spec in self.specs)
-        for i, (template, indices) in enumerate(self.partition(self.specs)):
-            exchange = template.clone()
-            specs = [self.specs[index] for index in indices]
-            self._is_early.append(before <= EARLY * size or not self.template.steps_of_delay)
-            exchange.set_early(self._is_early[-1])
-            before += sum(spec.size for spec in specs)
-            scope = self.request_name(f"bucket_{i}")
-            exchange.build(specs, self.rank, self.world_size, scope, self.unit)
-            self.buckets.append((exchange, indices))
+    def build(self, specs, rank, world_size, scope, unit=1.0):
+        """Creates the buckets. See `Exchange.build`."""
+        schedules = self.partition(specs)
+        self.specs, self.rank, self.world_size = tuple(specs), rank, world_size
+        self.scope, self.unit = scope, unit
+        self.buckets, before = [], 0
+        size = sum(spec.size for spec in specs)
+        for i, (schedule, indices) in enumerate(schedules or [(schedule_of(self.template), [])]):
+            is_early = before <= EARLY * size or not schedule.delay
+            bucket = ScheduledBucket(schedule, indices, is_early)
+            own = [specs[index] for index in indices]
+            with tf.init_scope():
+                bucket.build(own, rank, world_size, f"{scope}/bucket_{i}", unit)
+            before += sum(spec.size for spec in own)
+            self.buckets.append(bucket)
 
     def partition(self, specs):
-        """The buckets of some gradients: list of (template of the exchange, their indices)."""
-        in_full_precision = self.template.in_full_precision() or FullPrecision(self.bucket_bytes)
-        full_precision = self.template.alongside(in_full_precision)
-        sparse = self.template.alongside(SparseGather())
-        partition, open_buckets = [], {}
+        """Returns the buckets of gradients: list of (`Schedule`, indices of the gradients)."""
+        schedule = schedule_of(self.template)
+        takes = schedule.exchange.dtypes
+        in_full_precision, sparse = self._beside(schedule)
+        bucket_bytes, partition, open_buckets = schedule.exchange.bucket_bytes, [], {}
         for index, spec in reversed(list(enumerate(specs))):
-            template = self.template
-            if spec.sparse and not template.takes_sparse:
-                template = sparse
-            elif spec.dtype not in template.dtypes or self.excludes(spec.name):
-                template = full_precision
-            indices, bucket_bytes = open_buckets.get((template, spec.dtype), (None, 0))
-            if not 0 < bucket_bytes < self.bucket_bytes:
-                indices, bucket_bytes = [], 0
-                partition.append((template, indices))
+            chosen = schedule
+            if spec.sparse and not schedule.exchange.takes_sparse:
+                chosen = sparse
+            elif spec.dtype not in takes or is_excluded(spec.name, self.template):
+                chosen = in_full_precision
+            indices, filled_bytes = open_buckets.get((id(chosen), spec.dtype), (None, 0))
+            if not 0 < filled_bytes < bucket_bytes:
+                indices, filled_bytes = [], 0
+                partition.append((chosen, indices))
             indices.append(index)
-            bucket_bytes += max(1, spec.size) * FLOAT_BYTES
-            open_buckets[template, spec.dtype] = indices, bucket_bytes
+            filled_bytes += max(1, spec.size) * FLOAT_BYTES
+            open_buckets[id(chosen), spec.dtype] = indices, filled_bytes
         return partition
+
+    def _beside(self, schedule):
+        """The schedules of gradients that are not compressed: in full precision, and sparse ones.
+
+        They are as late as the others. A warm-up changes something for them only because their
+        delay begins after it.
+        """
+        beside = schedule if schedule.delay else dataclasses.replace(schedule, warm_up=None)
+        uncompressed = self.template.uncompressed()
+        if uncompressed is None:
+            full = FullPrecision(schedule.exchange.bucket_bytes)
+            in_full_precision = dataclasses.replace(beside, exchange=full)
+        else:
+            in_full_precision = dataclasses.replace(schedule_of(uncompressed), delay=schedule.delay)
+        return in_full_precision, dataclasses.replace(beside, exchange=SparseGather())
 
     def handshake(self, specs, world_size, scope):
         """Generator: raises ValueError on all workers unless they are about to build the same.
@@ -91,110 +108,164 @@ class Bucketed(Exchange):
         """
         yield from handshake(scope, describe(self.template, specs, world_size))
 
-    def exchange(self, gradients, scale=1.0):
-        return (
-            yield from self._of_all_buckets(
-                lambda exchange, bucket: exchange.exchange(bucket, scale), gradients
-            )
-        )
-
-    def _of_all_buckets(self, exchanging, tensors):
-        """Generator: what an exchange returns, put together from those of the buckets.
+    def run(self, gradients, scale=1.0):
+        """Generator: takes the gradients of a step, and gives some back: those, or earlier ones.
 
         Args:
-            exchanging: function of a bucket's exchange and its part of `tensors`.
+            gradients: list of tensors, as in `specs`. Sums or means over the local minibatch.
+            scale: factor on the sum: `1 / world_size` for the mean over the workers.
+
+        Returns:
+            As `run_stages`.
+
+        Raises:
+            InvalidArgumentError: on all workers, when the graph runs, if a value is not finite.
+        """
+
+        def run_bucket(bucket, own, answers):
+            return bucket.run(own, scale, answers)
+
+        return (yield from self._run_buckets(run_bucket, gradients))
+
+    def _run_buckets(self, run_bucket, tensors):
+        """Generator: what all buckets give back, in the order of `specs`.
+
+        Args:
+            run_bucket: function of a bucket, its part of `tensors`, and answers to wait for.
             tensors: list, as the gradients.
         """
         exchanged, flags, answers = [None] * len(self.specs), [], []
         # The late ones first: early ones, which have less left to send, let them pass.
-        for is_early, (exchange, indices) in sorted(
-            zip(self._is_early, self.buckets, strict=True), key=lambda pair: pair[0]
-        ):
-            exchange.deliver_after(answers if is_early else [])
-            bucket, bucket_flags = yield from exchanging(exchange, [tensors[i] for i in indices])
-            if not is_early and exchange.first_answer is not None:
-                answers.append(exchange.first_answer)
-            for index, gradient in zip(indices, bucket, strict=True):
+        for bucket in sorted(self.buckets, key=lambda bucket: bucket.is_early):
+            own = [tensors[index] for index in bucket.indices]
+            gradients, own_flags, answer = yield from run_bucket(bucket, own, tuple(answers))
+            if not bucket.is_early:
+                answers.append(answer)
+            for index, gradient in zip(bucket.indices, gradients, strict=True):
                 exchanged[index] = gradient
             # From 1 + the index in the bucket to 1 + the index in the list.
-            flags.append(tf.gather([0, *(1 + index for index in indices)], bucket_flags))
+            flags.append(tf.gather([0, *(1 + index for index in bucket.indices)], own_flags))
         flags = tf.reduce_max(tf.stack(flags), axis=0)
         names = [spec.name for spec in self.specs]
         # Only when all buckets are through: a check on one of them could end the step of one
         # worker while the others still wait for its part of the next.
         with tf.control_dependencies(tf.nest.flatten(exchanged, expand_composites=True)):
             flags = tf.identity(flags)
-        # An error would end what is still under way, and a bucket of `Delayed` would give the same
-        # message, with the same error, in each step to come.
-        kept = [tf.convert_to_tensor(exchange.delivers()) for exchange, _ in self.buckets]
+        # An error would end what is still under way, and a bucket with a delay would give the
+        # same message, with the same error, in each step to come.
+        kept = [tf.convert_to_tensor(bucket.delivers()) for bucket in self.buckets]
         return require_finite(exchanged, flags, names, kept), flags
 
+    @property
+    def delay(self):
+        """Number of steps by which gradients come back later."""
+        return self.buckets[0].delay
+
     def delivers(self):
+        """Returns whether the next step gives gradients back: boolean or boolean tensor.
+
+        Where it does not, `hold` takes the place of `run`. The same on all workers.
+        """
         # All buckets began in the same step.
-        return self.buckets[0][0].delivers()
+        return self.buckets[0].delivers()
 
     def hold(self, gradients):
-        for exchange, indices in self.buckets:
-            yield from exchange.hold([gradients[index] for index in indices])
+        """Generator: takes the gradients of a step that gives none back."""
+        for bucket in self.buckets:
+            yield from bucket.hold([gradients[index] for index in bucket.indices])
 
     def number_held(self):
-        return self.buckets[0][0].number_held()
+        """Returns the number of steps whose gradients have been taken and not given back."""
+        return self.buckets[0].number_held()
 
     def release(self, number, like, scale):
-        return (
-            yield from self._of_all_buckets(
-                lambda exchange, bucket: exchange.release(number, bucket, scale), like
-            )
-        )
+        """Generator: gives back the oldest gradients that are held, and takes none.
+
+        Args:
+            number: `number_held()`, positive.
+            like, scale: see `Exchange.deliver`.
+
+        Returns:
+            As `run`.
+        """
+
+        def release_bucket(bucket, own, answers):
+            return bucket.release(number, own, scale, answers)
+
+        return (yield from self._run_buckets(release_bucket, like))
 
     def set_stages(self, stages_of):
-        for exchange, _ in self.buckets:
-            exchange.set_stages(stages_of)
+        """Says who runs the stages of what is traced from now on.
+
+        Args:
+            stages_of: function from a bucket's scope to its `Stages`.
+        """
+        for bucket in self.buckets:
+            bucket.stages = stages_of(bucket.scope)
 
     def set_delay(self, on):
-        for exchange, _ in self.buckets:
-            exchange.set_delay(on)
+        """Turns the delay on or off, if there is any. While it changes nothing may be held."""
+        for bucket in self.buckets:
+            bucket.set_delay(on)
 
     def state(self):
-        return {
-            f"bucket_{i}/{name}": array
-            for i, (exchange, _) in enumerate(self.buckets)
-            for name, array in exchange.state().items()
-        }
+        """See `Exchange`."""
+        state = {}
+        for i, bucket in enumerate(self.buckets):
+            state |= prefixed(f"bucket_{i}", bucket.state())
+        return state
 
     def load_state(self, states, ratio=1.0):
-        require_same_kind(self, states)
-        for i, (exchange, _) in enumerate(self.buckets):
-            exchange.load_state([part_of(state, f"bucket_{i}") for state in states], ratio)
+        """See `Exchange`.
+
+        Raises:
+            ValueError: for the states of another exchange.
+        """
+        require_same_kind(self, self.template, states)
+        for i, bucket in enumerate(self.buckets):
+            bucket.load_state([part_of(state, f"bucket_{i}") for state in states], ratio)
 
     def set_global_batch_size(self, samples):
-        for exchange, _ in self.buckets:
-            exchange.set_global_batch_size(samples)
+        """See `Exchange`."""
+        for bucket in self.buckets:
+            bucket.set_global_batch_size(samples)
 
     def bytes_sent(self):
-        return sum(exchange.bytes_sent() for exchange, _ in self.buckets)
+        """Returns the bytes that this worker sent in the last exchange."""
+        return sum(bucket.bytes_sent() for bucket in self.buckets)
 
     def full_precision_bytes(self):
-        """What the same exchange would send in float32: `IndexedSlices` as they are."""
+        """Returns what the same exchange would send in float32: `IndexedSlices` as they are."""
         dense_bytes = sum(spec.size * FLOAT_BYTES for spec in self.specs if not spec.sparse)
-        sparse_bytes = sum(e.bytes_sent() for e, (i, *_) in self.buckets if self.specs[i].sparse)
+        sparse = [bucket for bucket in self.buckets if self.specs[bucket.indices[0]].sparse]
+        sparse_bytes = sum(bucket.bytes_sent() for bucket in sparse)
         return all_reduce_bytes(dense_bytes, self.world_size) + sparse_bytes
 
     def residual_sum_of_squares(self):
-        return sum(exchange.residual_sum_of_squares() for exchange, _ in self.buckets)
+        """See `Exchange`."""
+        return sum(bucket.residual_sum_of_squares() for bucket in self.buckets)
 
     def residual_squares(self):
-        return summed(exchange.residual_squares() for exchange, _ in self.buckets)
+        """Returns the sum of squares of what is not sent, by gradient: dictionary of floats.
+
+        It takes a pass over the residuals. Gradients without a residual are not in it.
+        """
+        return summed(
+            {name: sum_of_squares(values)}
+            for bucket in self.buckets
+            for name, values in bucket.exchange.residuals()
+        )
 
     def advice(self):
-        return next(filter(None, (exchange.advice() for exchange, _ in self.buckets)), None)
+        """Returns advice to the user if training ends now: a text, or None."""
+        return next(filter(None, (bucket.advice() for bucket in self.buckets)), None)
 
-    def measures(self):
-        """The buckets' figures, averaged by their numbers of values."""
+    def metrics(self):
+        """Returns the figures of the buckets, averaged by their numbers of values."""
         values, weights = {}, {}
-        for exchange, indices in self.buckets:
-            size = max(1, sum(self.specs[index].size for index in indices))
-            for name, value in exchange.measures().items():
+        for bucket in self.buckets:
+            size = max(1, sum(self.specs[index].size for index in bucket.indices))
+            for name, value in bucket.metrics().items():
                 values.setdefault(name, []).append(value)
                 weights.setdefault(name, []).append(size)
         return {name: float(np.average(values[name], weights=weights[name])) for name in values}

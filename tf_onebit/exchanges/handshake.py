@@ -9,6 +9,7 @@ import tensorflow as tf
 from tf_onebit._version import __version__
 from tf_onebit.collectives.requests import AllGather
 from tf_onebit.configurable import serialize
+from tf_onebit.exchanges.base import is_excluded
 
 _DIGEST_WORDS = 8
 _REMEDY = "Start all workers with the same program, arguments and packages."
@@ -49,7 +50,7 @@ def describe(exchange, specs, world_size):
         *enumerated(
             "number of gradients",
             "gradient {}",
-            [_kind(spec, exchange.excludes(spec.name)) for spec in specs],
+            [_kind(spec, is_excluded(spec.name, exchange)) for spec in specs],
             [spec.name for spec in specs],
         ),
     ]

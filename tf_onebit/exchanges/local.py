@@ -19,6 +19,9 @@ class Local(Exchange):
 
     dtypes = ("float64", "float32", "float16", "bfloat16")
     takes_sparse = True
+    carries_flags = True
+    can_be_delayed = False
+    trains_apart = True
 
     def __init__(self):
         super().__init__(bucket_bytes=2**62)
@@ -26,13 +29,19 @@ class Local(Exchange):
     def get_config(self):
         return {}
 
-    def exchange(self, gradients, scale=1.0):
+    def encode(self, gradients):
+        return list(gradients)
+
+    def deliver(self, message, like, scale):
         yield from ()  # a generator that asks for nothing
         factor = self.world_size * scale
-        return [_scaled(g, factor) for g in gradients], tf.zeros([self.world_size], tf.int32)
+        return [_scaled(g, factor) for g in message], tf.zeros([self.world_size], tf.int32)
 
     def bytes_sent(self):
         return 0
+
+    def expected_bytes(self, specs, world_size):
+        return {}
 
 
 def _scaled(gradient, factor):

@@ -6,17 +6,17 @@ import tensorflow as tf
 from tf_onebit import ops
 from tf_onebit.collectives.requests import AllGather, AllToAll, Cond
 from tf_onebit.configurable import deserialize, serialize
-from tf_onebit.exchanges.base import Exchange, has_unsent, squares_of_runs
+from tf_onebit.exchanges.base import Exchange, runs_of
 from tf_onebit.exchanges.finite import with_narrow_overflow
-from tf_onebit.exchanges.in_full_precision import InFullPrecision
 from tf_onebit.exchanges.transforming import (
     require_transforms,
     transformed,
     transformed_alone,
     unchanged,
 )
+from tf_onebit.exchanges.uncompressed import Uncompressed
 from tf_onebit.exchanges.wire import WIRE_DTYPE, integers
-from tf_onebit.layout import CODES_PER_WORD, WORD_BYTES, Layout, column_cut, plain_cut
+from tf_onebit.layout import CODES_PER_WORD, Layout, column_cut, plain_cut
 
 
 class OneBit(Exchange):
@@ -58,6 +58,10 @@ class OneBit(Exchange):
         >>> exchange.clone().get_config()["max_column_size"]
         1024
     """
+
+    carries_flags = True
+    # Gradients of a model that is not yet trained are uneven.
+    advised_warm_up = 1000
 
     def __init__(
         self,
@@ -124,12 +128,12 @@ class OneBit(Exchange):
         self.shard_residual = tf.Variable(tf.zeros([shard_size]), trainable=False)
         self._sum_of_squares = tf.Variable(0.0, trainable=False)
         for i, transform in enumerate(self.transforms):
-            transform.build(self.layout, self.rank, self.request_name(f"transform_{i}"))
+            transform.build(self.layout, self.rank, f"{self.scope}/transform_{i}")
         for i, transform in enumerate(self.local_transforms):
-            transform.build(self._local_layout, 0, self.request_name(f"local_transform_{i}"))
+            transform.build(self._local_layout, 0, f"{self.scope}/local_transform_{i}")
 
     def layout_of(self, specs, world_size):
-        """The `Layout` of gradients that are exchanged together, between so many workers."""
+        """Returns the `Layout` of the gradients of a bucket, between so many workers."""
         return Layout([self._cut(spec) for spec in specs], world_size)
 
     def _cut(self, spec):
@@ -149,14 +153,14 @@ class OneBit(Exchange):
 
     def aggregate(self, message):
         messages, worker_squares = message
-        received = yield AllToAll(messages, self.request_name("all_to_all"))
+        received = yield AllToAll(messages, f"{self.scope}/all_to_all")
         shard, shard_squares, plain = yield from self._aggregate(received)
         self._sum_of_squares.assign(worker_squares + shard_squares)
         return [shard, plain, integers(received[:, 0])]
 
     def deliver(self, message, like, scale):
         shard, plain, worker_flags = message
-        gathered = yield AllGather(shard[tf.newaxis], self.request_name("all_gather"))
+        gathered = yield AllGather(shard[tf.newaxis], f"{self.scope}/all_gather")
         like = [tf.convert_to_tensor(gradient) for gradient in like]
         exchanged = ops.one_bit_decode(gathered, plain, like, self.layout, scale)
         flags = tf.where(worker_flags > 0, worker_flags, integers(gathered[:, 0]))
@@ -167,16 +171,6 @@ class OneBit(Exchange):
         if not self.local_transforms:
             return gradients
         return transformed_alone(self.local_transforms, gradients, self._local_layout)
-
-    def message_variables(self, aggregated):
-        layout = self.layout
-        to_owners = [self.world_size, layout.worker_message_bytes // WORD_BYTES]
-        to_all = [layout.shard_message_bytes // WORD_BYTES]
-        squares, plain, flags = [], [layout.plain_size], [self.world_size]
-        parts = [(to_owners, WIRE_DTYPE), (squares, tf.float32)]
-        if aggregated:
-            parts = [(to_all, WIRE_DTYPE), (plain, tf.float32), (flags, tf.int32)]
-        return [tf.Variable(tf.zeros(*part), trainable=False) for part in parts]
 
     def _aggregate(self, received):
         """Generator: from what all workers sent about this shard to what all are sent of it."""
@@ -201,12 +195,12 @@ class OneBit(Exchange):
         )
         return message, squares, plain
 
-    def in_full_precision(self):
+    def uncompressed(self):
         if not self._all_transforms:
             return None
-        if hasattr(self, "layout"):
-            return InFullPrecision(self)
-        return InFullPrecision(self.from_config(self.get_config() | {"error_feedback": False}))
+        if self.built:
+            return Uncompressed(self)
+        return Uncompressed(self.from_config(self.get_config() | {"error_feedback": False}))
 
     def set_global_batch_size(self, samples):
         for transform in self._all_transforms:
@@ -234,7 +228,7 @@ class OneBit(Exchange):
             lambda name, of_shard: self._shard_of(states, name) if of_shard else states[0][name],
             ratio,
         )
-        if not self._quantizer["error_feedback"] or not has_unsent(states[0]):
+        if not self._quantizer["error_feedback"] or not states[0]["worker_residual"].size:
             return
         unsent = np.sum([state["worker_residual"] for state in states], axis=0, dtype=np.float64)
         self.worker_residual.assign(ratio * unsent / self.world_size)
@@ -265,6 +259,13 @@ class OneBit(Exchange):
         end = sum(self.layout.shard_sizes[: self.rank + 1])
         return whole[end - self.layout.shard_sizes[self.rank] : end]
 
+    def expected_bytes(self, specs, world_size):
+        layout, others = self.layout_of(specs, world_size), world_size - 1
+        return {
+            "all_to_all": others * layout.worker_message_bytes,
+            "all_gather": others * layout.shard_message_bytes,
+        }
+
     def bytes_sent(self):
         messages_bytes = self.layout.worker_message_bytes + self.layout.shard_message_bytes
         return (self.world_size - 1) * messages_bytes + self.transforms_bytes()
@@ -276,13 +277,10 @@ class OneBit(Exchange):
     def residual_sum_of_squares(self):
         return float(self._sum_of_squares)
 
-    def residual_squares(self):
-        if not self._quantizer["error_feedback"]:
-            return {}
-        mine = zip(self.specs, self.layout.sizes, self.layout.column_sizes, strict=True)
-        runs = [(spec.name, size) for spec, size, column_size in mine if column_size]
-        squares = squares_of_runs(self.worker_residual, runs)
-        shard_runs = [(self.specs[i].name, size) for i, size in self.layout.shard_runs(self.rank)]
-        for name, square in squares_of_runs(self.shard_residual, shard_runs).items():
-            squares[name] += square
-        return squares
+    def residuals(self):
+        if self._quantizer["error_feedback"]:
+            mine = zip(self.specs, self.layout.sizes, self.layout.column_sizes, strict=True)
+            runs = [(spec.name, size) for spec, size, column_size in mine if column_size]
+            yield from runs_of(self.worker_residual, runs)
+            shard = [(self.specs[i].name, size) for i, size in self.layout.shard_runs(self.rank)]
+            yield from runs_of(self.shard_residual, shard)

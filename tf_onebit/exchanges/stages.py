@@ -1,20 +1,66 @@
-"""Who runs the stages of an exchange."""
+"""The three stages of an exchange, with the flags of its messages."""
+
+import tensorflow as tf
+
+from tf_onebit.collectives.requests import AllGather
+from tf_onebit.exchanges.finite import not_finite_flag, with_overflow
+
+FLAG_BYTES = 4
 
 
 class Stages:
-    """Runs the stages of exchanges as they are. To take their times, others come in its place."""
+    """Runs the stages of exchanges one by one.
+
+    An exchange that does not carry flags is sent one beside its message. To take the times of
+    stages, a subclass comes in the place of this class.
+    """
 
     def encode(self, exchange, gradients):
-        """`Exchange.encode`."""
-        return exchange.encode(gradients)
+        """Returns the message of this worker: list of tensors."""
+        message = exchange.encode(gradients)
+        return message if exchange.carries_flags else [not_finite_flag(gradients), *message]
 
     def aggregate(self, exchange, message):
-        """`Exchange.aggregate`."""
-        return exchange.aggregate(message)
+        """Generator: returns the message that is delivered: list of tensors."""
+        if exchange.carries_flags:
+            return (yield from exchange.aggregate(message))
+        flag, *message = message
+        message = yield from exchange.aggregate(message)
+        return [flag, *message]
 
     def deliver(self, exchange, message, like, scale):
-        """`Exchange.deliver`."""
-        return exchange.deliver(message, like, scale)
+        """Generator: returns the exchanged gradients, and the flags of all workers."""
+        if exchange.carries_flags:
+            return (yield from exchange.deliver(message, like, scale))
+        flag, *message = message
+        flags = yield AllGather(flag[tf.newaxis], f"{exchange.scope}/flags")
+        gradients = yield from exchange.deliver(message, like, scale)
+        return gradients, with_overflow(flags, gradients)
 
     def hold(self, message):
-        """Is told that a step gives nothing back, and keeps a message: list of tensors."""
+        """Is told that a step gives no gradients back, and keeps a message: list of tensors."""
+
+
+def run_stages(exchange, gradients, scale=1.0, stages=None):
+    """Generator: runs the stages of an exchange one after another.
+
+    Args:
+        exchange: `Exchange`, built.
+        gradients: list of tensors, as in `exchange.specs`. Sums or means over the local minibatch.
+        scale: factor on the sum: `1 / world_size` for the mean over the workers.
+        stages: `Stages`.
+
+    Returns:
+        A list of tensors with the shapes and dtypes of `gradients`, the same on all workers, and
+        flags, int32 `[world_size]`: entry k is 0, or 1 + the index of the first gradient in which
+        rank k met a value that is not finite.
+    """
+    stages = stages or Stages()
+    message = stages.encode(exchange, gradients)
+    message = yield from stages.aggregate(exchange, message)
+    return (yield from stages.deliver(exchange, message, gradients, scale))
+
+
+def flag_bytes(exchange):
+    """Returns the bytes of flags that a worker sends beside the messages of an exchange."""
+    return 0 if exchange.carries_flags else (exchange.world_size - 1) * FLAG_BYTES

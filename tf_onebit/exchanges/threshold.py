@@ -8,10 +8,11 @@ import tensorflow as tf
 
 from tf_onebit import ops
 from tf_onebit.collectives.requests import AllGather
-from tf_onebit.exchanges.base import Exchange, require_same_kind, squares_of_runs
-from tf_onebit.exchanges.capacity import Capacity
+from tf_onebit.exchanges.adaptive_threshold import Tau
+from tf_onebit.exchanges.base import Exchange, runs_of
 from tf_onebit.exchanges.finite import with_narrow_overflow
-from tf_onebit.exchanges.tau import Tau
+from tf_onebit.exchanges.message_capacity import Capacity
+from tf_onebit.exchanges.state import require_same_kind
 from tf_onebit.exchanges.wire import WIRE_DTYPE, integers
 from tf_onebit.ops import threshold as words
 
@@ -39,8 +40,8 @@ class Threshold(Exchange):
 
     A useful tau grows with the gradients, and so with the loss, and is hard to guess.
     `target_density` finds one and follows the density, averaged over the workers and the last few
-    exchanges (`exchanges/tau.py` has the rule). It is the same on all workers, and each bucket has
-    one of its own.
+    exchanges (`exchanges/adaptive_threshold.py` has the rule). It is the same on all workers, and
+    each bucket has one of its own.
 
     Messages have room for a little more values than exceed tau on average. It changes rarely: every
     32 exchanges, and when more than twice as many are to be sent. What does not fit waits in the
@@ -65,6 +66,9 @@ class Threshold(Exchange):
         0.01
     """
 
+    carries_flags = True
+    # What has been held back for long, and then comes at once, is more than averages are made for.
+    suits_moments = False
     # Number of values that one message is about.
     part_size = words.MAX_PART_SIZE
 
@@ -191,7 +195,7 @@ class Threshold(Exchange):
 
     def deliver(self, message, like, scale):
         encoded, step = message
-        gathered = yield AllGather(encoded, self.request_name("all_gather"), variant=step)
+        gathered = yield AllGather(encoded, f"{self.scope}/all_gather", variant=step)
         exchanged = ops.threshold_decode_sum(
             self.decode(gathered), like, scale=scale, **self._parts
         )
@@ -206,15 +210,6 @@ class Threshold(Exchange):
         with tf.control_dependencies([followed]):
             return exchanged, tf.identity(flags)
 
-    def message_variables(self, aggregated):
-        parts = max(1, math.ceil(self._size / self.part_size))
-        return [
-            tf.Variable(
-                tf.zeros([1, parts, 0], WIRE_DTYPE), shape=[1, parts, None], trainable=False
-            ),
-            tf.Variable(0, trainable=False),
-        ]
-
     def state(self):
         return {
             "residual": self.residual.numpy(),
@@ -223,7 +218,7 @@ class Threshold(Exchange):
         }
 
     def load_state(self, states, ratio=1.0):
-        require_same_kind(self, states)
+        require_same_kind(self, self, states)
         if len(states) == self.world_size:
             unsent = states[self.rank]["residual"]
         else:
@@ -234,17 +229,21 @@ class Threshold(Exchange):
         self._tau.load(mine["tau"])
         self._capacity.load(mine["capacity"])
 
+    def expected_bytes(self, specs, world_size):
+        values = self.expected_density * sum(spec.size for spec in specs)
+        return {"all_gather": (world_size - 1) * WORD_BYTES * values}
+
     def bytes_sent(self):
         return (self.world_size - 1) * WORD_BYTES * int(self._message_words)
 
     def residual_sum_of_squares(self):
         return float(self._sum_of_squares)
 
-    def residual_squares(self):
+    def residuals(self):
         names = [spec.name for spec in self.specs]
-        return squares_of_runs(self.residual, list(zip(names, self._sizes, strict=True)))
+        yield from runs_of(self.residual, list(zip(names, self._sizes, strict=True)))
 
-    def measures(self):
+    def metrics(self):
         return {"density": float(self._density), "tau": self._tau.in_units()}
 
 

@@ -7,6 +7,7 @@ from tf_onebit.collectives import horovod as driver
 from tf_onebit.configurable import class_path, import_class
 from tf_onebit.exchanges import Exchange, GradientSpec, OneBit, Threshold
 from tf_onebit.exchanges.full_precision import FullPrecision
+from tf_onebit.exchanges.schedule import is_exchange
 from tf_onebit.training.calls import CallNumbers, traced_function
 from tf_onebit.training.gradients import build, resolve_exchange
 
@@ -63,7 +64,7 @@ class ExchangeCompressor:
                 "@tf.function, or use tf_onebit.horovod.DistributedGradientTape."
             )
         exchange = cls._exchange_of_next_call(spec)
-        (total,), _ = driver.run(exchange.exchange([tensor]))
+        (total,), _ = driver.run(exchange.run([tensor]))
         return tf.ones([]), total
 
     @staticmethod
@@ -135,8 +136,8 @@ class CompressedAllReduce(FullPrecision):
             `decompress(tensor, context)`, as in Horovod; or its path, "module:class".
     """
 
-    # What a compressor remembers of a gradient may not outlive the step: it cannot be `Delayed`.
-    message_variables = Exchange.message_variables
+    # What a compressor remembers of a gradient may not outlive the step.
+    can_be_delayed = False
 
     def __init__(self, compressor, bucket_bytes=32 * 2**20):
         super().__init__(bucket_bytes)
@@ -166,7 +167,7 @@ def requested_exchange(exchange, compression):
         )
     if isinstance(compression, type) and issubclass(compression, ExchangeCompressor):
         return compression.template
-    if isinstance(compression, Exchange) or not hasattr(compression, "compress"):
+    if is_exchange(compression) or not hasattr(compression, "compress"):
         raise ValueError(
             "compression must be a compressor, for example tf_onebit.horovod.Compression.onebit. "
             f"Received: compression={compression!r}. Pass an exchange as exchange=, and Horovod's "

@@ -7,7 +7,8 @@ import numpy as np
 import tensorflow as tf
 
 from tf_onebit import ops
-from tf_onebit.exchanges.handshake import describe, handshake
+from tf_onebit.exchanges import Bucketed
+from tf_onebit.exchanges.schedule import schedule_of
 from tf_onebit.exchanges.wire import integers
 from tf_onebit.horovod.pump import Pump
 from tf_onebit.ops import threshold as message
@@ -44,7 +45,8 @@ class DeadReckoning(GradientExchange):
         """
         gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
         specs = tuple(map(spec_of, gradients, variables))
-        (exchange,) = self.exchanges_for(specs, variables)
+        (bucketed,) = self.exchanges_for(specs, variables)
+        exchange = bucketed.exchange
         rate = tf.cast(learning_rate, tf.float32) * self.scale
         most = min(sum(spec.size for spec in specs), exchange.part_size)
         mine = exchange.message(gradients, most, rate, pad=False)
@@ -64,9 +66,9 @@ class DeadReckoning(GradientExchange):
                 "Compile the model anew, with a new optimizer, when layers are frozen."
             )
         (rank,), world_size = self.engine.ranks, self.engine.world_size
-        exchange = self.template.clone()
+        exchange = _InOneBucket(self.template)
         with tf.init_scope():
-            self.engine.run([handshake(scope, describe(self.template, specs, world_size))])
+            self.engine.run([exchange.handshake(specs, world_size, scope)])
             with self.engine.place(0):
                 exchange.build(specs, rank, world_size, scope)
         if world_size > 1:
@@ -98,7 +100,8 @@ class DeadReckoning(GradientExchange):
     def drain(self, occasion, last=False):
         if self._pump is None:
             return
-        (((exchange,), variables),) = self._built.values()
+        (((bucketed,), variables),) = self._built.values()
+        exchange = bucketed.exchange
         for messages in self._pump.drain(occasion, last):
             parts = -(-sum(spec.size for spec in exchange.specs) // exchange.part_size)
             self._apply(exchange, variables, tf.constant(_stacked(messages, parts)))
@@ -106,11 +109,29 @@ class DeadReckoning(GradientExchange):
     def rescue_with(self, save):
         self._rescues = [] if save is None else [save]
 
-    def measures(self):
+    def metrics(self):
         staleness, delay = 0, 0.0
         if self._pump is not None:
             staleness, delay = self._pump.staleness(), self._pump.delay()
-        return {**super().measures(), "staleness": float(staleness), "delay": delay}
+        return {**super().metrics(), "staleness": float(staleness), "delay": delay}
+
+
+class _InOneBucket(Bucketed):
+    """All gradients in one bucket, whatever they are, with the state of its exchange alone."""
+
+    @property
+    def exchange(self):
+        """The `Threshold` that is built."""
+        return self.buckets[0].exchange
+
+    def partition(self, specs):
+        return [(schedule_of(self.template), list(range(len(specs))))]
+
+    def state(self):
+        return self.exchange.state()
+
+    def load_state(self, states, ratio=1.0):
+        self.exchange.load_state(states, ratio)
 
 
 def _fault_of(names, words, rank):

@@ -6,8 +6,9 @@ import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
 
-from tf_onebit.collectives.placement import plain_variables
+from tf_onebit.collectives.variable_creation import plain_variables
 from tf_onebit.exchanges.finite import values_of
+from tf_onebit.exchanges.schedule import delay_of
 from tf_onebit.horovod.accumulation import accumulated_steps
 from tf_onebit.horovod.compression import requested_exchange
 from tf_onebit.horovod.gradients import (
@@ -210,7 +211,7 @@ class _OverHorovod(Distributed):
         Raises:
             ValueError: for what is no variable, and with an exchange that is `Delayed`.
         """
-        if self.gradient_exchange.template.steps_of_delay:
+        if delay_of(self.gradient_exchange.template):
             raise ValueError(
                 "With Delayed a step may apply no gradient, and would lose those of local "
                 f"variables. Received: exchange={self.gradient_exchange.template!r}. Leave Delayed "

@@ -7,6 +7,7 @@ import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
 
+from tf_onebit.exchanges.schedule import delay_of
 from tf_onebit.horovod.compression import requested_exchange
 from tf_onebit.horovod.gradients import (
     horovod_exchange,
@@ -73,7 +74,7 @@ class DistributedGradientTape:
             template = _resolve(exchange, compression)
         else:
             template = requested_exchange(exchange, compression)
-        if template.steps_of_delay:
+        if delay_of(template):
             raise ValueError(
                 "A tape gives the gradients of its own step, which may not be there yet, or be "
                 f"others. Received: exchange={template!r}. Leave Delayed out, or use "

@@ -2,11 +2,7 @@
 
 import dataclasses
 
-import tensorflow as tf
-
-from tf_onebit.exchanges import Bucketed, GradientSpec, OneBit, Threshold
-from tf_onebit.exchanges.base import Exchange, all_reduce_bytes
-from tf_onebit.layout import WORD_BYTES
+from tf_onebit.exchanges import Bucketed, Exchange, FullPrecision, GradientSpec
 from tf_onebit.measurement.exchange_work import measure_exchange
 
 # What is measured in place of a model: a kernel, [in, out].
@@ -18,7 +14,7 @@ class ExchangeSeconds:
     """Of an exchange, between some workers.
 
     Attributes:
-        exchange: `FullPrecision`, `OneBit` or `Threshold`.
+        exchange: `Exchange`, as a template.
         links: dictionary of `planner.Link`.
         world_size: number of workers.
         work_seconds: what encoding and decoding take per value.
@@ -28,6 +24,7 @@ class ExchangeSeconds:
     links: dict
     world_size: int
     work_seconds: float
+    _known: dict = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
     def of_gradients(self, specs):
         """What gradients take in a bucket: work, and bytes that travel; latency comes to that.
@@ -51,24 +48,15 @@ class ExchangeSeconds:
 
     def _sent_bytes(self, specs):
         """By each worker, by kind of collective: dictionary."""
-        others = self.world_size - 1
-        if isinstance(self.exchange, OneBit):
-            layout = self.exchange.layout_of(specs, self.world_size)
-            return {
-                "all_to_all": others * layout.worker_message_bytes,
-                "all_gather": others * layout.shard_message_bytes,
-            }
-        if isinstance(self.exchange, Threshold):
-            values = self.exchange.expected_density * sum(spec.size for spec in specs)
-            return {"all_gather": others * WORD_BYTES * values}
-        size_bytes = sum(tf.as_dtype(spec.dtype).size * spec.size for spec in specs)
-        return {"all_reduce": all_reduce_bytes(size_bytes, self.world_size)}
+        key = tuple(dataclasses.replace(spec, name="") for spec in specs)
+        if key not in self._known:
+            self._known[key] = self.exchange.expected_bytes(specs, self.world_size)
+        return self._known[key]
 
-    def is_plain(self, spec):
-        """Whether a gradient travels in full precision within this exchange, too."""
-        if not isinstance(self.exchange, OneBit):
-            return False
-        return self.exchange.layout_of([spec], self.world_size).plain_size == spec.size
+    def compresses(self, spec):
+        """Tells whether a gradient travels compressed within this exchange."""
+        full = FullPrecision().expected_bytes([spec], self.world_size)
+        return sum(self._sent_bytes([spec]).values()) < sum(full.values())
 
 
 def measure_work(exchange, world_size):
@@ -86,14 +74,14 @@ def compressed_buckets(exchange, specs):
     """The buckets of an exchange, but for those of sparse gradients.
 
     Args:
-        exchange: `OneBit` or `Threshold`, as a template.
+        exchange: `Exchange`, as a template.
         specs: list of `GradientSpec`.
 
     Returns:
         List of (whether it is compressed, list of its `GradientSpec`).
     """
     buckets = [
-        (isinstance(template, type(exchange)), [specs[index] for index in indices])
-        for template, indices in Bucketed(exchange).partition(specs)
+        (schedule.exchange is exchange, [specs[index] for index in indices])
+        for schedule, indices in Bucketed(exchange).partition(specs)
     ]
     return [(is_compressed, bucket) for is_compressed, bucket in buckets if not bucket[0].sparse]

@@ -7,9 +7,10 @@ import numpy as np
 import tensorflow as tf
 
 from tf_onebit import ops
-from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, through
-from tf_onebit.exchanges import Bucketed
-from tf_onebit.exchanges.base import all_reduce_bytes
+from tf_onebit.collectives import echo
+from tf_onebit.collectives.requests import map_requests, tensors_of, with_tensors
+from tf_onebit.collectives.requests import sent_bytes as sent_bytes_of
+from tf_onebit.exchanges import Bucketed, run_stages
 from tf_onebit.planner import Bucket, Collective
 
 # Memory is to be found first, and a threshold.
@@ -24,7 +25,7 @@ def measure_exchange(exchange, specs, world_size, rows=None, runs=_RUNS):
     """Takes the time of what an exchange computes, with random gradients.
 
     Args:
-        exchange: `Exchange`, as a template. Without branches: no `WarmStart`, no transforms.
+        exchange: `Exchange`, as a template. Without branches: no transforms.
         specs: list of `GradientSpec`, of a model.
         world_size: number of workers, of which this one hears only itself.
         rows: list: number of rows of each gradient that is sparse; default: one.
@@ -38,11 +39,11 @@ def measure_exchange(exchange, specs, world_size, rows=None, runs=_RUNS):
     bucketed.build(specs, 0, world_size, "tf_onebit/measurement")
     measured = {}  # layers that are alike have buckets that are: each is measured once
     buckets = []
-    for exchange_of_bucket, indices in bucketed.buckets:
+    for exchange, indices in ((bucket.exchange, bucket.indices) for bucket in bucketed.buckets):
         gradients = tuple((dataclasses.replace(specs[i], name=""), rows[i]) for i in indices)
-        key = type(exchange_of_bucket), gradients
+        key = type(exchange), gradients
         if key not in measured:
-            measured[key] = _measured(*zip(*gradients, strict=True), exchange_of_bucket, runs)
+            measured[key] = _measured(*zip(*gradients, strict=True), exchange, runs)
         buckets.append(measured[key])
     return buckets
 
@@ -177,21 +178,21 @@ def _timed(exchange, gradients):
     def answered(request):
         nonlocal last
         yield from ()  # a generator that asks for nothing
-        tensors = request.tensors if isinstance(request, AllReduce) else [request.tensor]
+        tensors = tensors_of(request)
         beside.append(bool(answers) and answers.isdisjoint(ops_before(t.op for t in tensors)))
         if not beside[-1]:
             answers.clear()
         now, tensors = _at(tensors)
         seconds.append(now - last)
         size_bytes = sum(tensor.dtype.size * tf.size(tensor, tf.int64) for tensor in tensors)
-        kind, sent, answer = _answered(request, tensors, size_bytes, exchange.world_size)
+        kind, sent = sent_bytes_of(request, size_bytes, exchange.world_size)
         kinds.append(kind)
         sent_bytes.append(sent)
-        last, answer = _at(answer)
+        last, answer = _at(echo.answer_to(with_tensors(request, tensors), exchange.world_size))
         answers.update(tensor.op for tensor in tf.nest.flatten(answer))
         return answer
 
-    generator = through(exchange.exchange(gradients, 1.0 / exchange.world_size), answered)
+    generator = map_requests(run_stages(exchange, gradients, 1.0 / exchange.world_size), answered)
     try:
         request = next(generator)
     except StopIteration as stop:
@@ -218,24 +219,6 @@ def ops_before(ops):
             found.add(op)
             left += [*op.control_inputs, *(source.op for source in op.inputs)]
     return found
-
-
-def _answered(request, tensors, size_bytes, world_size):
-    """What others would send, if they had what this worker has.
-
-    Returns:
-        The kind of the collective, the bytes that each worker sends of the `size_bytes` of
-        `tensors`, and the answer.
-    """
-    others = world_size - 1
-    if isinstance(request, AllToAll):
-        answer = tf.stack([tensors[0][0]] * world_size)
-        return "all_to_all", others * size_bytes // world_size, answer
-    if isinstance(request, AllGather):
-        return "all_gather", others * size_bytes, tf.concat(tensors * world_size, axis=0)
-    if isinstance(request, AllReduce):
-        return "all_reduce", all_reduce_bytes(size_bytes, world_size), tensors
-    raise TypeError(f"No exchange of gradients asks for this. Received: {request!r}.")
 
 
 def measure_block(size):

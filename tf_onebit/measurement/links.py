@@ -8,8 +8,14 @@ import time
 import numpy as np
 import tensorflow as tf
 
-from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, ask
-from tf_onebit.exchanges.base import FLOAT_BYTES, all_reduce_bytes
+from tf_onebit.collectives.requests import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    all_reduce_bytes,
+    one_request,
+)
+from tf_onebit.exchanges.base import FLOAT_BYTES
 from tf_onebit.planner import Link
 
 _FIRST_BYTES = 16 * 1024
@@ -59,7 +65,7 @@ class Links:
         """The numbers of all workers: array `[world_size, len(values)]`."""
         row = tf.constant([list(map(float, values))], tf.float64)
         request = AllGather(row, f"tf_onebit/measurement/numbers_{len(values)}")
-        (rows,) = self._engine.run([ask(request)])
+        (rows,) = self._engine.run([one_request(request)])
         return rows.numpy()
 
     def slowest(self, *values):
@@ -123,7 +129,7 @@ class Links:
         name = f"tf_onebit/measurement/{kind}_{sent_bytes}"
 
         def run(*tensors):
-            (answer,) = self._engine.run([ask(_REQUESTS[kind](list(tensors), name))])
+            (answer,) = self._engine.run([one_request(_REQUESTS[kind](list(tensors), name))])
             return tf.nest.flatten(answer)
 
         tensors = [tf.zeros(shape) for shape in self._shapes(kind, sent_bytes)]

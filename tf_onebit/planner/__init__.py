@@ -1,7 +1,9 @@
 """Will it help? Cost models of the papers, and a simulation of what formulas leave out."""
 
 from tf_onebit.planner.advice import Advice, advise
-from tf_onebit.planner.parallelism import (
+from tf_onebit.planner.costs import Bucket, Collective, Computation, Link, Worker, within_nodes
+from tf_onebit.planner.gain import pays
+from tf_onebit.planner.paper_models import (
     CompressedDataParallelism,
     DataParallelism,
     ModelParallelism,
@@ -17,7 +19,6 @@ from tf_onebit.planner.prediction import (
     with_more_workers,
 )
 from tf_onebit.planner.simulation import Simulation, simulate
-from tf_onebit.planner.work import Bucket, Collective, Computation, Link, Worker, within_nodes
 
 __all__ = [
     "Advice",
@@ -35,6 +36,7 @@ __all__ = [
     "advise",
     "interpolated",
     "narrowed",
+    "pays",
     "predict",
     "regrouped",
     "simulate",

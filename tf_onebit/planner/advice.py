@@ -3,12 +3,11 @@
 import dataclasses
 import math
 
-from tf_onebit.figures import readable
+from tf_onebit.formatting import format_number
+from tf_onebit.planner.costs import require_workers
+from tf_onebit.planner.gain import pays
 from tf_onebit.planner.prediction import interpolated, predict, regrouped
-from tf_onebit.planner.work import require_workers
 
-# A method that changes training less is taken, if it is slower by no more than this.
-_TOLERANCE = 0.10
 # What an exchange may cost of a step before a larger minibatch, or a longer block, is proposed.
 _MOST_OF_A_STEP = 0.10
 _MOST_OF_A_BLOCK = 0.05
@@ -81,8 +80,7 @@ def advise(methods, measured, links, workers, per_replica_batch_size, sizes, alo
     chosen = next(
         i
         for i, p in enumerate(predictions)
-        if p.step_seconds <= (1 + _TOLERANCE) * fastest
-        and (i == 0 or full.step_seconds > (1 + _TOLERANCE) * p.step_seconds)
+        if not pays(p.step_seconds, fastest) and (i == 0 or pays(full.step_seconds, p.step_seconds))
     )
     method, prediction = methods[chosen], predictions[chosen]
     sentences = [_about_full_precision(full, chosen > 0)]
@@ -124,7 +122,7 @@ _PARTS = {
 
 
 def _milliseconds(seconds):
-    return f"{readable(1e3 * seconds)} ms"
+    return f"{format_number(1e3 * seconds)} ms"
 
 
 def _about_full_precision(full, sending_less_pays):

@@ -3,8 +3,7 @@
 import dataclasses
 import math
 
-from tf_onebit.planner.simulation import simulate
-from tf_onebit.planner.work import (
+from tf_onebit.planner.costs import (
     FLOAT_BYTES,
     Bucket,
     Computation,
@@ -15,6 +14,7 @@ from tf_onebit.planner.work import (
     require_workers,
     within_nodes,
 )
+from tf_onebit.planner.simulation import simulate
 
 _STEPS = 4
 # Late gradients make long steps and short ones by turns.
@@ -31,6 +31,7 @@ class Method:
         delay: by how many steps gradients come back later (`Delayed`).
         sync_period: number of steps in a block; None if gradients are exchanged in every step.
         bucket_bytes: the exchange's, where it can be chosen.
+        template: the exchange that it stands for, in a form that a plan does not look into.
 
     Raises:
         ValueError: for a delay, a period or buckets that are no whole numbers, or too small.
@@ -41,6 +42,7 @@ class Method:
     delay: int = 0
     sync_period: int | None = None
     bucket_bytes: int | None = None
+    template: object = None
 
     def __post_init__(self):
         require_whole("delay", self.delay, 0)

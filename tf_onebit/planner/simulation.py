@@ -7,7 +7,7 @@ import itertools
 
 import numpy as np
 
-from tf_onebit.planner.work import require_positive, require_whole, require_workers
+from tf_onebit.planner.costs import require_positive, require_whole, require_workers
 
 # Of a worker's time to compute that messages leave, however busy it is with them.
 _LEAST_SPEED = 0.05

@@ -5,7 +5,7 @@ import dataclasses
 import json
 import pathlib
 
-from tf_onebit.preflight.status import status_of
+from tf_onebit.preflight.command import run_command
 
 _ROW_SIZE = 2048
 
@@ -32,7 +32,7 @@ def add_command(commands):
 
 def run(options):
     """Runs the command. Returns its exit status."""
-    return status_of("bench", _run, options)
+    return run_command("bench", _run, options)
 
 
 def _run(options):

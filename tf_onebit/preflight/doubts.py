@@ -2,7 +2,7 @@
 
 import itertools
 
-from tf_onebit.figures import readable
+from tf_onebit.formatting import format_number
 
 # Times of the same step differ by this part of them where something else is at work.
 _MOST_SCATTER = 0.25
@@ -36,4 +36,4 @@ def doubts_about(computations, scatter):
 
 
 def _ms(computation):
-    return f"{readable(1e3 * computation.seconds)} ms"
+    return f"{format_number(1e3 * computation.seconds)} ms"

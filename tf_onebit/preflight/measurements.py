@@ -3,21 +3,19 @@
 import dataclasses
 import functools
 
-import tensorflow as tf
-
 from tf_onebit.exchanges import FullPrecision, OneBit, Threshold
+from tf_onebit.exchanges.schedule import innermost
 from tf_onebit.measurement import measure_block, measure_exchange, with_world_size
-from tf_onebit.planner import Method, narrowed, with_more_workers
+from tf_onebit.planner import Method, with_more_workers
 from tf_onebit.preflight.block_ends import BlockEnd
+from tf_onebit.preflight.command import announce
 from tf_onebit.preflight.computation import ModelInStep
 from tf_onebit.preflight.doubts import doubts_about
-from tf_onebit.preflight.status import tell
+from tf_onebit.training.model_optimizers import inner_optimizer
 
 FULL_PRECISION = "full precision"
 _MOST_SECONDS_OF_OTHERS = 1.0
 _RUNS_OF_OTHERS = 1
-# What others send in the place of values, in bytes.
-_NARROW = {"float16, by its bytes": 2, "8 bit, by its bytes": 1}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,8 +32,6 @@ class Measurements:
         alone_seconds: computation of a step while only the first worker computes.
         methods: dictionary: list of `planner.Method` by number of workers, from the one that
             changes training least.
-        estimates: the same, of what other packages or Horovod's own compression do, by the bytes
-            they send.
         links: dictionary: `planner.Link` by kind of collective, between `measured_workers`.
         measured_workers: number of workers that exchanged messages; 1 if links are assumed, which
             are then the same for any number.
@@ -48,7 +44,6 @@ class Measurements:
     computations: dict
     alone_seconds: float
     methods: dict
-    estimates: dict
     links: dict
     measured_workers: int
     doubts: list = ()
@@ -80,7 +75,7 @@ def measure(model, workers, links, world_sizes, options):
     """
     measured_workers = 1 if links else workers.world_size
     if not links:
-        tell(workers, f"links between {measured_workers} workers")
+        announce(workers, f"links between {measured_workers} workers")
         links = workers.measure()
     step = ModelInStep(model, options.unknown_size)
     try:
@@ -101,27 +96,22 @@ def measure(model, workers, links, world_sizes, options):
     finally:
         step.restore()
     sizes = [spec.size for spec in specs]
-    widest = max(tf.as_dtype(spec.dtype).size for spec in specs)
     workers.wait_for_all()
     block_seconds = measure_block(sum(sizes))
     in_full_precision = _InFullPrecision()
-    methods, estimates = {}, {}
+    candidates = _candidates(model, options.target_density)
+    methods = {}
     for world_size in world_sizes:
-        tell(workers, f"what is exchanged between {world_size} workers")
+        announce(workers, f"what is exchanged between {world_size} workers")
         # Coding depends little on the number of workers: that of the job is measured well.
         well = world_size in (workers.world_size, world_sizes[0])
         runs = {} if well else {"runs": _RUNS_OF_OTHERS}
         exchanges = _Exchanges(
-            specs, rows, workers, world_size, in_full_precision, options.target_density, **runs
+            candidates, specs, rows, workers, world_size, in_full_precision, **runs
         )
         methods[world_size] = [
             *exchanges.methods(),
             *exchanges.blocks(ends, block_seconds, options.sync_period),
-        ]
-        estimates[world_size] = [
-            narrowed(name, methods[world_size][0], value_bytes, widest)
-            for name, value_bytes in _NARROW.items()
-            if value_bytes < widest
         ]
     return Measurements(
         size,
@@ -130,7 +120,6 @@ def measure(model, workers, links, world_sizes, options):
         computations,
         alone_seconds,
         methods,
-        estimates,
         links,
         measured_workers,
         doubts_about(computations, step.scatter),
@@ -143,7 +132,7 @@ def _computations(step, size, batch_sizes, workers):
     for other in sorted(batch_sizes):
         # What is predicted depends on one; the others say how it changes with it.
         seconds = {} if other == size else {"most_seconds": _MOST_SECONDS_OF_OTHERS}
-        tell(workers, f"a step of {other} samples")
+        announce(workers, f"a step of {other} samples")
         computation = step.measure(other, workers, **seconds)
         if computation is None:
             break
@@ -169,15 +158,32 @@ def alone_seconds_of(step, per_replica_batch_size, workers):
     return workers.slowest(seconds)[0]
 
 
+def _candidates(model, target_density):
+    """The exchanges to plan with, by name: ours, and one of the user's own: dictionary.
+
+    The order is that in which they change training, the least first.
+    """
+    candidates = {
+        FULL_PRECISION: FullPrecision(),
+        "1-bit": OneBit(),
+        "threshold": Threshold(target_density=target_density),
+    }
+    exchange = getattr(inner_optimizer(model.optimizer), "gradient_exchange", None)
+    own = None if exchange is None else innermost(exchange.template)
+    if own is None or own.trains_apart or type(own) in map(type, candidates.values()):
+        return candidates
+    return candidates | {type(own).__name__: own}
+
+
 class _Exchanges:
     """What exchanges take between so many workers, and the methods they are used in."""
 
-    def __init__(self, specs, rows, workers, world_size, in_full_precision, target_density, **runs):
-        self._specs, self._world_size, self._runs = specs, world_size, runs
+    def __init__(self, candidates, specs, rows, workers, world_size, in_full_precision, **runs):
+        self._candidates, self._specs = candidates, specs
+        self._world_size, self._runs = world_size, runs
         self._in_full_precision = in_full_precision
-        self._exchanges = FullPrecision(), OneBit(), Threshold(target_density=target_density)
         self._buckets = []
-        for exchange in self._exchanges:
+        for exchange in candidates.values():
             workers.wait_for_all()  # who shares a processor with others shares it all the time
             self._buckets.append(self._measured(exchange, specs, rows))
 
@@ -189,17 +195,13 @@ class _Exchanges:
 
     def methods(self):
         """Those that exchange gradients in every step: list of `planner.Method`."""
-        full, one_bit, threshold = (
-            {"buckets": buckets, "bucket_bytes": exchange.bucket_bytes}
-            for buckets, exchange in zip(self._buckets, self._exchanges, strict=True)
-        )
-        return [
-            Method(FULL_PRECISION, **full),
-            Method("1-bit", **one_bit),
-            Method("1-bit, delayed", delay=1, **one_bit),
-            Method("threshold", **threshold),
-            Method("threshold, delayed", delay=1, **threshold),
-        ]
+        methods = []
+        for (name, exchange), buckets in zip(self._candidates.items(), self._buckets, strict=True):
+            what = {"buckets": buckets, "bucket_bytes": exchange.bucket_bytes, "template": exchange}
+            methods.append(Method(name, **what))
+            if name != FULL_PRECISION and exchange.can_be_delayed:
+                methods.append(Method(f"{name}, delayed", delay=1, **what))
+        return methods
 
     def blocks(self, ends, block_seconds, sync_period):
         """Those that train in blocks: list of `planner.Method`.
@@ -210,17 +212,16 @@ class _Exchanges:
             sync_period: number of steps.
         """
         methods = []
-        names = "full precision", "1-bit"
-        of_weights = zip(names, self._exchanges[:2], self._buckets[:2], ends, strict=True)
-        for name, exchange, buckets, end in of_weights:
+        of_weights = zip(ends, self._candidates.items(), self._buckets, strict=False)
+        for end, (name, exchange), buckets in of_weights:
             if end is None:
                 continue
             if end.weights != self._specs:  # of an embedding all rows, not those of a step
                 buckets = self._measured(exchange, end.weights)
-            in_full_precision = functools.partial(self._measured, self._exchanges[0])
+            in_full_precision = functools.partial(self._measured, FullPrecision())
             of_block = end.buckets(buckets, in_full_precision, block_seconds)
             name = f"blocks of {sync_period}, {name}"
-            methods.append(Method(name, of_block, sync_period=sync_period))
+            methods.append(Method(name, of_block, sync_period=sync_period, template=exchange))
         return methods
 
 

@@ -5,8 +5,8 @@ import dataclasses
 import math
 import re
 
+from tf_onebit.preflight.command import run_command
 from tf_onebit.preflight.source import require_source
-from tf_onebit.preflight.status import status_of
 
 DESCRIPTION = """\
 Measures what a model computes per step on this machine, what encoding and decoding take, and what
@@ -112,7 +112,7 @@ class Plan:
 
 def run(options):
     """Runs the command. Returns its exit status."""
-    return status_of("plan", _run, options, check=lambda options: require_source(options.model))
+    return run_command("plan", _run, options, check=lambda options: require_source(options.model))
 
 
 def _run(options):
@@ -173,22 +173,15 @@ def make_plan(model, workers, links, options):
     world_sizes = sorted(set(options.workers or [least, 2 * least, 4 * least]))
     measured = measure(model, workers, links, world_sizes, options)
     size = measured.per_replica_batch_size
-    computations, methods, estimates = (
-        measured.computations,
-        measured.methods,
-        measured.estimates,
-    )
+    computations, methods = measured.computations, measured.methods
     if checks_gradients_first(model.optimizer):  # and what is late begins after the check, too
         computations = {n: c.without_overlap() for n, c in computations.items()}
-        methods, estimates = (
-            {n: [checked_first(m, n) for m in those[n]] for n in those}
-            for those in (methods, estimates)
-        )
+        methods = {n: [checked_first(m, n) for m in methods[n]] for n in methods}
     computation, alone = interpolated(computations, size), measured.alone_seconds
     predictions = [
         predict(method, computation, measured.links_of(world_size), world_size, alone)
         for world_size in world_sizes
-        for method in methods[world_size] + estimates[world_size]
+        for method in methods[world_size]
     ]
     advice = {
         world_size: advise(
@@ -202,6 +195,10 @@ def make_plan(model, workers, links, options):
         )
         for world_size in world_sizes
     }
+    chosen = {
+        n: next(method for method in methods[n] if method.name == one.method)
+        for n, one in advice.items()
+    }
     return Plan(
         size,
         measured.sizes,
@@ -210,8 +207,8 @@ def make_plan(model, workers, links, options):
         measured.links,
         measured.measured_workers,
         predictions,
-        {workers: with_notes(one, model) for workers, one in advice.items()},
-        {n: lines_for(advice[n], options.sync_period, options.target_density) for n in advice},
+        {n: with_notes(one, chosen[n], model) for n, one in advice.items()},
+        {n: lines_for(chosen[n], one.bucket_bytes) for n, one in advice.items()},
         measured.doubts,
     )
 

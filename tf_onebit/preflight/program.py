@@ -1,41 +1,44 @@
 """Lines to write into a program, for a method that is recommended."""
 
-_STEPS_OF_WARM_START = 1000
+from tf_onebit.configurable import as_python, serialize
+from tf_onebit.exchanges import Delayed, FullPrecision, Local, WarmStart
 
 
-def lines_for(advice, sync_period, target_density):
-    """The lines of Python that make the exchange, and where it goes: list of strings.
+def lines_for(method, bucket_bytes):
+    """Returns the lines of Python that make the exchange, and where it goes: list of strings.
 
     Args:
-        advice: `planner.Advice`.
-        sync_period: of blocks, in steps.
-        target_density: of threshold-sparse updates.
+        method: `planner.Method` that is recommended.
+        bucket_bytes: of the exchange, or None for those that it has.
     """
-    method = advice.method
-    if method.startswith("blocks"):
-        one_bit = "exchange=tf_onebit.OneBit()" if method.endswith("1-bit") else None
-        arguments = ", ".join(filter(None, [f"sync_period={sync_period}", one_bit]))
-        exchange = "tf_onebit.Local()"
-        last = [f"callbacks = [tf_onebit.callbacks.BlockMomentum({arguments})]  # of model.fit"]
+    exchange, last = method.template, []
+    if method.sync_period is not None:
+        arguments = [f"sync_period={method.sync_period}"]
+        if not isinstance(exchange, FullPrecision):  # the default
+            arguments.append(f"exchange={_python(exchange)}")
+        callback = f"tf_onebit.callbacks.BlockMomentum({', '.join(arguments)})"
+        exchange, last = Local(), [f"callbacks = [{callback}]  # of model.fit"]
     else:
-        exchange, last = _exchange(method, advice.bucket_bytes, target_density), []
+        exchange = _scheduled(exchange, method.delay, bucket_bytes)
     return [
-        f"exchange = {exchange}",
+        f"exchange = {_python(exchange)}",
         "strategy = tf_onebit.distribute.MultiWorkerMirroredStrategy(exchange)",
         "optimizer = hvd.DistributedOptimizer(optimizer, exchange)  # or so, over Horovod",
         *last,
     ]
 
 
-def _exchange(method, bucket_bytes, target_density):
-    kind, _, delayed = method.partition(", ")
-    arguments = [f"target_density={target_density:g}"] if kind == "threshold" else []
+def _scheduled(exchange, delay, bucket_bytes):
+    scheduled = exchange
     if bucket_bytes is not None:
-        arguments.append(f"bucket_bytes={bucket_bytes // 2**20} * 2**20")
-    classes = {"full precision": "FullPrecision", "1-bit": "OneBit", "threshold": "Threshold"}
-    exchange = f"tf_onebit.{classes[kind]}({', '.join(arguments)})"
-    if delayed:
-        exchange = f"tf_onebit.Delayed({exchange})"
-    if kind == "1-bit":  # gradients of a model that is not yet trained are uneven
-        exchange = f"tf_onebit.WarmStart({exchange}, steps={_STEPS_OF_WARM_START})"
-    return exchange
+        config = exchange.get_config() | {"bucket_bytes": bucket_bytes}
+        scheduled = exchange.from_config(config)
+    if delay:
+        scheduled = Delayed(scheduled, steps=delay)
+    if exchange.advised_warm_up:
+        scheduled = WarmStart(scheduled, steps=exchange.advised_warm_up)
+    return scheduled
+
+
+def _python(exchange):
+    return as_python(serialize(exchange), "tf_onebit.")

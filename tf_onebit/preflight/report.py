@@ -4,7 +4,7 @@ import dataclasses
 import json
 import pathlib
 
-from tf_onebit.figures import readable
+from tf_onebit.formatting import format_number
 
 _HEADER = ("", "ms per step", "speed-up", "MB sent", "longest")
 # So many times as long a step takes among others, where these are in its way.
@@ -34,8 +34,8 @@ def text(plan):
 
 def _about_links(plan):
     link = plan.links["all_gather"]
-    rate = f"{readable(8e-6 * link.bytes_per_second, 4)} Mbit/s"
-    latency = f"{readable(1e3 * link.latency_seconds, 2)} ms"
+    rate = f"{format_number(8e-6 * link.bytes_per_second, 4)} Mbit/s"
+    latency = f"{format_number(1e3 * link.latency_seconds, 2)} ms"
     if plan.measured_workers == 1:
         return f"Links: {rate} and {latency}, assumed."
     return (
@@ -46,17 +46,17 @@ def _about_links(plan):
 
 def _about_computation(plan):
     steps = [
-        f"{readable(1e3 * computation.seconds, 4)} ms with {size} samples"
+        f"{format_number(1e3 * computation.seconds, 4)} ms with {size} samples"
         for size, computation in sorted(plan.computations.items())
     ]
     values = sum(plan.sizes) / 1e6
-    text = f"Computation: {readable(values)} million trained values, a step takes "
+    text = f"Computation: {format_number(values)} million trained values, a step takes "
     text += f"{', '.join(steps)}."
     computing = plan.predictions[0].computation_seconds
     if computing > _CROWDED * plan.alone_seconds:
         text += (
             "\nWorkers share processors: one alone takes "
-            f"{readable(1e3 * plan.alone_seconds, 4)} ms. Speed-ups are over that."
+            f"{format_number(1e3 * plan.alone_seconds, 4)} ms. Speed-ups are over that."
         )
     return text
 
@@ -69,7 +69,7 @@ def _table(predictions):
                 prediction.method,
                 f"{1e3 * prediction.step_seconds:.1f}",
                 f"{prediction.speed_up:.2f}",
-                readable(prediction.sent_bytes / 1e6),
+                format_number(prediction.sent_bytes / 1e6),
                 _BOTTLENECKS[prediction.bottleneck],
             )
         )

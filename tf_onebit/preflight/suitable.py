@@ -1,27 +1,25 @@
-"""Which methods a plan may recommend with an optimizer."""
+"""Which methods a plan may recommend with an optimizer, and what there is to know of them."""
 
 import dataclasses
 
 import keras
 
-from tf_onebit.callbacks.block_variables import corrects_moments_of
-from tf_onebit.exchanges.base import FLOAT_BYTES, all_reduce_bytes
+from tf_onebit.bmuf.variables import corrects_moments_of
+from tf_onebit.collectives.requests import all_reduce_bytes
+from tf_onebit.exchanges.base import FLOAT_BYTES
 from tf_onebit.planner import Bucket, Collective
 from tf_onebit.training.model_optimizers import inner_optimizer
 
 
 def suitable(methods, optimizer):
-    """Those of some methods that go with a model's optimizer: list.
-
-    Threshold-sparse updates are for SGD without momentum: what has been held back for long, and
-    then comes at once, is more than an optimizer's averages are made for.
+    """Returns those of some methods that go with a model's optimizer: list.
 
     Args:
         methods: list of `planner.Method`.
         optimizer: Keras optimizer.
     """
     plain = _is_plain_sgd(inner_optimizer(optimizer))
-    return [method for method in methods if plain or not method.name.startswith("threshold")]
+    return [method for method in methods if plain or method.template.suits_moments]
 
 
 def checks_gradients_first(optimizer):
@@ -41,9 +39,9 @@ def checked_first(method, world_size):
     return dataclasses.replace(method, delay=0, buckets=[Bucket(0, (flag,)), *method.buckets])
 
 
-def with_notes(advice, model):
-    """An `Advice` with what has to be known of its method for a model."""
-    sentences = advice.sentences + notes_on(advice.method, model)
+def with_notes(advice, method, model):
+    """Returns an `Advice` with what has to be known of its method for a model."""
+    sentences = advice.sentences + notes_on(method, model)
     return dataclasses.replace(advice, sentences=sentences)
 
 
@@ -51,17 +49,17 @@ def notes_on(method, model):
     """What has to be known of a method for this model: list of sentences.
 
     Args:
-        method: name of it.
+        method: `planner.Method`.
         model: Keras model, compiled.
     """
     inner = inner_optimizer(model.optimizer)
-    notes = []
-    if model.jit_compile and not method.startswith("blocks"):
+    notes, exchanges_gradients = [], method.sync_period is None
+    if model.jit_compile and exchanges_gradients:
         notes.append(
             "XLA cannot compile an exchange of gradients: compile the model with "
             "jit_compile=False, which all of this is for."
         )
-    if checks_gradients_first(model.optimizer) and not method.startswith("blocks"):
+    if checks_gradients_first(model.optimizer) and exchanges_gradients:
         notes.append(
             "Gradients are checked before they are exchanged, as with every scaled loss and "
             'on_nonfinite="skip": no exchange overlaps with what is computed.'
@@ -72,7 +70,7 @@ def notes_on(method, model):
             f"{inner.gradient_accumulation_steps} before it does: plan with as many times the "
             "--per-replica-batch-size."
         )
-    if not method.startswith("blocks") or corrects_moments_of(inner):
+    if exchanges_gradients or corrects_moments_of(inner):
         return notes
     name = type(inner).__name__
     instead = 'moment_correction="average"'

@@ -1,22 +1,21 @@
 """What `Auto` becomes, for the gradients of a model and the workers of a job."""
 
 import dataclasses
-import inspect
 import json
 import logging
 
 import numpy as np
 
-from tf_onebit.configurable import deserialize, import_class, serialize
-from tf_onebit.exchanges import FullPrecision, OneBit
-from tf_onebit.exchanges.auto import innermost
-from tf_onebit.exchanges.base import Exchange
-from tf_onebit.figures import readable
+from tf_onebit.configurable import as_python, deserialize, serialize
+from tf_onebit.exchanges import Exchange, FullPrecision, Recipe
+from tf_onebit.exchanges.schedule import innermost
+from tf_onebit.formatting import format_number
 from tf_onebit.measurement import ExchangeSeconds, Links, compressed_buckets, measure_work
+from tf_onebit.planner import pays
 
-# So many times as fast an exchange must be for its gradients to be compressed.
-_LEAST_GAIN = 1.25
 _DECISION = "decision"
+# Arguments that change which gradients are compressed, or what is done to all of them.
+_NOT_MEASURED = "exclude", "transforms", "local_transforms"
 
 
 def decide(auto, specs, engine, states=()):
@@ -35,7 +34,7 @@ def decide(auto, specs, engine, states=()):
     for state in states:
         if _DECISION in state:
             return deserialize(json.loads(bytes(state[_DECISION])))
-    if _encoder(auto.compressed).takes_sparse:  # as the dense gradients that it makes of them
+    if innermost(auto).takes_sparse:  # as the dense gradients that it makes of them
         specs = [dataclasses.replace(spec, sparse=False) for spec in specs]
     decision = _Decision(auto.excluding(None), "all workers are in this process")
     if len(engine.ranks) < engine.world_size:
@@ -53,7 +52,7 @@ def decide(auto, specs, engine, states=()):
 class _Decision:
     """What is decided: the exchange, why, in words, and how many values it compresses."""
 
-    exchange: Exchange
+    exchange: Exchange | Recipe
     reason: str
     compressed: int = 0
 
@@ -62,7 +61,7 @@ def _measured(auto, engine):
     """`ExchangeSeconds` in full precision and compressed, on the slowest worker."""
     workers = Links(engine)
     links = workers.measure()
-    exchanges = FullPrecision(auto.bucket_bytes), _without_exclude(auto.compressed)
+    exchanges = FullPrecision(auto.bucket_bytes), _as_measured(innermost(auto))
     with engine.place(0):
         work = [measure_work(exchange, workers.world_size) for exchange in exchanges]
     return [
@@ -81,7 +80,7 @@ def _weighed(auto, specs, full, compressed):
     """
 
     def buckets_of(exchange):
-        return compressed_buckets(_encoder(exchange), specs)
+        return compressed_buckets(innermost(exchange), specs)
 
     def seconds_of(exchange):
         return sum(
@@ -91,37 +90,37 @@ def _weighed(auto, specs, full, compressed):
 
     none = auto.excluding(None)
     none_seconds = seconds_of(none)
-    in_full_precision = f"{readable(1e3 * none_seconds)} ms"
-    pays = paying(specs, full, compressed)
-    if not pays:
+    in_full_precision = f"{format_number(1e3 * none_seconds)} ms"
+    gaining = paying(specs, full, compressed)
+    if not gaining:
         return _Decision(none, f"no gradient gains enough: all take {in_full_precision}")
-    others = [spec for spec in specs if spec not in pays]
-    # What is plain may share the messages of the others, or have some of its own.
-    not_plain = [spec for spec in others if not compressed.is_plain(spec)]
+    others = [spec for spec in specs if spec not in gaining]
+    # What is not compressed in any case may share the messages of the others, or have its own.
+    left_out = [spec for spec in others if compressed.compresses(spec)]
     # A name may be that of several: what does not pay then follows what does.
-    compressed_names = {spec.name for spec in pays}
+    compressed_names = {spec.name for spec in gaining}
     choices = [
-        auto.excluding([spec.name for spec in left_out if spec.name not in compressed_names])
-        for left_out in (not_plain, others)
+        auto.excluding([spec.name for spec in excluded if spec.name not in compressed_names])
+        for excluded in (left_out, others)
     ]
     seconds, best = min(((seconds_of(choice), choice) for choice in choices), key=lambda c: c[0])
     reason = (
         f"all dense gradients take {in_full_precision} in full precision, and "
-        f"{readable(1e3 * seconds)} ms with what it pays to compress of them, without overlap"
+        f"{format_number(1e3 * seconds)} ms with what it pays to compress of them, without overlap"
     )
-    if none_seconds <= _LEAST_GAIN * seconds:
+    if not pays(none_seconds, seconds):
         return _Decision(none, reason)
     values = sum(
         spec.size
         for is_compressed, bucket in buckets_of(best)
         for spec in bucket
-        if is_compressed and not compressed.is_plain(spec)
+        if is_compressed and compressed.compresses(spec)
     )
     return _Decision(best, reason, values)
 
 
 def paying(specs, full, compressed):
-    """The gradients that are exchanged faster, by a quarter at least, if they are compressed: list.
+    """Returns the gradients whose exchange is faster by a tenth if they are compressed: list.
 
     Args:
         specs: list of `GradientSpec`.
@@ -130,8 +129,7 @@ def paying(specs, full, compressed):
     return [
         spec
         for spec in specs
-        if not spec.sparse
-        and full.of_gradients([spec]) > _LEAST_GAIN * compressed.of_gradients([spec])
+        if not spec.sparse and pays(full.of_gradients([spec]), compressed.of_gradients([spec]))
     ]
 
 
@@ -146,41 +144,10 @@ def without_decision(state):
     return {name: array for name, array in state.items() if name != _DECISION}
 
 
-def _encoder(exchange):
-    """What encodes and decodes within an exchange: without a start or a delay."""
-    return deserialize(innermost(exchange))
-
-
-def _without_exclude(exchange):
-    """The same, for `measure_work`: without what it excludes, and transforms, made in any case."""
-    description = innermost(exchange)
-    config = description["config"] | {"exclude": []}
-    if issubclass(import_class(description["class"]), OneBit):
-        config |= {"transforms": [], "local_transforms": []}
-    return deserialize(description | {"config": config})
-
-
-def as_python(value):
-    """How a program makes what was serialized: arguments that are not the default's.
-
-    >>> from tf_onebit.exchanges import WarmStart
-    >>> as_python(serialize(WarmStart(OneBit(min_size=64, exclude=["a"]), steps=5)))
-    "WarmStart(OneBit(min_size=64, exclude=['a']), steps=5)"
-    """
-    if isinstance(value, list):
-        return f"[{', '.join(map(as_python, value))}]"
-    if not isinstance(value, dict) or set(value) != {"class", "config"}:
-        return repr(value)
-    cls = import_class(value["class"])
-    parameters = inspect.signature(cls).parameters
-    arguments = []
-    for name, given in value["config"].items():
-        default = parameters[name].default
-        if default is inspect.Parameter.empty:
-            arguments.append(as_python(given))
-        elif given != (list(default) if isinstance(default, tuple) else default):
-            arguments.append(f"{name}={as_python(given)}")
-    return f"{cls.__name__}({', '.join(arguments)})"
+def _as_measured(exchange):
+    """The exchange that is measured: nothing is excluded, and transforms are made in any case."""
+    without = {name: [] for name in _NOT_MEASURED if name in exchange.get_config()}
+    return exchange.from_config(exchange.get_config() | without)
 
 
 def _logger():

@@ -8,13 +8,14 @@ import warnings
 
 import tensorflow as tf
 
-from tf_onebit.exchanges import Auto, Bucketed, Exchange, FullPrecision, GradientSpec, Local
-from tf_onebit.exchanges.base import has_unsent
+from tf_onebit.exchanges import Auto, Bucketed, FullPrecision, GradientSpec
 from tf_onebit.exchanges.finite import all_finite, not_finite_flag
 from tf_onebit.exchanges.handshake import describe, handshake
-from tf_onebit.samples import number_of_samples
+from tf_onebit.exchanges.schedule import delay_of, innermost, is_exchange
+from tf_onebit.exchanges.state import has_unsent
 from tf_onebit.training.auto import decide, with_decision, without_decision
 from tf_onebit.training.recorder import stages_of
+from tf_onebit.validation import number_of_samples
 
 # Counts what is exchanged, in the order of first use: all workers must take part in each, so they
 # count alike. (They need not make the same objects: one may log, test or save more than another.)
@@ -33,7 +34,7 @@ def resolve_exchange(exchange):
         return FullPrecision()
     if isinstance(exchange, str) and exchange == "auto":
         return Auto()
-    if not isinstance(exchange, Exchange):
+    if not is_exchange(exchange):
         raise ValueError(
             'exchange must be a tf_onebit.Exchange, for example tf_onebit.OneBit(), or "auto". '
             f"Received: exchange={exchange!r} of type {type(exchange).__name__}."
@@ -176,9 +177,9 @@ class GradientExchange:
             for exchange in exchanges:
                 _load_own(exchange, exchange.state(), ratio)
 
-    def measures(self):
+    def metrics(self):
         """Figures of the last exchange, for the Monitor: dictionary of floats."""
-        return {k: v for exchange in self.built for k, v in exchange.measures().items()}
+        return {k: v for exchange in self.built for k, v in exchange.metrics().items()}
 
     def advise(self):
         """Warns, once and on worker 0 alone, of what to know if training ends now."""
@@ -289,7 +290,7 @@ class GradientExchange:
         present = _present(gradients[0])
         exchanges = self._exchanges_of(gradients[0], variables)
         results = self.group.run(
-            exchange.exchange([_tensor(mine[i]) for i in present], self.scale)
+            exchange.run([_tensor(mine[i]) for i in present], self.scale)
             for exchange, mine in zip(exchanges, gradients, strict=True)
         )
         exchanged = [[None] * len(variables) for _ in gradients]
@@ -301,13 +302,17 @@ class GradientExchange:
     @property
     def changes_gradients(self):
         """Whether this worker's gradients do not just stay what they are."""
-        return not (self._is_alone or isinstance(self.template, Local))
+        return not (self._is_alone or innermost(self.template).trains_apart)
 
     @property
     def is_in_step(self):
         """True if all workers make every step together. Else they may make different numbers."""
-        apart = self.is_asynchronous or isinstance(self.template, Local)
-        return not apart and self.group is self.engine
+        return not self.trains_apart and self.group is self.engine
+
+    @property
+    def trains_apart(self):
+        """True if each worker applies gradients of its own, when it has them."""
+        return self.is_asynchronous or innermost(self.template).trains_apart
 
     def meet(self, occasion, iterations):
         """Meets the other workers between two steps, if all make every step together.
@@ -342,13 +347,12 @@ class GradientExchange:
     @property
     def steps_of_delay(self):
         """By how many steps the gradients of a step come back later."""
-        if not self.template.steps_of_delay:
-            return 0
-        if self._built:
-            return max(exchange.template.steps_of_delay for exchange in self.built)
+        delay = delay_of(self.template)
+        if delay and self._built:
+            return max(exchange.delay for exchange in self.built)
         if self._is_alone or self._in_full_precision() is not None:
             return 0
-        return self.template.steps_of_delay
+        return delay
 
     @tf.autograph.experimental.do_not_convert
     def delivers(self, gradients, variables):
@@ -421,7 +425,7 @@ class GradientExchange:
         present = [[g for g in mine if g is not None] for mine in gradients]
         if not present[0]:
             return [tf.constant(True) for _ in gradients]
-        if self.group.world_size == 1 or isinstance(self.template, Local):
+        if self.group.world_size == 1 or innermost(self.template).trains_apart:
             return [tf.equal(not_finite_flag(mine), 0) for mine in present]
         name = f"{self._scope}/all_finite"
         return self.group.run(all_finite(mine, name) for mine in present)
@@ -440,7 +444,7 @@ class GradientExchange:
         states = self._states.get(len(self._built), [{}])
         if self.group.world_size > 1 or len(states) > 1 or has_unsent(states[0]):
             return None
-        return self.template.in_full_precision()
+        return self.template.uncompressed()
 
     def _build(self, specs, scope):
         template = self._in_full_precision() or self.template

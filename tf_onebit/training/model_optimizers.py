@@ -23,6 +23,12 @@ def optimizers_of(model):
     return list(optimizers.values())
 
 
+def gradient_exchanges_of(model):
+    """List of the `GradientExchange` of a model's optimizers, without doubles."""
+    found = [getattr(o, "gradient_exchange", None) for o in optimizers_of(model)]
+    return list({id(exchange): exchange for exchange in found if exchange is not None}.values())
+
+
 def is_built(model):
     """Tells whether a model has its variables.
 
@@ -54,9 +60,10 @@ def flush(model_or_optimizer):
         ValueError: for an optimizer that exchanges no gradients.
 
     Example:
+        >>> import tf_onebit
         >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
         >>> model.compile("sgd", loss="mse")
-        >>> flush(model)
+        >>> tf_onebit.flush(model)
     """
     for optimizer in _distributed(model_or_optimizer):
         optimizer.flush()
@@ -72,9 +79,10 @@ def without_delay(model_or_optimizer):
         model_or_optimizer: as for `flush`.
 
     Example:
+        >>> import tf_onebit
         >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
         >>> model.compile("sgd", loss="mse")
-        >>> with without_delay(model):
+        >>> with tf_onebit.without_delay(model):
         ...     history = model.fit(keras.ops.ones([8, 8]), keras.ops.ones([8, 1]), verbose=0)
     """
     flush(model_or_optimizer)
@@ -100,8 +108,8 @@ def flush_where_shown(model):
     show_in(model, flushed, (*SHOWING, _END_OF_EPOCH))
 
 
-def knowing_batch_size(model):
-    """What of a model counts samples, and not steps: list of (object, steps of an update).
+def batch_size_dependents(model):
+    """Finds what of a model depends on the batch size: list of (object, steps of an update).
 
     The objects, optimizers and exchanges, have `global_batch_size` and `set_global_batch_size`,
     which count the samples of an update.

@@ -7,9 +7,8 @@ import numpy as np
 import tensorflow as tf
 
 from tf_onebit import ops
-from tf_onebit.collectives.placement import plain_variables
-from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, through
-from tf_onebit.exchanges.base import Exchange
+from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, map_requests, tensors_of
+from tf_onebit.collectives.variable_creation import plain_variables
 from tf_onebit.exchanges.stages import Stages
 
 # What Horovod's timeline calls these.
@@ -105,9 +104,12 @@ class _TimedStages(Stages):
         return message
 
     def aggregate(self, exchange, message):
-        if type(exchange).aggregate is Exchange.aggregate:
-            return super().aggregate(exchange, message)
-        return self._timed("aggregate", super().aggregate(exchange, message), message)
+        generator = super().aggregate(exchange, message)
+        try:
+            request = next(generator)
+        except StopIteration as stop:
+            return stop.value  # a stage that exchanges nothing has no time of its own
+        return (yield from self._timed("aggregate", _resumed(generator, request), message))
 
     def deliver(self, exchange, message, like, scale):
         if like is not self._encoded:  # a message of an earlier step
@@ -129,7 +131,7 @@ class _TimedStages(Stages):
 
         def asking(request):
             span = self._span(stage, _COLLECTIVES[type(request)], request.name)
-            self._recorder.begin(span, _tensors_of(request))
+            self._recorder.begin(span, tensors_of(request))
             answer = yield request
             # Where cores are busy it may come before the time of the stage's begin is taken.
             answered = self._recorder.end(span, [begun, answer])
@@ -141,14 +143,20 @@ class _TimedStages(Stages):
         span = self._span(stage)
         with tf.control_dependencies([self._recorder.begin(span, message)]), tf.device("CPU:0"):
             begun = tf.zeros([])  # a tensor, for which branches can wait, too
-        result = yield from through(generator, asking)
+        result = yield from map_requests(generator, asking)
         # Answers that nothing needs, or that TensorFlow sees through, would come after the end.
         self._recorder.end(span, [result, answers])
         return result
 
 
-def _tensors_of(request):
-    return request.tensors if isinstance(request, AllReduce) else [request.tensor]
+def _resumed(generator, request):
+    """Generator: goes on with another, which has made a request that is not answered yet."""
+    while True:
+        answer = yield request
+        try:
+            request = generator.send(answer)
+        except StopIteration as stop:
+            return stop.value
 
 
 def _awaitable(things):

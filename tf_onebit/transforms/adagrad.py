@@ -7,8 +7,8 @@ import tensorflow as tf
 
 from tf_onebit import ops
 from tf_onebit.collectives.requests import AllReduce
-from tf_onebit.samples import number_of_samples, time_constant_in_samples
 from tf_onebit.transforms.base import Transform
+from tf_onebit.validation import number_of_samples, time_constant_in_samples
 
 
 class NormalizedAdaGrad(Transform):

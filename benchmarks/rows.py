@@ -1,0 +1,176 @@
+"""Trains the rows of a table of step times by turns, and prints and writes what they took.
+
+`step.py`, `double_buffering.py` and `block.py` are made of it. Workers run in network namespaces
+with shaped links and train the papers' DNN.
+"""
+
+import math
+import pathlib
+from typing import NamedTuple
+
+import numpy as np
+from launch import run_workers
+from network import hosts_on_a_bridge, rate_argument
+from report import Spread, machine_facts, plain, print_machine_facts, write_json
+
+STEP_WORKER = pathlib.Path(__file__).with_name("step_worker.py")
+
+
+class Row(NamedTuple):
+    """A way to exchange gradients, with the arguments that make `step_worker.py` use it.
+
+    Attributes:
+        name: str.
+        exchange: str, an argument of the worker.
+        options: tuple of further arguments.
+        engine: "horovod" or "tensorflow".
+        ends_alike: whether all workers must end with the same weights.
+    """
+
+    name: str
+    exchange: str
+    options: tuple = ()
+    engine: str = "horovod"
+    ends_alike: bool = True
+
+
+def add_rates(parser, *default):
+    """Adds the option of the links that a table is made for."""
+    parser.add_argument("--rate", type=rate_argument, nargs="+", default=default, help="of links")
+
+
+def add_turns(parser, rounds):
+    """Adds the options of rows of `step_worker.py` that take turns."""
+    engines = ["horovod", "tensorflow"]
+    parser.add_argument(
+        "--engine", nargs="+", choices=engines, default=engines, help="who carries messages"
+    )
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=20, help="timed steps per round")
+    parser.add_argument(
+        "--rounds", type=int, default=rounds, help="times that each row is measured"
+    )
+
+
+def train(row, network, steps, inter_op_threads=2):
+    """Trains a row on fresh workers: list of their results.
+
+    Raises:
+        RuntimeError: if the row does not count, see `check`.
+    """
+    options = [
+        *("--engine", row.engine, "--exchange", row.exchange, "--interface", network.interface),
+        *("--steps", str(steps), "--inter-op-threads", str(inter_op_threads), *row.options),
+    ]
+    results = run_workers(network, STEP_WORKER, options)
+    check(row.name, results, row.ends_alike)
+    return results
+
+
+def check(name, results, ends_alike=True):
+    """Raises RuntimeError unless a row trained: finite losses, the same weights on all workers."""
+    if not np.all(np.isfinite(pooled(results, "losses"))):
+        raise RuntimeError(f"{name}: the loss is not finite.")
+    if ends_alike and len({result["weights_checksum"] for result in results}) > 1:
+        raise RuntimeError(f"{name}: the workers' weights differ after the last step.")
+
+
+def pooled(results, key):
+    return [value for result in results for value in result[key]]
+
+
+def in_turns(rows, rounds, train_row, note=""):
+    """Trains one row after the other, again and again: all see the same drift of the machine.
+
+    Args:
+        rows: list of `Row`.
+        rounds: int.
+        train_row: function of a row, returns the workers' results.
+        note: str, printed before the name of a row.
+
+    Returns:
+        Dictionary: list of rounds by row, each the list of the workers' results.
+    """
+    results = {row: [] for row in rows}
+    for number in range(rounds):
+        for row in rows:
+            workers = train_row(row)
+            results[row].append(workers)
+            milliseconds = 1e3 * np.median(pooled(workers, "step_seconds"))
+            print(f"  round {number + 1}, {note}{row.name}: {milliseconds:.1f} ms", flush=True)
+    return results
+
+
+def summarize(row, rounds):
+    """Returns what all rows of `step_worker.py` have in common, from the rounds of one of them."""
+    results = [result for workers in rounds for result in workers]
+    return {
+        "row": row.name,
+        "step_seconds": Spread.of(pooled(results, "step_seconds")),
+        "round_medians_seconds": [
+            float(np.median(pooled(workers, "step_seconds"))) for workers in rounds
+        ],
+        "interface_bytes": Spread.of([r["interface_bytes_per_step"] for r in results]),
+        "peak_memory_bytes": Spread.of([r["peak_memory_bytes"] for r in results]),
+    }
+
+
+def paired_ratio(numerator, denominator):
+    """Spread of the ratio of two rows' medians over the rounds."""
+    pairs = zip(
+        numerator["round_medians_seconds"], denominator["round_medians_seconds"], strict=True
+    )
+    return Spread.of([a / b for a, b in pairs])
+
+
+def milliseconds_text(seconds, decimals=1):
+    """Text of a `Spread` of seconds."""
+    return Spread(*(1e3 * value for value in seconds)).text(decimals)
+
+
+def interface_and_memory_cells(summary, alone):
+    """Cells: megabytes on the interface, and those of memory beyond what a row `alone` takes."""
+    memory = summary["peak_memory_bytes"].median - alone["peak_memory_bytes"].median
+    return [f"{summary['interface_bytes'].median / 1e6:.3f}", f"{memory / 1e6:+.0f}"]
+
+
+def reports_by_rate(rates, workers, measure):
+    """Measures on links of one rate after the other.
+
+    Args:
+        rates: list of str.
+        workers: int, one per host.
+        measure: function of a rate and a `Network`, returns summaries and verdicts.
+
+    Yields:
+        A dictionary per rate, for `write_reports`.
+    """
+    for rate in rates:
+        with hosts_on_a_bridge(workers, rate) as network:
+            goodput = network.goodput_bits_per_second() if workers > 1 else math.nan
+            print(f"\nrate {rate}: TCP goodput between two hosts {goodput / 1e6:.0f} Mbit/s")
+            summaries, verdicts = measure(rate, network)
+        yield {
+            "rate": rate,
+            "goodput_bits_per_second": goodput,
+            "rows": list(map(plain, summaries)),
+            "verdicts": verdicts,
+        }
+
+
+def write_reports(arguments, key, reports):
+    """Prints what machine it is, and writes one report after the other to `arguments.output`.
+
+    Args:
+        arguments: of the command line.
+        key: str, what the reports are of.
+        reports: iterator of dictionaries. It measures as it goes on.
+    """
+    facts = machine_facts()
+    print_machine_facts(facts)
+    written = []
+    for report in reports:
+        written.append(report)
+        # After each: a slow one that is given up does not take the others with it.
+        content = {"machine": facts, "arguments": vars(arguments), key: written}
+        write_json(arguments.output, content)

@@ -1,0 +1,42 @@
+"""Accuracy after the same samples, with and without compression, on the speech task.
+
+    .venv/bin/python reproduction/convergence.py               # 1-bit gradients
+    .venv/bin/python reproduction/convergence.py threshold     # threshold-sparse updates
+    .venv/bin/python reproduction/convergence.py asynchronous  # the same, a slow worker among them
+    .venv/bin/python reproduction/convergence.py bmuf          # training in blocks, BMUF-Adam
+    .venv/bin/python reproduction/convergence.py tables        # recipes of Seide et al. (2014)
+    .venv/bin/python reproduction/convergence.py threshold --help
+
+The runs of a seed share data, initial weights and order of frames, so that their differences are
+paired; intervals are Student's, at 95 % confidence, over the seeds.
+"""
+
+import pathlib
+import sys
+
+# Figures are printed and written as those of benchmarks are: by their `report.py`.
+sys.path.append(str(pathlib.Path(__file__).parents[1] / "benchmarks"))
+
+METHODS = ("onebit", "threshold", "asynchronous", "bmuf", "tables")
+
+
+def main():
+    method, arguments = METHODS[0], sys.argv[1:]
+    if arguments and arguments[0] in METHODS:
+        method, *arguments = arguments
+    # TensorFlow takes seconds to import, and not all of them train in this program itself.
+    if method == "threshold":
+        from threshold_accuracy import main as compare
+    elif method == "asynchronous":
+        from asynchronous_accuracy import main as compare
+    elif method == "bmuf":
+        from bmuf_accuracy import main as compare
+    elif method == "tables":
+        from seide_accuracy import main as compare
+    else:
+        from one_bit_accuracy import main as compare
+    compare(arguments)
+
+
+if __name__ == "__main__":
+    main()

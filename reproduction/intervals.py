@@ -1,0 +1,44 @@
+"""Confidence intervals of a few paired runs, and what they say of a claim."""
+
+import math
+
+import numpy as np
+import scipy.stats
+
+TOLERANCE_POINTS = 0.3
+CONFIDENCE = 0.95
+
+
+def interval(samples):
+    """Mean and half the width of its confidence interval (Student's); infinite for one sample."""
+    half = math.inf
+    if len(samples) > 1:
+        error = np.std(samples, ddof=1) / math.sqrt(len(samples))
+        half = float(error * scipy.stats.t.ppf((1 + CONFIDENCE) / 2, len(samples) - 1))
+    return float(np.mean(samples)), half
+
+
+def widest_interval(points, holds):
+    """The longest part of ascending positive numbers in which a claim holds without a gap.
+
+    Args:
+        points: list of positive numbers, ascending.
+        holds: list of bool, whether the claim holds at each of them.
+
+    Returns:
+        The first and the last number of that part, by the factor between them; None if it holds
+        nowhere.
+
+    Example:
+        >>> widest_interval([1, 2, 4, 8, 16], [True, False, True, True, False])
+        (4, 8)
+    """
+    widest, first = None, None
+    for point, held in zip(points, holds, strict=True):
+        if not held:
+            first = None
+            continue
+        first = point if first is None else first
+        if widest is None or point / first > widest[1] / widest[0]:
+            widest = first, point
+    return widest

@@ -1,0 +1,147 @@
+"""The optimizers of a model that is trained in blocks: which they are, and how they must be."""
+
+import keras
+
+from tf_onebit.callbacks import fit
+from tf_onebit.configurable import serialize
+from tf_onebit.exchanges.schedule import delay_of, innermost
+from tf_onebit.training.copies import copies_of
+from tf_onebit.training.model_optimizers import inner_optimizer, optimizers_of
+
+
+def training_optimizers(model):
+    """The optimizers that train a model in the calling `fit`.
+
+    Keras' own training step uses the one that the model was compiled with. With a step of its own a
+    model may hold more than it uses: `compile` makes an RMSprop where it is told of none. So of
+    several those count that the step uses, which is traced for it, and gives them their variables;
+    where a model runs eagerly, those that are built.
+
+    Args:
+        model: Keras model, built.
+
+    Returns:
+        List of Keras optimizers. If there are several, all are built.
+
+    Raises:
+        ValueError: if the model holds some, and it is none of these.
+    """
+    held = optimizers_of(model)
+    if len(held) < 2:
+        return held
+    if getattr(model.train_step, "__func__", None) is keras.Model.train_step:
+        return [model.optimizer]
+    if model.run_eagerly:
+        found, way = [o for o in held if o.built], "has built none of them"
+        remedy = "Build each before fit: optimizer.build(variables)"
+    else:
+        step = fit.traced_step(model)
+        found, way = [o for o in held if _counts_in(step, o)], "uses none of them in its train_step"
+        remedy = "Have the model hold those that it uses as attributes, in lists or dictionaries"
+    # One that a LossScaleOptimizer wraps may be held beside it.
+    found = list({id(inner_optimizer(o)): o for o in reversed(found)}.values())[::-1]
+    if not found:
+        raise ValueError(
+            "BlockMomentum synchronizes what the optimizers train that a model holds. Received: "
+            f"a model with {', '.join(map(named, held))} that {way}. {remedy}."
+        )
+    return found
+
+
+def _counts_in(step, optimizer):
+    """Tells whether a traced step knows the number of an optimizer's iterations."""
+    counters = [counter.handle for counter in copies_of(inner_optimizer(optimizer)._iterations)]
+    return any(tensor is counter for tensor in step.captured_inputs for counter in counters)
+
+
+def named(optimizer):
+    """An optimizer, as messages name it."""
+    return f"the {type(optimizer).__name__} {optimizer.name!r}"
+
+
+class Bystanders:
+    """The optimizers of a model that do not train it, and must not begin to.
+
+    Args:
+        model: Keras model.
+        optimizers: list of those that train it.
+    """
+
+    def __init__(self, model, optimizers):
+        training = {id(inner_optimizer(optimizer)) for optimizer in optimizers}
+        others = map(inner_optimizer, optimizers_of(model))
+        self._others = [(o, _iterations(o)) for o in others if id(o) not in training]
+
+    def require_idle(self):
+        """Raises ValueError if one has made a step."""
+        for optimizer, iterations in self._others:
+            if _iterations(optimizer) != iterations:
+                raise ValueError(
+                    "BlockMomentum synchronizes what the optimizers train that are in use when fit "
+                    f"begins. Received: {named(optimizer)}, which has begun to train since. Use it "
+                    "from the first step on, or build it by optimizer.build(variables) and call "
+                    "fit anew."
+                )
+
+
+def _iterations(optimizer):
+    return int(copies_of(optimizer._iterations)[0])
+
+
+def require_trains_apart(optimizer, model, groups):
+    """The `GradientExchange` of an optimizer.
+
+    Args:
+        optimizer: of Keras, or None.
+        model: Keras model that it trains.
+        groups: of `BlockMomentum`.
+
+    Raises:
+        ValueError: unless it leaves workers their own gradients or, with groups, exchanges them
+            within a group.
+    """
+    gradient_exchange = getattr(optimizer, "gradient_exchange", None)
+    who = "no optimizer" if optimizer is None else named(optimizer)
+    if gradient_exchange is None:
+        raise ValueError(
+            "BlockMomentum synchronizes the workers that an optimizer knows. Received: "
+            f"{who}, which knows none. Use tf_onebit.horovod.DistributedOptimizer(optimizer, "
+            "exchange=tf_onebit.Local()) for each optimizer that trains the model, which must hold "
+            "it, or make model and optimizers in the scope of "
+            "tf_onebit.distribute.MultiWorkerMirroredStrategy(exchange=tf_onebit.Local())."
+        )
+    if groups is not None and model._distribute_strategy is not None:
+        raise ValueError(
+            'Only Horovod\'s workers can be grouped by node. Received: groups="node" for a '
+            "model in the scope of a strategy, where the devices of a process are a group as "
+            "they are. Leave groups out."
+        )
+    if delay_of(gradient_exchange.template):
+        raise ValueError(
+            "What a block has changed is averaged when all of it is there. Received: "
+            f"{who} with the exchange Delayed. Leave Delayed out with BlockMomentum."
+        )
+    is_local = innermost(gradient_exchange.template).trains_apart
+    template = serialize(gradient_exchange.template)["class"].split(":")[-1]
+    if groups is None and not is_local:
+        raise ValueError(
+            "Workers that synchronize by blocks do not exchange gradients. Received: "
+            f"{who} with the exchange {template}. Use exchange=tf_onebit.Local(), or "
+            'BlockMomentum(groups="node") for workers that exchange gradients within a node.'
+        )
+    if groups is not None and is_local:
+        raise ValueError(
+            'The workers of a node exchange gradients with groups="node". Received: '
+            f"{who} with the exchange Local. Use for example exchange=tf_onebit.OneBit()."
+        )
+    if gradient_exchange.is_asynchronous:
+        raise ValueError(
+            "The workers of a node train together, and only nodes apart. Received: "
+            'groups="node" and an AsynchronousOptimizer. Use DistributedOptimizer.'
+        )
+    if len(gradient_exchange.engine.ranks) > 1:
+        raise ValueError(
+            "BlockMomentum synchronizes processes. Received: several workers in one process "
+            "of a MirroredStrategy. Use MultiWorkerMirroredStrategy or Horovod."
+        )
+    return gradient_exchange

@@ -1,0 +1,280 @@
+"""Variables of a Keras model and its optimizers, by their roles in block momentum."""
+
+import dataclasses
+
+import keras
+
+from tf_onebit import optimizers
+from tf_onebit.bmuf.optimizer_state import BlockOptimizer
+from tf_onebit.exchanges.handshake import enumerated
+from tf_onebit.training.model_optimizers import inner_optimizer, optimizers_of
+from tf_onebit.training.optimizer import settings
+
+CORRECTIONS = ("bmuf_adam", "average", "reset")
+
+# Of optimizers whose state means the same at another model: by attribute, whether it is of squares.
+_SLOTS = {
+    keras.optimizers.SGD: {"momentums": False},
+    optimizers.NormalizedAdaGrad: {"_averages": True, "_velocities": False},
+    keras.optimizers.Lion: {"_momentums": False},
+    keras.optimizers.Adagrad: {"_accumulators": True},
+    keras.optimizers.Adadelta: {"_accumulated_grads": True, "_accumulated_delta_vars": True},
+    keras.optimizers.RMSprop: {
+        "_velocities": True,
+        "_average_gradients": False,
+        "_momentums": False,
+    },
+}
+
+
+@dataclasses.dataclass
+class BlockVariables:
+    """What a block changes of one worker.
+
+    Attributes:
+        weights: list of variables that are trained.
+        statistics: list of variables of the model that are averaged, as of BatchNormalization.
+        own: list of variables that workers begin with alike, and then keep to themselves.
+        optimizers: list of `BlockOptimizer`.
+    """
+
+    weights: list
+    statistics: list
+    own: list
+    optimizers: list
+
+    @property
+    def trained_by(self):
+        """List of the Keras optimizers."""
+        return [optimizer.optimizer for optimizer in self.optimizers]
+
+    @property
+    def moments(self):
+        """List of `tf_onebit.optimizers.Moment`, of all optimizers."""
+        return [moment for optimizer in self.optimizers for moment in optimizer.moments]
+
+    @property
+    def averaged(self):
+        """List of what is averaged as it is."""
+        return [*self.statistics, *(v for o in self.optimizers for v in o.averaged)]
+
+    @property
+    def trained(self):
+        """Weights, and the optimizers' state of them."""
+        moments = [variable for moment in self.moments for variable in moment.variables]
+        return [*self.weights, *moments]
+
+    @property
+    def kept(self):
+        """List of what workers keep to themselves."""
+        return [*self.own, *(v for o in self.optimizers for v in o.own)]
+
+    @property
+    def batches_per_step(self):
+        return max(optimizer.batches_per_step for optimizer in self.optimizers)
+
+    def description(self):
+        """What workers must agree on: list of (what, value) pairs of strings."""
+        return [
+            *enumerated(
+                "number of trained weights",
+                "weight {}",
+                [f"{tuple(v.shape)} {v.dtype}" for v in self.weights],
+            ),
+            ("number of optimizers", str(len(self.optimizers))),
+            *(pair for part in self.optimizers for pair in settings(part.optimizer)),
+            *enumerated(
+                "number of the optimizers' moments",
+                "moment {}",
+                [f"of {len(m.variables)} weights, decay {m.decay}" for m in self.moments],
+            ),
+            *enumerated(
+                "number of averaged variables",
+                "averaged variable {}",
+                [f"{tuple(v.shape)} {v.dtype}" for v in self.averaged],
+            ),
+        ]
+
+
+def block_variables(model, moment_correction, looks_ahead=True, compresses=False, optimizers=None):
+    """Sorts the variables of a model and its optimizers, which are built if they are not.
+
+    Args:
+        model: Keras model, compiled and built.
+        moment_correction: one of `CORRECTIONS`.
+        looks_ahead: whether there may be a block momentum.
+        compresses: whether what blocks change is not exchanged in full precision. Moments that
+            would have to be corrected then stay with their workers.
+        optimizers: list of those that train it. Default: all that it has.
+
+    Returns:
+        `BlockVariables`.
+
+    Raises:
+        ValueError: if an optimizer has state for which nothing is known to be right.
+    """
+    outer = optimizers or optimizers_of(model)
+    for optimizer in outer:
+        if not optimizer.built:
+            optimizer.build(model.trainable_variables)
+    inner = list(map(inner_optimizer, outer))
+    # What no optimizer trains may be changed all the same: a copy that follows slowly.
+    weights = [v for optimizer in inner for v in optimizer._trainable_variables]
+    weights = _unique([*weights, *model.trainable_variables])
+    dtypes = sorted({weight.dtype for weight in weights})
+    if len(dtypes) > 1:
+        raise ValueError(
+            f"BlockMomentum trains weights of one type. Received: a model with {dtypes}."
+        )
+    statistics = _statistics(model)
+    sorted_by_optimizer = [
+        _sorted(optimizer, moment_correction, looks_ahead, compresses) for optimizer in inner
+    ]
+    # Of layers that are not trained, and what scales the loss.
+    rest = [v for v in model.variables if _is_float(v)] + [v for o in outer for v in o.variables]
+    of_optimizers = [v for optimizer in inner for v in optimizer.variables]
+    rest = _without(rest, [*weights, *statistics, *of_optimizers])
+    return BlockVariables(weights, statistics, rest, sorted_by_optimizer)
+
+
+def _sorted(optimizer, moment_correction, looks_ahead, compresses):
+    """The `BlockOptimizer` of an optimizer that is built."""
+    moments, reset, keeps_moments = [], None, False
+    kept = _counters(optimizer)
+    resets = moment_correction == "reset"
+    is_sgd = isinstance(optimizer, keras.optimizers.SGD)
+    if resets or (moment_correction == "bmuf_adam" and looks_ahead and is_sgd):
+        zeroed, begin_anew = _reset_of(optimizer)
+        kept += zeroed
+
+        def reset(block_momentum):
+            # Momentum of SGD's own would do once more what block momentum does.
+            if resets or block_momentum:
+                begin_anew()
+
+    elif hasattr(optimizer, "moments") and moment_correction == "bmuf_adam" and compresses:
+        keeps_moments = True
+        kept = _without(optimizer.variables, _accumulators(optimizer))
+    elif hasattr(optimizer, "moments"):
+        moments = _own_moments(optimizer)
+    else:
+        slots = _slots_of(optimizer)
+        if slots is None and moment_correction == "bmuf_adam":
+            raise ValueError(_unknown(optimizer))
+        moments = _slots(optimizer, slots or {})
+    known = [*_variables_of(moments), *kept, *_accumulators(optimizer)]
+    averaged = _without(optimizer.variables, known)
+    _require_known(optimizer, averaged)
+    return BlockOptimizer(optimizer, moments, averaged, kept, keeps_moments, reset)
+
+
+def corrects_moments_of(optimizer):
+    """Whether it is known how an optimizer's moments go with a model that blocks have moved."""
+    return hasattr(type(optimizer), "moments") or _slots_of(optimizer) is not None
+
+
+def _slots_of(optimizer):
+    return next((s for cls, s in _SLOTS.items() if isinstance(optimizer, cls)), None)
+
+
+def _slots(optimizer, attributes):
+    moments = []
+    for attribute, of_squares in attributes.items():
+        variables = [v for v in getattr(optimizer, attribute, None) or [] if v is not None]
+        if variables:
+            moments.append(optimizers.Moment(variables, None, of_squares))
+    return moments
+
+
+def _own_moments(optimizer):
+    """Of an optimizer of `tf_onebit.optimizers`."""
+    return [*optimizer.moments, *_slots(optimizer, {"_velocity_hats": True})]
+
+
+def _reset_of(optimizer):
+    """What begins every block anew, if that is known to be right, and what makes it so."""
+    if hasattr(optimizer, "moments"):
+        return _variables_of(_own_moments(optimizer)), optimizer.reset_moments
+    if not isinstance(optimizer, keras.optimizers.SGD):
+        raise ValueError(
+            'moment_correction="reset" begins every block with moments of zero, with '
+            "keras.optimizers.SGD and the Adams of tf_onebit.optimizers. Received: optimizer="
+            f"{optimizer.name!r} of type {type(optimizer).__name__}. Use "
+            'moment_correction="average".'
+        )
+    variables = _variables_of(_slots(optimizer, _SLOTS[keras.optimizers.SGD]))
+
+    def reset():
+        for variable in variables:
+            variable.assign(keras.ops.zeros_like(variable))
+
+    return variables, reset
+
+
+def _variables_of(moments):
+    return [variable for moment in moments for variable in moment.variables]
+
+
+def _statistics(model):
+    # Not `non_trainable_variables`, which are all weights of frozen layers as well.
+    of_layers = (v for layer in model._flatten_layers() for v in layer._non_trainable_variables)
+    return _unique(v for v in of_layers if _is_float(v))
+
+
+def _is_float(variable):
+    return "float" in variable.dtype
+
+
+def _counters(optimizer):
+    """What follows the steps that a worker has made."""
+    names = ("_iterations", "_learning_rate", "_moment_steps_ahead")
+    names += ("_samples", "_samples_per_step")
+    values = [getattr(optimizer, name, None) for name in names]
+    return [value for value in values if isinstance(value, keras.Variable)]  # no schedule
+
+
+def _accumulators(optimizer):
+    """Gradients that a worker has not used yet."""
+    return list(getattr(optimizer, "_accumulated_gradients", []))
+
+
+def _unique(variables):
+    return list({id(variable): variable for variable in variables}.values())
+
+
+def _without(variables, excluded):
+    excluded = set(map(id, excluded))
+    return [variable for variable in variables if id(variable) not in excluded]
+
+
+def _require_known(optimizer, variables):
+    if hasattr(optimizer, "moments") or isinstance(optimizer, keras.optimizers.Nadam):
+        return  # it is known what belongs to each: Nadam's product goes with its moments
+    shapes = {tuple(variable.shape) for variable in optimizer._trainable_variables}
+    for variable in variables:
+        if not _is_float(variable) or tuple(variable.shape) not in shapes:
+            raise ValueError(
+                "BlockMomentum averages an optimizer's state that belongs to weights, and has "
+                f"their shapes. Received: the variable {variable.path!r} {tuple(variable.shape)} "
+                f"{variable.dtype} of {type(optimizer).__name__}, of which it is not known what it "
+                "means in the middle of other workers'. Use another optimizer, for example of "
+                "tf_onebit.optimizers."
+            )
+
+
+def _unknown(optimizer):
+    name = type(optimizer).__name__
+    if isinstance(optimizer, keras.optimizers.Adam | keras.optimizers.Nadam):
+        return (
+            "BlockMomentum moves the number of steps that Adam's moments are corrected for, which "
+            f"Keras' own {name} cannot without moving learning rate schedules. Use "
+            f"tf_onebit.optimizers.{name}, with the same arguments, or "
+            'moment_correction="average".'
+        )
+    return (
+        'moment_correction="bmuf_adam" is for optimizers of which it is known how their moments '
+        "go with the model: those of tf_onebit.optimizers, and keras.optimizers."
+        f"{', '.join(cls.__name__ for cls in _SLOTS if hasattr(keras.optimizers, cls.__name__))}. "
+        f"Received: {name}. Use one of these, or "
+        'moment_correction="average".'
+    )

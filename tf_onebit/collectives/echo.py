@@ -1,0 +1,40 @@
+"""Answers of workers that all send the same: what an exchange is run by without anybody else."""
+
+import tensorflow as tf
+
+from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, Cond
+
+
+def run(generator, world_size, note=lambda request: None):
+    """Runs the exchange of one worker, whose messages come back as those of the others.
+
+    Args:
+        generator: exchange of a worker of `world_size`.
+        world_size: number of workers.
+        note: function that is called with each request but `Cond`. Of a branch, `then` is run.
+
+    Returns:
+        What the generator returned.
+    """
+    answer = None
+    while True:
+        try:
+            request = generator.send(answer)
+        except StopIteration as stop:
+            return stop.value
+        if isinstance(request, Cond):
+            answer = run(request.then(), world_size, note)
+        else:
+            note(request)
+            answer = answer_to(request, world_size)
+
+
+def answer_to(request, world_size):
+    """Returns the answer to a request if all workers ask with the same tensors."""
+    if isinstance(request, AllToAll):
+        return tf.stack([request.tensor[0]] * world_size)
+    if isinstance(request, AllGather):
+        return tf.concat([request.tensor] * world_size, axis=0)
+    if isinstance(request, AllReduce):
+        return list(request.tensors)
+    raise TypeError(f"No exchange of gradients asks for this. Received: {request!r}.")

@@ -1,0 +1,60 @@
+"""SparseGather: gradients of embeddings, exchanged exactly."""
+
+import tensorflow as tf
+
+from tf_onebit.collectives.requests import AllGather
+from tf_onebit.exchanges.base import Exchange
+
+
+class SparseGather(Exchange):
+    """Sums `tf.IndexedSlices` of all workers exactly: gathers the rows, then adds equal ones.
+
+    Each row of the result has another index, so that optimizers which are not linear in the
+    gradient (Adam, AdaGrad) see the whole gradient of a row at once.
+    """
+
+    takes_sparse = True
+
+    def __init__(self):
+        super().__init__(bucket_bytes=1)
+
+    def get_config(self):
+        return {}
+
+    def create_state(self):
+        self._bytes_sent = tf.Variable(0, dtype=tf.int64, trainable=False)
+
+    def encode(self, gradients):
+        return [part for gradient in gradients for part in (gradient.values, gradient.indices)]
+
+    def deliver(self, message, like, scale):
+        exchanged, sizes_bytes = [], []
+        for i, gradient in enumerate(like):
+            mine = message[2 * i : 2 * i + 2]
+            values = yield self._gather(mine[0], f"values_{i}")
+            indices = yield self._gather(mine[1], f"indices_{i}")
+            for tensor in mine:
+                sizes_bytes.append(tf.size(tensor, tf.int64) * tensor.dtype.size)
+            rows, positions = tf.unique(indices)
+            sums = tf.math.unsorted_segment_sum(values, positions, tf.size(rows))
+            exchanged.append(tf.IndexedSlices(sums * scale, rows, gradient.dense_shape))
+        self._bytes_sent.assign((self.world_size - 1) * tf.add_n(sizes_bytes))
+        return exchanged
+
+    def _gather(self, tensor, stage):
+        return AllGather(tensor, f"{self.scope}/{stage}", uneven=True)
+
+    def uncompressed(self):
+        return self.clone()
+
+    def bytes_sent(self):
+        return int(self._bytes_sent)
+
+    def residuals(self):
+        return []
+
+    def state(self):
+        return {}  # the next exchange counts its bytes
+
+    def load_state(self, states, ratio=1.0):
+        pass

@@ -1,0 +1,235 @@
+"""ScheduledBucket: the gradients of one bucket, exchanged when a schedule says."""
+
+import tensorflow as tf
+
+from tf_onebit.collectives.requests import Cond
+from tf_onebit.exchanges.full_precision import FullPrecision
+from tf_onebit.exchanges.message_queue import MessageQueue
+from tf_onebit.exchanges.stages import Stages, flag_bytes, run_stages
+from tf_onebit.exchanges.state import part_of, prefixed
+from tf_onebit.exchanges.tracing import message_specs
+from tf_onebit.exchanges.warm_up import WarmUpProgress
+
+
+class ScheduledBucket(tf.Module):
+    """Runs the stages of an exchange, each in the step that the schedule says.
+
+    During the warm-up the uncompressed exchange runs all its stages in one step. Then, with a
+    delay, `encode` runs in the step of the gradients, and `deliver` that many steps later. In
+    between, the message waits in variables. `aggregate` runs in the step of the gradients too if
+    these come early in the backward pass. That of others runs before `deliver`.
+
+    Args:
+        schedule: `Schedule`, whose exchange is cloned.
+        indices: list: where its gradients are among those of the model.
+        is_early: whether its gradients come early in the backward pass.
+
+    Attributes:
+        exchange: `Exchange`, built.
+        stages: `Stages`, who runs the stages of what is traced from now on.
+    """
+
+    def __init__(self, schedule, indices, is_early):
+        super().__init__()
+        self.exchange = schedule.exchange.clone()
+        self.indices = indices
+        self.is_early = is_early
+        self.stages = Stages()
+        self._schedule = schedule
+        self._warm_up = self._queue = self._uncompressed = None
+
+    def build(self, specs, rank, world_size, scope, unit):
+        """Creates the state. See `Exchange.build`."""
+        self.scope = scope
+        self._rank, self._world_size = rank, world_size
+        warm_up, delay = self._schedule.warm_up, self._schedule.delay
+        inner_scope = f"{scope}/compressed" if warm_up else scope
+        full_scope = f"{scope}/full_precision"
+        delayed_scope = f"{inner_scope}/delayed" if delay else inner_scope
+        self.exchange.build(specs, rank, world_size, delayed_scope, unit)
+        if delay:
+            self._queue = MessageQueue(message_specs(self.exchange, self.is_early), delay)
+            self._is_on = tf.Variable(True, trainable=False)
+        if warm_up:
+            self._warm_up = WarmUpProgress(warm_up)
+            full = self.exchange.uncompressed() or FullPrecision(self.exchange.bucket_bytes)
+            if not full.built:
+                full.build(specs, rank, world_size, full_scope, unit)
+            # Where both do the same at once, there is nothing to choose between.
+            self._uncompressed = None if full is self.exchange and not delay else full
+
+    @property
+    def delay(self):
+        """Number of steps by which gradients come back later."""
+        return self._schedule.delay
+
+    def delivers(self):
+        """Returns whether the next step gives gradients back: boolean or boolean tensor."""
+        if not self.delay:
+            return True
+        delivers = self._queue.is_full() | ~self._is_on
+        return delivers if self._warm_up is None else self._warm_up.is_warm() | delivers
+
+    def run(self, gradients, scale, answers):
+        """Generator: takes gradients, and gives some back: those, or earlier ones.
+
+        Args:
+            gradients: list of tensors.
+            scale: factor on the sum.
+            answers: list of tensors. The last messages of early gradients wait for them.
+
+        Returns:
+            The exchanged gradients, the flags of all workers, and a tensor of no values that is
+            there as soon as the first answer of late gradients is.
+        """
+        if self._warm_up is None:
+            return (yield from self._scheduled(gradients, scale, answers))
+        warm = self._warm_up.is_warm()
+        self._warm_up.count(gradients, warm)
+        if self._uncompressed is None:
+            return (yield from self._scheduled(gradients, scale, answers))
+        return (
+            yield Cond(
+                warm,
+                lambda: self._at_once(self._uncompressed, gradients, scale),
+                lambda: self._scheduled(gradients, scale, answers),
+            )
+        )
+
+    def _at_once(self, exchange, gradients, scale):
+        gradients, flags = yield from run_stages(exchange, gradients, scale, self.stages)
+        return gradients, flags, _nothing()
+
+    def _scheduled(self, gradients, scale, answers):
+        if not self.delay:
+            return (yield from self._at_once(self.exchange, gradients, scale))
+        like, newest = yield from self._taken(gradients)
+        oldest = self._queue.oldest()
+        # Not a choice between all: what has been held for long does not wait for what is new.
+        message = tf.cond(self._is_on, lambda: oldest, lambda: newest)
+        delivered = yield from self._deliver(self._queue.typed(message), like, scale, answers)
+        self._queue.push(newest)
+        return delivered
+
+    def hold(self, gradients):
+        """Generator: takes gradients in a step that gives none back."""
+        if self._warm_up is not None:
+            self._warm_up.count(gradients, False)
+        _, newest = yield from self._taken(gradients)
+        self.stages.hold(newest)
+        self._queue.push(newest, more=1)
+
+    def release(self, number, like, scale, answers):
+        """Generator: gives back the oldest gradients that are held, and takes none.
+
+        Args:
+            number: `number_held()`, positive.
+            like, scale, answers: as of `Exchange.deliver` and `run`.
+
+        Returns:
+            As `run`.
+        """
+        return (yield from self._deliver(self._queue.pop(number), like, scale, answers))
+
+    def number_held(self):
+        """Returns the number of steps whose gradients have been taken and not given back."""
+        return 0 if self._queue is None else self._queue.number_held()
+
+    def set_delay(self, on):
+        """Turns the delay on or off. While it changes nothing may be held."""
+        if self.delay:
+            self._is_on.assign(on)
+
+    def _taken(self, gradients):
+        """Generator: the gradients, once nobody needs them any more, and their message."""
+        message = self.stages.encode(self.exchange, gradients)
+        # What is delivered takes the memory of the gradients, which must have been read by then.
+        with tf.control_dependencies(message):
+            like = [
+                tf.nest.map_structure(tf.identity, g, expand_composites=True) for g in gradients
+            ]
+        if self.is_early:
+            message = yield from self.stages.aggregate(self.exchange, message)
+        return like, self._queue.typed(message)
+
+    def _deliver(self, message, like, scale, answers):
+        if self.is_early:
+            first_answer = _nothing()
+            # Within a branch tensors of the graph around can be awaited only as its own.
+            with tf.control_dependencies([tf.identity(answer) for answer in answers]):
+                message = [tf.identity(tensor) for tensor in message]
+        else:
+            message, first_answer = yield from _with_first_answer(
+                self.stages.aggregate(self.exchange, message)
+            )
+        gradients, flags = yield from self.stages.deliver(self.exchange, message, like, scale)
+        return gradients, flags, first_answer
+
+    def set_global_batch_size(self, samples):
+        """See `Exchange`."""
+        if self._warm_up is not None:
+            self._warm_up.set_global_batch_size(samples)
+        self.exchange.set_global_batch_size(samples)
+
+    def _last(self):
+        """The exchange that ran last."""
+        is_full = self._uncompressed is not None and self._warm_up.was_warm()
+        return self._uncompressed if is_full else self.exchange
+
+    def bytes_sent(self):
+        """Returns the bytes that this worker sent in the last exchange, with flags."""
+        last = self._last()
+        return last.bytes_sent() + flag_bytes(last)
+
+    def residual_sum_of_squares(self):
+        """See `Exchange`."""
+        return self.exchange.residual_sum_of_squares()
+
+    def metrics(self):
+        """See `Exchange`."""
+        return self._last().metrics()
+
+    def advice(self):
+        """Returns advice to the user if training ends now: a text, or None."""
+        return self._warm_up.advice() if self._uncompressed is not None else None
+
+    def state(self):
+        """See `Exchange`."""
+        state = self.exchange.state()
+        if self._queue is not None:
+            state = prefixed("exchange", state) | self._queue.state()
+        if self._warm_up is not None:
+            state = self._warm_up.state() | prefixed("compressed", state)
+        return state
+
+    def load_state(self, states, ratio=1.0):
+        """See `Exchange`."""
+        if self._warm_up is not None:
+            as_many = len(states) == self._world_size
+            self._warm_up.load_state(states[self._rank if as_many else 0])
+            states = [part_of(state, "compressed") for state in states]
+        if self._queue is not None:
+            self._queue.load_state(states, self._rank, self._world_size)
+            states = [part_of(state, "exchange") for state in states]
+        self.exchange.load_state(states, ratio)
+
+
+def _nothing():
+    return tf.zeros([0])
+
+
+def _with_first_answer(generator):
+    """Generator: what another returns, and a tensor of no values that comes with its first answer.
+
+    What waits for that tensor keeps no answer in memory.
+    """
+    answer = first = None
+    while True:
+        try:
+            request = generator.send(answer)
+        except StopIteration as stop:
+            return stop.value, _nothing() if first is None else first
+        answer = yield request
+        if first is None:
+            tensor, *_ = tf.nest.flatten(answer)
+            first = tf.cast(tf.reshape(tensor, [-1])[:0], tf.float32)

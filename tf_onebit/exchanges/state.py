@@ -1,0 +1,53 @@
+"""What exchanges carry over from step to step, as dictionaries of NumPy arrays."""
+
+import collections
+
+from tf_onebit.configurable import serialize
+
+
+def part_of(state, prefix):
+    """Returns the part of a state whose names have a prefix, without it."""
+    prefix += "/"
+    return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+
+
+def prefixed(prefix, state):
+    """Returns a state with a prefix before each name: the inverse of `part_of`."""
+    return {f"{prefix}/{name}": array for name, array in state.items()}
+
+
+def has_unsent(state):
+    """Returns whether there is room for what has not been sent in the state of an exchange."""
+    return any(array.size for name, array in state.items() if name.endswith("residual"))
+
+
+def require_same_kind(exchange, template, states):
+    """Raises ValueError for states of another exchange: what it has not sent would be lost.
+
+    Args:
+        exchange: built: has `rank`, `world_size` and `state`.
+        template: the user's exchange that it was made of.
+        states: list of dictionaries, by rank.
+    """
+    with_as_many = len(states) == exchange.world_size
+    saved = states[exchange.rank if with_as_many else 0]
+    shapes, expected = ({k: v.shape for k, v in s.items()} for s in (saved, exchange.state()))
+    if shapes.keys() != expected.keys() or (with_as_many and shapes != expected):
+        raise ValueError(
+            "Training goes on with the exchange that it began with, which keeps what has not been "
+            f"sent yet. Received: the state of another one, with {shapes}, where "
+            f"{serialize(template)} has {expected}. Use the earlier one, with its bucket_bytes and "
+            "exclude, asynchronously if it was, or begin anew from the model's weights."
+        )
+
+
+def summed(dictionaries):
+    """Returns one dictionary of what several have under the same names, added up.
+
+    >>> summed([{"kernel": 1.0}, {"kernel": 2.0, "bias": 0.0}])
+    {'kernel': 3.0, 'bias': 0.0}
+    """
+    sums = collections.Counter()
+    for dictionary in dictionaries:
+        sums.update(dictionary)
+    return dict(sums)

@@ -1,0 +1,75 @@
+"""What the messages of an exchange look like, from a graph that is traced and never run."""
+
+import tensorflow as tf
+
+from tf_onebit.collectives import echo
+from tf_onebit.collectives.requests import sent_bytes, tensors_of
+from tf_onebit.exchanges.stages import Stages, run_stages
+
+
+def message_specs(exchange, aggregated):
+    """Returns the types and shapes of a message: list of `tf.TensorSpec`.
+
+    Args:
+        exchange: `Exchange`, built.
+        aggregated: whether it is the message that `aggregate` returns, or that of `encode`.
+    """
+
+    def message_of(*gradients):
+        message = Stages().encode(exchange, list(gradients))
+        if aggregated:
+            message = echo.run(Stages().aggregate(exchange, message), exchange.world_size)
+        return message
+
+    return _trace(message_of, exchange.specs).structured_outputs
+
+
+def expected_bytes(exchange, specs, world_size):
+    """Returns the bytes that each worker sends, by kind of collective.
+
+    Args:
+        exchange: `Exchange`, not built.
+        specs: list of `GradientSpec`.
+        world_size: number of workers.
+
+    Raises:
+        ValueError: if a message has a length that is not known before it is made.
+    """
+    exchange.build(specs, 0, world_size, "tf_onebit/tracing")
+    total = {}
+
+    def add(request):
+        size_bytes = sum(_known_size(t, exchange) * t.dtype.size for t in tensors_of(request))
+        kind, sent = sent_bytes(request, size_bytes, world_size)
+        total[kind] = total.get(kind, 0) + sent
+
+    def run(*gradients):
+        result = echo.run(run_stages(exchange, list(gradients)), world_size, add)
+        return tf.nest.flatten(result, expand_composites=True)
+
+    _trace(run, specs)
+    return total
+
+
+def _trace(function, specs):
+    gradients = [_tensor_spec(spec) for spec in specs]
+    with tf.init_scope():
+        return tf.function(function, autograph=False).get_concrete_function(*gradients)
+
+
+def _tensor_spec(spec):
+    dtype = tf.as_dtype(spec.dtype)
+    if spec.sparse:
+        return tf.IndexedSlicesSpec(spec.shape, dtype, tf.int64, tf.int64)
+    return tf.TensorSpec(spec.shape, dtype)
+
+
+def _known_size(tensor, exchange):
+    size = tensor.shape.num_elements()
+    if size is None:
+        raise ValueError(
+            f"{type(exchange).__name__} sends messages of a length that is not known before they "
+            "are made, and must define expected_bytes. Received: a message of shape "
+            f"{tensor.shape}."
+        )
+    return size

@@ -1,0 +1,239 @@
+"""Monitor: what the exchange costs and holds back, as Keras logs and TensorBoard scalars."""
+
+import math
+import os
+
+import keras
+
+from tf_onebit.callbacks import fit
+from tf_onebit.exchanges.state import summed
+from tf_onebit.monitor.step_times import StepTimes, blocks_of, built_of
+from tf_onebit.monitor.tensorboard import Scalars
+from tf_onebit.monitor.timed_step import TimedStep
+from tf_onebit.training.copies import first_copy
+from tf_onebit.training.model_optimizers import (
+    batch_size_dependents,
+    gradient_exchanges_of,
+    inner_optimizer,
+    optimizers_of,
+)
+from tf_onebit.training.scaled_learning_rate import learning_rate_of
+
+# Fewer say little of times, and to make figures of them takes as long as the rest of a reading.
+_BATCHES_OF_TIMES = 50
+
+
+class Monitor(keras.callbacks.Callback):
+    """Shows what the exchange of gradients sends, holds back, and takes.
+
+    Adds to the logs of every batch and epoch:
+
+    - `bytes_sent`: bytes that this worker sends per exchange: per step, or, with gradient
+      accumulation, per update. With `BlockMomentum` also those of a block, per step of it.
+    - `compression_ratio`: bytes of the same exchange in float32, over `bytes_sent`.
+    - `residual_norm`: L2 norm of what this worker has not sent yet.
+
+    and of threshold-sparse exchanges
+
+    - `density`: the part of all values that exceeded the threshold `tau`.
+
+    and of asynchronous ones
+
+    - `staleness`: by how many steps the slowest worker is behind this one.
+    - `delay`: in how many of its own steps this worker's updates reach the others, on average.
+
+    The progress bar shows them, `History` keeps them, and so do TensorBoard's epoch logs.
+
+    With `log_dir` they are also written as TensorBoard scalars, `exchange/bytes_sent` and so on,
+    together with `step/learning_rate`, `step/predicted_seconds` (`predicted_step_seconds`) and,
+    where it is known, of `ResizableBatches`, by `set_global_batch_size` or by Keras,
+    `step/global_batch_size`. At the end of an epoch, and of 50 batches or more, follow
+
+    - `exchange/seconds`: for how long an exchange is under way, of any bucket.
+    - `exchange/hidden_share`: the part of that in which local gradients were still being computed.
+    - `exchange/work_seconds`: for how long something is encoded, added up or decoded.
+    - `exchange/synchronization_seconds`: with `BlockMomentum`, what the end of a block takes.
+    - `step/seconds`: what a step takes, or, with gradient accumulation, an update.
+    - `residual_norm/<variable>`: that of each variable, at the end of an epoch only: it takes a
+      pass over all that has not been sent.
+
+    Warns, once in a `fit`, when the exchange costs more than it saves: when encoding, adding up and
+    decoding take longer than the bytes that are saved would, at the rate at which this job sends.
+    `docs/monitor.md` tells more of all of these.
+
+    Exchanges are timed in the graph, so that `fit` traces the training step anew for a Monitor; it
+    computes the same bits. After `fit` the model has its old training step; after one that was
+    interrupted, when the same Monitor begins another.
+
+    Args:
+        update_freq: number of batches between two readings. Reading waits for the step.
+        log_dir: if given, every reading is also written there as TensorBoard scalars; in a job of
+            several processes by each into a folder of its own there, with its rank for a name.
+        predicted_step_seconds: what a step is expected to take, to be shown beside what it takes.
+        timeline: if given, the path of a file for chrome://tracing or ui.perfetto.dev: the first
+            100 steps, with what each bucket does. Each process writes one, with its rank before
+            the ending: "trace.json" becomes "trace.0.json".
+
+    Raises:
+        ValueError: if `update_freq` or `predicted_step_seconds` is not positive, or no optimizer
+            of the model exchanges gradients.
+
+    Example:
+        >>> import tf_onebit, tf_onebit.horovod as hvd
+        >>> hvd.init()
+        >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
+        >>> optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), tf_onebit.OneBit())
+        >>> model.compile(optimizer, loss="mse")
+        >>> data = keras.ops.ones([32, 8]), keras.ops.ones([32, 1])
+        >>> history = model.fit(*data, verbose=0, callbacks=[Monitor()]).history
+        >>> sorted(history)
+        ['bytes_sent', 'compression_ratio', 'loss', 'residual_norm']
+    """
+
+    def __init__(self, update_freq=10, log_dir=None, predicted_step_seconds=None, timeline=None):
+        super().__init__()
+        if update_freq < 1:
+            raise ValueError(
+                "update_freq must be a positive number of batches. "
+                f"Received: update_freq={update_freq}."
+            )
+        if predicted_step_seconds is not None and not predicted_step_seconds > 0:
+            raise ValueError(
+                "predicted_step_seconds must be a positive number of seconds. "
+                f"Received: predicted_step_seconds={predicted_step_seconds}. Leave it out where "
+                "there is no prediction."
+            )
+        self.update_freq = update_freq
+        self.log_dir = log_dir
+        self.predicted_step_seconds = predicted_step_seconds
+        self.timeline = timeline
+        self._timed_step = TimedStep()
+        self._scalars = None
+        self._latest = {}
+        self._next_reading = 0
+
+    def on_train_begin(self, logs=None):
+        self._exchanges = gradient_exchanges_of(self.model)
+        if not self._exchanges:
+            raise ValueError(
+                "Monitor needs an optimizer that exchanges gradients. Received: optimizer="
+                f"{self.model.optimizer!r}. Compile the model in the scope of a strategy of "
+                "tf_onebit.distribute, or with tf_onebit.horovod.DistributedOptimizer."
+            )
+        optimizers = optimizers_of(self.model)
+        self._optimizers = [o for o in optimizers if hasattr(o, "gradient_exchange")]
+        if self.log_dir is not None:
+            self._scalars = Scalars(self._folder())
+        frame = fit.find_fit(self.model)
+        self._data = None if frame is None else frame.f_locals.get("x")
+        self._samples = None if frame is None else self._samples_of_update(frame)
+        self._batch_size_dependents = [owner for owner, _ in batch_size_dependents(self.model)]
+        self._times = StepTimes(self._exchanges, self._timed_step.recorder, self.timeline)
+        self._timed_step.begin(self.model, self._exchanges)
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._next_reading = 0
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self._times.begin(batch)
+
+    def on_train_batch_end(self, batch, logs=None):
+        if not fit.is_replaying(self.model):
+            # The last that Keras executes together may be fewer than it says.
+            steps = (self.params or {}).get("steps") or math.inf
+            self._times.end(min(batch, steps - 1))
+        # With `steps_per_execution` not every batch comes by.
+        if batch >= self._next_reading:
+            self._read()
+            self._add_reading()
+            if self._times.batches >= _BATCHES_OF_TIMES:
+                self._add_times()
+            self._next_reading = batch + self.update_freq
+        if logs is not None:
+            logs.update(self._latest)
+
+    def on_epoch_end(self, epoch, logs=None):
+        self._read()
+        self._add_times()
+        self._add(self._residual_norms())
+        if logs is not None:
+            logs.update(self._latest)
+
+    def on_train_end(self, logs=None):
+        self._timed_step.end()
+        self._times.write_timeline()
+        self._data = None
+        if self._scalars is not None:
+            self._scalars.close()
+            self._scalars = None
+
+    def _folder(self):
+        """Of this process's figures: TensorBoard has one writer to a folder."""
+        engine = self._exchanges[0].engine
+        if len(engine.ranks) == engine.world_size:
+            return self.log_dir
+        return os.path.join(self.log_dir, str(engine.ranks[0]))
+
+    def _optimizer(self):
+        """The first that exchanges something, or else, as before the first step, would."""
+        built = (o for o in self._optimizers if o.gradient_exchange.built)
+        return next(built, self._optimizers[0])
+
+    def _read(self):
+        built, blocks = built_of(self._exchanges), blocks_of(self._exchanges)
+        bytes_sent = sum(part.bytes_sent() for part in (*built, *blocks))
+        full_bytes = sum(exchange.full_precision_bytes() for exchange in built)
+        squares = sum(part.residual_sum_of_squares() for part in (*built, *blocks))
+        self._latest = {
+            "bytes_sent": float(bytes_sent),
+            "compression_ratio": full_bytes / bytes_sent if bytes_sent else 1.0,
+            "residual_norm": math.sqrt(squares),
+        }
+        for exchange in self._exchanges:
+            self._latest |= exchange.metrics()
+
+    def _settings(self):
+        """What steps are made with: dictionary of scalars."""
+        settings = {"step/learning_rate": learning_rate_of(inner_optimizer(self._optimizer()))}
+        if self.predicted_step_seconds is not None:
+            settings["step/predicted_seconds"] = self.predicted_step_seconds
+        of_step = getattr(self._data, "global_batch_size", None)
+        of_update = None if of_step is None else of_step * self._batches_of_update()
+        known = [owner.global_batch_size for owner in self._batch_size_dependents]
+        known = [size for size in (of_update, *known, self._samples) if size is not None]
+        if known:
+            settings["step/global_batch_size"] = known[0]
+        return settings
+
+    def _samples_of_update(self, frame):
+        """Of all workers, where Keras knows how many are in a batch; else None."""
+        samples = fit.batch_size_of(frame)
+        if samples is None:
+            return None
+        # In a strategy Keras' batches are those of all its workers.
+        workers = self._exchanges[0].engine.world_size
+        workers //= self.model.distribute_strategy.num_replicas_in_sync
+        return samples * workers * self._batches_of_update()
+
+    def _batches_of_update(self):
+        return inner_optimizer(self._optimizer()).gradient_accumulation_steps or 1
+
+    def _residual_norms(self):
+        """The norms of what has not been sent, by variable: dictionary of scalars."""
+        if self._scalars is None:
+            return {}
+        parts = built_of(self._exchanges) + blocks_of(self._exchanges)
+        squares = summed(part.residual_squares() for part in parts)
+        return {f"residual_norm/{name}": math.sqrt(square) for name, square in squares.items()}
+
+    def _add_reading(self):
+        if self._scalars is not None:
+            latest = {f"exchange/{name}": value for name, value in self._latest.items()}
+            self._add(latest | self._settings())
+
+    def _add_times(self):
+        self._add(self._times.read(self._batches_of_update()))
+
+    def _add(self, scalars):
+        if self._scalars is not None:
+            self._scalars.add(int(first_copy(self._optimizer().iterations)), scalars)

@@ -1,0 +1,98 @@
+"""A timeline of steps and exchanges, for chrome://tracing and Perfetto."""
+
+import json
+import pathlib
+import time
+
+from tf_onebit.monitor.exchange_times import work_of
+from tf_onebit.training.recorder import WAITS
+
+# More would not be looked at, and take long to load.
+MOST_STEPS = 100
+
+# Where one thing ends and the next begins, both times are taken, in any order.
+_JITTER = 100_000  # nanoseconds
+
+_WORK = {"encode": "ENCODE", "aggregate": "AGGREGATE", "deliver": "DECODE"}
+_STEPS = "steps"
+
+
+class Timeline:
+    """Collects what happens in the first steps, and writes it in the Chrome trace event format.
+
+    A process of the trace is a worker. A thread is a bucket, or two or more of what overlaps in
+    it; the first are the worker's steps.
+
+    Args:
+        path: of the file to be. The rank of this process goes before its ending.
+        rank: of this process's first worker.
+    """
+
+    def __init__(self, path, rank):
+        path = pathlib.Path(path)
+        self.path = path.with_name(f"{path.stem}.{rank}{path.suffix}")
+        self._rank = rank
+        self._steps, self._spans = [], []
+        self._end = 0
+        # Each machine counts from a time of its own: what the file has is since 1970. Where
+        # something comes between the two clocks, the difference is too small.
+        self._epoch = max(time.time_ns() - time.monotonic_ns() for _ in range(5)) // 1000
+        self.write()  # fails before the training does
+
+    @property
+    def is_full(self):
+        return len(self._steps) >= MOST_STEPS
+
+    def add_step(self, begin, end, batch):
+        """Adds a step, or what Keras executes at once; times are of `time.monotonic_ns`."""
+        self._steps.append((self._rank, _STEPS, "STEP", begin, end, {"batch": batch}))
+        self._end = end
+
+    def add_synchronizations(self, intervals):
+        """Adds synchronizations of blocks: list of (begin, end)."""
+        self._spans += [(self._rank, "blocks", "SYNCHRONIZE", *one, {}) for one in intervals]
+
+    def add_exchanges(self, spans):
+        """Adds what a `Recorder` has recorded: dictionary from `Span` to intervals."""
+        for span, intervals in work_of(spans).items():
+            self._add(span, _WORK[span.stage], intervals, {})
+        for span, intervals in spans.items():
+            if span.part not in (None, WAITS):
+                self._add(span, span.part, intervals, {"name": span.name})
+
+    def _add(self, span, name, intervals, details):
+        self._spans += [
+            (span.worker, span.bucket, name, begin, end, details)
+            for begin, end in intervals.tolist()
+        ]
+
+    def write(self):
+        """Writes what has been collected."""
+        spans = [*self._steps, *(span for span in self._spans if span[3] <= self._end)]
+        spans.sort(key=lambda span: (span[1] != _STEPS, *span[:2], span[3], -span[4]))
+        threads, free, events = {}, {}, []
+        for worker, row, name, begin, end, details in spans:
+            # The first thread of the row in which nothing else is going on.
+            lane = next(
+                n for n in range(len(spans)) if free.get((worker, row, n), 0) <= begin + _JITTER
+            )
+            begin = max(begin, free.get((worker, row, lane), 0))
+            free[worker, row, lane] = end = max(begin, end)
+            thread = threads.setdefault((worker, row, lane), len(threads))
+            # In whole microseconds: floating-point numbers would overlap.
+            times = {"ts": self._epoch + begin // 1000, "dur": end // 1000 - begin // 1000}
+            place = {"pid": worker, "tid": thread}
+            events.append({"name": name, "ph": "X", **place, **times, "args": details})
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(json.dumps({"traceEvents": _names(threads) + events}))
+
+
+def _names(threads):
+    """What processes and threads are called."""
+    events = []
+    for (worker, row, _), thread in threads.items():
+        place = {"ph": "M", "pid": worker, "tid": thread}
+        events.append({"name": "process_name", **place, "args": {"name": f"rank {worker}"}})
+        events.append({"name": "thread_name", **place, "args": {"name": row}})
+        events.append({"name": "thread_sort_index", **place, "args": {"sort_index": thread}})
+    return events

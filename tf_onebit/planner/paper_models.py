@@ -1,0 +1,296 @@
+"""The papers' cost models: when nodes compute as long as they communicate."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+from tf_onebit.planner.costs import (
+    FLOAT_BYTES,
+    require_at_least_0,
+    require_positive,
+    require_workers,
+)
+
+# `optimal_workers` looks no further: there it says that there is no optimum.
+_MOST_WORKERS = 2**40
+_BISECTIONS = 100
+
+
+def _one(_):
+    return 1.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _ParallelSgd:
+    """What both kinds of parallelism have in common ("On Parallelizability of SGD").
+
+    Reality factors are functions, by default 1: measure them, or take a constant by
+    `lambda _: 1.2`.
+    """
+
+    parameters: float
+    operations_per_second: float
+    bytes_per_second: float
+    minibatch_size: float
+    minibatch_slowdown: Callable = _one
+    block_slowdown: Callable = _one
+    connection_slowdown: Callable = _one
+
+    def __post_init__(self):
+        for name in ("parameters", "operations_per_second", "bytes_per_second", "minibatch_size"):
+            require_positive(name, getattr(self, name))
+
+    @property
+    def _seconds_per_product(self):
+        """M / f: of one operation per parameter."""
+        return self.parameters / self.operations_per_second
+
+    def step_seconds(self, workers):
+        """Time of a minibatch: the longer of calculation and communication, which overlap."""
+        calculation = self.calculation_seconds(workers)
+        if workers == 1:
+            return calculation
+        return max(calculation, self.communication_seconds(workers))
+
+    def speed_up(self, workers):
+        """How much faster `workers` nodes are than one."""
+        return self.step_seconds(1) / self.step_seconds(workers)
+
+    def optimal_workers(self):
+        """K at which T_calc(K) = T_comm(K): float, at least 1; infinite if it is never reached."""
+        return _crossing(self.calculation_seconds, self.communication_seconds)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelParallelism(_ParallelSgd):
+    """Each of K nodes holds a K-th of each weight matrix (section 3.1).
+
+        T_calc(K) = M / f * N / K * eta_mbs(N / K) * eta_strp(K)
+        T_comm(K) = A_fr * w_A / b * N * (K - 1) / K * lambda_blk(N / K) * lambda_conn(K)
+
+    for forward propagation, and for back propagation alike.
+
+    Args:
+        parameters: M, of the model.
+        operations_per_second: f, of one node: multiplications and additions of a parameter.
+        bytes_per_second: b, between two nodes, at its best.
+        minibatch_size: N, samples.
+        activations: A_fr, number of values that a sample passes between layers.
+        activation_bytes: w_A, of one of them.
+        minibatch_slowdown: eta_mbs, function of a number of samples.
+        stripe_slowdown: eta_strp, function of the number of nodes.
+        block_slowdown: lambda_blk, function of a number of samples.
+        connection_slowdown: lambda_conn, function of the number of nodes.
+
+    Raises:
+        ValueError: for what is not a positive number.
+
+    Example:
+        >>> gpus = ModelParallelism(
+        ...     parameters=46e6, operations_per_second=976e9, bytes_per_second=4.83e9,
+        ...     minibatch_size=1024, activations=12e3, connection_slowdown=lambda _: 2.0)
+        >>> round(gpus.optimal_workers(), 2)
+        3.37
+    """
+
+    activations: float
+    activation_bytes: float = FLOAT_BYTES
+    stripe_slowdown: Callable = _one
+
+    def __post_init__(self):
+        super().__post_init__()
+        for name in ("activations", "activation_bytes"):
+            require_positive(name, getattr(self, name))
+
+    def calculation_seconds(self, workers):
+        """T_calc(K) of a minibatch."""
+        require_workers(workers, whole=False)
+        samples = self.minibatch_size / workers
+        slowdown = self.minibatch_slowdown(samples) * self.stripe_slowdown(workers)
+        return self._seconds_per_product * samples * slowdown
+
+    def communication_seconds(self, workers):
+        """T_comm(K) of a minibatch."""
+        sample_seconds = self.activations * self.activation_bytes / self.bytes_per_second
+        slowdown = self.block_slowdown(self.minibatch_size / workers)
+        slowdown *= self.connection_slowdown(workers)
+        return sample_seconds * self.minibatch_size * (workers - 1) / workers * slowdown
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataParallelism(_ParallelSgd):
+    """Each of K nodes takes a K-th of each minibatch, in half-batches (section 3.2).
+
+        T_calc(1) = M / f * (3 N * eta_mbs(N) + C * eta_fix)
+        T_calc(K) = 2 M / f * (3 N / 2 / K * eta_mbs(N / 2K) + (C + 1) * eta_fix)
+        T_comm(K) = 2 M * w_M / b * 2 * lambda_blk(M * w_M / K) * lambda_conn(K)
+
+    The paper prints 2K/K in place of the second 2 of T_comm, which stands for collecting and
+    distributing; that is what its formula for the optimal number of nodes has, too.
+
+    Args:
+        parameters, operations_per_second, bytes_per_second, minibatch_size: see
+            `ModelParallelism`.
+        parameter_bytes: w_M, of a value as it is sent: 4, or less where it is compressed.
+        fixed_steps: C, passes over the model's parameters per minibatch.
+        fixed_slowdown: eta_fix, by which such a pass is slower than M / f.
+        minibatch_slowdown: eta_mbs, function of a number of samples.
+        block_slowdown: lambda_blk, function of a number of bytes.
+        connection_slowdown: lambda_conn, function of the number of nodes.
+
+    Raises:
+        ValueError: for what is not a positive number.
+
+    Example:
+        >>> gpus = DataParallelism(
+        ...     parameters=46e6, operations_per_second=976e9, bytes_per_second=4.83e9,
+        ...     minibatch_size=16384, fixed_steps=4, fixed_slowdown=18.2e-3 / 4 * 976e9 / 46e6,
+        ...     connection_slowdown=lambda _: 3.0)
+        >>> round(gpus.optimal_workers(), 1), round(gpus.speed_up(6), 1)
+        (5.6, 5.1)
+    """
+
+    parameter_bytes: float = FLOAT_BYTES
+    fixed_steps: float = 4
+    fixed_slowdown: float = 1.0
+
+    def __post_init__(self):
+        super().__post_init__()
+        for name in ("parameter_bytes", "fixed_steps", "fixed_slowdown"):
+            require_positive(name, getattr(self, name))
+
+    def calculation_seconds(self, workers):
+        """T_calc(K) of a minibatch. One node alone needs no half-batches."""
+        require_workers(workers, whole=False)
+        halves = 1 if workers == 1 else 2
+        samples = self.minibatch_size / halves / workers
+        fixed_steps = self.fixed_steps + halves - 1
+        operations = 3 * samples * self.minibatch_slowdown(samples)
+        operations += fixed_steps * self.fixed_slowdown
+        return halves * self._seconds_per_product * operations
+
+    def communication_seconds(self, workers):
+        """T_comm(K) of a minibatch: of both its halves."""
+        model_bytes = self.parameters * self.parameter_bytes
+        slowdown = self.block_slowdown(model_bytes / workers) * self.connection_slowdown(workers)
+        return 2 * 2 * model_bytes / self.bytes_per_second * slowdown
+
+    def optimal_workers(self):
+        # One node, which has no second half and no part of it to send, is none of those compared.
+        return _crossing(
+            lambda workers: self.calculation_seconds(max(workers, math.nextafter(1, 2))),
+            self.communication_seconds,
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CompressedDataParallelism:
+    """Data parallelism with compressed gradients ("1-Bit SGD ...", Eq. 3 and 4, section 2.3).
+
+    With double buffering, by half-batches, half a minibatch takes the longer of
+
+        T_calc(K) = N / 2 / K * T_frm + C * T_post / K + T_upd
+        T_comm    = T_float / Z
+
+    and the optimal number of nodes, Eq. 4, is that at which both are the same:
+
+        K = (N / 2 * T_frm + C * T_post) / (T_float / Z - T_upd)
+
+    If T_comm is below T_upd there is none: the fixed cost limits the speed-up. Without double
+    buffering a minibatch takes
+
+        N / K * T_frm + C * T_post / K + T_upd + T_float / Z
+
+    which is less where the second T_upd costs more than what double buffering hides.
+
+    Args:
+        minibatch_size: N, samples.
+        sample_seconds: T_frm, function of the number of samples that a node computes at once.
+        post_seconds: C * T_post, what is done to the gradients, by their owners.
+        update_seconds: T_upd, what every node does to the whole model.
+        exchange_seconds: T_float, of the gradients in full precision.
+        compression: Z, 32 for one bit in place of 32.
+        double_buffering: whether communication overlaps with computation.
+
+    Raises:
+        ValueError: for numbers that are not positive, or negative times.
+
+    Example:
+        >>> sgd = CompressedDataParallelism(
+        ...     minibatch_size=16384, sample_seconds=lambda _: 118e-6, post_seconds=9.2e-3,
+        ...     update_seconds=9e-3, exchange_seconds=1.0, compression=32)
+        >>> round(sgd.optimal_workers(), 1)
+        43.9
+    """
+
+    minibatch_size: float
+    sample_seconds: Callable
+    post_seconds: float
+    update_seconds: float
+    exchange_seconds: float
+    compression: float = 1.0
+    double_buffering: bool = True
+
+    def __post_init__(self):
+        for name in ("minibatch_size", "compression", "exchange_seconds"):
+            require_positive(name, getattr(self, name))
+        for name in ("post_seconds", "update_seconds"):
+            require_at_least_0(self, name, "a time")
+
+    @property
+    def _parts(self):
+        return 2 if self.double_buffering else 1
+
+    def calculation_seconds(self, workers):
+        """T_calc(K) of a minibatch, or, with double buffering, of half of one."""
+        require_workers(workers, whole=False)
+        samples = self.minibatch_size / self._parts / workers
+        sample_seconds = self.sample_seconds(samples)
+        require_positive(f"sample_seconds({samples:g})", sample_seconds)
+        variable = samples * sample_seconds + self.post_seconds / workers
+        return variable + self.update_seconds
+
+    def communication_seconds(self, workers):
+        """T_comm of what `calculation_seconds` computes: the same for any number of nodes."""
+        return self.exchange_seconds / self.compression if workers > 1 else 0.0
+
+    def step_seconds(self, workers):
+        """Time of a minibatch."""
+        if workers == 1:  # nothing to send, nothing to hide
+            whole = dataclasses.replace(self, double_buffering=False)
+            return whole.calculation_seconds(1)
+        calculation = self.calculation_seconds(workers)
+        communication = self.communication_seconds(workers)
+        if self.double_buffering:
+            return 2 * max(calculation, communication)
+        return calculation + communication
+
+    def samples_per_second(self, workers):
+        """Training speed."""
+        return self.minibatch_size / self.step_seconds(workers)
+
+    def speed_up(self, workers):
+        """How much faster `workers` nodes are than one."""
+        return self.step_seconds(1) / self.step_seconds(workers)
+
+    def optimal_workers(self):
+        """The number of nodes of Eq. 4: float, at least 1; infinite below the fixed cost."""
+        halves = dataclasses.replace(self, double_buffering=True)
+        return _crossing(
+            halves.calculation_seconds, lambda _: self.exchange_seconds / self.compression
+        )
+
+
+def _crossing(falling, other):
+    """Where a function that falls faster meets another: at least 1, infinite if nowhere."""
+    low, high = 1.0, 2.0
+    if falling(low) <= other(low):
+        return low
+    while falling(high) > other(high):
+        low, high = high, 2 * high
+        if high > _MOST_WORKERS:
+            return math.inf
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if falling(middle) > other(middle) else (low, middle)
+    return high

@@ -1,0 +1,57 @@
+"""Checks of the numbers that users give as arguments."""
+
+import math
+import numbers
+
+
+def is_number(value, least=-math.inf, below=math.inf):
+    """Tells whether a value is a real number within bounds, and not a boolean."""
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        return False
+    return least <= value < below
+
+
+def is_whole(value, least):
+    """Tells whether a value is a whole number of at least `least`, and not a boolean."""
+    return isinstance(value, numbers.Integral) and is_number(value, least)
+
+
+def number_of_samples(name, value):
+    """Checks a number of samples, and returns it as int.
+
+    Args:
+        name: of the argument, for the error.
+        value: what was given.
+
+    Raises:
+        ValueError: if it is not a positive whole number.
+
+    Example:
+        >>> number_of_samples("global_batch_size", 256.0)
+        256
+    """
+    if not is_number(value, 1, below=2**53) or value != int(value):
+        raise ValueError(
+            f"{name} must be a positive whole number of samples. Received: {name}={value!r}."
+        )
+    return int(value)
+
+
+def time_constant_in_samples(value):
+    """Checks a time constant, and returns it as float.
+
+    It is a number of samples, not necessarily whole.
+
+    Raises:
+        ValueError: if it is not positive.
+
+    Example:
+        >>> time_constant_in_samples(720000)
+        720000.0
+    """
+    if not is_number(value, 0) or value == 0:
+        raise ValueError(
+            "time_constant must be a positive number of samples. Received: "
+            f"time_constant={value!r}. Two hours of speech, at 100 frames per second, are 720000."
+        )
+    return float(value)
