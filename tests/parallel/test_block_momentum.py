@@ -10,7 +10,7 @@ from tests.parallel.blocks import Lockstep
 from tests.parallel.in_scope import in_scope, sgd
 from tests.parallel.ranks import assert_same_bits_on_all_ranks, from_first, gather, rank
 from tests.parallel.training import compiled, make_data, make_model, with_layer
-from tests.two_optimizers import Gan
+from tests.support.two_optimizers import Gan
 from tf_onebit import Local, OneBit
 from tf_onebit.callbacks import BlockMomentum, Monitor
 

@@ -19,7 +19,7 @@ from tests.parallel.training import (
     make_model,
     with_layer,
 )
-from tests.scalars import scalars_in, scalars_named
+from tests.support.scalars import scalars_in, scalars_named
 from tf_onebit import Delayed, FullPrecision, Local, OneBit, WarmStart
 from tf_onebit.distribute import MultiWorkerMirroredStrategy
 

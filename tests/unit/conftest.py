@@ -4,10 +4,10 @@ import sys
 
 import pytest
 
-from tests.unit.programs import ROOT
-from tests.unit.recording import fresh, recording
+from tests.support.programs import FOLDERS
+from tests.support.recording import fresh, recording
 
-sys.path[:0] = [str(ROOT / path) for path in ("examples/speech", "reproduction", "benchmarks")]
+sys.path[:0] = FOLDERS
 
 
 @pytest.fixture(scope="module")

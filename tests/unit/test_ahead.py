@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.unit.recording import Between, fit, numbered, recording, times_each
+from tests.support.recording import Between, fit, numbered, recording, times_each
 from tf_onebit import ResizableBatches
 from tf_onebit.data.prefetch import Loaded, Prefetcher
 

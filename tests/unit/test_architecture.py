@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.unit.programs import ROOT, run_python
+from tests.support.programs import ROOT, run_python
 
 PACKAGE = ROOT / "tf_onebit"
 MODULES = sorted(PACKAGE.rglob("*.py"))

@@ -6,9 +6,9 @@ import pytest
 import tensorflow as tf
 
 import tf_onebit.horovod as hvd
-from tests.scalars import scalars_named
-from tests.unit.gradients import build_workers
-from tests.unit.tuned import (
+from tests.support.gradients import build_workers
+from tests.support.scalars import scalars_named
+from tests.support.tuned import (
     At,
     Interruption,
     assert_same_bits,

@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 import tf_onebit.horovod as hvd
-from tests.unit import tuned
-from tests.unit.tuned import (
+from tests.support import tuned
+from tests.support.tuned import (
     At,
     Interruption,
     assert_same_bits,

@@ -3,8 +3,8 @@
 import pytest
 import tensorflow as tf
 
-from tests.unit.gradients import gradients_of
-from tests.unit.transforms import DividesByBatchSize
+from tests.support.gradients import gradients_of
+from tests.support.transforms import DividesByBatchSize
 from tf_onebit import OneBit, WarmStart
 from tf_onebit.collectives.lockstep import LockstepEngine
 from tf_onebit.training.gradients import GradientExchange

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.unit.programs import start_python
+from tests.support.programs import start_python
 from tf_onebit import ops
 
 SHAPES = [(1,), (31,), (0,), (), (33,), (10, 100), (3, 5, 7)]

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tf_onebit.horovod as hvd
-from tests.two_optimizers import Gan, TwoOptimizers
+from tests.support.two_optimizers import Gan, TwoOptimizers
 from tf_onebit import Local, OneBit, optimizers
 from tf_onebit.bmuf.equations import BlockFilter
 from tf_onebit.bmuf.synchronization import BlockSynchronization

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tests.reference import threshold as oracle
-from tests.unit.gradients import as_float64, build_workers, exchange, specs_of
+from tests.support.gradients import as_float64, build_workers, exchange, specs_of
 from tf_onebit import Threshold
 from tf_onebit.exchanges.message_capacity import Capacity
 from tf_onebit.ops.threshold import HEADER_WORDS

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from tests.unit.recording import (
+from tests.support.recording import (
     Between,
     every_data,
     fit,

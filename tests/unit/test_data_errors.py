@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.unit.recording import NumberedBatches, fit, numbered
+from tests.support.recording import NumberedBatches, fit, numbered
 from tf_onebit import ResizableBatches
 
 

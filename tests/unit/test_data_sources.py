@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.unit.programs import run_python
-from tests.unit.recording import (
+from tests.support.programs import run_python
+from tests.support.recording import (
     DATA,
     Between,
     NumberedBatches,

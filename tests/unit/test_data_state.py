@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.unit.recording import (
+from tests.support.recording import (
     DATA,
     SHUFFLED,
     Between,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.unit.recording import Between, every_data, fit, fresh, numbered, times_each
+from tests.support.recording import Between, every_data, fit, fresh, numbered, times_each
 from tf_onebit import ResizableBatches
 
 

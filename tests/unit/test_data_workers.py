@@ -4,7 +4,7 @@ import types
 
 import pytest
 
-from tests.unit.recording import Between, NumberedBatches, every_data, fit, numbered, times_each
+from tests.support.recording import Between, NumberedBatches, every_data, fit, numbered, times_each
 from tf_onebit import ResizableBatches
 from tf_onebit.data.partition import partition_in_fit
 

@@ -6,8 +6,8 @@ import pytest
 import tensorflow as tf
 
 from tests.parallel.ranks import count_bytes
-from tests.unit.gradients import SHAPES, flat, gradients_of, specs_of
-from tests.unit.transforms import DivideByTotal
+from tests.support.gradients import SHAPES, flat, gradients_of, specs_of
+from tests.support.transforms import DivideByTotal
 from tf_onebit import Delayed, Exchange, FullPrecision, Local, OneBit, Threshold, WarmStart
 from tf_onebit.collectives import lockstep
 from tf_onebit.collectives.requests import tap_requests

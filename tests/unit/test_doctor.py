@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.unit.programs import ROOT, run_python
+from tests.support.programs import ROOT, run_python
 from tf_onebit.doctor import Gpu, GpuFacts, reasons_against_gpus
 
 PROGRAM = str(pathlib.Path(sys.executable).with_name("tf-onebit"))

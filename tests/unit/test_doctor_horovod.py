@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.unit.programs import ROOT
+from tests.support.programs import ROOT
 from tf_onebit.doctor import horovod as doctor
 from tf_onebit.doctor.fault import Fault
 

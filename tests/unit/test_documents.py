@@ -19,8 +19,8 @@ from horovod.runner import launch as horovod_launch
 import tf_onebit
 import tf_onebit.horovod as hvd
 from tests.rehearsal.small import PROGRAMS
-from tests.unit import stand_ins
-from tests.unit.documents import (
+from tests.support import stand_ins
+from tests.support.documents import (
     PATHS,
     blocks,
     commands,
@@ -29,7 +29,7 @@ from tests.unit.documents import (
     name_of,
     spans,
 )
-from tests.unit.programs import ROOT
+from tests.support.programs import ROOT
 from tf_onebit import callbacks, cli, distribute, launch, optimizers, transforms
 
 # Commands that no test runs or parses, as regular expressions, and why.

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tests.parallel.ranks import count_bytes
-from tests.unit.gradients import (
+from tests.support.gradients import (
     ROUNDING,
     as_float64,
     build_workers,
@@ -17,7 +17,7 @@ from tests.unit.gradients import (
     gradients_of,
     specs_of,
 )
-from tests.unit.transforms import DivideByTotal
+from tests.support.transforms import DivideByTotal
 from tf_onebit import FullPrecision, OneBit, Threshold, WarmStart
 from tf_onebit.exchanges import Bucketed
 from tf_onebit.exchanges.indexed_slices import SparseGather

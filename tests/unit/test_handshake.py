@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from tests.unit.gradients import specs_of
+from tests.support.gradients import specs_of
 from tf_onebit import FullPrecision, OneBit, WarmStart
 from tf_onebit.collectives import lockstep
 from tf_onebit.exchanges import Bucketed, handshake

@@ -8,7 +8,7 @@ import horovod.tensorflow
 import pytest
 
 import tf_onebit.horovod as hvd
-from tests.unit.programs import ROOT
+from tests.support.programs import ROOT
 from tf_onebit.horovod.elsewhere import INSTEAD
 
 MODULES = [

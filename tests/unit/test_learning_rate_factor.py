@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.unit.tuned import assert_same_bits, make_small_model, samples
+from tests.support.tuned import assert_same_bits, make_small_model, samples
 from tf_onebit.callbacks.learning_rate_factor import (
     begin,
     end,

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from tests.unit.programs import ROOT, run_python
+from tests.support.programs import ROOT, run_python
 from tf_onebit.ops.library import load
 
 LIBRARY = "libtf_onebit_ops.so"

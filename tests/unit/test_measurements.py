@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import tf_onebit
 import tf_onebit.horovod as hvd
-from tests.unit import planned
+from tests.support import planned
 from tf_onebit.exchanges import FullPrecision, GradientSpec, OneBit, Threshold
 from tf_onebit.measurement import Alone, measure_exchange, with_world_size
 from tf_onebit.planner import uniform_links

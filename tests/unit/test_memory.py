@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from tests.unit.programs import run_python
+from tests.support.programs import run_python
 
 # A step's activations and gradients take 6 MB. In the second epoch everything has been allocated.
 PROGRAM = """

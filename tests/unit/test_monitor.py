@@ -10,8 +10,8 @@ import pytest
 
 import tf_onebit
 import tf_onebit.horovod as hvd
-from tests.scalars import scalars_in, scalars_named
-from tests.two_optimizers import TwoOptimizers
+from tests.support.scalars import scalars_in, scalars_named
+from tests.support.two_optimizers import TwoOptimizers
 from tf_onebit.callbacks import Monitor
 from tf_onebit.monitor import tensorboard
 from tf_onebit.monitor.cost_warning import ExchangeCost

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tests.reference.one_bit import Cluster, columns_of
-from tests.unit.gradients import (
+from tests.support.gradients import (
     ROUNDING,
     as_float64,
     assert_close,
@@ -15,7 +15,7 @@ from tests.unit.gradients import (
     gradients_of,
     specs_of,
 )
-from tests.unit.transforms import DivideByTotal
+from tests.support.transforms import DivideByTotal
 from tf_onebit import OneBit
 from tf_onebit.exchanges import Bucketed
 from tf_onebit.layout import Layout, column_cut

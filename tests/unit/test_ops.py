@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tests.reference.one_bit import Cluster, columns_of
-from tests.unit.gradients import ROUNDING, as_float64, assert_close, gradients_of
+from tests.support.gradients import ROUNDING, as_float64, assert_close, gradients_of
 from tf_onebit import ops
 from tf_onebit.layout import Layout, column_cut, plain_cut
 

@@ -1,6 +1,6 @@
 """The same bits from any number of threads and any instruction set."""
 
-from tests.unit.programs import start_python
+from tests.support.programs import start_python
 
 PRINT_DIGEST = """
 import hashlib, sys

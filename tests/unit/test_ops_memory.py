@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.unit.gradients import gradients_of
+from tests.support.gradients import gradients_of
 from tf_onebit import ops
 from tf_onebit.layout import Layout
 

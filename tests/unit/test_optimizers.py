@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import tf_onebit.horovod as hvd
 from tests.reference import rectified_adam
-from tests.unit.programs import run_python
+from tests.support.programs import run_python
 from tf_onebit import optimizers
 
 KERAS = {

@@ -13,8 +13,8 @@ import tensorflow as tf
 
 import tf_onebit
 import tf_onebit.horovod as hvd
-from tests.unit import planned
-from tests.unit.programs import run_python
+from tests.support import planned
+from tests.support.programs import run_python
 from tf_onebit import Delayed, FullPrecision, Local, OneBit, Threshold, WarmStart, cli
 from tf_onebit.measurement import Alone
 from tf_onebit.planner import (
@@ -32,7 +32,7 @@ from tf_onebit.preflight.plan import Plan, make_plan
 from tf_onebit.preflight.program import lines_for
 from tf_onebit.preflight.suitable import notes_on, suitable
 
-MODEL = "tests.unit.planned:make_model"
+MODEL = "tests.support.planned:make_model"
 
 
 def plan(capsys, *arguments):
@@ -83,7 +83,7 @@ def test_saved_model_is_planned_for_and_not_changed(capsys, tmp_path):
 
 def test_fixed_batches_schedules_and_loss_scales_are_taken_as_they_are(capsys, tmp_path):
     path = tmp_path / "plan.json"
-    model = "tests.unit.planned:make_model_of_fixed_batches"
+    model = "tests.support.planned:make_model_of_fixed_batches"
     status, output, errors = plan(capsys, model, "--workers", 3, "--json", path)
     assert status == 0, errors
     content = json.loads(path.read_text())
@@ -101,7 +101,7 @@ def sent_bytes(path):
 def test_embeddings_send_the_rows_of_a_step_and_all_of_them_in_a_block(capsys, tmp_path):
     path = tmp_path / "plan.json"
     arguments = ["--workers", 2, "--per-replica-batch-size", 8, "--unknown-size", 16]
-    model = "tests.unit.planned:make_text_model"
+    model = "tests.support.planned:make_text_model"
     assert plan(capsys, model, *arguments, "--json", path)[0] == 0
     sent = sent_bytes(path)
     rows, row_bytes, index_bytes, others_bytes = 8 * 16, 4 * 8, 4, 4 * (8 * 3 + 3)
@@ -118,14 +118,14 @@ def test_embeddings_send_the_rows_of_a_step_and_all_of_them_in_a_block(capsys, t
 
 def test_narrow_values_are_sent_as_they_are(capsys, tmp_path):
     path = tmp_path / "plan.json"
-    model = "tests.unit.planned:make_model_of_narrow_weights"
+    model = "tests.support.planned:make_model_of_narrow_weights"
     assert plan(capsys, model, "--workers", 2, "--json", path)[0] == 0
     assert sent_bytes(path)["full precision"] == pytest.approx(2 * 16 * 8, abs=16)
 
 
 def test_moments_that_are_only_averaged_are_sent_in_full_precision(capsys, tmp_path):
     path = tmp_path / "plan.json"
-    model = "tests.unit.planned:make_model_with_keras_adam"
+    model = "tests.support.planned:make_model_with_keras_adam"
     assert plan(capsys, model, "--workers", 2, "--json", path)[0] == 0
     one_bit, full = (sent_bytes(path)[f"blocks of 16, {n}"] for n in ("1-bit", "full precision"))
     of_weights = 4 * (16 * 64 + 64 + 64 * 40 + 40)
@@ -134,7 +134,7 @@ def test_moments_that_are_only_averaged_are_sent_in_full_precision(capsys, tmp_p
 
 
 def test_gathered_gradients_are_planned_as_steps_that_exchange(capsys):
-    model = "tests.unit.planned:make_model_that_gathers_gradients"
+    model = "tests.support.planned:make_model_that_gathers_gradients"
     status, output, errors = plan(capsys, model, "--workers", 2)
     assert status == 0, errors
     assert "gathers the gradients of 8 before it does" in output
@@ -146,17 +146,20 @@ def test_gathered_gradients_are_planned_as_steps_that_exchange(capsys):
         ("nowhere.keras", "There is no such file. Received: 'nowhere.keras'"),
         ("model", "module:function with a function that returns a compiled model. Received"),
         ("no_such_module:make", "There is no module 'no_such_module'"),
-        ("tests.unit.ends_when_imported:make", "SystemExit: usage.*belongs under `if __name__"),
-        ("tests.unit.planned:none", "There is no function 'none' in the module"),
-        ("tests.unit.planned:keras", "There is no function 'keras' in the module"),
-        ("tests.unit.planned:fail", "without arguments. Received: RuntimeError: no such corpus"),
-        ("tests.unit.planned:end", "without arguments. Received: SystemExit: 3"),
-        ("tests.unit.planned:make_list", r"for a Keras model. Received: \[1, 2\]"),
-        ("tests.unit.planned:make_uncompiled_model", "which is not compiled. Call"),
-        ("tests.unit.planned:make_unbuilt_model", "which was not made from a keras.Input. Begin"),
-        ("tests.unit.planned:make_model_with_an_optimizer_without_config", "get_config return"),
-        ("tests.unit.planned:make_frozen_model", "which has no trainable weights"),
-        ("tests.unit.planned:make_text_model", r"shape \(None, None\).*--unknown-size 128"),
+        ("tests.support.ends_when_imported:make", "SystemExit: usage.*belongs under `if __name__"),
+        ("tests.support.planned:none", "There is no function 'none' in the module"),
+        ("tests.support.planned:keras", "There is no function 'keras' in the module"),
+        ("tests.support.planned:fail", "without arguments. Received: RuntimeError: no such corpus"),
+        ("tests.support.planned:end", "without arguments. Received: SystemExit: 3"),
+        ("tests.support.planned:make_list", r"for a Keras model. Received: \[1, 2\]"),
+        ("tests.support.planned:make_uncompiled_model", "which is not compiled. Call"),
+        (
+            "tests.support.planned:make_unbuilt_model",
+            "which was not made from a keras.Input. Begin",
+        ),
+        ("tests.support.planned:make_model_with_an_optimizer_without_config", "get_config return"),
+        ("tests.support.planned:make_frozen_model", "which has no trainable weights"),
+        ("tests.support.planned:make_text_model", r"shape \(None, None\).*--unknown-size 128"),
     ],
 )
 def test_refuses_models_that_cannot_be_measured(capsys, model, message):
@@ -181,7 +184,7 @@ def test_refuses_a_file_that_is_no_model(capsys, tmp_path):
 
 
 def test_says_when_a_model_does_not_take_what_stands_for_open_sizes(capsys):
-    model = "tests.unit.planned:make_image_model"
+    model = "tests.support.planned:make_image_model"
     status, _, errors = plan(capsys, model, "--unknown-size", 2)
     # Below what is being measured.
     assert status == 1 and len(errors.splitlines()) == 2

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 
-from tests.unit.programs import start_python
+from tests.support.programs import start_python
 from tf_onebit.distribute.server import sigterm_as_it_was
 from tf_onebit.launch import free_addresses, tf_config
 

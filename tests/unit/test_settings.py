@@ -6,8 +6,8 @@ import json
 import numpy as np
 import pytest
 
-from tests.unit.gradients import build_workers, specs_of
-from tests.unit.transforms import DivideByTotal
+from tests.support.gradients import build_workers, specs_of
+from tests.support.transforms import DivideByTotal
 from tf_onebit import FullPrecision, OneBit, Threshold, WarmStart
 from tf_onebit.configurable import deserialize, serialize
 from tf_onebit.exchanges import Bucketed, Exchange

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.unit.gradients import as_float64, build_workers, exchange
+from tests.support.gradients import as_float64, build_workers, exchange
 from tf_onebit import FullPrecision, OneBit, WarmStart
 from tf_onebit.exchanges import Bucketed, GradientSpec
 

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tests.reference import threshold as oracle
-from tests.unit.gradients import (
+from tests.support.gradients import (
     SHAPES,
     SIZE,
     build_workers,

@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 from tests.reference import threshold as oracle
-from tests.unit.gradients import flat, gradients_of
-from tests.unit.programs import start_python
+from tests.support.gradients import flat, gradients_of
+from tests.support.programs import start_python
 from tf_onebit import ops
 from tf_onebit.ops.threshold import HEADER_WORDS, MAX_PART_SIZE
 

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tests.reference import threshold as oracle
-from tests.unit.gradients import flat, gradients_of
+from tests.support.gradients import flat, gradients_of
 from tests.unit.test_threshold_ops import variable_of, write
 from tf_onebit import ops
 

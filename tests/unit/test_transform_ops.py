@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.unit.gradients import gradient_values
+from tests.support.gradients import gradient_values
 from tests.unit.test_ops_errors import refuses, variable
 from tf_onebit import ops
 

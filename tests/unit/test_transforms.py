@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tests.reference import adagrad as reference
 from tests.reference.one_bit import Cluster, columns_of
-from tests.unit.gradients import (
+from tests.support.gradients import (
     as_float64,
     assert_close,
     build_workers,
@@ -15,7 +15,7 @@ from tests.unit.gradients import (
     gradients_of,
     specs_of,
 )
-from tests.unit.transforms import DivideByTotal
+from tests.support.transforms import DivideByTotal
 from tf_onebit import OneBit, WarmStart
 from tf_onebit.collectives.lockstep import LockstepEngine
 from tf_onebit.exchanges import Bucketed, GradientSpec

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.unit.gradients import build_workers, exchange, gradients_of, specs_of
+from tests.support.gradients import build_workers, exchange, gradients_of, specs_of
 from tf_onebit import Delayed, FullPrecision, OneBit, WarmStart
 from tf_onebit.exchanges import Bucketed
 from tf_onebit.transforms import Momentum

@@ -4,7 +4,7 @@ import dataclasses
 import re
 import shlex
 
-from tests.unit.programs import ROOT
+from tests.support.programs import ROOT
 
 PATHS = [
     *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")),

@@ -6,6 +6,8 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+# Where programs beside the package import each other from.
+FOLDERS = [str(ROOT / path) for path in ("examples/speech", "reproduction", "benchmarks")]
 
 
 def start_python(source, *arguments, folder=ROOT, **environment):

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import tf_onebit
 import tf_onebit.horovod as hvd
-from tests.two_optimizers import Gan
+from tests.support.two_optimizers import Gan
 
 CLASSES, FEATURES = 4, 16
 # Searches of minibatch sizes ask for 2 % of the samples between two of them.
