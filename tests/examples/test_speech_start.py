@@ -9,7 +9,7 @@ import pytest
 import start
 
 import tf_onebit.horovod as hvd
-from tests.unit.speech import learnable_split
+from tests.examples.speech import learnable_split
 
 
 def small_network(depth, activation="sigmoid", seed=1):

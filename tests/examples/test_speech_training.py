@@ -7,7 +7,7 @@ import pytest
 import updates
 
 import tf_onebit.horovod as hvd
-from tests.unit.speech import arguments, learnable_split
+from tests.examples.speech import arguments, learnable_split
 
 
 class TestUpdates:
