@@ -60,7 +60,8 @@ def gather(value):
 def from_first(function):
     """Returns what a function returns on rank 0, to all ranks, of which no other calls it.
 
-    A reference that is computed without the other workers is the same on all of them.
+    So one rank computes a reference that needs no other. It must not use an exchange: workers
+    number what they exchange, and must have the same numbers.
     """
     return gather(function() if rank() == 0 else None)[0]
 

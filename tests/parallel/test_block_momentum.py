@@ -8,7 +8,7 @@ import tensorflow as tf
 import tf_onebit
 from tests.parallel.blocks import Lockstep
 from tests.parallel.in_scope import in_scope, sgd
-from tests.parallel.ranks import assert_same_bits_on_all_ranks, from_first, gather, rank
+from tests.parallel.ranks import assert_same_bits_on_all_ranks, gather, rank
 from tests.parallel.training import compiled, make_data, make_model, with_layer
 from tests.support.two_optimizers import Gan
 from tf_onebit import Local, OneBit
@@ -83,12 +83,8 @@ def assert_close(arrays, others):
 
 def trained_in_lockstep(make, optimizer, *epochs, **arguments):
     """Arrays that workers of one process end with, after epochs of lists of batches by worker."""
-
-    def train():
-        reference = Lockstep(make, optimizer, **arguments)
-        return [reference.epoch(batches, PERIOD) for batches in epochs][-1]
-
-    return from_first(train)
+    reference = Lockstep(make, optimizer, **arguments)
+    return [reference.epoch(batches, PERIOD) for batches in epochs][-1]
 
 
 @both_engines

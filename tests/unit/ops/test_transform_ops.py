@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tests.support.gradients import gradient_values
-from tests.unit.test_ops_errors import refuses, variable
+from tests.unit.ops.test_ops_errors import refuses, variable
 from tf_onebit import ops
 
 # Around words, vectors and blocks, and several stripes.

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.unit.test_ops_errors import refuses, variable
-from tests.unit.test_threshold_ops import write
+from tests.unit.ops.test_ops_errors import refuses, variable
+from tests.unit.ops.test_threshold_ops import write
 from tf_onebit import ops
 from tf_onebit.ops.threshold import (
     COUNT,

@@ -442,7 +442,7 @@ import tensorflow as tf
 cpu = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
 
-from tests.unit.test_optimizers import make_model, schedule
+from tests.unit.optimizers.test_optimizers import make_model, schedule
 from tf_onebit import distribute, optimizers
 
 DEVICES = ["CPU:0", "CPU:1"]

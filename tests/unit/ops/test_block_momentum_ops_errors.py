@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.unit.test_ops_errors import refuses
+from tests.unit.ops.test_ops_errors import refuses
 from tf_onebit import ops
 
 

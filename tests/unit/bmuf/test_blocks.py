@@ -1,7 +1,5 @@
 """Block synchronization of Keras models in lockstep, against Algorithm 1 in NumPy."""
 
-import functools
-
 import keras
 import numpy as np
 import pytest
@@ -39,8 +37,7 @@ class Workers:
         correction="bmuf_adam",
         **options,
     ):
-        of_workers = [_traced(make()) if make else _as_new(dtype) for _ in range(workers)]
-        self.models, self._steps = map(list, zip(*of_workers, strict=True))
+        self.models = [make() if make else _linear_model(dtype) for _ in range(workers)]
         self.blocks = BlockSynchronization(
             LockstepEngine(["CPU:0"] * workers),
             BlockFilter(*block_filter),
@@ -53,8 +50,13 @@ class Workers:
         )
         self.blocks.train()
 
+    @tf.function
     def step(self, worker, x, y):
-        self._steps[worker](x, y)
+        model = self.models[worker]
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x) - y) ** 2)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        model.optimizer.apply(gradients, model.trainable_variables)
 
     def train(self, block, steps, dtype=np.float32):
         """So many steps of each worker, with batches of their own."""
@@ -93,46 +95,6 @@ def _linear_model(dtype="float32", layers=(), optimizer=None):
     )
     model.compile(optimizer or optimizers.Adam(**ADAM, epsilon=EPSILON), "mse")
     return model
-
-
-def _traced(model):
-    """Returns a model, and its training step."""
-
-    @tf.function
-    def step(x, y):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((model(x) - y) ** 2)
-        gradients = tape.gradient(loss, model.trainable_variables)
-        model.optimizer.apply(gradients, model.trainable_variables)
-
-    return model, step
-
-
-# Models that the current test has been given.
-_given = []
-
-
-@pytest.fixture(autouse=True)
-def no_model_is_given_yet():
-    _given.clear()
-
-
-def _as_new(dtype):
-    """As `_traced`, with a linear model that another test may have trained before."""
-    model, step, beginning = _kept(dtype, len(_given))
-    _given.append(model)
-    for variable, value in beginning:
-        variable.assign(value)
-    return model, step
-
-
-@functools.cache
-def _kept(dtype, number):
-    """Model `number` of a test, its step, and the variables and values that it begins with."""
-    model, step = _traced(_linear_model(dtype))
-    model.optimizer.build(model.trainable_variables)
-    variables = [*model.variables, *model.optimizer.variables]
-    return model, step, [(variable, variable.numpy()) for variable in variables]
 
 
 def _flat(variables):

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tests.reference import threshold as oracle
 from tests.support.gradients import flat, gradients_of
-from tests.unit.test_threshold_ops import variable_of, write
+from tests.unit.ops.test_threshold_ops import variable_of, write
 from tf_onebit import ops
 
 

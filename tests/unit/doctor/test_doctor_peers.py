@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from tests.unit.test_cluster import WRONG, tf_config
+from tests.unit.distribute.test_cluster import WRONG, tf_config
 from tf_onebit import cli
 from tf_onebit.doctor.fault import Fault
 from tf_onebit.doctor.peers import interfaces, peers_report, reach

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import tf_onebit.horovod as hvd
-from tests.unit.test_block_momentum_callback import OUTPUTS, fit, make_model, sgd, state
+from tests.unit.bmuf.test_block_momentum_callback import OUTPUTS, fit, make_model, sgd, state
 from tf_onebit import Delayed, Local, OneBit
 from tf_onebit.callbacks import BlockMomentum
 from tf_onebit.collectives.lockstep import LockstepEngine
