@@ -3,6 +3,7 @@
 python -S -E fork_client.py address program arguments
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -11,7 +12,15 @@ import sys
 import time
 
 SECONDS_TO_START = 120
+PASSED_ON = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT
 
+
+def pass_on(signum, _):
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(fork, signum)
+
+
+signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)  # until there is a fork
 address, *arguments = sys.argv[1:]
 rank = int(os.environ.get("HOROVOD_RANK", 0))
 if "TF_CONFIG" in os.environ:
@@ -27,8 +36,9 @@ request = {"arguments": arguments, "environment": dict(os.environ), "folder": os
 socket.send_fds(server, [json.dumps(request).encode() + b"\n"], [0, 1, 2])
 answers = server.makefile()
 fork = int(answers.readline())
-for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-    signal.signal(signum, lambda signum, _: os.kill(fork, signum))
+for signum in PASSED_ON:
+    signal.signal(signum, pass_on)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
 status = int(answers.readline())
 if status < 0:
     if -status != signal.SIGKILL:

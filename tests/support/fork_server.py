@@ -51,6 +51,7 @@ class ForkServer:
                 [sys.executable, "-m", "tests.support.fork_server", self._address(index)],
                 env=os.environ | environment,
                 stdin=subprocess.PIPE,
+                start_new_session=True,  # it ends with this process, and not with a Ctrl-C
             )
             for index in range(_NUM_SERVERS)
         ]
@@ -70,6 +71,8 @@ class ForkServer:
         Args:
             arguments: list of strings: `-c` and a source, `-m` and a module, or a path; and theirs.
         """
+        for server in self._servers:
+            assert server.poll() is None, f"A fork server has ended with {server.returncode}."
         # -S and -E: the client needs no packages, and starts in hundredths of a second.
         return [sys.executable, "-S", "-E", _CLIENT, self._address(""), *arguments]
 
@@ -93,7 +96,7 @@ def _serve(address):
             elif key.fileobj is listener:
                 client, _ = listener.accept()
                 request, descriptors = _receive(client)
-                pid = os.fork()
+                pid = os.fork() if request else None
                 if pid == 0:
                     selector.close()
                     listener.close()
@@ -103,30 +106,40 @@ def _serve(address):
                     return request["arguments"]
                 for descriptor in descriptors:
                     os.close(descriptor)
-                client.sendall(f"{pid}\n".encode())
-                clients[pid] = client
-                selector.register(client, selectors.EVENT_READ, pid)
-                selector.register(os.pidfd_open(pid), selectors.EVENT_READ, pid)
-            elif isinstance(key.fileobj, socket.socket):  # the client has been killed
+                if request:
+                    _tell(client, pid)
+                    clients[pid] = client
+                    selector.register(client, selectors.EVENT_READ, pid)
+                    selector.register(os.pidfd_open(pid), selectors.EVENT_READ, pid)
+            elif key.data not in clients:
+                continue  # its fork has ended, too
+            elif key.fileobj is clients[key.data]:  # the client has been killed
                 selector.unregister(key.fileobj)
                 os.kill(key.data, signal.SIGKILL)
             else:  # the fork has ended
+                _, status = os.waitpid(key.data, 0)
                 selector.unregister(key.fileobj)
                 os.close(key.fileobj)
-                _, status = os.waitpid(key.data, 0)
                 client = clients.pop(key.data)
                 with contextlib.suppress(KeyError):
                     selector.unregister(client)
-                with contextlib.suppress(OSError):  # the client has been killed
-                    client.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
+                _tell(client, os.waitstatus_to_exitcode(status))
                 client.close()
 
 
+def _tell(client, number):
+    with contextlib.suppress(OSError):  # the client has been killed
+        client.sendall(f"{number}\n".encode())
+
+
 def _receive(client):
-    """Returns what a client asks for, a dictionary, and its standard streams."""
+    """Returns what a client asks for, and its standard streams; None if it has been killed."""
     data, descriptors, *_ = socket.recv_fds(client, 1 << 16, 3)
     while not data.endswith(b"\n"):
-        data += client.recv(1 << 16)
+        more = client.recv(1 << 16)
+        if not more:
+            return None, descriptors
+        data += more
     return json.loads(data), descriptors
 
 
