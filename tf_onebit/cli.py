@@ -1,4 +1,4 @@
-"""The `tf-onebit` command."""
+"""Commands to plan, measure, start and check distributed training."""
 
 import argparse
 import sys

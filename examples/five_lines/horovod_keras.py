@@ -1,4 +1,4 @@
-"""A network learns handwritten digits by Keras' fit, with Horovod: written for Keras 2."""
+"""Trains on handwritten digits with Keras' fit and Horovod, as written for Keras 2."""
 
 import horovod.tensorflow.keras as hvd
 import keras

@@ -1,4 +1,4 @@
-"""A network learns handwritten digits in a loop of its own, with stock Horovod."""
+"""Trains on handwritten digits in a custom loop, with stock Horovod."""
 
 import horovod.tensorflow as hvd
 import keras

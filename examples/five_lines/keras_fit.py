@@ -1,4 +1,4 @@
-"""A network learns handwritten digits, in one process."""
+"""Trains on handwritten digits, in one process."""
 
 import keras
 from keras.optimizers import SGD

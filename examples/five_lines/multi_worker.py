@@ -1,4 +1,4 @@
-"""A network learns handwritten digits, on the workers of TF_CONFIG."""
+"""Trains on handwritten digits, on the workers of TF_CONFIG."""
 
 import keras
 import tensorflow as tf

@@ -1,4 +1,4 @@
-"""A small convolutional network learns handwritten digits, on several workers.
+"""Trains a small convolutional network on handwritten digits, on several workers.
 
 tf-onebit launch -np 2 -- python examples/keras_fit/train.py
 python examples/keras_fit/train.py --engine mirrored
@@ -15,27 +15,27 @@ from sklearn.datasets import load_digits
 
 import tf_onebit
 
-GLOBAL_BATCH_SIZE = 64  # of all workers together
+GLOBAL_BATCH_SIZE = 64  # samples of all workers together
 LEARNING_RATE = 0.003
 SGD_LEARNING_RATE = 0.2
 EXCHANGES = "full_precision", "one_bit", "threshold"
 
 
 class Scope:
-    """A strategy: everything happens in its scope, and it divides the data."""
+    """A strategy. It divides the data, and the model is made in its scope."""
 
     def __init__(self, strategy):
         self.rank = strategy.extended.engine.ranks[0]
-        self.workers = 1  # that divide the data themselves
+        self.workers = 1  # the strategy divides the data
         self.scope = strategy.scope
         self.callbacks = []
 
     def distributed(self, optimizer):
-        return optimizer  # by its scope
+        return optimizer  # the strategy's scope distributes it
 
 
 class Horovod:
-    """Workers that each wrap the optimizer and take their share of the data."""
+    """A job over Horovod. Each worker wraps the optimizer and takes its share of the data."""
 
     def __init__(self, exchange, asynchronous):
         import tf_onebit.horovod as hvd
@@ -67,7 +67,7 @@ def connect(engine, exchange, asynchronous):
     if engine == "multi_worker":
         return Scope(tf_onebit.distribute.MultiWorkerMirroredStrategy(exchange))
     devices = None
-    if not tf.config.list_physical_devices("GPU"):  # two on this CPU
+    if not tf.config.list_physical_devices("GPU"):  # use two devices on this CPU
         cpu = tf.config.list_physical_devices("CPU")[0]
         parts = [tf.config.LogicalDeviceConfiguration()] * 2
         tf.config.set_logical_device_configuration(cpu, parts)
@@ -78,7 +78,7 @@ def connect(engine, exchange, asynchronous):
 def make_optimizer(options):
     if options.asynchronous:
         return keras.optimizers.SGD(SGD_LEARNING_RATE)
-    if options.bmuf:  # whose moments can be moved with the model
+    if options.bmuf:  # BlockMomentum corrects the moments of this Adam
         return tf_onebit.optimizers.Adam(LEARNING_RATE, beta_1=0.5)
     return keras.optimizers.Adam(LEARNING_RATE)
 
@@ -98,7 +98,7 @@ def make_model():
 
 
 def load_data():
-    """Training and held-out images `[n, 8, 8, 1]` from 0 to 1, and digits `[n]`."""
+    """Returns images `[n, 8, 8, 1]` from 0 to 1 and digits `[n]`, to train on and held out."""
     images, digits = load_digits(return_X_y=True)
     images = images.reshape(-1, 8, 8, 1).astype(np.float32) / 16
     order = np.random.default_rng(0).permutation(len(images))
@@ -113,9 +113,11 @@ def main():
     )
     parser.add_argument("--exchange", choices=EXCHANGES, default="one_bit")
     parser.add_argument("--epochs", type=int, default=8)
-    parser.add_argument("--backup", help="directory; a run that is killed goes on from there")
-    parser.add_argument("--tau", type=float, help="threshold: what values must exceed to be sent")
-    parser.add_argument("--target-density", type=float, help="threshold: part of values to send")
+    parser.add_argument("--backup", help="directory of backups, from which a killed run resumes")
+    parser.add_argument("--tau", type=float, help="threshold: smallest absolute value to send")
+    parser.add_argument(
+        "--target-density", type=float, help="threshold: fraction of values to send"
+    )
     parser.add_argument("--coding", choices=["packed", "golomb_rice"], default="packed")
     parser.add_argument("--asynchronous", action="store_true", help="threshold over Horovod, SGD")
     parser.add_argument("--bmuf", action="store_true", help="train in blocks")
@@ -127,7 +129,7 @@ def main():
     if options.asynchronous and (options.exchange, options.engine) != ("threshold", "horovod"):
         parser.error("--asynchronous needs --exchange threshold and --engine horovod.")
 
-    # First of all: a strategy must be made before TensorFlow is used.
+    # This comes first, because a strategy must be made before TensorFlow is used.
     exchange = make_exchange(options)
     in_every_step = tf_onebit.Local() if options.bmuf else exchange
     job = connect(options.engine, in_every_step, options.asynchronous)
@@ -156,7 +158,7 @@ def main():
         verbose=2 if job.rank == 0 else 0,
         callbacks=callbacks,
     )
-    # On all workers: under a strategy they evaluate together.
+    # All workers call this, because under a strategy they evaluate together.
     _, accuracy = model.evaluate(*held_out, verbose=0)
     if job.rank == 0:
         print(f"held-out accuracy: {accuracy:.4f}")

@@ -1,4 +1,4 @@
-"""An LSTM says from half a day of weather how warm it will be in six hours."""
+"""Trains an LSTM to forecast the temperature in six hours from half a day of weather."""
 
 import keras
 import numpy as np
@@ -10,7 +10,7 @@ batch_size = 64
 
 
 def make_weather(hours):
-    """Temperature, pressure and wind per hour: days, weeks of high and low, and chance."""
+    """Returns hourly temperature, pressure and wind, with daily and weekly cycles and noise."""
     rng = np.random.default_rng(1)
     hour = np.arange(hours)
     pressure = np.sin(2 * np.pi * hour / 170) + 0.1 * rng.standard_normal(hours)

@@ -1,4 +1,4 @@
-"""A GAN learns to draw a disc somewhere in a small image."""
+"""Trains a GAN to draw a disc somewhere in a small image."""
 
 import keras
 import numpy as np

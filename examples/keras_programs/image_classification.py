@@ -1,4 +1,4 @@
-"""A ConvMixer tells stripes, checks and rings apart, in small and noisy images."""
+"""Trains a ConvMixer to classify stripes, checks and rings in small, noisy images."""
 
 import keras
 import numpy as np
@@ -10,7 +10,7 @@ size, classes, batch_size = 12, 4, 32
 
 
 def make_images(count, rng):
-    """Waves along y, along x, along both, and around a center."""
+    """Returns images of waves along y, along x, along both, or around a center, and classes."""
     labels = rng.integers(0, classes, count)
     y, x = np.mgrid[:size, :size][:, None] + rng.uniform(-6, 0, [2, count, 1, 1])
     waves = np.stack([np.sin(2 * y), np.sin(2 * x), np.sin(2 * x) * np.sin(2 * y)])

@@ -1,4 +1,4 @@
-"""A Transformer tells good reviews from bad ones, in which a "not" turns the word after it."""
+"""Trains a Transformer to classify reviews, in which a "not" inverts the next word."""
 
 import keras
 import numpy as np
@@ -10,7 +10,7 @@ NOT, GOOD, BAD, NEUTRAL = 1, 2, 12, 22  # where these words begin
 
 
 def make_reviews(count, rng):
-    """Three opinions per review, of which every fifth is a "not" and its opposite."""
+    """Returns reviews with three opinions each. Every fifth opinion is a "not" and its opposite."""
     labels = rng.integers(0, 2, count)
     words = rng.integers(NEUTRAL, vocabulary, [count, length])
     for place in (rng.permuted(np.arange(0, length, 2) + np.zeros([count, 1], int), axis=1)).T[:3]:

@@ -11,11 +11,11 @@ _WINDOW = np.arange(-CONTEXT_FRAMES, CONTEXT_FRAMES + 1)
 class FrameBatches(keras.utils.PyDataset):
     """One worker's share of the minibatches, in blocks.
 
-    Minibatch `i` of all workers together is the same whatever their number; each worker has an
+    Minibatch `i` of all workers together does not depend on their number. Each worker has an
     equal part of it. Frames that do not fill a last minibatch wait for the next shuffle.
 
-    A block is what Keras calls an epoch: the span between two evaluations. `blocks_per_epoch` of
-    them are one pass over the data, after which all workers shuffle it alike.
+    A block is the span between two evaluations, which Keras calls an epoch. One pass over the data
+    has `blocks_per_epoch` blocks. After each pass all workers shuffle the data alike.
 
     Args:
         split: `dataset.Split`.
@@ -24,8 +24,8 @@ class FrameBatches(keras.utils.PyDataset):
         blocks_per_epoch: int.
         shuffle_seed: int, or None to keep the order.
         first_block: int. The block to begin with.
-        share: int. For workers of different speeds: this one has the parts of `share` of the
-            `world_size` workers, from `rank` on, one after the other.
+        share: int. Number of consecutive parts of the `world_size` that this worker takes, from
+            part `rank`, for workers of different speeds.
     """
 
     def __init__(

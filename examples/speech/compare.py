@@ -4,7 +4,7 @@
     python examples/speech/compare.py --preset paper-small --workers 2
     python examples/speech/compare.py --exchange threshold --target-density 0.001
 
-Further options are those of train.py; both trainings get them.
+Further options are passed on to train.py, for both trainings.
 """
 
 import argparse
@@ -25,12 +25,12 @@ import options as training_options
 
 COMPRESSED = {k: name for k, name in training_options.EXCHANGES.items() if k != "full"}
 
-# What TensorFlow prints whenever it starts, here in every worker and in horovodrun's own checks.
+# Matches what TensorFlow prints at each start, in every worker and in horovodrun's own checks.
 _TENSORFLOW_GREETING = re.compile("log messages before absl::|oneDNN custom operations are on")
 
 
 def train(workers, arguments, output):
-    """Runs one training job on `workers` processes of this machine; returns its results.
+    """Runs one training job in `workers` processes of this machine, and returns its results.
 
     Args:
         workers: int.
@@ -136,7 +136,7 @@ def main():
     name = f"{COMPRESSED[own.exchange]}{', asynchronous' if own.asynchronous else ''}"
     options = training_options.parse_arguments([*arguments, *compressed])
     full = ["--exchange", "full"]
-    if options.adagrad in ("local", "aggregate"):  # which are places of a quantised exchange
+    if options.adagrad in ("local", "aggregate"):  # these need a quantized exchange
         full += ["--adagrad", "raw"]
     exchanges = {"full precision": full, name: compressed}
     settings = training_options.corpus_settings(options)

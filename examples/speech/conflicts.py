@@ -1,15 +1,15 @@
-"""Which options of a training job exclude each other, and what to do instead."""
+"""Conflicts between options of a training job, and what to do about them."""
 
 import math
 
 
 def is_automatic(options):
-    """Whether training decides its learning rate or minibatch size itself."""
+    """Returns whether training decides its learning rate or minibatch size itself."""
     return options.auto_minibatch or options.auto_learning_rate
 
 
 def found_in(options):
-    """Returns what is wrong with parsed options, as text, or None."""
+    """Returns the first conflict in parsed options, as text, or None."""
     return next((text for conflict, text in _conflicts(options) if conflict), None)
 
 
@@ -18,12 +18,12 @@ def _conflicts(options):
     yield from _of_workers_apart(options)
     yield (
         options.adagrad == "raw" and options.exchange != "full",
-        "--adagrad raw normalises gradients that are not quantised. Received: --exchange "
+        "--adagrad raw normalizes gradients that are not quantized. Received: --exchange "
         f"{options.exchange}. Use --exchange full, or --adagrad aggregate.",
     )
     yield (
         options.adagrad in ("local", "aggregate") and not of_one_bit,
-        f"--adagrad {options.adagrad} takes place where 1-bit gradients are quantised. Received: "
+        f"--adagrad {options.adagrad} is a part of 1-bit exchanges. Received: "
         f"--exchange {options.exchange}. Use --exchange onebit, or --adagrad raw with full.",
     )
     yield (
@@ -96,7 +96,7 @@ def _of_automatic(options):
         flags = [f"--{text.replace('_', '-')}" for text in (name, needed)]
         yield (
             getattr(options, name) and not getattr(options, needed),
-            f"{flags[0]} needs {flags[1]}. Use both or none of them.",
+            f"{flags[0]} needs {flags[1]}. Use both or neither of them.",
         )
     yield (
         not 0 <= options.error_margin < math.inf,
@@ -120,7 +120,7 @@ def _of_network(options):
     )
     yield (
         options.svd_rank is not None and options.depth < 2,
-        "--svd-rank is that of the matrices between hidden layers. Received: --depth "
+        "--svd-rank needs matrices between hidden layers. Received: --depth "
         f"{options.depth}. Use 2 or more.",
     )
     yield (
@@ -134,6 +134,6 @@ def _of_network(options):
     )
     yield (
         options.pretrain is not None and options.load_weights,
-        "--pretrain begins with weights that are not trained. Received: --load-weights "
+        "--pretrain begins with untrained weights. Received: --load-weights "
         f"{options.load_weights}. Use one of them.",
     )

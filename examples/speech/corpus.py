@@ -1,4 +1,4 @@
-"""Spoken utterances with their phone alignment: who says what, how, and in how much noise."""
+"""Spoken utterances with their phone alignment: voice, text, manner of speaking and noise."""
 
 import dataclasses
 
@@ -13,7 +13,7 @@ TRAINING_VOICES = tuple(
     "aunty belinda ed grandpa klatt2 marcelo paul pedro rob shelby victor zac".split()
 )
 HELD_OUT_VOICES = tuple("m6 f5 Alicia Nguyen grandma klatt4 linda quincy".split())
-# For decisions in training: not by those that are reported on.
+# Decisions during training use these voices, not those of the reported accuracy.
 DEVELOPMENT_VOICES = tuple("m5 steph benjamin Michael".split())
 HELD_OUT_DOCUMENTS = 0.1
 
@@ -30,9 +30,9 @@ class Utterance:
 
     Attributes:
         features: float32 array `[frames, MEL_FILTERS]`.
-        segments: int32 array `[frames]`. The index into `phones` of the segment that the middle
-            of the frame lies in.
-        positions: float32 array `[frames]`. Where in that segment, from 0 (start) to 1 (end).
+        segments: int32 array `[frames]`. Index into `phones` of the segment that contains the
+            middle of the frame.
+        positions: float32 array `[frames]`. Position in that segment, from 0 (start) to 1 (end).
         phones: list of str. The phones of the sentence, pauses included.
     """
 

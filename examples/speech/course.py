@@ -1,4 +1,4 @@
-"""The course of a training: which frames in which steps, fixed beforehand or decided on the way."""
+"""The frames of each training step: fixed in advance, or decided during training."""
 
 import keras
 from batches import FrameBatches
@@ -7,11 +7,12 @@ from updates import frames_per_step
 
 import tf_onebit
 
-READ_FRAMES = 1024  # at a time, whatever the size of minibatches
-# Of a pass over the data. In the papers 24 h of 309 lie between two searches: of a corpus of a few
-# hours 2 % of so small a part would be a few minibatches.
+READ_FRAMES = 1024  # read at a time, for minibatches of any size
+# Fractions of a pass over the data. In the papers 24 h of 309 h lie between two searches. In a
+# corpus of a few hours, 2 % of such a part would be just a few minibatches.
 MINIBATCH_INTERVAL, EVALUATION_INTERVAL = 1.0, 0.5
-# Of the interval, and in steps: twice the size can be tried, be they delayed or not.
+# Length of a trial: a fraction of the interval, and a number of steps. It allows for trials of
+# twice the size, with and without delay.
 PART_OF_TRIAL, LEAST_STEPS_OF_TRIAL = 0.02, 40
 
 
@@ -30,12 +31,13 @@ def course_of(options, split, development, rank, workers):
 
 
 class FixedCourse:
-    """Each worker has minibatches of its own, all of the same size.
+    """Minibatches of a fixed size, different ones for each worker.
 
     Attributes:
-        fit_arguments: dict. Data, and how many epochs: blocks between two evaluations.
-        steps: int. Of this worker, in all of them.
-        frames: list of int. Frames that all workers have been trained on, after each epoch.
+        fit_arguments: dict. Data, and the number of epochs. An epoch is a block between two
+            evaluations.
+        steps: int. Steps of this worker in all epochs.
+        frames: list of int. Frames of all workers so far, after each epoch.
         callbacks: list of Keras callbacks for `fit`.
         description: str.
     """
@@ -62,7 +64,7 @@ class FixedCourse:
         blocks = options.blocks
         if blocks is None:
             blocks = options.epochs * options.blocks_per_epoch - options.first_block
-        # `FrameBatches` shuffles frames, on all workers alike.
+        # `FrameBatches` already shuffles frames, on all workers alike.
         self.fit_arguments = {"x": data, "epochs": blocks, "shuffle": False}
         self.steps = blocks * len(data)
         in_block = len(data) // shares[rank] * sum(shares) * frames
@@ -71,7 +73,7 @@ class FixedCourse:
         self.description = f"{blocks} blocks of {len(data)} steps of {workers} x {frames} frames"
 
     def summary(self):
-        """Figures for the results: dictionary of plain values."""
+        """Returns figures for the results, as a dictionary of plain values."""
         return {
             "mean_minibatch": self._minibatch,
             "largest_minibatch": self._minibatch,
@@ -79,14 +81,15 @@ class FixedCourse:
         }
 
     def plot(self, path):
-        """Draws nothing: sizes do not change."""
+        """Draws nothing, because sizes do not change."""
 
 
 class AutomaticCourse:
-    """Workers share minibatches whose size, or whose learning rate, is decided on the way.
+    """Minibatches that workers share, with a size or learning rate decided during training.
 
-    Its attributes are those of `FixedCourse`, but an epoch of `fit` is a pass over the data, or
-    what `--first-block` leaves of one, and `steps` and `frames` grow while it is trained.
+    Its attributes are those of `FixedCourse`, with two differences. An epoch of `fit` is a pass
+    over the data, or the rest of one after `--first-block`. `steps` and `frames` grow during
+    training.
     """
 
     def __init__(self, options, split, development, rank, workers):
@@ -126,7 +129,7 @@ class AutomaticCourse:
                 self._data,
                 interval,
                 options.trial_frames or trial,
-                max_size=largest // workers * workers,  # which they share in equal parts
+                max_size=largest // workers * workers,  # workers share it in equal parts
                 error_margin=options.error_margin,
                 monitor=options.minibatch_criterion,
                 tune_without_delay=options.tune_without_delay,
@@ -140,9 +143,8 @@ class AutomaticCourse:
 
     @property
     def callbacks(self):
-        # The rate first: sizes are then searched for with the model, and the rate, that training
-        # goes on with. The other way round, an evaluation might take the model back behind the
-        # search, or end the training that a size was just found for.
+        # The rate comes first, so that the search for a size uses the final model and rate. In the
+        # other order, an evaluation might undo the search, or end training right after it.
         controls = [self._rate_control, self._size_control]
         count = keras.callbacks.LambdaCallback(
             on_train_batch_end=self._count_step, on_epoch_end=self._note_frames
@@ -150,7 +152,7 @@ class AutomaticCourse:
         return [*(control for control in controls if control), count]
 
     def summary(self):
-        """As that of `FixedCourse`. A minibatch is two steps where its exchange is delayed."""
+        """Returns figures as `FixedCourse` does. A delayed minibatch takes two steps."""
         sizes, search_frames = [self._data.global_batch_size], 0
         if self._size_control:
             sizes = self._size_control.history["global_batch_size"]
@@ -165,7 +167,7 @@ class AutomaticCourse:
         }
 
     def plot(self, path):
-        """Draws the sizes of steps over the frames seen, if they were searched for."""
+        """Draws the sizes of steps over the frames seen, if there was a search."""
         if self._size_control:
             self._size_control.plot(path)
 

@@ -1,6 +1,6 @@
 """The speech corpus as arrays of frames and targets, made once and cached on disk.
 
-`python examples/speech/dataset.py --hours 1` makes a corpus, unless it is there already.
+`python examples/speech/dataset.py --hours 1` makes a corpus, unless it exists already.
 """
 
 import argparse
@@ -30,12 +30,12 @@ CONTEXT_FRAMES = 5  # on either side: windows of 11 frames
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What decides the content of the corpus.
+    """Settings that determine the content of the corpus.
 
     Attributes:
         hours: float. Speech to train on.
-        held_out_minutes: float. Speech of other voices, reading other texts, to evaluate on; and
-            as much of yet other voices, to take decisions by.
+        held_out_minutes: float. Speech of other voices and texts, to evaluate on. Decisions during
+            training use as much speech of further voices.
         target_count: int. The largest number of context-dependent phone states.
         seed: int.
     """
@@ -51,8 +51,8 @@ class Split:
     """Frames of many utterances in a row, each with `CONTEXT_FRAMES` edge frames around it.
 
     Attributes:
-        frames: float32 array `[rows, MEL_FILTERS]`, normalised by the training data's statistics.
-        targets: int32 array `[rows]`. `NO_TARGET` where the row is only the context of others.
+        frames: float32 array `[rows, MEL_FILTERS]`, normalized by the training data's statistics.
+        targets: int32 array `[rows]`. `NO_TARGET` for rows that are only context.
     """
 
     frames: np.ndarray
@@ -64,9 +64,9 @@ _SPLITS = ("training", "development", "held_out")
 
 
 def load(settings):
-    """Returns `(training, held_out, targets)`, two `Split` and `Targets`; made if not cached.
+    """Returns `(training, held_out, targets)`, two `Split` and `Targets`. Makes them if needed.
 
-    Any number of processes may call this at once: one makes the corpus, the others wait for it.
+    Any number of processes may call this at once. One makes the corpus, the others wait for it.
     """
     folder = _folder_of(settings)
     names = json.loads((folder / "targets.json").read_text())
@@ -75,7 +75,7 @@ def load(settings):
 
 
 def load_development(settings):
-    """Returns the `Split` to take decisions by: neither trained on nor reported on; as `load`."""
+    """Returns the `Split` for decisions during training, made as by `load`."""
     return _load_split(_folder_of(settings), "development")
 
 

@@ -9,7 +9,7 @@ HOP_SECONDS = 0.010
 MEL_FILTERS = 40
 LOWEST_HZ, HIGHEST_HZ = 64.0, 8000.0
 FFT_LENGTH = 1024
-# About the quantization noise of 16-bit samples in one filter; keeps the logarithm of digital
+# Approximate quantization noise of 16-bit samples in one filter. It keeps the logarithm of digital
 # silence finite.
 POWER_FLOOR = 1e-7
 

@@ -5,11 +5,11 @@ import functools
 import keras
 import numpy as np
 
-# Keras draws the seed of an initializer when that is made: one for each layer, and made after the
-# program has set its seed.
+# Keras draws the seed of an initializer when the initializer is made. So each layer makes its own,
+# after the program has set its seed.
 _INITIALIZERS = {
     "relu": keras.initializers.HeUniform,
-    # Glorot and Bengio (2010): a logistic unit's slope is 1/4 at 0, so weights are 4 times larger.
+    # Glorot and Bengio (2010). A logistic unit has slope 1/4 at 0, so weights are 4 times larger.
     "sigmoid": functools.partial(
         keras.initializers.VarianceScaling, 16.0, mode="fan_avg", distribution="uniform"
     ),
@@ -46,17 +46,17 @@ def acoustic_model(input_shape, target_count, depth, width, activation):
 
 
 def hidden_layers(model):
-    """The hidden layers of what `acoustic_model` returned: list."""
+    """Returns the hidden layers of a model from `acoustic_model`, as a list."""
     _, *hidden, _ = model.layers
     return hidden
 
 
 def low_rank_model(model, rank):
-    """Replaces the matrices between hidden layers by products of two, of a rank.
+    """Replaces the matrices between hidden layers by products of two low-rank matrices.
 
-    Xue, Li and Gong (2013): with the singular value decomposition `W = U S V`, cut off after the
-    largest `rank` singular values, the network has `U sqrt(S)`, a linear layer without biases, and
-    then `sqrt(S) V`. There is no matrix of this rank that is closer to W. The matrices of the
+    The method is from Xue, Li and Gong (2013). The singular value decomposition `W = U S V` is cut
+    off after the largest `rank` singular values. The network then has `U sqrt(S)`, a linear layer
+    without biases, and `sqrt(S) V`. No matrix of this rank is closer to W. The matrices of the
     first hidden layer and of the outputs stay.
 
     Args:

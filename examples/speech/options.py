@@ -13,19 +13,19 @@ EXCHANGES = {
     "threshold": "threshold",
 }
 ADAGRAD = {
-    "raw": "the gradient, not parallel or exchanged in full precision",
-    "local": "each worker's gradient, before it is quantised",
-    "aggregate": "their sum, between the two quantisations",
+    "raw": "the gradient, in one process or exchanged in full precision",
+    "local": "each worker's gradient, before it is quantized",
+    "aggregate": "their sum, between the two quantizations",
     "after-momentum": "the smoothed gradient",
 }
-# 2 h of speech in the papers, 703 of their minibatches of 1024 frames: as many of 256.
+# The papers use 2 h of speech, 703 of their minibatches of 1024 frames. This is as many of 256.
 ADAGRAD_TIME_CONSTANT = 180_000
 PRETRAINING_PART = 0.25
 PRESETS = {
     "default": {},
-    # Of a phase of recipe.py: the first of six blocks is the start of the first epoch.
+    # In recipe.py the first phase is the first of six blocks of an epoch.
     "strom": {"exchange": "threshold", "warm_start": 0, "blocks_per_epoch": 6},
-    # Of 309 h of speech 24 are a thirteenth.
+    # 24 h are a thirteenth of 309 h of speech.
     "seide": {
         "exchange": "onebit",
         "warm_start": 0,
@@ -71,7 +71,7 @@ def parse_arguments(arguments=None, description=None):
     preset = parser.parse_known_args(arguments)[0].preset
     parser.set_defaults(**PRESETS[preset])
     options = parser.parse_args(arguments)
-    if not (options.delayed and options.auto_minibatch):  # what a preset makes of both
+    if not (options.delayed and options.auto_minibatch):  # the preset's value needs both
         parser.set_defaults(tune_without_delay=False)
         options = parser.parse_args(arguments)
     problem = conflicts.found_in(options)
@@ -90,19 +90,19 @@ def _add_exchange(parser):
     group = parser.add_argument_group("what workers send")
     add = group.add_argument
     add("--exchange", choices=EXCHANGES, default="onebit")
-    add("--warm-start", type=int, default=300, help="steps in full precision at first")
-    add("--warm-start-samples", type=int, help="the same, in frames of all workers")
+    add("--warm-start", type=int, default=300, help="first steps, in full precision")
+    add("--warm-start-samples", type=int, help="length of the warm start in frames of all workers")
     _add_switch(
-        group, "--delayed", help="exchange half a minibatch while the next half is computed"
+        group, "--delayed", help="exchange half a minibatch during the computation of the next half"
     )
-    add("--max-column-size", type=int, help="onebit: values that share two levels")
-    add("--tau", type=float, help="threshold: what values must exceed to be sent")
-    add("--target-density", type=float, help="threshold: part of all values to send, 0.001")
+    add("--max-column-size", type=int, help="onebit: most values that share two levels")
+    add("--tau", type=float, help="threshold: smallest absolute value to send")
+    add("--target-density", type=float, help="threshold: fraction of values to send, as 0.001")
     add(
         "--coding",
         choices=("packed", "golomb_rice"),
         default="packed",
-        help="threshold: of a value",
+        help="threshold: code of a value",
     )
     add("--asynchronous", action="store_true", help="threshold: workers do not wait for each other")
     add("--max-staleness", type=int, help="asynchronous: steps ahead of the slowest worker")
@@ -110,57 +110,68 @@ def _add_exchange(parser):
         "--shares",
         type=int,
         nargs="+",
-        help="asynchronous: parts of the data of each worker, as fast as it is",
+        help="asynchronous: share of the data of each worker, in proportion to its speed",
     )
-    add("--bmuf", action="store_true", help="train in blocks; what they change is exchanged")
+    add("--bmuf", action="store_true", help="train in blocks, and exchange their changes")
     add("--sync-period", type=int, default=16, help="bmuf: steps in a block")
-    add("--block-momentum", type=float, help="bmuf: 0.5; default: 1 - 1 / (number of workers)")
+    add(
+        "--block-momentum",
+        type=float,
+        help="bmuf: such as 0.5 (default: 1 - 1 / number of workers)",
+    )
 
 
 def _add_updates(parser):
-    group = parser.add_argument_group("what becomes of gradients")
+    group = parser.add_argument_group("updates from gradients")
     add = group.add_argument
     add("--batch-size", type=int, default=128, help="frames per minibatch and worker")
-    add("--learning-rate", type=float, default=0.4, help="the highest, for --batch-size")
+    add("--learning-rate", type=float, default=0.4, help="highest learning rate, for --batch-size")
     add(
         "--schedule",
         choices=("cosine", "constant", "steps"),
-        help="of the learning rate; default: cosine, with --auto-... constant",
+        help="schedule of the learning rate (default: cosine; constant with --auto-...)",
     )
     add("--momentum", type=float, default=0.0)
     places = "; ".join(f"{place}: {what}" for place, what in ADAGRAD.items())
-    add("--adagrad", choices=ADAGRAD, help=f"normalised AdaGrad of {places}")
+    add("--adagrad", choices=ADAGRAD, help=f"what normalized AdaGrad works on. {places}")
     add(
         "--adagrad-time-constant",
         type=float,
         default=ADAGRAD_TIME_CONSTANT,
-        help="frames over which squares are averaged",
+        help="time constant of the average of squares, in frames",
     )
     add(
         "--pretrain",
         type=float,
         nargs="?",
         const=PRETRAINING_PART,
-        help="train layer by layer at first, each with this part of a pass over the data, 0.25",
+        help="pre-train layer by layer, each on this fraction of a pass over the data (0.25)",
     )
 
 
 def _add_control(parser):
-    group = parser.add_argument_group("what is chosen during training")
+    group = parser.add_argument_group("choices during training")
     add = group.add_argument
-    _add_switch(group, "--auto-minibatch", help="look for larger minibatches")
+    _add_switch(group, "--auto-minibatch", help="search for the largest harmless minibatch")
     add("--minibatch-interval", type=int, help="frames from one search to the next")
-    add("--trial-frames", type=int, help="of each trial of a search")
+    add("--trial-frames", type=int, help="frames of each trial of a search")
     add(
         "--error-margin",
         type=float,
         default=0.01,
-        help="what a larger minibatch may cost in a trial, relatively",
+        help="relative loss that a larger minibatch may cost in a trial",
     )
-    add("--minibatch-criterion", choices=("loss", "accuracy"), default="loss", help="of trials")
-    add("--max-minibatch", type=int, default=16384, help="frames of all workers together, at most")
-    _add_switch(group, "--tune-without-delay", help="not delayed while searching")
-    _add_switch(group, "--auto-learning-rate", help="by voices not reported on")
+    add(
+        "--minibatch-criterion",
+        choices=("loss", "accuracy"),
+        default="loss",
+        help="measure of a trial",
+    )
+    add("--max-minibatch", type=int, default=16384, help="most frames of a minibatch")
+    _add_switch(group, "--tune-without-delay", help="search without delay")
+    _add_switch(
+        group, "--auto-learning-rate", help="reduce it by accuracy on other held-out voices"
+    )
     add("--evaluation-interval", type=int, help="frames from one evaluation to the next")
 
 
@@ -169,32 +180,36 @@ def _add_network(parser):
     add("--depth", type=int, default=5, help="hidden layers")
     add("--width", type=int, default=512, help="units of a hidden layer")
     add("--activation", choices=("relu", "sigmoid"), default="relu")
-    add("--svd-rank", type=int, help="of matrices between hidden layers, as products of two")
-    add("--load-weights", type=pathlib.Path, help="to go on from")
-    add("--save-weights", type=pathlib.Path, help="at the end, ending in .weights.h5")
+    add("--svd-rank", type=int, help="rank of matrices between hidden layers")
+    add("--load-weights", type=pathlib.Path, help="weights to continue from")
+    add(
+        "--save-weights",
+        type=pathlib.Path,
+        help="file for the final weights, ending in .weights.h5",
+    )
 
 
 def _add_data(parser):
     add = parser.add_argument_group("the data").add_argument
     corpus = dataset.Settings()
-    add("--hours", type=float, default=corpus.hours, help="speech to train on")
+    add("--hours", type=float, default=corpus.hours, help="hours of speech to train on")
     add(
         "--held-out-minutes",
         type=float,
         default=corpus.held_out_minutes,
-        help="speech to report on, and as much to decide by",
+        help="minutes of speech to report on, and as many to decide by",
     )
-    add("--targets", type=int, default=corpus.target_count, help="most phone states to tell apart")
+    add("--targets", type=int, default=corpus.target_count, help="most phone states to classify")
     add("--epochs", type=int, default=1)
-    add("--first-block", type=int, default=0, help="of all epochs, to go on from earlier training")
-    add("--blocks", type=int, help="to train on; default: all that are left")
+    add("--first-block", type=int, default=0, help="first block, to continue earlier training")
+    add("--blocks", type=int, help="number of blocks to train on (default: all that remain)")
     add("--blocks-per-epoch", type=int, default=8, help="evaluations in each pass over the data")
-    add("--seed", type=int, default=1, help="of the weights and the order of frames")
-    add("--corpus-seed", type=int, default=corpus.seed, help="of texts, voices and noises")
+    add("--seed", type=int, default=1, help="seed of the weights and the order of frames")
+    add("--corpus-seed", type=int, default=corpus.seed, help="seed of texts, voices and noises")
 
 
 def flag_of_shares(shares):
-    """The arguments that give workers these shares: a list of text, or nothing."""
+    """Returns the arguments that give workers these shares, as a list."""
     return ["--shares", *shares] if shares else []
 
 

@@ -1,4 +1,4 @@
-"""Trains a speech model by the recipe of one of the papers: a start of its own, then all workers.
+"""Trains a speech model by the recipe of a paper: a special start, then all workers.
 
     python examples/speech/recipe.py  # Strom (2015), table 1
     python examples/speech/recipe.py --workers 4 --epochs 4 --asynchronous --hours 4
@@ -15,7 +15,7 @@
 |---------------------|---------------------------------|---------------------------------------|
 | workers             | 1                               | N                                     |
 | exchange            | none                            | 1-bit, delayed by half a minibatch    |
-| AdaGrad, momentum   | of the gradient                 | of the sum, between its quantisations |
+| AdaGrad, momentum   | of the gradient                 | of the sum, between its quantizations |
 | minibatch           | N B                             | N B at first, searched for later      |
 | learning rate       | r                               | r at first, by held-out accuracy later |
 
@@ -24,8 +24,8 @@
 | minibatch, a worker | B / 4                        | B                |
 | learning rate       | r / 4                        | r                |
 
-Every phase is a job of its own, which goes on from the weights of the one before. Further options
-are those of train.py.
+Every phase is a job of its own, which continues from the weights of the phase before. Further
+options are passed on to train.py.
 """
 
 import argparse
@@ -37,7 +37,7 @@ import compare
 import dataset
 import options as training_options
 
-# Training without another worker: nothing to quantise, to wait for, or to search for.
+# Options of one worker alone, which does not quantize, wait or search.
 ALONE = ("--exchange", "full", "--adagrad", "raw", "--no-delayed")
 AS_IT_IS = ("--no-auto-minibatch", "--no-tune-without-delay", "--no-auto-learning-rate")
 LATER = ("minibatch-interval", "trial-frames", "evaluation-interval")
@@ -52,7 +52,7 @@ class Phase(NamedTuple):
         learning_rate: float.
         batch_size: int. Frames per minibatch and worker.
         workers: int.
-        flags: tuple of further arguments of train.py, which no others override.
+        flags: tuple of further arguments of train.py, which override all others.
     """
 
     first_block: int
@@ -69,9 +69,9 @@ def strom(epochs, blocks_per_epoch, learning_rate, batch_size, workers):
     Args:
         epochs: int.
         blocks_per_epoch: int.
-        learning_rate: float. In the first epoch.
-        batch_size: int. Frames per minibatch and worker, in the end.
-        workers: int. In the end.
+        learning_rate: float. Learning rate of the first epoch.
+        batch_size: int. Frames per minibatch and worker in the last phase.
+        workers: int. Number of workers in the last phase.
     """
     few = max(1, workers // 2)
     first = [
@@ -85,7 +85,7 @@ def strom(epochs, blocks_per_epoch, learning_rate, batch_size, workers):
 
 
 def seide(epochs, blocks_per_epoch, learning_rate, batch_size, workers):
-    """One worker without quantisation at first. Arguments and result are those of `strom`."""
+    """Starts with one worker without quantization. Arguments and result are as for `strom`."""
     left = epochs * blocks_per_epoch - 1
     return [
         Phase(0, 1, learning_rate, workers * batch_size, 1, ALONE + AS_IT_IS),
@@ -94,7 +94,7 @@ def seide(epochs, blocks_per_epoch, learning_rate, batch_size, workers):
 
 
 def parallelizability(epochs, blocks_per_epoch, learning_rate, batch_size, workers):
-    """Small minibatches at first, at the same learning rate per frame; as `strom`."""
+    """Starts with small minibatches, at the same learning rate per frame. Else as `strom`."""
     left = epochs * blocks_per_epoch - 1
     return [
         Phase(0, 1, learning_rate / 4, batch_size // 4, workers, AS_IT_IS),
@@ -112,13 +112,17 @@ def main():
     parser.add_argument("--preset", choices=RECIPES, default="strom")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--learning-rate", type=float, help="r")
-    parser.add_argument("--batch-size", type=int, help="B, frames per minibatch and worker")
-    parser.add_argument("--pretrain", nargs="?", const="", help="of the first phase: see train.py")
-    later = parser.add_argument_group("of the phases after the first: see train.py").add_argument
+    parser.add_argument("--learning-rate", type=float, help="learning rate r of the table")
+    parser.add_argument("--batch-size", type=int, help="frames B per minibatch and worker")
+    parser.add_argument(
+        "--pretrain", nargs="?", const="", help="pre-train in the first phase (see train.py)"
+    )
+    later = parser.add_argument_group("phases after the first (see train.py)").add_argument
     for name in LATER:
         later(f"--{name}")
-    parser.add_argument("--shares", nargs="+", help="with --asynchronous: see train.py")
+    parser.add_argument(
+        "--shares", nargs="+", help="shares of the data with --asynchronous (see train.py)"
+    )
     parser.add_argument("--results", type=pathlib.Path, default=pathlib.Path("results/recipe"))
     own, arguments = parser.parse_known_args()
     of_searches = [
@@ -137,7 +141,7 @@ def main():
         )
     if options.blocks_per_epoch < 2:
         parser.error(
-            "The first epoch has two phases, so that --blocks-per-epoch must be 2 or more. "
+            "The first epoch has two phases, so --blocks-per-epoch must be 2 or more. "
             f"Received: {options.blocks_per_epoch}."
         )
     dataset.load(training_options.corpus_settings(options))

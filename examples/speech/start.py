@@ -1,4 +1,4 @@
-"""The model that training begins with: drawn at random, pre-trained, of low rank, or loaded."""
+"""The initial model of a training: random, pre-trained, of low rank, or loaded."""
 
 import keras
 from batches import FrameBatches
@@ -40,12 +40,12 @@ def initial_model(options, split, target_count, rank, workers):
 
 
 def pretrain(model, batches, learning_rate, momentum):
-    """Trains the hidden layers but the last, beginning with a network of one.
+    """Pre-trains all hidden layers except the last, beginning with a network of one layer.
 
-    Seide, Li and Yu (2011): a network with one hidden layer is trained for a short while, its
-    output layer is dropped, the next hidden layer and a new output layer are put on top, all of it
-    is trained, and so on. The last hidden layer and the outputs of `model` are left as they are:
-    to train them is to train the model.
+    The method is from Seide, Li and Yu (2011). It trains a network with one hidden layer for a
+    short time, and drops its output layer. Then it adds the next hidden layer and a new output
+    layer, trains all of it, and so on. The last hidden layer and the outputs of `model` stay
+    unchanged, because training them means to train the model.
 
     The workers of a job share minibatches, and exchange gradients in full precision.
 

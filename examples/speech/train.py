@@ -24,11 +24,11 @@ import tf_onebit
 import tf_onebit.horovod as hvd
 
 EVALUATION_BATCH_SIZE = 1024
-STEPS_NOT_TIMED = 5  # of each block: tracing, and filling of the input pipeline
+STEPS_NOT_TIMED = 5  # in each block, for tracing and filling of the input pipeline
 
 
 def block_callbacks(options, workers):
-    """Returns the callback that has workers train in blocks, if they are to, in a list."""
+    """Returns a list with the callback for training in blocks, or an empty list."""
     if not options.bmuf:
         return []
     momentum = "auto" if options.block_momentum is None else options.block_momentum
@@ -37,7 +37,7 @@ def block_callbacks(options, workers):
 
 
 class StepTimer(keras.callbacks.Callback):
-    """Measures the seconds from the end of one step to that of the next, input included."""
+    """Measures the seconds between the ends of two steps, including the input."""
 
     def __init__(self):
         super().__init__()
@@ -51,7 +51,7 @@ class StepTimer(keras.callbacks.Callback):
 
 
 def _progress(rank):
-    """A progress bar on a terminal, elsewhere (also under horovodrun) a line for each block."""
+    """Returns `verbose` of `fit`: a progress bar on a terminal, else a line for each block."""
     return 0 if rank else 1 if sys.stdout.isatty() else 2
 
 
@@ -65,17 +65,17 @@ def train(options, callbacks=()):
     hvd.init()
     rank, workers = hvd.rank(), hvd.size()
     if workers == 1 and "TF_CONFIG" in os.environ:
-        raise SystemExit("Workers that Horovod connects are started with horovodrun.")
+        raise SystemExit("Start the workers of a job over Horovod with horovodrun.")
     threads = max(1, len(os.sched_getaffinity(0)) // hvd.local_size())
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     training_split, held_out_split, targets = dataset.load(corpus_settings(options))
     keras.utils.set_random_seed(options.seed)
 
-    # Who does not wait for others does not average with them, either.
+    # Asynchronous workers do not average metrics, so each evaluates all held-out data.
     of_held_out = (0, 1) if options.asynchronous else (rank, workers)
     held_out = FrameBatches(held_out_split, EVALUATION_BATCH_SIZE, *of_held_out)
     development = None
-    if options.auto_learning_rate:  # not by those that are reported on
+    if options.auto_learning_rate:  # other voices than the reported ones
         development_split = dataset.load_development(corpus_settings(options))
         development = FrameBatches(development_split, EVALUATION_BATCH_SIZE, rank, workers)
     course = course_of(options, training_split, development, rank, workers)
@@ -107,7 +107,7 @@ def train(options, callbacks=()):
             *callbacks,
         ],
     ).history
-    if options.asynchronous:  # Keras evaluated before the last of the others' deltas had come
+    if options.asynchronous:  # Keras evaluated before all deltas had arrived
         end = model.evaluate(held_out, verbose=0)
         history["val_loss"][-1], history["val_accuracy"][-1] = end
     if options.save_weights and rank == 0:

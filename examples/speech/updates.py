@@ -1,4 +1,4 @@
-"""From a minibatch to an update: exchange, AdaGrad, momentum, learning rate."""
+"""The update of a minibatch: exchange, AdaGrad, momentum, learning rate."""
 
 import keras
 
@@ -8,12 +8,12 @@ from tf_onebit import transforms
 
 WARM_UP = 0.1  # part of the steps in which the learning rate rises
 FINAL_LEARNING_RATE = 0.02  # of the highest
-# Seide et al. (2014, ICASSP), table 2: after three of seven passes a fortieth is left.
+# Seide et al. (2014, ICASSP), table 2, divide the rate by 40 after three of seven passes.
 STEP_AT, STEP_FACTOR = 3 / 7, 1 / 40
 
 
 def frames_per_step(options):
-    """Frames of one worker in a step: of minibatches whose exchange is delayed a step has half."""
+    """Returns the frames of one worker in a step: half a minibatch with a delayed exchange."""
     return options.batch_size // 2 if options.delayed else options.batch_size
 
 
@@ -38,8 +38,8 @@ def _one_bit(options, workers):
     adagrad = transforms.NormalizedAdaGrad(
         options.adagrad_time_constant, frames_per_step(options) * workers
     )
-    # Seide et al. (2014, Interspeech), section 4: of these, all that is local runs before the
-    # quantisation, all else on the owner of a shard of the sum.
+    # Seide et al. (2014, Interspeech), section 4. Local transforms run before the quantization, the
+    # others on the owner of a shard of the sum.
     momentum = [transforms.Momentum(options.momentum)] if options.momentum else []
     local, of_sum = {
         "local": ([adagrad], momentum),
@@ -64,7 +64,7 @@ def _warm_start(exchange, options, workers):
 
 
 def warm_start_frames(options, workers):
-    """Frames of all workers that are exchanged in full precision at first."""
+    """Returns the frames of all workers in the warm start."""
     if options.asynchronous or options.bmuf:
         return 0
     return options.warm_start_samples or options.warm_start * workers * frames_per_step(options)
@@ -75,7 +75,7 @@ def make_optimizer(options, steps, workers):
 
     Args:
         options: what `parse_arguments` returned.
-        steps: int. For how many of them the learning rate's schedule is.
+        steps: int. Number of steps of the learning rate's schedule.
         workers: int.
     """
     optimizer = _local_optimizer(options, _learning_rate(options, steps), workers)
@@ -91,7 +91,7 @@ def _local_optimizer(options, learning_rate, workers):
     if options.adagrad is None:
         return keras.optimizers.SGD(learning_rate, momentum=options.momentum)
     if options.exchange != "full":
-        return keras.optimizers.SGD(learning_rate)  # the exchange does the rest
+        return keras.optimizers.SGD(learning_rate)  # AdaGrad and momentum are in the exchange
     return tf_onebit.optimizers.NormalizedAdaGrad(
         learning_rate,
         options.adagrad_time_constant,
@@ -102,8 +102,8 @@ def _local_optimizer(options, learning_rate, workers):
 
 
 def _learning_rate(options, steps):
-    # The loss is a mean over the frames of a step: half as many have half the rate, so that each
-    # frame changes the weights as much as ever.
+    # The loss is a mean over the frames of a step. With half the frames the rate is halved, so that
+    # each frame changes the weights equally.
     highest = options.learning_rate * frames_per_step(options) / options.batch_size
     if options.schedule == "constant":
         return highest

@@ -44,9 +44,9 @@ class TestOptions:
     @pytest.mark.parametrize(
         "arguments, problem",
         [
-            ("--adagrad raw", "gradients that are not quantised. Received: --exchange onebit"),
-            ("--adagrad local --exchange full", "--adagrad local takes place where 1-bit"),
-            ("--adagrad aggregate --exchange threshold", "--adagrad aggregate takes place where"),
+            ("--adagrad raw", "gradients that are not quantized. Received: --exchange onebit"),
+            ("--adagrad local --exchange full", "--adagrad local is a part of 1-bit"),
+            ("--adagrad aggregate --exchange threshold", "--adagrad aggregate is a part of 1-bit"),
             ("--adagrad after-momentum", "needs --momentum. Received: --momentum 0"),
             ("--adagrad aggregate --bmuf", "--adagrad needs workers that exchange"),
             ("--delayed --batch-size 33", "an even number of frames. Received: --batch-size 33"),

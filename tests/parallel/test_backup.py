@@ -63,6 +63,8 @@ def train_and_kill(engine, folder, *arguments):
 CASES = [
     ("alone", "arrays", ["--die-at", "14"], ["--save-freq", "4", "--steps-per-execution", "2"]),
     ("horovod", "sequence", ["--die-at", "20"], ["--save-freq", "3", "--delayed"]),
+    ("horovod", "arrays", ["--die-at", "20"], ["--save-freq", "3", "--own", "--delayed"]),
+    ("tensorflow", "arrays", ["--die-at", "13"], ["--save-freq", "4", "--own"]),
     (
         "tensorflow",
         "dataset",

@@ -2,7 +2,7 @@
 
 ... --engine horovod | tensorflow | mirrored | alone --devices 2 --data arrays | dataset | sequence
     --directory backups --output folder --save-freq 3 --die-at 17 | --die-at-file 5
-    --bmuf | --delayed | --tune --die-in-trial 3
+    --bmuf | --delayed | --own | --tune --die-in-trial 3
     --undisturbed folder  # where the same process trains to the end before
 """
 
@@ -10,6 +10,7 @@ import argparse
 import os
 import pathlib
 import signal
+import sys
 
 import keras
 import numpy as np
@@ -17,6 +18,9 @@ import tensorflow as tf
 
 import tf_onebit
 from tests.parallel.training import compiled, make_data
+
+sys.path.insert(0, str(pathlib.Path("examples/your_own_exchange").resolve()))
+from top_k import TopK  # noqa: E402
 
 EPOCHS = 3  # but two where training is tuned
 SAMPLES = 200
@@ -140,6 +144,7 @@ def parse_arguments():
     parser.add_argument("--steps-per-execution", type=int, default=1)
     parser.add_argument("--die-at", type=int, default=-1, help="step, counted from 0")
     parser.add_argument("--die-at-file", type=int, default=-1, help="of rank 0, from 1")
+    parser.add_argument("--own", action="store_true", help="the exchange of examples")
     parser.add_argument("--delayed", action="store_true", help="double buffering")
     parser.add_argument("--bmuf", action="store_true", help="block momentum")
     parser.add_argument("--tune", action="store_true", help="minibatch size and learning rate")
@@ -167,7 +172,7 @@ def make_exchange(options):
         adagrad = tf_onebit.transforms.NormalizedAdaGrad(100, TUNED_BATCH_SIZE)
         delayed = tf_onebit.Delayed(tf_onebit.OneBit(min_size=0, transforms=[adagrad]))
         return tf_onebit.WarmStart(delayed, samples=90, global_batch_size=TUNED_BATCH_SIZE)
-    exchange = tf_onebit.OneBit(min_size=0)
+    exchange = TopK(k=5) if options.own else tf_onebit.OneBit(min_size=0)
     if options.delayed:
         exchange = tf_onebit.Delayed(exchange)
     return tf_onebit.WarmStart(exchange, steps=4)

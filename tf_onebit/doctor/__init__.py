@@ -22,11 +22,11 @@ def add_command(commands):
     """Adds `doctor` to the commands of an `argparse` parser."""
     parser = commands.add_parser(
         "doctor",
-        help="say what is installed, whether GPUs would be used, and which hosts are reached",
-        description="Says what is installed, what the compiled ops are built for, and whether they "
-        "would run on a GPU: if not, why, and what to do. Says what Horovod is built with, checks "
-        "TF_CONFIG where it is set, and tries to reach its workers and other hosts. Ends with "
-        "status 1 if something of that does not work, but for GPUs and for what is not installed.",
+        help="check the installation, the GPUs and the reachable hosts",
+        description="Shows what is installed, what the compiled ops are built for, and whether "
+        "they would run on a GPU. If not, it gives the reason and a remedy. Shows what Horovod is "
+        "built with. Checks TF_CONFIG if it is set, and tries to reach its workers and other "
+        "hosts. Ends with status 1 if a check fails, except for GPUs and missing packages.",
     )
     parser.add_argument(
         "--hosts",
@@ -34,7 +34,7 @@ def add_command(commands):
         type=_address,
         default=[],
         metavar="host[:port]",
-        help=f"hosts to reach; without a port by ssh's, {_SSH_PORT}, which horovodrun needs",
+        help=f"hosts to reach (default port: {_SSH_PORT}, for ssh, which horovodrun needs)",
     )
     parser.set_defaults(run=lambda options: doctor(options.hosts))
 

@@ -20,15 +20,15 @@ def ops_report():
     facts = gpu_facts(library)
     if facts.driver_version is None:
         yield (
-            "GPUs: none are used, training runs on the CPU. This machine has no driver of NVIDIA's "
-            "(libcuda.so.1): with a GPU in it, install one."
+            "GPUs: not used, training runs on the CPU. This machine has no NVIDIA driver "
+            "(libcuda.so.1). If it has a GPU, install the driver."
         )
         return
     if facts.cuda_version:
         yield f"Kernels for GPUs: CUDA {facts.cuda_version}, for {library.gpu_targets()}"
     else:
         yield "Kernels for GPUs: none"
-    yield f"Driver of NVIDIA: for CUDA up to {_dotted(facts.driver_version)}"
+    yield f"NVIDIA driver: for CUDA up to {_dotted(facts.driver_version)}"
     yield f"GPUs that TensorFlow sees: {', '.join(map(str, facts.gpus)) or 'none'}"
     reasons = reasons_against_gpus(facts)
     if not reasons:
@@ -104,14 +104,14 @@ def reasons_against_gpus(facts):
     if not facts.cuda_version:
         reasons.append(
             "the compiled ops have no kernels for GPUs, because no nvcc was found when they were "
-            "built, and with GPUs that TensorFlow sees training fails. Install the CUDA toolkit, "
-            "12.0 or later, put its nvcc on the PATH, and build them again: python setup.py "
-            "build_ext --inplace. Or hide the GPUs: CUDA_VISIBLE_DEVICES=-1"
+            "built. If TensorFlow sees a GPU, training fails. Install the CUDA toolkit, 12.0 or "
+            "later, put its nvcc on the PATH, and build the ops again: python setup.py build_ext "
+            "--inplace. Or hide the GPUs: CUDA_VISIBLE_DEVICES=-1"
         )
     if not facts.tensorflow_has_cuda:
         reasons.append(
-            "this TensorFlow is built without CUDA. Install the other one in its place, and build "
-            "the ops again: python -m pip uninstall tensorflow-cpu && "
+            "this TensorFlow is built without CUDA. Replace it, and build the ops again: "
+            "python -m pip uninstall tensorflow-cpu && "
             'python -m pip install "tensorflow[and-cuda]==2.21.0"'
         )
     fault = driver_fault(facts.cuda_version, facts.driver_version)
@@ -126,8 +126,8 @@ def reasons_against_gpus(facts):
     for gpu in facts.gpus:
         if gpu.compute_capability < OLDEST_COMPUTE_CAPABILITY:
             reasons.append(
-                f"{gpu} is too old: the kernels are for {_dotted(OLDEST_COMPUTE_CAPABILITY)} and "
-                "later. Hide it with CUDA_VISIBLE_DEVICES, and the ops run on the CPU."
+                f"{gpu} is too old: the kernels need {_dotted(OLDEST_COMPUTE_CAPABILITY)} or "
+                "later. Hide it with CUDA_VISIBLE_DEVICES, so that the ops run on the CPU."
             )
     return reasons
 

@@ -99,19 +99,19 @@ def horovod_lines(version, facts):
     yield f"NCCL: {built} built into Horovod, {library} found by the loader"
     if facts.nccl_built and not facts.nccl_library:
         yield Fault(
-            f"Horovod is built with NCCL {facts.nccl_built}, and libnccl.so.2 is not found. "
+            f"Horovod is built with NCCL {facts.nccl_built}, but libnccl.so.2 is not found. "
             'Install it: python -m pip install "tensorflow[and-cuda]==2.21.0"'
         )
     if facts.gpus and not facts.nccl_built:
         yield (
-            "Not on a GPU: Horovod's collectives, which copy through the host's memory. Build it "
+            "Not on a GPU: Horovod's collectives. They copy through the host's memory. Build it "
             "with NCCL: python tools/build_horovod.py --gpu, in the source folder of tf_onebit."
         )
     if not facts.built_by_tool:
         yield (
-            "Slower than need be: this Horovod was not built by tools/build_horovod.py, and its "
-            "Gloo lets the two directions of a link take turns, so that 1-bit messages take twice "
-            f"as long. Build it: {_BUILD}."
+            "Slower than necessary: this Horovod was not built by tools/build_horovod.py. Its Gloo "
+            "uses the two directions of a link in turns, so 1-bit messages take twice as long. "
+            f"Build it: {_BUILD}."
         )
 
 

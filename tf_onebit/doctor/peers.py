@@ -83,17 +83,18 @@ def reach(address):
         socket.create_connection((host, port), timeout=_CONNECT_SECONDS).close()
     except ConnectionRefusedError:
         return (
-            f"{name}; refused in {_ms_since(start)}: the host is reached, nobody listens there yet"
+            f"{name}; refused in {_ms_since(start)}: the host is reached, but no program listens "
+            "there yet"
         )
     except TimeoutError:
         return Fault(
             f"Not reached: {name}; no answer within {_CONNECT_SECONDS} s. Is the host up, and do "
-            f"firewalls on the way let TCP port {port} pass?"
+            f"all firewalls on the way allow TCP port {port}?"
         )
     except OSError as error:
         return Fault(
-            f"Not reached: {name}; {error.strerror}. Is the host in a network that one of this "
-            "machine's interfaces leads to?"
+            f"Not reached: {name}; {error.strerror}. Is the host in a network that this machine "
+            "can reach through one of its interfaces?"
         )
     return f"{name}; connected in {_ms_since(start)}"
 

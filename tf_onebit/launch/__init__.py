@@ -25,19 +25,21 @@ def add_command(commands):
     parser = commands.add_parser(
         "launch",
         help="start the workers of a job on this machine",
-        description="Starts a program in several processes on this machine, each with TF_CONFIG "
-        "set to its place in a cluster of all of them, and marks their output by rank. If one "
-        "fails, all are ended.",
+        description="Starts a program in several processes on this machine. Sets TF_CONFIG in each "
+        "so that they form a TensorFlow cluster. Marks their output by rank. If one process fails, "
+        "ends all of them.",
         usage="tf-onebit launch -np 2 -- python train.py",
     )
-    parser.add_argument("-np", "--num-proc", type=_number, required=True, help="how many processes")
+    parser.add_argument(
+        "-np", "--num-proc", type=_number, required=True, help="number of processes"
+    )
     parser.add_argument(
         "--verbose",
         action="store_true",
-        help="show all that TensorFlow's libraries say; else, unless TF_CPP_MIN_LOG_LEVEL is set, "
-        "the errors of all workers and the warnings of the first",
+        help="show all log messages of TensorFlow's libraries (default: errors of all workers and "
+        "warnings of the first, unless TF_CPP_MIN_LOG_LEVEL is set)",
     )
-    parser.add_argument("program", nargs="+", help="with its arguments, after --")
+    parser.add_argument("program", nargs="+", help="program and its arguments, after --")
     parser.set_defaults(
         run=lambda options: launch(options.num_proc, options.program, options.verbose)
     )
@@ -94,7 +96,7 @@ def launch(num_workers, program, verbose=False):
         return status
     print(
         f"tf-onebit launch: the output of the workers cannot be written: {output.error.strerror}. "
-        "They are ended.",
+        "All workers were ended.",
         file=sys.stderr,
     )
     return status or 1
@@ -112,7 +114,7 @@ def tf_config(addresses, rank):
 
 
 def free_addresses(count):
-    """Addresses of this machine, `host:port`, where nobody listens."""
+    """Addresses of this machine, `host:port`, with unused ports."""
     with contextlib.ExitStack() as stack:
         # All at once, or the same could come again.
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
@@ -168,8 +170,8 @@ def _failure(rank, status, ended, running):
     text = f"worker {rank} ended {how}"
     if ended:
         who = f"worker {ended[0]}" if len(ended) == 1 else f"workers {', '.join(map(str, ended))}"
-        text = f"{who} ended with status 0 while others still ran; then {text}"
-    return f"{text}; the others are ended." if len(running) > 1 else f"{text}."
+        text = f"{who} ended with status 0 while others were running. Then {text}"
+    return f"{text}. The others were ended." if len(running) > 1 else f"{text}."
 
 
 def _end(workers, asked):

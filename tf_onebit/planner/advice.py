@@ -87,15 +87,15 @@ def advise(methods, measured, links, workers, per_replica_batch_size, sizes, alo
     if chosen:
         sentences.append(
             f"{method.name}: {_milliseconds(prediction.step_seconds)} per step, "
-            f"{full.step_seconds / prediction.step_seconds:.1f} times as fast, and "
-            f"{prediction.speed_up:.1f} times one worker. What is longest in a step is "
-            f"{_PARTS[prediction.bottleneck]}."
+            f"{full.step_seconds / prediction.step_seconds:.1f} times as fast as full precision, "
+            f"and {prediction.speed_up:.1f} times as fast as one worker. The longest part of a "
+            f"step is {_PARTS[prediction.bottleneck]}."
         )
     if prediction.speed_up <= 1:
         sentences.append(
             f"One worker alone is as fast or faster: with {method.name} {workers} workers are "
-            f"{prediction.speed_up:.2g} times as fast as one. Give each more samples per step, or "
-            "connect them by faster links."
+            f"{prediction.speed_up:.2g} times as fast as one. Give each worker more samples per "
+            "step, or use faster links."
         )
     batch, sentence = _batch_size(method, measured, links, workers, per_replica_batch_size)
     sentences.append(sentence)
@@ -108,14 +108,14 @@ def advise(methods, measured, links, workers, per_replica_batch_size, sizes, alo
     period = _sync_period(with_blocks, computation, links, workers)
     if period is not None:
         sentences.append(
-            f"Training in blocks costs {100 * _MOST_OF_A_BLOCK:.0f} % of a step or less from "
-            f"sync_period={period} on."
+            f"Training in blocks costs at most {100 * _MOST_OF_A_BLOCK:.0f} % of a step with "
+            f"sync_period={period} or more."
         )
     return Advice(method.name, chosen > 0, batch, bucket_bytes, period, sentences)
 
 
 _PARTS = {
-    "computation": "the computation itself",
+    "computation": "the computation",
     "coding": "encoding and decoding",
     "sending": "sending and receiving",
 }
@@ -129,14 +129,14 @@ def _about_full_precision(full, sending_less_pays):
     share = 1 - full.computation_seconds / full.step_seconds
     facts = (
         f"in full precision a step takes {_milliseconds(full.step_seconds)}, of which "
-        f"{_milliseconds(full.computation_seconds)} are computation: the exchange costs "
+        f"{_milliseconds(full.computation_seconds)} are computation. The exchange costs "
         f"{100 * share:.0f} %"
     )
     if sending_less_pays:
-        return f"To send less pays: {facts}."
+        return f"Sending less pays: {facts}."
     return (
-        f"Compression will not pay: {facts}, and neither it nor training in blocks makes a step "
-        "faster by more than a tenth."
+        f"Compression will not pay: {facts}. Compression and training in blocks make a step at "
+        "most a tenth faster."
     )
 
 
@@ -152,11 +152,14 @@ def _batch_size(method, measured, links, workers, per_replica_batch_size):
     if costs[best] > _MOST_OF_A_STEP:
         return best, (
             f"With {best} samples per worker and step, the most that was measured, its exchange "
-            f"costs {cost}; with more, less."
+            f"costs {cost}. It costs less with more samples."
         )
     if best > per_replica_batch_size:
-        return best, f"From {best} samples per worker and step on its exchange costs only {cost}."
-    return best, f"{best} samples per worker and step are enough: its exchange costs {cost} then."
+        return (
+            best,
+            f"With {best} samples per worker and step or more, its exchange costs at most {cost}.",
+        )
+    return best, f"{best} samples per worker and step are enough: its exchange then costs {cost}."
 
 
 def _bucket_bytes(method, computation, links, workers, sizes):

@@ -14,19 +14,19 @@ def add_command(commands):
     """Adds `bench` to the commands of an `argparse` parser."""
     parser = commands.add_parser(
         "bench",
-        help="take the time of encoding, decoding and collectives",
-        description="Takes the time of encoding and decoding on this machine, in nanoseconds per "
-        "value of a gradient, and, started by horovodrun or `tf-onebit launch`, of collectives "
-        "between the workers, all of them at once.",
+        help="measure the time of encoding, decoding and collectives",
+        description="Measures the time of encoding and decoding on this machine, in nanoseconds "
+        "per value of a gradient. If horovodrun or `tf-onebit launch` starts it, it also measures "
+        "collectives between the workers. All workers run at once.",
     )
     parser.add_argument(
         "--values",
         type=_number_of_values,
         default=8 * 2**20,
         metavar="N",
-        help=f"of the gradient that is encoded (default: {8 * 2**20})",
+        help=f"number of values of the gradient (default: {8 * 2**20})",
     )
-    parser.add_argument("--json", metavar="FILE", help="write the figures there")
+    parser.add_argument("--json", metavar="FILE", help="file for the figures")
     parser.set_defaults(run=run)
 
 

@@ -143,9 +143,9 @@ class ModelInStep:
             if not self._has_open_sizes:
                 raise
             raise ValueError(
-                f"The model {self.model.name!r} cannot be trained with what stands for open sizes "
-                f"of its inputs. Received: --unknown-size {self._unknown_size}, with which: "
-                f"{_reason(error)} Give another."
+                f"The model {self.model.name!r} cannot be trained with this value for open sizes "
+                f"of its inputs. Received: --unknown-size {self._unknown_size}, which fails with: "
+                f"{_reason(error)} Give another size."
             ) from error
         return None if too_much else batch
 
@@ -232,10 +232,10 @@ def _standing_still(optimizer):
         return keras.optimizers.deserialize(saved, custom_objects=custom)
     except Exception as error:
         raise ValueError(
-            "A plan makes the model's optimizer once more, as Keras does with a saved one. "
-            f"Received: {optimizer!r}, of which that fails: {type(error).__name__}: {error} "
-            "Have its get_config return the arguments of its constructor, or compile with an "
-            "optimizer of Keras'."
+            "A plan copies the model's optimizer, as Keras does when it loads one. "
+            f"Received: {optimizer!r}, which fails with: {type(error).__name__}: {error} "
+            "Make its get_config return the arguments of its constructor, or compile with an "
+            "optimizer of Keras."
         ) from error
 
 
@@ -248,7 +248,7 @@ def require_plannable(model, unknown_size=None):
         )
     if getattr(model, "optimizer", None) is None:
         raise ValueError(
-            f"A plan takes the time of the model's updates, too. Received: {model.name!r}, which "
+            f"A plan also measures the model's updates. Received: {model.name!r}, which "
             'is not compiled. Call for example model.compile("sgd", loss="mse") before it is '
             "saved or returned."
         )

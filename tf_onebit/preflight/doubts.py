@@ -30,8 +30,8 @@ def doubts_about(computations, scatter):
     if not doubts:
         return []
     return [
-        f"Not to be relied on: {'; '.join(doubts)}. Something else is using the processors: plan "
-        "again when they are idle."
+        f"These times are not reliable: {'; '.join(doubts)}. Another program is using the "
+        "processors. Plan again when they are idle."
     ]
 
 

@@ -43,7 +43,7 @@ def _horovod_engine():
     except ImportError as error:
         raise ValueError(
             f"This process was started by horovodrun or MPI, and Horovod cannot be used: {error} "
-            "Start it by `tf-onebit launch`, or alone."
+            "Start it with `tf-onebit launch`, or alone."
         ) from error
     hvd.init()
     take_a_gpu(hvd.local_rank())
@@ -62,9 +62,9 @@ def require_writable(*paths):
     for path in filter(None, paths):
         directory = os.path.dirname(os.path.abspath(path))
         if not os.access(directory, os.W_OK):
-            raise ValueError(f"There is no folder that can be written to. Received: {path}.")
+            raise ValueError(f"The folder cannot be written to. Received: {path}. Name another.")
         if os.path.isdir(path) or (os.path.exists(path) and not os.access(path, os.W_OK)):
-            raise ValueError(f"It must be a file that can be written to. Received: {path}.")
+            raise ValueError(f"The file cannot be written to. Received: {path}. Name another.")
 
 
 def load_model(source):
@@ -104,8 +104,8 @@ def _imported(module):
     except (Exception, SystemExit) as error:
         raise ValueError(
             f"The module {module!r} cannot be imported, from {os.getcwd()}: "
-            f"{type(error).__name__}: {error}. What it does when it is run, and not when it is "
-            'imported, belongs under `if __name__ == "__main__":`.'
+            f"{type(error).__name__}: {error}. Put code that must not run on import under "
+            '`if __name__ == "__main__":`.'
         ) from error
 
 
@@ -119,7 +119,7 @@ def _saved_model(path):
     except Exception as error:
         raise ValueError(
             "Keras cannot load the model. If it has layers or functions of your own, name a "
-            "function that returns it in its place: tf-onebit plan train:make_model, for "
-            f"make_model of train.py. Received: {path!r}, of which Keras says: "
+            "function that returns the model: tf-onebit plan train:make_model, for "
+            f"make_model of train.py. Received: {path!r}. Keras reports: "
             f"{type(error).__name__}: {error}"
         ) from error

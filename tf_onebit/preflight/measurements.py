@@ -102,7 +102,7 @@ def measure(model, workers, links, world_sizes, options):
     candidates = _candidates(model, options.target_density)
     methods = {}
     for world_size in world_sizes:
-        announce(workers, f"what is exchanged between {world_size} workers")
+        announce(workers, f"the exchange between {world_size} workers")
         # Coding depends little on the number of workers: that of the job is measured well.
         well = world_size in (workers.world_size, world_sizes[0])
         runs = {} if well else {"runs": _RUNS_OF_OTHERS}
@@ -144,7 +144,7 @@ def _fewer(computations):
     """What to do where memory is not enough, in words."""
     if computations:
         return f"Give fewer: --per-replica-batch-size {max(computations)}."
-    return "Give fewer, by --per-replica-batch-size, or return a model of smaller batches."
+    return "Give fewer with --per-replica-batch-size, or return a model with smaller batches."
 
 
 def alone_seconds_of(step, per_replica_batch_size, workers):

@@ -9,10 +9,10 @@ from tf_onebit.preflight.command import run_command
 from tf_onebit.preflight.source import require_source
 
 DESCRIPTION = """\
-Measures what a model computes per step on this machine, what encoding and decoding take, and what
-messages take between the workers, if it is started by horovodrun or `tf-onebit launch`: else links
-are assumed. Predicts the time of a step for each method and number of workers, names what is
-longest in it, and recommends a method and its settings. The model's file is not changed.
+Measures the time of a model's step on this machine, and the time of encoding and decoding. If
+horovodrun or `tf-onebit launch` starts it, it also measures the links between the workers. A single
+process assumes its links. Predicts the time of a step for each method and number of workers, and
+names the longest part of the step. Recommends a method and its settings. Does not change the model.
 """
 _BITS_PER_SECOND = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _RATE = re.compile(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)")
@@ -25,59 +25,65 @@ def add_command(commands):
     """Adds `plan` to the commands of an `argparse` parser."""
     parser = commands.add_parser(
         "plan",
-        help="predict what training takes with several workers, and recommend a method",
+        help="predict the time of a step with several workers, and recommend a method",
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "model", help="a file that Keras saved, or module:function that returns a compiled model"
+        "model", help="file that Keras saved, or module:function that returns a compiled model"
     )
     parser.add_argument(
-        "--per-replica-batch-size", type=_positive, default=64, metavar="N", help="default: 64"
+        "--per-replica-batch-size",
+        type=_positive,
+        default=64,
+        metavar="N",
+        help="samples of a worker in a step (default: 64)",
     )
     parser.add_argument(
         "--workers",
         type=_several,
         nargs="+",
         metavar="N",
-        help="numbers of workers to plan for (default: those there are, at least 2, and 2 and 4 "
+        help="numbers of workers to plan for (default: those of the job, at least 2, then 2 and 4 "
         "times as many)",
     )
     parser.add_argument(
         "--bandwidth",
         type=_rate,
         metavar="RATE",
-        help=f"of each worker's link, as 1gbit; measured if there are workers, else "
-        f"{_ASSUMED_RATE}",
+        help="bandwidth of each worker's link, such as 1gbit (default: measured in a job, else "
+        f"{_ASSUMED_RATE})",
     )
     parser.add_argument(
         "--latency",
         type=_milliseconds,
         metavar="MS",
-        help=f"of a message, with --bandwidth (default: {_ASSUMED_LATENCY_MS:g})",
+        help=f"latency of a message, with --bandwidth (default: {_ASSUMED_LATENCY_MS:g})",
     )
     parser.add_argument(
         "--target-density",
         type=_density,
         default=0.001,
         metavar="D",
-        help="of threshold-sparse updates: what part of all values is sent (default: 0.001)",
+        help="fraction of values that threshold-sparse updates send (default: 0.001)",
     )
     parser.add_argument(
         "--sync-period",
         type=_positive,
         default=16,
         metavar="STEPS",
-        help="of training in blocks: the length of a block (default: 16)",
+        help="length of a block, for training in blocks (default: 16)",
     )
     parser.add_argument(
         "--unknown-size",
         type=_positive,
         metavar="N",
-        help="what stands for sizes of inputs that the model leaves open",
+        help="value for input sizes that the model leaves open",
     )
-    parser.add_argument("--json", metavar="FILE", help="write all of it there, times in seconds")
-    parser.add_argument("--plot", metavar="FILE", help="write a plot of the speed-ups there")
+    parser.add_argument(
+        "--json", metavar="FILE", help="file for all results, with times in seconds"
+    )
+    parser.add_argument("--plot", metavar="FILE", help="file for a plot of the speed-ups")
     parser.set_defaults(run=run)
 
 
@@ -132,7 +138,7 @@ def _run(options):
         links = uniform_links(rate / 8, 1e-3 * latency)
     elif options.latency is not None:
         raise ValueError(
-            f"Links are measured here. Received: --latency {options.latency:g} without "
+            f"This job measures its links. Received: --latency {options.latency:g} without "
             "--bandwidth. Give both, or neither."
         )
     plan = make_plan(load_model(options.model), workers, links, options)
@@ -220,7 +226,7 @@ def _positive(text):
 def _several(text):
     workers = _whole(text, 2)
     if workers > _MOST_WORKERS:
-        raise argparse.ArgumentTypeError(f"It must be {_MOST_WORKERS} at most: {text!r}")
+        raise argparse.ArgumentTypeError(f"It must be at most {_MOST_WORKERS}: {text!r}")
     return workers
 
 
@@ -236,7 +242,9 @@ def _density(text):
     except ValueError:
         value = 0.0
     if not 0 < value < 1:
-        raise argparse.ArgumentTypeError(f"It must be a part of all values, as 0.001: {text!r}")
+        raise argparse.ArgumentTypeError(
+            f"It must be a fraction of all values, such as 0.001: {text!r}"
+        )
     return value
 
 
@@ -244,7 +252,7 @@ def _rate(text):
     match = _RATE.fullmatch(text)
     if not match or not float(match[1]) > 0:
         raise argparse.ArgumentTypeError(
-            f"It must be a rate above 0 with kbit, mbit or gbit, as 1gbit: {text!r}"
+            f"It must be a rate above 0 in kbit, mbit or gbit, such as 1gbit: {text!r}"
         )
     return float(match[1]) * _BITS_PER_SECOND[match[2]]
 

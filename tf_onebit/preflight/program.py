@@ -23,7 +23,7 @@ def lines_for(method, bucket_bytes):
     return [
         f"exchange = {_python(exchange)}",
         "strategy = tf_onebit.distribute.MultiWorkerMirroredStrategy(exchange)",
-        "optimizer = hvd.DistributedOptimizer(optimizer, exchange)  # or so, over Horovod",
+        "optimizer = hvd.DistributedOptimizer(optimizer, exchange)  # over Horovod",
         *last,
     ]
 

@@ -50,13 +50,13 @@ def _about_computation(plan):
         for size, computation in sorted(plan.computations.items())
     ]
     values = sum(plan.sizes) / 1e6
-    text = f"Computation: {format_number(values)} million trained values, a step takes "
-    text += f"{', '.join(steps)}."
+    text = f"Computation: the model has {format_number(values)} million trained values. A step "
+    text += f"takes {', '.join(steps)}."
     computing = plan.predictions[0].computation_seconds
     if computing > _CROWDED * plan.alone_seconds:
         text += (
-            "\nWorkers share processors: one alone takes "
-            f"{format_number(1e3 * plan.alone_seconds, 4)} ms. Speed-ups are over that."
+            "\nWorkers share processors: one worker alone takes "
+            f"{format_number(1e3 * plan.alone_seconds, 4)} ms. Speed-ups are relative to that."
         )
     return text
 
@@ -96,12 +96,14 @@ def require_plottable(path):
         from matplotlib.backend_bases import FigureCanvasBase
     except ImportError as error:
         raise ValueError(
-            f"Matplotlib draws the plot, and is not installed. Received: --plot {path}. Install "
+            f"The plot needs Matplotlib, which is not installed. Received: --plot {path}. Install "
             "it: python -m pip install matplotlib"
         ) from error
     known = sorted(FigureCanvasBase.get_supported_filetypes())
     if pathlib.Path(path).suffix[1:] not in known:
-        raise ValueError(f"A plot's name must end in one of {', '.join(known)}. Received: {path}.")
+        raise ValueError(
+            f"The name of a plot must end in one of {', '.join(known)}. Received: {path}."
+        )
 
 
 def write_plot(plan, path):

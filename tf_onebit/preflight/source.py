@@ -47,6 +47,6 @@ def _require_file(path):
         raise ValueError(f"There is no such file. Received: {str(path)!r}.")
     if path.suffix == ".keras" and not zipfile.is_zipfile(path):
         raise ValueError(
-            "Keras saves .keras files as zip archives, and this one is none, or not complete. "
-            f"Received: {str(path)!r}. Save the model anew: model.save({path.name!r})."
+            "Keras saves .keras files as zip archives, and this file is not a complete one. "
+            f"Received: {str(path)!r}. Save the model again: model.save({path.name!r})."
         )

@@ -56,19 +56,19 @@ def notes_on(method, model):
     notes, exchanges_gradients = [], method.sync_period is None
     if model.jit_compile and exchanges_gradients:
         notes.append(
-            "XLA cannot compile an exchange of gradients: compile the model with "
-            "jit_compile=False, which all of this is for."
+            "XLA cannot compile an exchange of gradients. Compile the model with "
+            "jit_compile=False, as this plan assumes."
         )
     if checks_gradients_first(model.optimizer) and exchanges_gradients:
         notes.append(
-            "Gradients are checked before they are exchanged, as with every scaled loss and "
-            'on_nonfinite="skip": no exchange overlaps with what is computed.'
+            "Gradients are checked before they are exchanged, because the loss is scaled or "
+            'on_nonfinite="skip" is set. So no exchange overlaps with computation.'
         )
     if inner.gradient_accumulation_steps:
         notes.append(
-            "All of this is of steps that exchange. The optimizer gathers the gradients of "
-            f"{inner.gradient_accumulation_steps} before it does: plan with as many times the "
-            "--per-replica-batch-size."
+            "This plan is for steps that exchange gradients. The optimizer accumulates the "
+            f"gradients of {inner.gradient_accumulation_steps} steps before it exchanges them. "
+            "Plan with as many times the --per-replica-batch-size."
         )
     if exchanges_gradients or corrects_moments_of(inner):
         return notes
@@ -76,7 +76,7 @@ def notes_on(method, model):
     instead = 'moment_correction="average"'
     if isinstance(inner, keras.optimizers.Adam | keras.optimizers.Nadam):
         instead = f"tf_onebit.optimizers.{name}, which takes the same arguments, or {instead}"
-    notes.append(f"BlockMomentum does not correct the moments of {name}: use {instead}.")
+    notes.append(f"BlockMomentum does not correct the moments of {name}. Use {instead}.")
     return notes
 
 

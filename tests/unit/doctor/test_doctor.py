@@ -60,10 +60,10 @@ def test_the_command_reports_this_installation():
     assert str(ROOT / "tf_onebit" / "libtf_onebit_ops.so") in ops
     assert "Horovod: 0.28.1, built with gloo; without mpi, nccl, ddl, ccl" in lines
     # `make` builds Horovod with the tool.
-    assert "Slower than need be" not in job.stdout
+    assert "Slower than necessary" not in job.stdout
     # What is missing for a GPU is nothing to read where there is none.
     assert sum("GPU" in line for line in lines) == 1
-    assert any(line.startswith("GPUs: none are used, training runs on the CPU") for line in lines)
+    assert any(line.startswith("GPUs: not used, training runs on the CPU") for line in lines)
     assert job.stderr == ""
 
 

@@ -30,7 +30,7 @@ def test_a_host_that_listens_is_connected_to(listening):
 
 def test_a_host_that_refuses_is_reached():
     line = reach(*free_addresses(1))
-    assert "refused in " in line and "the host is reached, nobody listens there yet" in line
+    assert "refused in " in line and "the host is reached, but no program listens there yet" in line
     assert not isinstance(line, Fault)
 
 
@@ -45,7 +45,11 @@ def test_a_name_without_an_address_is_a_fault(host):
 @pytest.mark.parametrize(
     "error, what_happened, what_to_do",
     [
-        (TimeoutError(), "no answer within 2 s", "do firewalls on the way let TCP port 2222 pass?"),
+        (
+            TimeoutError(),
+            "no answer within 2 s",
+            "do all firewalls on the way allow TCP port 2222?",
+        ),
         (OSError(errno.ENETUNREACH, os.strerror(errno.ENETUNREACH)), "unreachable", "interfaces"),
     ],
 )

@@ -76,15 +76,15 @@ def test_first_failure_ends_all(failure, status, reason):
     job = launch(2, f"{FIRST} {failure};; esac; sleep 100 & sleep 100")
     assert time.monotonic() - start < 20
     assert job.returncode == status
-    assert f"worker 0 ended {reason}; the others are ended." in job.stderr
+    assert f"worker 0 ended {reason}. The others were ended." in job.stderr
 
 
 def test_who_left_early_is_named_before_who_missed_it():
     job = launch(3, f"{FIRST} exit 0;; *'\"index\": 1'*) sleep 1; exit 3;; esac; sleep 100")
     assert job.returncode == 3
     assert job.stderr.splitlines()[-1] == (
-        "tf-onebit launch: worker 0 ended with status 0 while others still ran; then worker 1 "
-        "ended with status 3; the others are ended."
+        "tf-onebit launch: worker 0 ended with status 0 while others were running. Then worker 1 "
+        "ended with status 3. The others were ended."
     )
 
 

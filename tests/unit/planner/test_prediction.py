@@ -228,7 +228,7 @@ def test_says_plainly_when_one_worker_is_faster():
 def test_recommends_the_mildest_method_that_is_fast():
     result = advice(125e6)
     assert result.sending_less_pays and result.method == "1-bit"
-    assert result.sentences[0].startswith("To send less pays: in full precision a step takes")
+    assert result.sentences[0].startswith("Sending less pays: in full precision a step takes")
     assert "1-bit: " in result.sentences[1]
 
 
@@ -299,4 +299,4 @@ def test_blocks_are_not_called_compression():
     blocks = dataclasses.replace(FULL, name="blocks of 16, full precision", sync_period=16)
     result = advice(125e6, [FULL, blocks])
     assert result.method == blocks.name
-    assert result.sentences[0].startswith("To send less pays")
+    assert result.sentences[0].startswith("Sending less pays")

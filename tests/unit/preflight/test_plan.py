@@ -137,7 +137,7 @@ def test_gathered_gradients_are_planned_as_steps_that_exchange(capsys):
     model = "tests.support.planned:make_model_that_gathers_gradients"
     status, output, errors = plan(capsys, model, "--workers", 2)
     assert status == 0, errors
-    assert "gathers the gradients of 8 before it does" in output
+    assert "accumulates the gradients of 8 steps before it exchanges them" in output
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_gathered_gradients_are_planned_as_steps_that_exchange(capsys):
         ("nowhere.keras", "There is no such file. Received: 'nowhere.keras'"),
         ("model", "module:function with a function that returns a compiled model. Received"),
         ("no_such_module:make", "There is no module 'no_such_module'"),
-        ("tests.support.ends_when_imported:make", "SystemExit: usage.*belongs under `if __name__"),
+        ("tests.support.ends_when_imported:make", "SystemExit: usage.*under `if __name__"),
         ("tests.support.planned:none", "There is no function 'none' in the module"),
         ("tests.support.planned:keras", "There is no function 'keras' in the module"),
         ("tests.support.planned:fail", "without arguments. Received: RuntimeError: no such corpus"),
@@ -174,13 +174,13 @@ def test_refuses_a_file_that_is_no_model(capsys, tmp_path):
     path.write_text("nothing")
     status, _, errors = plan(capsys, path)
     assert status == 1
-    assert f"this one is none, or not complete. Received: '{path}'" in errors
+    assert f"this file is not a complete one. Received: '{path}'" in errors
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("config.json", "nothing")
     status, _, errors = plan(capsys, path)
     assert status == 1
     hint = "Keras cannot load the model. If it has layers or functions of your own, name a function"
-    assert errors.startswith(f"tf-onebit plan: {hint} that returns it in its place")
+    assert errors.startswith(f"tf-onebit plan: {hint} that returns the model")
 
 
 def test_says_when_a_model_does_not_take_what_stands_for_open_sizes(capsys):
@@ -188,15 +188,17 @@ def test_says_when_a_model_does_not_take_what_stands_for_open_sizes(capsys):
     status, _, errors = plan(capsys, model, "--unknown-size", 2)
     # Below what is being measured.
     assert status == 1 and len(errors.splitlines()) == 2
-    assert "--unknown-size 2, with which: " in errors and errors.endswith(" Give another.\n")
+    assert "--unknown-size 2, which fails with: " in errors and errors.endswith(
+        " Give another size.\n"
+    )
     assert "in user code" not in errors
-    assert re.search(r"with which: \S.*(negative|Negative|shape|size)", errors), errors
+    assert re.search(r"fails with: \S.*(negative|Negative|shape|size)", errors), errors
 
 
 def test_refuses_folders_that_are_not_there_before_it_measures(capsys):
     status, _, errors = plan(capsys, MODEL, "--json", "/no/such/folder/plan.json")
     assert status == 1
-    assert "no folder that can be written to. Received: /no/such/folder/plan.json" in errors
+    assert "folder cannot be written to. Received: /no/such/folder/plan.json" in errors
 
 
 @pytest.mark.parametrize("option", ["--json", "--plot"])
@@ -205,7 +207,7 @@ def test_refuses_files_that_cannot_be_written(capsys, tmp_path, option):
     folder.mkdir()
     status, _, errors = plan(capsys, MODEL, option, folder)
     assert status == 1
-    assert f"must be a file that can be written to. Received: {folder}" in errors
+    assert f"file cannot be written to. Received: {folder}" in errors
 
 
 def test_refuses_plots_of_unknown_types(capsys):
@@ -219,7 +221,7 @@ def test_says_that_workers_share_processors():
     advice = {2: types.SimpleNamespace(method="full precision", sentences=[])}
     computations, links = {8: Computation(0.1, 0.1)}, uniform_links(1e6, 0.0)
     made = Plan(8, [10], computations, 0.1, links, 2, [one], advice, {}, [])
-    assert "Workers share processors: one alone takes 100 ms." in report.text(made)
+    assert "Workers share processors: one worker alone takes 100 ms." in report.text(made)
     apart = dataclasses.replace(made, alone_seconds=0.2)
     assert "share" not in report.text(apart)
 
@@ -263,7 +265,7 @@ def test_says_which_optimizers_blocks_need():
     assert "does not correct the moments of Adam" in sentence
     assert "tf_onebit.optimizers" in sentence
     (sentence,) = notes_with(keras.optimizers.Ftrl())
-    assert "of Ftrl: use moment_correction=" in sentence  # of which there is no other
+    assert "of Ftrl. Use moment_correction=" in sentence  # of which there is no other
     assert notes_with(keras.optimizers.Adam(), ONE_BIT) == []
     for optimizer in (keras.optimizers.SGD(0.1, momentum=0.9), tf_onebit.optimizers.Adam()):
         assert notes_with(optimizer) == []
@@ -271,10 +273,10 @@ def test_says_which_optimizers_blocks_need():
 
 def test_says_what_stands_in_the_way_of_an_exchange():
     (sentence,) = notes_with("sgd", ONE_BIT, jit_compile=True)
-    assert "compile the model with jit_compile=False" in sentence
+    assert "Compile the model with jit_compile=False" in sentence
     scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))
     (sentence,) = notes_with(scaled, ONE_BIT)
-    assert "no exchange overlaps with what is computed" in sentence
+    assert "no exchange overlaps with computation" in sentence
     # Workers in blocks exchange nothing that XLA would have to compile, or that must be checked.
     assert notes_with(tf_onebit.optimizers.Adam(), jit_compile=True) == []
     assert notes_with(keras.optimizers.LossScaleOptimizer(tf_onebit.optimizers.Adam())) == []
@@ -355,7 +357,7 @@ def test_times_that_scatter_or_fall_are_told():
     rising = {32: computation(0.1), 64: computation(0.2)}
     assert doubts_about(rising, {32: 0.1, 64: 0.1}) == []
     (doubt,) = doubts_about(rising, {32: 0.1, 64: 0.5})
-    assert doubt.startswith("Not to be relied on: times with 64 samples differ by 50 %.")
+    assert doubt.startswith("These times are not reliable: times with 64 samples differ by 50 %.")
     (doubt,) = doubts_about({32: computation(0.2), 64: computation(0.1)}, {32: 0.1, 64: 0.1})
     assert "64 samples take 100 ms, less than 32 with 200 ms" in doubt
 
@@ -381,7 +383,7 @@ def test_only_what_is_measured_is_on_standard_error():
     arguments = ["plan", MODEL, "--workers", "2", "--per-replica-batch-size", "4"]
     status, output, errors = run_python(program, *arguments)
     assert status == 0, errors
-    stages = ["a step of 2", "a step of 4", "a step of 8 samples", "what is exchanged between 2"]
+    stages = ["a step of 2", "a step of 4", "a step of 8 samples", "the exchange between 2"]
     for stage, line in zip(stages, errors.splitlines(), strict=True):
         assert line.startswith(f"Measuring {stage}"), errors
 
@@ -413,12 +415,12 @@ def test_processes_of_horovod_have_a_gpu_each(monkeypatch, local_rank, name):
     [
         (["--workers", "1"], "at least 2: '1'"),
         (["--workers", "0"], "at least 2: '0'"),
-        (["--workers", "2", "1000000"], "1024 at most: '1000000'"),
-        (["--bandwidth", "0gbit"], "a rate above 0 with kbit, mbit or gbit, as 1gbit: '0gbit'"),
-        (["--bandwidth", "fast"], "as 1gbit: 'fast'"),
+        (["--workers", "2", "1000000"], "at most 1024: '1000000'"),
+        (["--bandwidth", "0gbit"], "a rate above 0 in kbit, mbit or gbit, such as 1gbit: '0gbit'"),
+        (["--bandwidth", "fast"], "such as 1gbit: 'fast'"),
         (["--latency", "-1"], "a time in ms, at least 0: '-1'"),
         (["--latency", "inf"], "a time in ms, at least 0: 'inf'"),
-        (["--target-density", "2"], "a part of all values, as 0.001: '2'"),
+        (["--target-density", "2"], "a fraction of all values, such as 0.001: '2'"),
         (["--per-replica-batch-size", "0"], "at least 1: '0'"),
     ],
 )
