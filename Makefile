@@ -13,9 +13,10 @@ train: setup
 
 test: test-unit test-parallel
 
-# What runs in one process.
+# What runs in one process. Tests of a file share what it has traced, so one process runs them.
 test-unit: setup
-	$(VENV)/bin/python -m pytest tests/cc tests/unit tests/gpu --numprocesses auto
+	$(VENV)/bin/python -m pytest tests/gpu tests/cc tests/unit tests/examples \
+	    --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 # Jobs, of which two at a time fill the pauses of each other.
 test-parallel: setup

@@ -13,7 +13,7 @@ from report import Spread, machine_facts, print_machine_facts, print_table, writ
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from tests.ports import ports_of, run_all  # noqa: E402
+from tests.support.ports import ports_of, run_all  # noqa: E402
 
 _PAGE = "keras_programs"
 _WAYS = ["one process", "strategy", "horovod", "blocks"]

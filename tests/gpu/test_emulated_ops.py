@@ -17,12 +17,12 @@ from tf_onebit._version import __version__
 
 BUILD_FOLDER = ROOT / "build" / "tests_gpu_ops"
 TESTS = [
-    "test_ops.py",
-    "test_ops_nonfinite.py",
-    "test_threshold_ops.py",
-    "test_transform_ops.py",
-    "test_block_momentum_ops.py",
-    "test_one_bit.py",
+    "ops/test_ops.py",
+    "ops/test_ops_nonfinite.py",
+    "ops/test_threshold_ops.py",
+    "ops/test_transform_ops.py",
+    "ops/test_block_momentum_ops.py",
+    "exchanges/test_one_bit.py",
 ]
 # What is otherwise on a GPU (docs/gpu.md): messages always have room for their capacity, and what
 # is in its memory is not looked at before it is used.

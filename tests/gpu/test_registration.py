@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from tests.unit.programs import run_python
+from tests.support.programs import run_python
 
 # Registers, and prints for each op the kinds of devices and their numbers of kernels.
 PROGRAM = """

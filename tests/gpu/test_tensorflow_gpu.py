@@ -10,7 +10,7 @@ tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 import keras  # noqa: E402
 
 import tf_onebit  # noqa: E402
-from tests.unit.gradients import SHAPES, build_workers, exchange, flat, gradients_of, specs_of  # noqa: E402
+from tests.support.gradients import SHAPES, build_workers, exchange, flat, gradients_of, specs_of  # noqa: E402
 from tf_onebit import ops  # noqa: E402
 from tf_onebit.layout import Layout  # noqa: E402
 

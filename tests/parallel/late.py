@@ -51,7 +51,12 @@ class Late:
                 self.step(batch)
             self.flush()
         self.optimizer.finalize_variable_values(self.model.trainable_variables)
-        return self
+        return self.arrays
+
+    @property
+    def arrays(self):
+        """Weights, and state of the optimizer."""
+        return arrays_of(self.model, self.optimizer)
 
 
 def whole_batches(steps, world_size):
@@ -64,17 +69,13 @@ def arrays_of(model, optimizer):
     return [np.array(v) for v in (*model.variables, *optimizer.variables)]
 
 
-def assert_like(model, late, counts=True):
+def assert_like(model, arrays):
     """The same weights and state of the optimizer, to rounding.
 
     Args:
         model: Keras model.
-        late: `Late`.
-        counts: whether their optimizers count in the same way.
+        arrays: `Late.arrays`.
     """
     mine = arrays_of(model, getattr(model.optimizer, "inner_optimizer", model.optimizer))
-    others = arrays_of(late.model, late.optimizer)
-    if not counts:
-        mine, others = model.get_weights(), late.model.get_weights()
-    for array, other in zip(mine, others, strict=True):
+    for array, other in zip(mine, arrays, strict=True):
         np.testing.assert_allclose(array, other, rtol=1e-5, atol=1e-5)

@@ -1,5 +1,6 @@
 """Starts jobs of real worker processes."""
 
+import functools
 import json
 import os
 import pathlib
@@ -8,6 +9,8 @@ import subprocess
 import sys
 import time
 from typing import NamedTuple
+
+from tests.support.fork_server import ForkServer
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # What a launcher itself needs to end the workers, and a little more.
@@ -38,6 +41,27 @@ LAUNCHERS = {
     "mirrored": (),
     "alone": (),
 }
+SETTINGS = {
+    # Every worker has one core at best.
+    "OMP_NUM_THREADS": "1",
+    "TF_NUM_INTRAOP_THREADS": "1",
+    "TF_NUM_INTEROP_THREADS": "2",
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+    # Milliseconds from one look for work to the next, of threads that are more than the cores.
+    "HOROVOD_CYCLE_TIME": "5",
+}
+
+_fork_server = functools.cache(lambda: ForkServer(SETTINGS))
+
+
+def python(arguments):
+    """Returns the command that runs Python with these arguments.
+
+    It is a fork of a server that has imported TensorFlow, except for tests that need all packages.
+    """
+    if "TF_ONEBIT_TESTS_WITHOUT" not in os.environ:
+        return [sys.executable, *arguments]
+    return _fork_server().command(arguments)
 
 
 def run_job(engine, world_size, command, timeout_seconds=120, hosts=None, **environment):
@@ -57,22 +81,13 @@ def run_job(engine, world_size, command, timeout_seconds=120, hosts=None, **envi
     Raises:
         TimeoutError: if the job did not end in time.
     """
-    settings = {
-        # Every worker has one core at best.
-        "OMP_NUM_THREADS": "1",
-        "TF_NUM_INTRAOP_THREADS": "1",
-        "TF_NUM_INTEROP_THREADS": "2",
-        "TF_CPP_MIN_LOG_LEVEL": "2",
-        # Milliseconds from one look for work to the next, of threads that are more than the cores.
-        "HOROVOD_CYCLE_TIME": "5",
-    }
     launcher = [word.format(world_size) for word in LAUNCHERS[engine]]
     launcher += ["-H", hosts] if hosts else []
     start = time.monotonic()
     with subprocess.Popen(
-        [*launcher, sys.executable, *command],
+        [*launcher, *python(command)],
         cwd=ROOT,
-        env=os.environ | settings | environment,
+        env=os.environ | SETTINGS | environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -106,7 +121,6 @@ def run_apart(module):
     Returns:
         What it prints on its last line, as JSON.
     """
-    command = [sys.executable, "-m", module]
-    job = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    job = subprocess.run(python(["-m", module]), cwd=ROOT, capture_output=True, text=True)
     assert job.returncode == 0, job.stderr
     return json.loads(job.stdout.splitlines()[-1])

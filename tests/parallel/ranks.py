@@ -57,6 +57,15 @@ def gather(value):
     return [pickle.loads(part.tobytes()) for part in parts]
 
 
+def from_first(function):
+    """Returns what a function returns on rank 0, to all ranks, of which no other calls it.
+
+    So one rank computes a reference that needs no other. It must not use an exchange: workers
+    number what they exchange, and must have the same numbers.
+    """
+    return gather(function() if rank() == 0 else None)[0]
+
+
 def digest(arrays):
     """Names the exact bits of a list of arrays."""
     return hashlib.sha256(b"".join(np.asarray(array).tobytes() for array in arrays)).hexdigest()

@@ -10,7 +10,7 @@ from tests.parallel.blocks import Lockstep
 from tests.parallel.in_scope import in_scope, sgd
 from tests.parallel.ranks import assert_same_bits_on_all_ranks, gather, rank
 from tests.parallel.training import compiled, make_data, make_model, with_layer
-from tests.two_optimizers import Gan
+from tests.support.two_optimizers import Gan
 from tf_onebit import Local, OneBit
 from tf_onebit.callbacks import BlockMomentum, Monitor
 
@@ -81,6 +81,12 @@ def assert_close(arrays, others):
         np.testing.assert_allclose(array, other, rtol=1e-5, atol=1e-6)
 
 
+def trained_in_lockstep(make, optimizer, *epochs, **arguments):
+    """Arrays that workers of one process end with, after epochs of lists of batches by worker."""
+    reference = Lockstep(make, optimizer, **arguments)
+    return [reference.epoch(batches, PERIOD) for batches in epochs][-1]
+
+
 @both_engines
 def test_workers_train_as_in_one_process(tmp_path, engine, world_size):
     """From what worker 0 has, and though the data of worker 1 end first, unforeseen."""
@@ -125,10 +131,9 @@ def test_a_worker_whose_data_have_ended_waits(count, world_size):
     worker = Worker("horovod", normalized_model, sgd(momentum=0.9))
     worker.fit(batches, epochs=2)
     assert_same_bits_on_all_ranks(worker.arrays)
-    reference = Lockstep(normalized_model, sgd(momentum=0.9))
-    for _ in range(2):
-        expected = reference.epoch(batches, PERIOD)
-    assert_close(worker.arrays, expected)
+    assert_close(
+        worker.arrays, trained_in_lockstep(normalized_model, sgd(momentum=0.9), batches, batches)
+    )
 
 
 def make_gan(engine):
@@ -188,9 +193,8 @@ def test_a_worker_that_leaves_lets_the_others_go_on(leaving, world_size):
     history = worker.fit(batches_of(7, 7), callbacks, epochs=epochs)
     assert gather(len(history["loss"])) == [2, 1]
     assert_same_bits_on_all_ranks(worker.arrays)
-    reference = Lockstep(make_model, sgd())
-    reference.epoch(batches_of(7, 5 if leaving == "stops" else 7), PERIOD)
-    assert_close(worker.arrays, reference.epoch(batches_of(7, 0), PERIOD))
+    epochs = batches_of(7, 5 if leaving == "stops" else 7), batches_of(7, 0)
+    assert_close(worker.arrays, trained_in_lockstep(make_model, sgd(), *epochs))
 
 
 @pytest.mark.workers(2)
@@ -213,9 +217,9 @@ def test_blocks_that_are_exchanged_with_one_bit_leave_equal_replicas(world_size)
     assert 0 < times["exchange/synchronization_seconds"] < 10
     assert_same_bits_on_all_ranks(worker.arrays)
     assert history["loss"][-1] < 0.7 * history["loss"][0]
-    reference = Lockstep(normalized_model, adam, exchange=OneBit(min_size=1))
-    for _ in range(6):
-        expected = reference.epoch(batches_of(7, 7), PERIOD)
+    epochs = [batches_of(7, 7)] * 6
+    own = OneBit(min_size=1)
+    expected = trained_in_lockstep(normalized_model, adam, *epochs, exchange=own)
     assert_close(worker.arrays, expected)
 
 
@@ -267,7 +271,7 @@ def test_workers_that_train_apart_may_use_xla(world_size):
     worker.model.jit_compile = True
     worker.fit(batches_of(7, 7))
     assert_same_bits_on_all_ranks(worker.arrays)
-    expected = Lockstep(make_model, adam).epoch(batches_of(7, 7), PERIOD)
+    expected = trained_in_lockstep(make_model, adam, batches_of(7, 7))
     for array, other in zip(worker.arrays, expected, strict=True):
         np.testing.assert_allclose(array, other, rtol=1e-3, atol=1e-4)
 
@@ -314,9 +318,8 @@ def test_state_that_is_not_finite_is_an_error_on_every_rank(engine, world_size):
     with worker.model.optimizer.gradient_exchange.blocks.view():
         intact = worker.arrays
     assert_same_bits_on_all_ranks(intact)
-    reference = Lockstep(make_model, adam)
     first = [batches[:PERIOD] for batches in batches_of(7, 7)]
-    assert_close(intact, reference.epoch(first, PERIOD))
+    assert_close(intact, trained_in_lockstep(make_model, adam, first))
 
 
 @pytest.mark.workers(2)

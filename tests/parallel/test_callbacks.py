@@ -23,8 +23,8 @@ from tests.parallel.training import (
     make_data,
     make_model,
 )
-from tests.scalars import scalars_in, scalars_named
-from tests.two_optimizers import TwoOptimizers
+from tests.support.scalars import scalars_in, scalars_named
+from tests.support.two_optimizers import TwoOptimizers
 from tf_onebit import FullPrecision, OneBit, WarmStart
 from tf_onebit.callbacks import BackupAndRestore, Monitor
 from tf_onebit.collectives import horovod

@@ -4,7 +4,7 @@ import pytest
 
 from tests.parallel.launch import run_apart
 from tests.parallel.train_mirrored import BATCH_SIZE, CASES, STEPS
-from tests.unit.recording import times_each
+from tests.support.recording import times_each
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 import contextlib
 import gc
 import subprocess
-import sys
 import weakref
 
 import keras
@@ -13,7 +12,7 @@ import tensorflow as tf
 
 import tf_onebit
 import tf_onebit.horovod as hvd
-from tests.parallel.launch import ROOT
+from tests.parallel.launch import ROOT, python
 from tests.parallel.ranks import digest
 from tests.parallel.training import compiled, fit_part, make_model
 from tf_onebit import FullPrecision, OneBit, WarmStart
@@ -58,9 +57,7 @@ def test_one_worker_of_horovodrun_exchanges_nothing(world_size):
 
 def test_a_program_without_horovodrun_is_one_worker():
     program = f"import {__name__} as one_worker; one_worker.train_alone()"
-    process = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True
-    )
+    process = subprocess.run(python(["-c", program]), cwd=ROOT, capture_output=True, text=True)
     assert process.returncode == 0, process.stderr
 
 

@@ -14,7 +14,7 @@ OPTIONS = ["--per-replica-batch-size", "4", "--workers", "2", "4"]
 @pytest.mark.parametrize("engine", ["horovod", "tensorflow"])
 def test_links_are_measured_between_the_workers(engine, tmp_path):
     path = tmp_path / "plan.json"
-    command = [*PLAN, "tests.unit.planned:make_model", *OPTIONS, "--json", str(path)]
+    command = [*PLAN, "tests.support.planned:make_model", *OPTIONS, "--json", str(path)]
     status, seconds, output = run_job(engine, 2, command)
     assert status == 0, output
     # One of them tells.
@@ -42,7 +42,7 @@ def test_links_are_measured_between_the_workers(engine, tmp_path):
 )
 def test_a_model_that_fails_ends_the_job(engine, function, tmp_path):
     path = tmp_path / "plan.json"
-    command = [*PLAN, f"tests.unit.planned:{function}", *OPTIONS, "--json", str(path)]
+    command = [*PLAN, f"tests.support.planned:{function}", *OPTIONS, "--json", str(path)]
     status, _, output = run_job(engine, 2, command)
     assert status != 0
     assert "Received: RuntimeError: no such corpus" in output

@@ -6,7 +6,7 @@ import difflib
 import pytest
 
 from tests.parallel.launch import ROOT
-from tests.ports import ports_of, run_all
+from tests.support.ports import ports_of, run_all
 
 # How many lines a diff may change, by the page and the folder of its programs.
 MOST_LINES = {"five_lines": 5, "keras_programs": 6}

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import tf_onebit
 from tests.parallel.in_scope import STEPS, arrays_of, in_scope, samples, sgd, workers
-from tests.parallel.ranks import assert_same_bits_on_all_ranks, digest, gather, rank
+from tests.parallel.ranks import assert_same_bits_on_all_ranks, digest, from_first, gather, rank
 from tests.parallel.training import (
     BATCH_SIZE,
     INPUTS,
@@ -19,7 +19,7 @@ from tests.parallel.training import (
     make_model,
     with_layer,
 )
-from tests.scalars import scalars_in, scalars_named
+from tests.support.scalars import scalars_in, scalars_named
 from tf_onebit import Delayed, FullPrecision, Local, OneBit, WarmStart
 from tf_onebit.distribute import MultiWorkerMirroredStrategy
 
@@ -57,10 +57,13 @@ def test_full_precision_equals_one_process_on_the_whole_batch(name, world_size):
     model = in_scope(FullPrecision(), metrics=["accuracy"], **settings)
     history = fit(model, world_size).history
     assert_same_bits_on_all_ranks(arrays_of(model))
-    make, optimizer = settings.pop("make"), settings.pop("optimizer")
-    reference = compiled(make(), optimizer(), metrics=["accuracy"], **settings)
-    expected = fit(reference, world_size).history
-    for array, other in zip(arrays_of(model), arrays_of(reference), strict=True):
+
+    def train(make, optimizer, **settings):
+        reference = compiled(make(), optimizer(), metrics=["accuracy"], **settings)
+        return fit(reference, world_size).history, arrays_of(reference)
+
+    expected, arrays = from_first(lambda: train(**settings))
+    for array, other in zip(arrays_of(model), arrays, strict=True):
         np.testing.assert_allclose(array, other, rtol=1e-5, atol=1e-5)
     for metric, values in expected.items():
         np.testing.assert_allclose(history[metric], values, rtol=1e-5)
@@ -170,10 +173,14 @@ def test_custom_train_step_with_two_optimizers_of_one_name(world_size):
         model = compiled(TwoOptimizers(), keras.optimizers.SGD(0.1, name="same"))
         model.other = keras.optimizers.SGD(0.1, name="same")
     fit(model, world_size)
-    reference = compiled(TwoOptimizers(), keras.optimizers.SGD(0.1))
-    reference.other = keras.optimizers.SGD(0.1)
-    fit(reference, world_size)
-    for weight, other in zip(model.get_weights(), reference.get_weights(), strict=True):
+
+    def train():
+        reference = compiled(TwoOptimizers(), keras.optimizers.SGD(0.1))
+        reference.other = keras.optimizers.SGD(0.1)
+        fit(reference, world_size)
+        return reference.get_weights()
+
+    for weight, other in zip(model.get_weights(), from_first(train), strict=True):
         np.testing.assert_allclose(weight, other, rtol=1e-5, atol=1e-5)
     assert_same_bits_on_all_ranks(arrays_of(model))
 
@@ -203,9 +210,13 @@ def test_custom_loop(world_size):
     iterator = iter(strategy.experimental_distribute_dataset(dataset))
     losses = [float(step(iterator)) for _ in range(STEPS)]
     assert len(set(gather(tuple(losses)))) == 1
-    reference = compiled(make_model(), sgd(momentum=0.9)())
-    fit(reference, world_size)
-    for weight, other in zip(model.get_weights(), reference.get_weights(), strict=True):
+
+    def train():
+        reference = compiled(make_model(), sgd(momentum=0.9)())
+        fit(reference, world_size)
+        return reference.get_weights()
+
+    for weight, other in zip(model.get_weights(), from_first(train), strict=True):
         np.testing.assert_allclose(weight, other, rtol=1e-5, atol=1e-5)
 
 

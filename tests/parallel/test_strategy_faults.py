@@ -5,12 +5,11 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 
 import pytest
 
-from tests.parallel.launch import ROOT
+from tests.parallel.launch import ROOT, python
 from tf_onebit.launch import free_addresses, tf_config
 
 TIMEOUT_SECONDS = 15
@@ -97,7 +96,7 @@ def cluster(ranks, world_size, *arguments, program=TRAINING):
     try:
         for rank in ranks:
             workers[rank] = subprocess.Popen(
-                [sys.executable, "-c", program, *arguments],
+                python(["-c", program, *arguments]),
                 cwd=ROOT,
                 env=os.environ | settings | tf_config(addresses, rank),
                 stdout=subprocess.DEVNULL,
@@ -160,7 +159,7 @@ def test_a_port_that_is_taken():
     with socket.create_server(("", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         worker = subprocess.run(
-            [sys.executable, "-c", TRAINING, "none"],
+            python(["-c", TRAINING, "none"]),
             cwd=ROOT,
             env=os.environ | tf_config([address], 0),
             capture_output=True,

@@ -21,8 +21,8 @@ from tests.parallel.training import (
     make_model,
     with_layer,
 )
-from tests.scalars import scalars_in
-from tests.unit.recording import DATA, Recording, fit, resizing
+from tests.support.recording import DATA, Recording, fit, resizing
+from tests.support.scalars import scalars_in
 from tf_onebit.optimizers import NormalizedAdaGrad
 
 REPLICAS = 3

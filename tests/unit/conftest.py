@@ -1,23 +1,7 @@
-"""Fixtures of tests of data, and where programs beside the package are."""
+"""Where programs beside the package are, which documents tell to start."""
 
 import sys
 
-import pytest
+from tests.support.programs import FOLDERS
 
-from tests.unit.programs import ROOT
-from tests.unit.recording import fresh, recording
-
-# Speech programs and benchmarks import each other by their names.
-PROGRAMS = "examples/speech", "examples/your_own_exchange", "reproduction", "benchmarks"
-sys.path[:0] = [str(ROOT / path) for path in PROGRAMS]
-
-
-@pytest.fixture(scope="module")
-def traced():
-    """Models that record their samples and are traced once, by `steps_per_execution`."""
-    return {steps: recording(steps_per_execution=steps) for steps in (1, 3)}
-
-
-@pytest.fixture
-def model(traced):
-    return fresh(traced[1])
+sys.path[:0] = FOLDERS

@@ -7,11 +7,10 @@ import sys
 
 import pytest
 
-from tests.unit.programs import ROOT, run_python
+from tests.support.programs import ROOT, run_python
 
 PACKAGE = ROOT / "tf_onebit"
 MODULES = sorted(PACKAGE.rglob("*.py"))
-every_module = pytest.mark.parametrize("path", MODULES, ids=lambda path: module_name(path))
 
 # The collectives but for the drivers.
 COLLECTIVES = ["echo", "engine", "horovod_size", "ordered_sum", "requests", "wire_types"]
@@ -222,21 +221,42 @@ def imports_of(path):
     return names
 
 
-@every_module
-def test_imports_within_the_package_run_one_way(path):
-    name = module_name(path)
-    part = max((prefix for prefix in MAY_IMPORT if is_within(name, [prefix])), key=len)
-    assert part != "tf_onebit" or name == "tf_onebit", f"which part does {name} belong to?"
-    allowed = [f"tf_onebit.{module}" for module in MAY_IMPORT[part]]
-    imported = [module for module in imports_of(path) if is_within(module, ["tf_onebit"])]
-    assert [module for module in imported if not is_within(module, allowed)] == []
+def modules_that_import(is_forbidden):
+    """What modules import against a rule, by their names.
+
+    Args:
+        is_forbidden: function of the name of a module and of one that it imports.
+    """
+    found = {}
+    for path in MODULES:
+        name = module_name(path)
+        against_it = sorted(other for other in imports_of(path) if is_forbidden(name, other))
+        if against_it:
+            found[name] = against_it
+    return found
 
 
-@every_module
+def part_of(name):
+    return max((prefix for prefix in MAY_IMPORT if is_within(name, [prefix])), key=len)
+
+
+def test_every_module_belongs_to_a_part():
+    names = map(module_name, MODULES)
+    assert [name for name in names if part_of(name) == "tf_onebit"] == ["tf_onebit"]
+
+
+def test_imports_within_the_package_run_one_way():
+    def is_forbidden(name, imported):
+        allowed = [f"tf_onebit.{module}" for module in MAY_IMPORT[part_of(name)]]
+        return is_within(imported, ["tf_onebit"]) and not is_within(imported, allowed)
+
+    assert modules_that_import(is_forbidden) == {}
+
+
 @pytest.mark.parametrize("package", USERS)
-def test_only_adapters_import_frameworks(path, package):
-    if not is_within(module_name(path), USERS[package]):
-        assert not [module for module in imports_of(path) if is_within(module, [package])]
+def test_only_adapters_import_frameworks(package):
+    found = modules_that_import(lambda _, imported: is_within(imported, [package]))
+    assert [name for name in found if not is_within(name, USERS[package])] == []
 
 
 INTERNALS = ["tf_onebit.framework_internals"]

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from tests.unit.gradients import build_workers, specs_of
+from tests.support.gradients import build_workers, specs_of
 from tf_onebit import OneBit, WarmStart
 from tf_onebit.configurable import class_path, deserialize, import_class, serialize
 from tf_onebit.exchanges import Bucketed

@@ -5,8 +5,8 @@ import re
 import pytest
 import yaml
 
-from tests.unit.documents import spans
-from tests.unit.programs import ROOT
+from tests.support.documents import spans
+from tests.support.programs import ROOT
 from tf_onebit import __version__
 
 FORGE = ROOT / ".github"

@@ -19,8 +19,8 @@ from horovod.runner import launch as horovod_launch
 import tf_onebit
 import tf_onebit.horovod as hvd
 from tests.rehearsal.small import PROGRAMS
-from tests.unit import stand_ins
-from tests.unit.documents import (
+from tests.support import stand_ins
+from tests.support.documents import (
     PATHS,
     blocks,
     commands,
@@ -29,10 +29,8 @@ from tests.unit.documents import (
     name_of,
     spans,
 )
-from tests.unit.programs import ROOT
+from tests.support.programs import ROOT
 from tf_onebit import callbacks, cli, distribute, launch, optimizers, transforms
-
-every_document = pytest.mark.parametrize("path", PATHS, ids=name_of)
 
 # Commands that no test runs or parses, as regular expressions, and why.
 NOT_RUN = {
@@ -52,7 +50,7 @@ RUN_BY = {
     "examples/speech/recipe.py": "tests/parallel/test_examples.py",
     "examples/speech/train.py": "tests/parallel/test_examples.py",
     "tf-onebit bench": "tests/parallel/test_bench.py",
-    "tf-onebit doctor": "tests/unit/test_doctor.py",
+    "tf-onebit doctor": "tests/unit/doctor/test_doctor.py",
     "tf-onebit plan": "tests/parallel/test_plan.py",
     "tools/build_horovod.py": "Makefile",
 }
@@ -79,17 +77,17 @@ def test_python_runs(path, as_it_was, monkeypatch):
             names["train_step"](names["x"][:8], names["y"][:8])
 
 
-@every_document
-def test_blocks_are_of_a_language_that_is_checked(path):
+def test_blocks_are_of_a_language_that_is_checked():
     known = {"", "bash", "sh", "python", "yaml", "text", "{include}", "{toctree}", "{eval-rst}"}
     known |= {"diff"}  # tests/parallel/test_ported_programs.py applies them
-    assert languages(path) <= known
+    unknown = {name_of(path): languages(path) - known for path in PATHS}
+    assert not any(unknown.values()), unknown
 
 
-@every_document
-def test_yaml_is_valid(path):
-    for _, source in blocks(path, "yaml"):
-        assert isinstance(yaml.safe_load(source), dict)
+def test_yaml_is_valid():
+    for path in PATHS:
+        for _, source in blocks(path, "yaml"):
+            assert isinstance(yaml.safe_load(source), dict), name_of(path)
 
 
 PUBLIC = {
@@ -130,7 +128,7 @@ def function_of(node):
     return value
 
 
-@every_document
+@pytest.mark.parametrize("path", PATHS, ids=name_of)
 def test_what_the_text_calls_has_these_arguments(path):
     for span in spans(path):
         for node in calls(span):

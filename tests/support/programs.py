@@ -1,0 +1,30 @@
+"""Programs of their own, for what cannot be tested in the process that runs the tests."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+# Where programs beside the package import each other from.
+FOLDERS = [str(ROOT / path) for path in ("examples/speech", "reproduction", "benchmarks")]
+
+
+def start_python(source, *arguments, folder=ROOT, **environment):
+    """Starts a Python program that imports the package in `folder`."""
+    paths = [str(folder), os.environ["PYTHONPATH"]]
+    return subprocess.Popen(
+        [sys.executable, "-c", source, *map(str, arguments)],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run_python(source, *arguments, **options):
+    """Runs a Python program. Returns its exit status, output and errors."""
+    process = start_python(source, *arguments, **options)
+    output, errors = process.communicate(timeout=120)
+    return process.returncode, output, errors

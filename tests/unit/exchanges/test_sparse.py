@@ -1,0 +1,100 @@
+"""IndexedSlices are summed exactly."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.support.gradients import as_float64, build_workers, exchange
+from tf_onebit import FullPrecision, OneBit, WarmStart
+from tf_onebit.exchanges import Bucketed, GradientSpec
+
+ROWS, WIDTH = 10, 3
+TEMPLATES = [OneBit(), FullPrecision(), WarmStart(OneBit(), steps=1)]
+every_template = pytest.mark.parametrize("template", TEMPLATES, ids=lambda t: type(t).__name__)
+INDICES = {
+    "distinct": [[1, 2], [3, 4], [5, 6]],
+    "shared": [[1, 2], [2, 1], [1, 9]],
+    "duplicate": [[1, 1, 1], [1, 0, 1], [0, 0, 9]],
+    "different_counts": [[1, 2, 3, 4, 5], [], [9]],
+    "none": [[], [], []],
+}
+every_pattern = pytest.mark.parametrize("indices", INDICES.values(), ids=INDICES.keys())
+
+
+def slices_of(rng, indices, index_dtype=tf.int64, dtype=tf.float32):
+    # Small integers: sums are exact in any order.
+    values = tf.constant(rng.integers(-8, 9, size=(len(indices), WIDTH)), dtype)
+    shape = tf.constant([ROWS, WIDTH], index_dtype)
+    return tf.IndexedSlices(values, tf.constant(indices, index_dtype), shape)
+
+
+def dense(slices):
+    """The matrix that the slices stand for; equal indices add up."""
+    matrix = np.zeros([ROWS, WIDTH])
+    np.add.at(matrix, np.asarray(slices.indices, int), as_float64(slices.values))
+    return matrix
+
+
+def embedding_spec(dtype="float32", sparse=True):
+    return GradientSpec("embedding", (ROWS, WIDTH), dtype, sparse)
+
+
+@every_template
+@every_pattern
+@pytest.mark.parametrize("index_dtype", [tf.int32, tf.int64], ids=lambda d: d.name)
+@pytest.mark.parametrize("dtype", [tf.float32, tf.float64, tf.bfloat16], ids=lambda d: d.name)
+def test_sum_is_exact(rng, template, indices, index_dtype, dtype):
+    workers = build_workers(Bucketed(template), [embedding_spec(dtype.name)], 3)
+    gradients = [[slices_of(rng, mine, index_dtype, dtype)] for mine in indices]
+    exchanged, _ = exchange(workers, gradients, scale=0.5)
+    expected = 0.5 * sum(dense(slices) for (slices,) in gradients)
+    for (slices,) in exchanged:
+        np.testing.assert_array_equal(dense(slices), expected)
+        assert (slices.indices.dtype, slices.values.dtype) == (index_dtype, dtype)
+
+
+def test_scale_is_not_rounded_to_float32(rng):
+    workers = build_workers(Bucketed(OneBit()), [embedding_spec("float64")], 3)
+    gradients = [[slices_of(rng, [1, 2], dtype=tf.float64)] for _ in range(3)]
+    exchanged, _ = exchange(workers, gradients, scale=1 / 3)
+    expected = sum(dense(slices) for (slices,) in gradients) / 3
+    np.testing.assert_allclose(dense(exchanged[0][0]), expected, rtol=1e-15)
+
+
+@every_pattern
+def test_each_row_of_the_result_has_another_index(rng, indices):
+    workers = build_workers(Bucketed(OneBit()), [embedding_spec()], 3)
+    exchanged, _ = exchange(workers, [[slices_of(rng, mine)] for mine in indices])
+    for (slices,) in exchanged:
+        received = slices.indices.numpy().tolist()
+        assert sorted(received) == sorted(set(sum(indices, [])))
+
+
+@every_pattern
+def test_reported_bytes_are_those_of_the_rows_of_this_worker(rng, indices):
+    workers = build_workers(Bucketed(OneBit()), [embedding_spec()], 3)
+    exchange(workers, [[slices_of(rng, mine)] for mine in indices])
+    row_bytes = 4 * WIDTH + 8
+    assert [worker.bytes_sent() for worker in workers] == [
+        2 * (4 + len(mine) * row_bytes) for mine in indices
+    ]
+
+
+def test_what_full_precision_would_send_has_the_rows_and_not_the_matrix(rng):
+    (worker, *_) = workers = build_workers(Bucketed(OneBit()), [embedding_spec()], 3)
+    exchange(workers, [[slices_of(rng, [1, 2])] for _ in range(3)])
+    assert worker.full_precision_bytes() == worker.bytes_sent()
+
+
+def test_travels_beside_dense_gradients(rng):
+    specs = [GradientSpec("kernel", (40, 100), "float32"), embedding_spec()]
+    workers = build_workers(Bucketed(OneBit()), specs, 2)
+    gradients = [[tf.ones([40, 100]), slices_of(rng, [k, 5])] for k in range(2)]
+
+    @tf.function
+    def step():
+        return exchange(workers, gradients)[0]
+
+    kernel, slices = step()[1]
+    np.testing.assert_array_equal(kernel, 2 * np.ones([40, 100]))
+    np.testing.assert_array_equal(dense(slices), sum(dense(mine) for _, mine in gradients))

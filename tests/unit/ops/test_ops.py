@@ -1,0 +1,152 @@
+"""The compiled ops against the oracle: two steps of a whole exchange, op by op."""
+
+import functools
+import types
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.reference.one_bit import Cluster, columns_of
+from tests.support.gradients import ROUNDING, as_float64, assert_close, gradients_of
+from tf_onebit import ops
+from tf_onebit.layout import Layout, column_cut, plain_cut
+
+SHAPES = [(1, 1), (33,), (31, 1), (1, 33), (), (10, 100), (3, 3, 4, 24), (0,), (4, 200)]
+MIN_COLUMN_SIZE, MAX_COLUMN_SIZE = 32, 64
+STEPS = 2
+
+
+def is_coded(shape):
+    return len(shape) > 1
+
+
+def coded_values(tensors):
+    """The values of all columns, one after the other: what a residual is aligned with."""
+    values = [as_float64(tensor).ravel() for tensor in tensors if is_coded(tensor.shape)]
+    return np.concatenate(values)
+
+
+@functools.cache
+def all_columns():
+    slices, start = [], 0
+    for shape in filter(is_coded, SHAPES):
+        columns = columns_of(shape, MIN_COLUMN_SIZE, MAX_COLUMN_SIZE)
+        slices += [slice(start + column.start, start + column.stop) for column in columns]
+        start += int(np.prod(shape))
+    return slices, start
+
+
+def run(world_size, dtype, levels, error_feedback):
+    """What ops and oracle give after some steps."""
+    rng = np.random.default_rng(7)
+    layout = Layout(
+        [
+            (int(np.prod(shape)), *column_cut(shape, MIN_COLUMN_SIZE, MAX_COLUMN_SIZE))
+            if is_coded(shape)
+            else plain_cut(shape)
+            for shape in SHAPES
+        ],
+        world_size,
+    )
+    settings = {"levels": levels, "error_feedback": error_feedback}
+    oracle = Cluster(world_size, *all_columns(), **settings)
+    residuals = [tf.Variable(tf.zeros([layout.size])) for _ in range(world_size)]
+    shard_residuals = [tf.Variable(tf.zeros([size])) for size in layout.shard_sizes]
+    fused_residuals = [tf.Variable(tf.zeros([size])) for size in layout.shard_sizes]
+    for _ in range(STEPS):
+        gradients = [gradients_of(rng, SHAPES, dtype) for _ in range(world_size)]
+        encoded = [
+            ops.one_bit_encode(mine, residual, layout, **settings)
+            for mine, residual in zip(gradients, residuals, strict=True)
+        ]
+        received = tf.stack([messages for messages, _ in encoded], axis=1)
+        sums = [ops.one_bit_decode_sum(received[k], layout, k) for k in range(world_size)]
+        sent = [
+            ops.one_bit_encode_shard(aggregate, residual, layout, k, **settings)
+            for k, ((aggregate, _), residual) in enumerate(zip(sums, shard_residuals, strict=True))
+        ]
+        fused = [
+            ops.one_bit_aggregate(received[k], residual, layout, k, **settings)
+            for k, residual in enumerate(fused_residuals)
+        ]
+        messages, plain = tf.stack([message for message, _ in sent]), sums[0][1]
+        exchanged = ops.one_bit_decode(messages, plain, gradients[0], layout, 1 / world_size)
+        expected_sum = oracle.exchange([coded_values(mine) for mine in gradients])
+    return types.SimpleNamespace(**{k: v for k, v in locals().items() if k != "rng"})
+
+
+def split_plain(tensors):
+    return [as_float64(tensor) for tensor in tensors if not is_coded(tensor.shape)]
+
+
+@pytest.mark.parametrize("error_feedback", [True, False], ids=["feedback", "no_feedback"])
+@pytest.mark.parametrize("levels", ["mean", "symmetric"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5, 8])
+def test_two_steps_are_those_of_the_oracle(world_size, dtype, levels, error_feedback):
+    result = run(world_size, dtype, levels, error_feedback)
+    assert_that_aggregate_is_the_sum_of_what_workers_sent(result)
+    assert_that_worker_residual_is_what_was_not_sent(result)
+    assert_that_shard_residual_is_what_was_not_sent(result)
+    assert_that_decoded_gradients_are_the_scaled_sum(result, world_size, dtype)
+    assert_that_plain_tensors_are_summed_in_float32(result, world_size, dtype)
+    assert_that_exchanged_gradients_have_the_shapes_and_the_dtype_of_the_local_ones(result, dtype)
+    assert_that_sum_of_squares_is_that_of_the_residual(result)
+    assert_that_aggregate_op_gives_the_bits_of_its_two_halves(result)
+    assert_that_flags_of_finite_gradients_are_zero(result)
+
+
+def assert_that_aggregate_is_the_sum_of_what_workers_sent(result):
+    aggregate = np.concatenate([aggregate for aggregate, _ in result.sums])
+    assert_close(aggregate, result.oracle.aggregate)
+
+
+def assert_that_worker_residual_is_what_was_not_sent(result):
+    for residual, worker in zip(result.residuals, result.oracle.workers, strict=True):
+        assert_close(residual, worker.residual)
+
+
+def assert_that_shard_residual_is_what_was_not_sent(result):
+    residual = np.concatenate([variable.numpy() for variable in result.shard_residuals])
+    assert_close(residual, result.oracle.owners.residual)
+
+
+def assert_that_decoded_gradients_are_the_scaled_sum(result, world_size, dtype):
+    expected = result.expected_sum / world_size
+    assert_close(coded_values(result.exchanged), expected, relative=ROUNDING[dtype])
+
+
+def assert_that_plain_tensors_are_summed_in_float32(result, world_size, dtype):
+    plain = map(split_plain, result.gradients)
+    sums = [np.sum(tensors, axis=0) for tensors in zip(*plain, strict=True)]
+    for _, plain_of_rank in result.sums:
+        assert_close(plain_of_rank, np.concatenate([total.ravel() for total in sums]))
+    for tensor, total in zip(split_plain(result.exchanged), sums, strict=True):
+        assert tensor.shape == total.shape
+        assert_close(tensor, total / world_size, relative=ROUNDING[dtype])
+
+
+def assert_that_exchanged_gradients_have_the_shapes_and_the_dtype_of_the_local_ones(result, dtype):
+    assert [tuple(tensor.shape) for tensor in result.exchanged] == SHAPES
+    assert {tensor.dtype.name for tensor in result.exchanged} == {dtype}
+
+
+def assert_that_sum_of_squares_is_that_of_the_residual(result):
+    for (_, squares), residual in zip(result.encoded, result.residuals, strict=True):
+        assert_close(squares, np.square(as_float64(residual)).sum(), relative=1e-5)
+    for (_, squares), residual in zip(result.sent, result.shard_residuals, strict=True):
+        assert_close(squares, np.square(as_float64(residual)).sum(), relative=1e-5)
+
+
+def assert_that_aggregate_op_gives_the_bits_of_its_two_halves(result):
+    for rank, (message, squares, plain) in enumerate(result.fused):
+        np.testing.assert_array_equal(message, result.sent[rank][0])
+        np.testing.assert_array_equal(squares, result.sent[rank][1])
+        np.testing.assert_array_equal(plain, result.sums[rank][1])
+        np.testing.assert_array_equal(result.fused_residuals[rank], result.shard_residuals[rank])
+
+
+def assert_that_flags_of_finite_gradients_are_zero(result):
+    assert not np.any(result.received[:, :, 0])
+    assert not np.any(result.messages[:, 0])
