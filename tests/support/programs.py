@@ -7,7 +7,10 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Where programs beside the package import each other from.
-FOLDERS = [str(ROOT / path) for path in ("examples/speech", "reproduction", "benchmarks")]
+FOLDERS = [
+    str(ROOT / path)
+    for path in ("examples/speech", "examples/your_own_exchange", "reproduction", "benchmarks")
+]
 
 
 def start_python(source, *arguments, folder=ROOT, **environment):

@@ -58,8 +58,8 @@ class Monitor(keras.callbacks.Callback):
     - `residual_norm/<variable>`: that of each variable, at the end of an epoch only: it takes a
       pass over all that has not been sent.
 
-    Warns, once in a `fit`, when compression does not pay: when encoding, adding up and decoding cost
-    so much that the exchange is not a tenth faster than in full precision, at this job's rate.
+    Warns, once in a `fit`, when compression does not pay: when, with the time that encoding, adding
+    up and decoding take, the exchange is not a tenth faster than in full precision.
     `docs/monitor.md` tells more of all of these.
 
     Exchanges are timed in the graph, so that `fit` traces the training step anew for a Monitor; it
