@@ -194,6 +194,31 @@ def gathered(self, message):
     return [(yield AllGather(message[0], f"{self.scope}/x", uneven=True))]
 
 
+def test_names_of_before_work_and_say_so():
+    def message(self, gradients):
+        return [g + 1.0 for g in gradients]
+
+    def deliver(self, message, like, scale):
+        yield from ()
+        assert self.request_name("sum") == "test/sum"
+        return message
+
+    with pytest.warns(DeprecationWarning, match="Own.measures is now metrics. The old name goes"):
+        own = of_one_stage(measures=lambda self: {"a": 1.0}, encode=message, deliver=deliver)
+    own.build(specs_of([(2,)]), 0, 1, "test")
+    assert own.metrics() == {"a": 1.0}
+    with pytest.warns(DeprecationWarning, match="measures is now metrics"):
+        assert of_one_stage().measures() == {}
+    with pytest.warns(DeprecationWarning, match="in_full_precision is now uncompressed"):
+        assert own.in_full_precision() is None
+    with pytest.warns(DeprecationWarning, match="is now tf_onebit.exchanges.run_stages"):
+        ((((gradient,), _)),) = LockstepEngine(["CPU:0"]).run([own.exchange([tf.zeros([2])])])
+    assert gradient.numpy().tolist() == [1.0, 1.0]
+    assert not hasattr(own, "hold")
+    with pytest.raises(TypeError, match="Received: Own, which defines exchange. Define encode"):
+        of_one_stage(exchange=lambda self, gradients: gradients)
+
+
 def test_variables_that_are_not_residuals_need_as_many_workers():
     def create_state(self):
         self.steps = tf.Variable(3)

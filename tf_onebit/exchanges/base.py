@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tf_onebit.configurable import Configurable
 from tf_onebit.exchanges import tracing
+from tf_onebit.exchanges.deprecated_names import DeprecatedNames
 
 FLOAT_BYTES = 4
 
@@ -33,7 +34,7 @@ class GradientSpec:
         return math.prod(self.shape)
 
 
-class Exchange(Configurable, tf.Module):
+class Exchange(DeprecatedNames, Configurable, tf.Module):
     """An algorithm that turns the gradients of each worker into their sum over all workers.
 
     A user's exchange is a template that holds hyper-parameters. What runs are clones of it, one
