@@ -21,7 +21,7 @@ from tf_onebit import Threshold, ops
 from tf_onebit.collectives.lockstep import LockstepEngine
 from tf_onebit.collectives.requests import AllGather, tap_requests
 from tf_onebit.ops import threshold as message
-from tf_onebit.training.gradients import build, spec_of
+from tf_onebit.training.building import build, spec_of
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "examples" / "speech"))
 import dataset  # noqa: E402

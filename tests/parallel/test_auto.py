@@ -9,7 +9,7 @@ from tests.parallel.ranks import assert_same_bits_on_all_ranks, engine, gather
 from tf_onebit import Auto, OneBit, WarmStart
 from tf_onebit.configurable import serialize
 from tf_onebit.training.auto import with_decision, without_decision
-from tf_onebit.training.gradients import GradientExchange
+from tf_onebit.training.gradient_exchange import GradientExchange
 
 SHAPES = (256, 64), (64,), (64, 128)
 
@@ -43,7 +43,7 @@ def test_workers_decide_alike_and_stay_with_it():
 
     # A run that is resumed does not decide again: here it would not come to this.
     other = WarmStart(OneBit(exclude=["^v0:0$", "nothing else"]), steps=1)
-    (states,) = exchange.states()
+    (states,) = exchange.carried.states()
     states = [with_decision(without_decision(state), other) for state in states]
     resumed = GradientExchange(Auto(), engine(), mean=True)
     resumed.load_states([gather(states[0])], exchange.scale)
@@ -52,7 +52,7 @@ def test_workers_decide_alike_and_stay_with_it():
     assert not resumed.built
 
     again = GradientExchange(Auto(), engine(), mean=True)
-    again.load_states([gather(exchange.states()[0][0])], exchange.scale)
+    again.load_states([gather(exchange.carried.states()[0][0])], exchange.scale)
     first, second = (exchanged(e, variables, times=1) for e in (exchange, again))
     assert serialize(again.built[0].template) == decided
     for mine, theirs in zip(first, second, strict=True):

@@ -12,6 +12,7 @@ from tests.parallel.ranks import assert_same_bits_on_all_ranks, gather, rank
 from tests.parallel.training import compiled, make_data, make_model, with_layer
 from tests.support.two_optimizers import Gan
 from tf_onebit import Local, OneBit
+from tf_onebit.bmuf.connections import synchronization_of
 from tf_onebit.callbacks import BlockMomentum, Monitor
 
 PERIOD = 3
@@ -315,7 +316,7 @@ def test_state_that_is_not_finite_is_an_error_on_every_rank(engine, world_size):
     spoiling = keras.callbacks.LambdaCallback(on_train_batch_end=spoil)
     with pytest.raises(tf.errors.InvalidArgumentError, match="Rank 1 met .*bias_velocity"):
         worker.fit(batches_of(7, 7), before=[spoiling])
-    with worker.model.optimizer.gradient_exchange.blocks.view():
+    with synchronization_of(worker.model.optimizer.gradient_exchange).view():
         intact = worker.arrays
     assert_same_bits_on_all_ranks(intact)
     first = [batches[:PERIOD] for batches in batches_of(7, 7)]

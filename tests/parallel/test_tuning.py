@@ -39,7 +39,7 @@ def fit(model, data, *callbacks):
 
 def state_of(model):
     """What this worker ends with, of model, optimizer and exchange."""
-    states = model.optimizer.gradient_exchange.states()
+    states = model.optimizer.gradient_exchange.carried.states()
     arrays = [array for e in states for one in e for _, array in sorted(one.items())]
     return [np.array(v) for v in (*model.variables, *model.optimizer.variables)] + arrays
 

@@ -158,7 +158,7 @@ def tuned():
         tuning = [c(batches, 192, 144, None, 12, 1e9, multiple=1) for c in callbacks]
         model.fit(batches, epochs=2, callbacks=tuning, verbose=0)
         ends.append([v.numpy() for v in (*model.variables, *model.optimizer.variables)])
-        states = model.optimizer.gradient_exchange.states()
+        states = model.optimizer.gradient_exchange.carried.states()
         ends[-1] += [one[name] for e in states for one in e for name in sorted(one)]
     moved = max(float(np.abs(a - b).max()) for a, b in zip(*ends, strict=True))
     searches = len(tuning[0].history["trials"][1:])

@@ -103,7 +103,9 @@ MAY_IMPORT = {
         "validation",
     ],
     "tf_onebit.bmuf.equations": [],
+    "tf_onebit.bmuf.connections": [],
     "tf_onebit.monitor": [
+        "bmuf.connections",
         "framework_internals",
         "planner",
         "callbacks.fit",

@@ -11,6 +11,7 @@ from tf_onebit.bmuf.arguments import (
     check_exchange,
     momentum_of_time_constant,
 )
+from tf_onebit.bmuf.connections import connect, synchronization_of, take_states
 from tf_onebit.bmuf.equations import BlockFilter
 from tf_onebit.bmuf.synchronization import BlockSynchronization, End
 from tf_onebit.bmuf.training_optimizers import (
@@ -26,7 +27,7 @@ from tf_onebit.configurable import serialize
 from tf_onebit.exchanges import FullPrecision
 from tf_onebit.exchanges.handshake import handshake
 from tf_onebit.framework_internals.keras_models import SHOWING, unwrap_methods, wrap_methods
-from tf_onebit.training.gradients import resolve_exchange
+from tf_onebit.training.building import resolve_exchange
 from tf_onebit.training.model_optimizers import gradient_exchanges_of, optimizers_of
 
 # Whoever trains on after an interruption means the global model, too.
@@ -198,12 +199,12 @@ class BlockMomentum(keras.callbacks.Callback):
         self._bystanders = Bystanders(self.model, self._optimizers)
         job = self._gradient_exchange.engine
         job.run([handshake("block momentum", self._description(variables)) for _ in job.ranks])
-        is_known = self._blocks is not None and self._gradient_exchange.blocks is self._blocks
+        is_known = synchronization_of(self._gradient_exchange) is self._blocks is not None
         if not is_known or self._blocks.trained_by != variables.trained_by:
             for exchange in gradient_exchanges_of(self.model):
-                exchange.blocks = None
+                connect(exchange, None)
             self._blocks = self._synchronization(variables)
-            self._gradient_exchange.blocks = self._blocks
+            connect(self._gradient_exchange, self._blocks)
         self._blocks.begin()
         self._blocks.batches = 0
 
@@ -261,7 +262,7 @@ class BlockMomentum(keras.callbacks.Callback):
 
     def _resume(self):
         """Goes on from a backup, if there is one that nobody has gone on from yet."""
-        states, self._gradient_exchange.block_states = self._gradient_exchange.block_states, None
+        states = take_states(self._gradient_exchange)
         if states is not None:
             job = self._gradient_exchange.engine
             self._blocks.load_states(states, job.ranks, as_many=len(states) == job.world_size)

@@ -17,7 +17,8 @@ from tf_onebit.collectives.requests import AllReduce, one_request
 from tf_onebit.exchanges import FullPrecision
 from tf_onebit.exchanges.state import part_of, summed
 from tf_onebit.framework_internals.tf_variables import assign_all
-from tf_onebit.training.gradients import GradientExchange, spec_of
+from tf_onebit.training.building import spec_of
+from tf_onebit.training.gradient_exchange import GradientExchange
 
 # The worker whose steps alone count while the model is warmed up.
 _LEADER = 0
@@ -266,7 +267,7 @@ class BlockSynchronization:
         names += [[v.name for v in moment.variables] for moment in self._moments]
         lists = [self._weights, *(moment.variables for moment in self._moments)]
         built = [
-            exchange and exchange.exchanges_for(tuple(map(_spec, variables, names)), variables)
+            exchange and exchange.exchanges.of(tuple(map(_spec, variables, names)), variables)
             for exchange, variables, names in zip(self._exchanges, lists, names, strict=True)
         ]
         exchanges = [[b and b[i] for b in built] for i in range(len(self._replicas))]
@@ -335,7 +336,7 @@ class BlockSynchronization:
         own = {"filter": np.array(own, np.float64)}
         states = [replica.state() | own for replica in self._replicas]
         for i, exchange in enumerate(self._exchanges):
-            for built in exchange.states() if exchange else ():
+            for built in exchange.carried.states() if exchange else ():
                 for state, one in zip(states, built, strict=True):
                     state |= {f"exchange_{i}/{name}": array for name, array in one.items()}
         return states

@@ -17,6 +17,7 @@ from tf_onebit.framework_internals.keras_optimizers import accumulated_gradients
 from tf_onebit.framework_internals.tf_variables import copies_of
 from tf_onebit.optimizers import NormalizedAdaGrad
 from tf_onebit.training.model_optimizers import inner_optimizer, optimizers_of
+from tf_onebit.training.optimizer import Distributed
 from tf_onebit.training.scaled_learning_rate import (
     LearningRateFactor,
     ScaledLearningRate,
@@ -75,8 +76,8 @@ def scaled_optimizers(model):
         if not isinstance(optimizer, ScaledLearningRate):
             mix_in(optimizer, ScaledLearningRate)
         optimizer.scaling = LearningRateFactor()
-        if (exchange := getattr(optimizer, "gradient_exchange", None)) is not None:
-            exchange.flushing.clear()  # which have been traced without it
+        if isinstance(optimizer, Distributed):
+            optimizer.trace_flushes_again()  # which have been traced without it
     if new:
         fit.trace_anew(model)
     return optimizers
@@ -144,7 +145,7 @@ def rescale_pending_gradients(model, before, now):
         for copy in itertools.chain(*map(copies_of, gathered)):
             copy.assign(copy * tf.cast(old / new, copy.dtype))
         if (exchange := getattr(optimizer, "gradient_exchange", None)) is not None:
-            exchange.scale_unsent(old / new)
+            exchange.carried.scale_unsent(old / new)
 
 
 def factors(model):

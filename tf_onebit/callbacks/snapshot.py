@@ -20,7 +20,7 @@ def can_be_taken(model):
     with is built.
     """
     exchanges = gradient_exchanges_of(model)
-    if not model.built or not all(exchange.states_are_whole for exchange in exchanges):
+    if not model.built or not all(exchange.carried.is_whole for exchange in exchanges):
         return False
     if model.optimizer is not None and not model.optimizer.built:
         with model.distribute_strategy.scope():

@@ -8,6 +8,7 @@ import warnings
 
 import numpy as np
 
+from tf_onebit.bmuf.connections import keep_states, synchronization_of
 from tf_onebit.bmuf.synchronization import End
 from tf_onebit.exchanges import GradientSpec
 from tf_onebit.exchanges.state import part_of
@@ -78,19 +79,19 @@ def _collected(model):
             trained = [places.get(id(v), -1) for v in trained_variables_of(optimizer)]
             state[f"optimizer_{i}/trained"] = np.array(trained, np.int64)
     for i, exchange in enumerate(gradient_exchanges_of(model)):
-        built = exchange.states()
+        built = exchange.carried.states()
         state[f"exchange_{i}/built"] = np.array([exchange.engine.world_size, len(built)])
         state[f"exchange_{i}/scale"] = np.array(exchange.scale)
         if exchange.steps_of_delay:
             state[f"exchange_{i}/gradients"] = np.array(
-                json.dumps([_gradients_of(places, *one) for one in exchange.built_for])
+                json.dumps([_gradients_of(places, *built) for built in exchange.exchanges])
             )
         for j, states in enumerate(built):
             for rank, one in zip(exchange.engine.ranks, states, strict=True):
                 prefix = f"exchange_{i}/{j}/{rank}"
                 state |= {f"{prefix}/{name}": array for name, array in one.items()}
-        if exchange.blocks is not None:
-            for rank, one in zip(exchange.engine.ranks, exchange.blocks.states(), strict=True):
+        if (blocks := synchronization_of(exchange)) is not None:
+            for rank, one in zip(exchange.engine.ranks, blocks.states(), strict=True):
                 prefix = f"exchange_{i}/blocks/{rank}"
                 state |= {f"{prefix}/{name}": array for name, array in one.items()}
     return state
@@ -101,16 +102,16 @@ def _global_models(model):
     """Context in which workers that train apart have the model that they have in common."""
     with contextlib.ExitStack() as stack:
         for exchange in gradient_exchanges_of(model):
-            if exchange.blocks is not None:
-                stack.enter_context(exchange.blocks.view())
+            if (blocks := synchronization_of(exchange)) is not None:
+                stack.enter_context(blocks.view())
         yield
 
 
 def end_epoch(model):
     """Has workers that train apart meet, as all have come to the end of an epoch."""
     for exchange in gradient_exchanges_of(model):
-        if exchange.blocks is not None:
-            exchange.blocks.end(End.EPOCH)
+        if (blocks := synchronization_of(exchange)) is not None:
+            blocks.end(End.EPOCH)
 
 
 def build_optimizers(model, state):
@@ -206,7 +207,7 @@ def load_exchanges(model, states):
         if exchange.steps_of_delay and "gradients" in saved:
             _build_delayed(model, exchange, json.loads(str(saved["gradients"])))
         in_blocks = [part_of(saved, f"blocks/{rank}") for rank in range(ranks)]
-        exchange.block_states = in_blocks if any(in_blocks) else None
+        keep_states(exchange, in_blocks if any(in_blocks) else None)
     others = part_of(together, f"exchange_{len(gradient_exchanges_of(model))}")
     if any(name.endswith("residual") for name in others):
         warnings.warn(
@@ -216,8 +217,9 @@ def load_exchanges(model, states):
         )
 
 
-def _gradients_of(places, specs, variables):
+def _gradients_of(places, exchanges, variables):
     """Gradients as a list of [place of the variable, type, whether it is sparse], or None."""
+    specs = exchanges[0].specs
     known = all(id(variable) in places for variable in variables)
     pairs = zip(specs, variables, strict=True)
     return [[places[id(v)], spec.dtype, spec.sparse] for spec, v in pairs] if known else None
@@ -227,7 +229,7 @@ def _build_delayed(model, exchange, built):
     """Builds what has gradients under way, which may be flushed before there are new ones."""
     for gradients in itertools.takewhile(bool, built):
         variables = [model.trainable_variables[place] for place, _, _ in gradients]
-        exchange.exchanges_for(
+        exchange.exchanges.of(
             tuple(
                 GradientSpec(variable.path, tuple(variable.shape), dtype, sparse)
                 for variable, (_, dtype, sparse) in zip(variables, gradients, strict=True)

@@ -8,7 +8,7 @@ import tensorflow as tf
 from tf_onebit.distribute.replicas import all_finite, branch, exchange
 from tf_onebit.distribute.uneven_data import data_of_step, zero_without_data
 from tf_onebit.framework_internals.keras_optimizers import mix_in
-from tf_onebit.training.gradients import GradientExchange
+from tf_onebit.training.gradient_exchange import GradientExchange
 from tf_onebit.training.optimizer import Distributed, GlobalLossScale, settings
 
 
@@ -113,7 +113,7 @@ class _UnderStrategy(Distributed):
             return
         # Keras' own decides on each replica whether to do what all do together, and there they
         # cannot meet. Here they decide together.
-        self.gradient_exchange.variables = trainable_variables
+        self._current_update.variables = trainable_variables
         if self.gradient_accumulation_steps:
             self._accumulate(context, grads, trainable_variables)
         else:

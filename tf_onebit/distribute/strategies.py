@@ -34,7 +34,7 @@ from tf_onebit.framework_internals.tf_strategies import (
     MirroredExtended,
     select_replica,
 )
-from tf_onebit.training.gradients import resolve_exchange
+from tf_onebit.training.building import resolve_exchange
 from tf_onebit.training.model_optimizers import flush_where_shown, require_no_xla
 
 # TensorFlow counts the groups of each strategy from 1, and would take those of a second strategy

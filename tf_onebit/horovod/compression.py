@@ -9,7 +9,7 @@ from tf_onebit.exchanges import Exchange, GradientSpec, OneBit, Threshold
 from tf_onebit.exchanges.full_precision import FullPrecision
 from tf_onebit.exchanges.schedule import is_exchange
 from tf_onebit.framework_internals.tf_functions import CallNumbers, traced_function
-from tf_onebit.training.gradients import build, resolve_exchange
+from tf_onebit.training.building import build, resolve_exchange
 
 _MIN_SIZE = 1024
 

@@ -12,7 +12,8 @@ from tf_onebit.exchanges.schedule import schedule_of
 from tf_onebit.exchanges.wire import integers
 from tf_onebit.horovod.pump import Pump
 from tf_onebit.ops import threshold as message
-from tf_onebit.training.gradients import GradientExchange, spec_of
+from tf_onebit.training.building import spec_of
+from tf_onebit.training.gradient_exchange import GradientExchange
 
 
 class DeadReckoning(GradientExchange):
@@ -45,7 +46,7 @@ class DeadReckoning(GradientExchange):
         """
         gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
         specs = tuple(map(spec_of, gradients, variables))
-        (bucketed,) = self.exchanges_for(specs, variables)
+        (bucketed,) = self.exchanges.of(specs, variables)
         exchange = bucketed.exchange
         rate = tf.cast(learning_rate, tf.float32) * self.scale
         most = min(sum(spec.size for spec in specs), exchange.part_size)
@@ -59,7 +60,7 @@ class DeadReckoning(GradientExchange):
         self._apply(exchange, variables, arrived)
 
     def _build(self, specs, scope):
-        if self._built:
+        if self.exchanges:
             raise ValueError(
                 "An asynchronous optimizer updates the same variables in every step. Received: "
                 f"{len(specs)} gradients that are not those of its first step. "
@@ -100,7 +101,7 @@ class DeadReckoning(GradientExchange):
     def drain(self, occasion, last=False):
         if self._pump is None:
             return
-        (((bucketed,), variables),) = self._built.values()
+        (((bucketed,), variables),) = self.exchanges
         exchange = bucketed.exchange
         for messages in self._pump.drain(occasion, last):
             parts = -(-sum(spec.size for spec in exchange.specs) // exchange.part_size)

@@ -3,7 +3,7 @@
 import horovod.tensorflow as hvd
 
 from tf_onebit.horovod.compression import has_compressed
-from tf_onebit.training.gradients import has_exchanged
+from tf_onebit.training.gradient_exchange import has_exchanged
 
 
 def join():

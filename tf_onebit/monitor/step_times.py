@@ -3,6 +3,7 @@
 import time
 import warnings
 
+from tf_onebit.bmuf.connections import synchronization_of
 from tf_onebit.monitor.cost_warning import ExchangeCost
 from tf_onebit.monitor.exchange_times import ExchangeTimes, seconds
 from tf_onebit.monitor.timeline import Timeline
@@ -15,7 +16,7 @@ def built_of(exchanges):
 
 def blocks_of(exchanges):
     """List of the `BlockSynchronization` among a list of `GradientExchange`."""
-    return [exchange.blocks for exchange in exchanges if exchange.blocks is not None]
+    return [blocks for blocks in map(synchronization_of, exchanges) if blocks is not None]
 
 
 class StepTimes:

@@ -4,7 +4,7 @@ import dataclasses
 
 from tf_onebit.bmuf.variables import block_variables, corrects_moments_of
 from tf_onebit.measurement import with_block_work
-from tf_onebit.training.gradients import spec_of
+from tf_onebit.training.building import spec_of
 from tf_onebit.training.model_optimizers import inner_optimizer
 
 

@@ -11,7 +11,7 @@ from tf_onebit.framework_internals.keras_models import inputs_of
 from tf_onebit.framework_internals.keras_optimizers import original_class
 from tf_onebit.measurement import Alone
 from tf_onebit.planner import Computation
-from tf_onebit.training.gradients import spec_of
+from tf_onebit.training.building import spec_of
 from tf_onebit.training.model_optimizers import inner_optimizer
 
 _RUNS, _MOST_SECONDS = 5, 3.0

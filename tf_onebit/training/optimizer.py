@@ -15,6 +15,21 @@ def settings(optimizer):
     ]
 
 
+class Update:
+    """What the methods of an optimizer tell each other within an update.
+
+    Attributes:
+        variables: list of those whose gradients it has been given.
+        gradients: list of what their exchange has returned.
+        exchanging: function that takes the place of a call of the `GradientExchange`, or None.
+        flushes: dictionary of functions that have been traced, by what is under way.
+    """
+
+    def __init__(self):
+        self.variables = self.gradients = self.exchanging = None
+        self.flushes = {}
+
+
 class Distributed:
     """Exchanges gradients between Keras' steps of accumulation and clipping.
 
@@ -23,6 +38,14 @@ class Distributed:
     Attributes:
         gradient_exchange: `GradientExchange`.
     """
+
+    @functools.cached_property
+    def _current_update(self):
+        return Update()
+
+    def trace_flushes_again(self):
+        """Has flushes traced again, as what they do has changed."""
+        self._current_update.flushes.clear()
 
     def _build_first(self, trainable_variables):
         """Makes the optimizer's variables, before a branch of a graph, where none can be made."""
@@ -103,7 +126,7 @@ class Distributed:
                 self._apply_oldest(index, left, variables)
 
     def _apply_oldest(self, index, number, variables):
-        functions = self.gradient_exchange.flushing
+        functions = self._current_update.flushes
         if (index, number) not in functions:
             update = functools.partial(self._release, index, number, variables)
             functions[index, number] = tf.function(
@@ -125,8 +148,13 @@ class Distributed:
 
     def _release(self, index, number, variables):
         nothing = [tf.zeros(variable.shape, variable.dtype) for variable in variables]
-        with self.gradient_exchange.releasing(index, number):
+        self._current_update.exchanging = functools.partial(
+            self.gradient_exchange.release, index, number
+        )
+        try:
             super().apply(nothing, variables)
+        finally:
+            self._current_update.exchanging = None
 
     def _on_replicas(self, function):
         """Calls a function where `apply` would be called."""
@@ -153,18 +181,18 @@ class Distributed:
 
     def _backend_apply_gradients(self, grads, trainable_variables):
         # The accumulated gradients are met in `_clip_gradients`, which is not told of what.
-        self.gradient_exchange.variables = trainable_variables
+        self._current_update.variables = trainable_variables
         super()._backend_apply_gradients(grads, trainable_variables)
-        self.gradient_exchange.latest = None
+        self._current_update.gradients = None
 
     def _clip_gradients(self, grads):
-        exchange = self.gradient_exchange
-        exchange.latest = self._exchange(grads, exchange.variables)
-        return super()._clip_gradients(exchange.latest)
+        update = self._current_update
+        update.gradients = self._exchange(grads, update.variables, update.exchanging)
+        return super()._clip_gradients(update.gradients)
 
     def _apply_weight_decay(self, variables):
         # Not before the exchange is known to have succeeded: an error must leave the weights.
-        exchanged = tf.nest.flatten(self.gradient_exchange.latest, expand_composites=True)
+        exchanged = tf.nest.flatten(self._current_update.gradients, expand_composites=True)
         with tf.control_dependencies(exchanged):
             super()._apply_weight_decay(variables)
 

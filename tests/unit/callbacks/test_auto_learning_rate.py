@@ -155,7 +155,7 @@ def test_gradients_not_sent_yet_go_back_to_the_size_there_is_now():
     data, velocities = batches(8), []
 
     def note(model):
-        (states,) = model.optimizer.gradient_exchange.states()
+        (states,) = model.optimizer.gradient_exchange.carried.states()
         velocities.append([v for name, v in states[0].items() if "transform" in name])
 
     tuning = AutoMinibatchSize(data, 192, 192, min_size=8, multiple=8)

@@ -17,7 +17,8 @@ from tf_onebit.measurement import ExchangeSeconds, compressed_buckets
 from tf_onebit.planner import uniform_links
 from tf_onebit.training import auto
 from tf_onebit.training.auto import paying
-from tf_onebit.training.gradients import GradientExchange, resolve_exchange
+from tf_onebit.training.building import resolve_exchange
+from tf_onebit.training.gradient_exchange import GradientExchange
 
 
 def test_is_what_the_word_stands_for():

@@ -7,7 +7,7 @@ from tests.support.gradients import gradients_of
 from tests.support.transforms import DividesByBatchSize
 from tf_onebit import OneBit, WarmStart
 from tf_onebit.collectives.lockstep import LockstepEngine
-from tf_onebit.training.gradients import GradientExchange
+from tf_onebit.training.gradient_exchange import GradientExchange
 
 SHAPES = [(40,), (30,)]
 EXCHANGES = {
@@ -72,7 +72,7 @@ def test_what_came_last_is_in_force_after_a_resume(rng, name, built):
         resumed.set_global_batch_size(2)
         if built:
             divisors(resumed, rng, variables)
-        resumed.load_states(saved.states(), saved.scale)
+        resumed.load_states(saved.carried.states(), saved.scale)
         if told_after:
             resumed.set_global_batch_size(8)
         assert divisors(resumed, rng, variables) == {8 if told_after else 4}

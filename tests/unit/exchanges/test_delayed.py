@@ -12,7 +12,7 @@ from tf_onebit import Delayed, Exchange, FullPrecision, Local, OneBit, Threshold
 from tf_onebit.collectives import lockstep
 from tf_onebit.collectives.requests import tap_requests
 from tf_onebit.exchanges import Bucketed, GradientSpec
-from tf_onebit.training.gradients import GradientExchange
+from tf_onebit.training.gradient_exchange import GradientExchange
 from tf_onebit.training.model_optimizers import flush, without_delay
 from tf_onebit.transforms import Momentum
 

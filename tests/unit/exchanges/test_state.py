@@ -9,7 +9,7 @@ from tf_onebit import FullPrecision, Local, OneBit, Threshold, WarmStart
 from tf_onebit.collectives import lockstep
 from tf_onebit.collectives.lockstep import LockstepEngine
 from tf_onebit.exchanges import Bucketed, GradientSpec
-from tf_onebit.training.gradients import GradientExchange
+from tf_onebit.training.gradient_exchange import GradientExchange
 from tf_onebit.transforms import Momentum, NormalizedAdaGrad
 
 SPECS = [

@@ -12,7 +12,7 @@ from tf_onebit.collectives.requests import AllGather
 from tf_onebit.exchanges import GradientSpec
 from tf_onebit.exchanges.schedule import delay_of
 from tf_onebit.measurement.exchange_work import ops_before
-from tf_onebit.training.gradients import GradientExchange
+from tf_onebit.training.gradient_exchange import GradientExchange
 from tf_onebit.training.recorder import WAITS, Recorder, Span, stages_of
 from tf_onebit.transforms import NormalizedAdaGrad
 
@@ -249,8 +249,8 @@ def test_a_flush_is_not_recorded():
     job.run()
     recorder.take()
     ((index, number, variables),) = job.exchange.held()
-    with job.exchange.releasing(index, number):
-        job.exchange([[tf.zeros(shape) for shape in SHAPES]] * WORKERS, variables)
+    like = [[tf.zeros(shape) for shape in SHAPES]] * WORKERS
+    job.exchange.release(index, number, like, variables)
     assert recorder.take() == {}
     job.run(1)
     assert recorder.take() != {}

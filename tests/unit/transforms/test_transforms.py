@@ -20,7 +20,7 @@ from tf_onebit import OneBit, WarmStart
 from tf_onebit.collectives.lockstep import LockstepEngine
 from tf_onebit.exchanges import Bucketed, GradientSpec
 from tf_onebit.exchanges.uncompressed import Uncompressed
-from tf_onebit.training.gradients import GradientExchange
+from tf_onebit.training.gradient_exchange import GradientExchange
 from tf_onebit.transforms import Momentum, NormalizedAdaGrad
 
 SMALL = {"min_column_size": 32, "max_column_size": 64, "min_size": 31}
@@ -268,7 +268,7 @@ def test_a_worker_alone_transforms_and_does_not_quantize(rng, chain):
     for step in range(3):
         gradients = gradients_of(rng, SHAPES)
         if step == 2:  # It is resumed.
-            states = alone.states()
+            states = alone.carried.states()
             alone = GradientExchange(template, LockstepEngine(["CPU:0"]), mean=True)
             alone.load_states(states, alone.scale)
         (exchanged,) = alone([gradients], variables)
@@ -318,7 +318,7 @@ def test_another_number_of_workers_goes_on_with_the_same_averages(rng, before, a
     variables = [tf.Variable(tf.zeros(shape)) for shape in SHAPES]
     oracle, exchange = Oracle("adagrad_then_momentum"), None
     for world_size in (before, after, after):
-        saved = exchange and (exchange.states(), exchange.scale)
+        saved = exchange and (exchange.carried.states(), exchange.scale)
         exchange = GradientExchange(template, LockstepEngine(["CPU:0"] * world_size), mean=True)
         if saved:
             exchange.load_states(*saved)

@@ -1,19 +1,21 @@
-"""The exchange of a training program's gradients: built on first use, kept for good."""
+"""GradientExchange: what an optimizer hands its gradients to."""
 
 import collections
-import contextlib
 import functools
 import itertools
 import warnings
 
 import tensorflow as tf
 
-from tf_onebit.exchanges import Auto, Bucketed, FullPrecision, GradientSpec
+from tf_onebit.exchanges import Auto
 from tf_onebit.exchanges.finite import all_finite, not_finite_flag
 from tf_onebit.exchanges.handshake import describe, handshake
-from tf_onebit.exchanges.schedule import delay_of, innermost, is_exchange
+from tf_onebit.exchanges.schedule import delay_of, innermost
 from tf_onebit.exchanges.state import has_unsent
-from tf_onebit.training.auto import decide, with_decision, without_decision
+from tf_onebit.training.auto import decide
+from tf_onebit.training.building import build, spec_of
+from tf_onebit.training.built_exchanges import BuiltExchanges
+from tf_onebit.training.exchange_state import ExchangeState
 from tf_onebit.training.recorder import stages_of
 from tf_onebit.validation import number_of_samples
 
@@ -28,48 +30,8 @@ def has_exchanged():
     return () in _numbers
 
 
-def resolve_exchange(exchange):
-    """The exchange that a user asked for: full precision by None, `Auto` by "auto"."""
-    if exchange is None:
-        return FullPrecision()
-    if isinstance(exchange, str) and exchange == "auto":
-        return Auto()
-    if not is_exchange(exchange):
-        raise ValueError(
-            'exchange must be a tf_onebit.Exchange, for example tf_onebit.OneBit(), or "auto". '
-            f"Received: exchange={exchange!r} of type {type(exchange).__name__}."
-        )
-    return exchange
-
-
-def build(template, specs, scope, engine, unit=1.0):
-    """Builds a clone of `template` on all workers, once these are known to agree.
-
-    Args:
-        template: the user's exchange.
-        specs: list of `GradientSpec`.
-        scope: prefix of the collectives' names.
-        engine: `Engine`.
-        unit: see `Exchange.build`.
-
-    Returns:
-        List of `Bucketed`, one for each of `engine.ranks`.
-
-    Raises:
-        ValueError: on all workers, if they are about to build different exchanges.
-    """
-    exchanges = [Bucketed(template) for _ in engine.ranks]
-    with tf.init_scope():
-        # The comparison comes first: workers with different models may not even get to build.
-        engine.run([exchange.handshake(specs, engine.world_size, scope) for exchange in exchanges])
-        for index, (rank, exchange) in enumerate(zip(engine.ranks, exchanges, strict=True)):
-            with engine.place(index):
-                exchange.build(specs, rank, engine.world_size, scope, unit)
-    return exchanges
-
-
 class GradientExchange:
-    """Exchanges lists of gradients.
+    """Exchanges lists of gradients between the workers of a job.
 
     Args:
         template: the user's exchange.
@@ -81,12 +43,10 @@ class GradientExchange:
     Attributes:
         engine: of all workers of the job.
         group: `Engine` of those that exchange gradients with each other: all, by default.
-        blocks: `BlockSynchronization` of workers that train apart within a block, or None.
-        block_states: of an earlier run, until `blocks` takes them over: list, by rank, or None.
-        variables, latest: where an optimizer keeps, within one step, whose gradients it was
-            given and what their exchange returned.
-        delays: whether delay is on, where there is any: see `set_delay`.
-        flushing: where an optimizer keeps functions that it has traced.
+        exchanges: `BuiltExchanges`, of all lists of variables that it has been called with.
+        carried: `ExchangeState` of these.
+        global_batch_size: what `set_global_batch_size` has set, or None.
+        delays: whether delay is on, if there is any: see `set_delay`.
     """
 
     # Whether workers apply what has come by now.
@@ -97,39 +57,25 @@ class GradientExchange:
         self.engine = self.group = engine
         if not self.is_in_step:
             engine.whereabouts.are_in_step = False
-        self.blocks = self.block_states = None
         self._mean = mean
         self._unit = unit
         self._settings = [("op", "Average" if mean else "Sum"), *settings]
-        self._built, self._decided = {}, {}
-        self._states, self._ratio = {}, 1.0
-        self._global_batch_size = None
+        self.exchanges = BuiltExchanges(self._build_and_restore)
+        self.carried = ExchangeState(self.exchanges, self)
+        self.global_batch_size = None
         self.delays = True
-        self._released = None
         self._recorder = None
         self._has_advised = False
-        self.flushing = {}
-        self.variables = self.latest = None
 
     @property
     def built(self):
         """The exchanges of a worker of this process: one for each list of variables."""
-        return [exchanges[0] for exchanges, _ in self._built.values()]
-
-    @property
-    def built_for(self):
-        """What each of `built` is for: list of (tuple of `GradientSpec`, list of variables)."""
-        return [(exchanges[0].specs, variables) for exchanges, variables in self._built.values()]
+        return [built.exchanges[0] for built in self.exchanges]
 
     @property
     def scale(self):
         """What the sum over the workers is multiplied with."""
         return 1.0 / self.group.world_size if self._mean else 1.0
-
-    @property
-    def global_batch_size(self):
-        """What `set_global_batch_size` has set, or None."""
-        return self._global_batch_size
 
     def set_global_batch_size(self, samples):
         """Tells all exchanges how many samples a step has, also those that are not built yet.
@@ -140,14 +86,8 @@ class GradientExchange:
         Raises:
             ValueError: if `samples` is not a positive whole number.
         """
-        self._global_batch_size = number_of_samples("global_batch_size", samples)
-        for exchanges, _ in self._built.values():
-            self._tell_batch_size(exchanges)
-
-    def _tell_batch_size(self, exchanges):
-        if self._global_batch_size is not None:
-            for exchange in exchanges:
-                exchange.set_global_batch_size(self._global_batch_size)
+        samples = self.global_batch_size = number_of_samples("global_batch_size", samples)
+        self.exchanges.set("batch size", lambda exchange: exchange.set_global_batch_size(samples))
 
     def record_times(self, recorder):
         """Has times taken of what is traced from now on, but for flushes.
@@ -156,26 +96,28 @@ class GradientExchange:
             recorder: `Recorder`; or None, for none to be taken.
         """
         self._recorder = recorder
-        for exchanges, _ in self._built.values():
-            self._set_stages(exchanges, recorder)
+        self.exchanges.set("stages", functools.partial(self._set_stages, recorder))
 
-    def _set_stages(self, exchanges, recorder):
-        for exchange in exchanges:
-            worker = self.group.members[exchange.rank]
-            exchange.set_stages(functools.partial(stages_of, recorder, worker))
+    def _set_stages(self, recorder, exchange):
+        worker = self.group.members[exchange.rank]
+        exchange.set_stages(functools.partial(stages_of, recorder, worker))
 
-    def scale_unsent(self, ratio):
-        """Multiplies all that is of gradients and has yet to have an effect.
+    def set_delay(self, on):
+        """Turns delay on or off, while nothing is held."""
+        self.delays = on
+        self.exchanges.set("delay", lambda exchange: exchange.set_delay(on))
 
-        Residuals, and velocities of transforms, keep the update that they will make when the
-        learning rate is divided by `ratio`. Nothing may be under way.
+    def load_states(self, states, scale):
+        """Takes over the states of an earlier run: see `ExchangeState.load`.
+
+        Args:
+            states: list of lists of dictionaries.
+            scale: what `scale` was then.
         """
-        if ratio == 1.0:
-            return
-        self._ratio *= ratio  # of an earlier run's states, for what is not built yet
-        for exchanges, _ in self._built.values():
-            for exchange in exchanges:
-                _load_own(exchange, exchange.state(), ratio)
+        # What was in force then is part of the states.
+        self.global_batch_size = None
+        self.exchanges.set("batch size", None)
+        self.carried.load(states, scale / self.scale)
 
     def metrics(self):
         """Figures of the last exchange, for the Monitor: dictionary of floats."""
@@ -205,71 +147,6 @@ class GradientExchange:
             save: function that saves what this worker has learned, and returns where, or None.
         """
 
-    def states(self):
-        """The states of what is built: list of lists, by exchange and by `engine.ranks`.
-
-        And those, of an earlier run, of what is not built yet.
-        """
-        built = [
-            [self._state_of(index, exchange) for exchange in exchanges]
-            for index, (exchanges, _) in enumerate(self._built.values())
-        ]
-        waiting = [self._states[index] for index in sorted(self._states)]
-        return built + [[states[rank] for rank in self.engine.ranks] for states in waiting]
-
-    def _state_of(self, index, exchange):
-        decided = self._decided.get(index)
-        state = exchange.state()
-        return state if decided is None else with_decision(state, decided)
-
-    @property
-    def states_are_whole(self):
-        """Whether `states` has all: not before the first step of other workers than earlier."""
-        alike = all(len(states) == self.engine.world_size for states in self._states.values())
-        return alike and (not self._states or self._ratio == 1.0)
-
-    def load_states(self, states, scale):
-        """Takes over the states of an earlier run, also for what is not built yet.
-
-        Args:
-            states: list of lists of what `Exchange.state` returned, by exchange and by rank. With
-                as many workers as then, those of other processes may be missing (empty).
-            scale: what `scale` was then.
-
-        What is built now and was not then begins anew.
-        """
-        self._states = dict(enumerate(states))
-        self._ratio = scale / self.scale
-        # What was in force then is part of the states.
-        self._global_batch_size = None
-        for index, (exchanges, _) in enumerate(self._built.values()):
-            if index < len(states):
-                self._load(index, exchanges)
-            else:
-                self._begin_anew(exchanges)
-
-    def _begin_anew(self, exchanges):
-        for index, old in enumerate(exchanges):
-            new = Bucketed(old.template)
-            with self.group.place(index):
-                new.build(old.specs, old.rank, old.world_size, old.scope, old.unit)
-            _load_own(old, new.state())
-
-    def _load(self, index, exchanges):
-        states = self._states.pop(index, None)
-        if states is None:
-            return
-        if self.group is not self.engine:
-            if len(states) != self.engine.world_size:
-                raise ValueError(
-                    "Workers in groups can only be resumed as many as they were. Received: a "
-                    f"state of {len(states)} workers for {self.engine.world_size}."
-                )
-            states = [states[member] for member in self.group.members]
-        states = list(map(without_decision, states))
-        for exchange in exchanges:
-            exchange.load_state(states, self._ratio)
-
     @tf.autograph.experimental.do_not_convert
     def __call__(self, gradients, variables):
         """Exchanges the gradients of `variables`; None stays None.
@@ -283,8 +160,6 @@ class GradientExchange:
         Returns:
             A list like `gradients`.
         """
-        if self._released is not None:
-            return self._release(gradients)
         if self._is_alone:
             return [list(mine) for mine in gradients]
         present = _present(gradients[0])
@@ -342,13 +217,13 @@ class GradientExchange:
     def _is_alone(self):
         """A single worker exchanges nothing, unless it transforms, or several have left it some."""
         is_single = self.group.world_size == 1 and self._in_full_precision() is None
-        return is_single and not (self._states or self._built)
+        return is_single and self.carried.is_empty and not self.exchanges
 
     @property
     def steps_of_delay(self):
         """By how many steps the gradients of a step come back later."""
         delay = delay_of(self.template)
-        if delay and self._built:
+        if delay and self.exchanges:
             return max(exchange.delay for exchange in self.built)
         if self._is_alone or self._in_full_precision() is not None:
             return 0
@@ -376,41 +251,31 @@ class GradientExchange:
         return [list(mine) for mine in gradients]
 
     def held(self):
-        """What is under way: list of (index among `built`, number of steps, variables)."""
-        numbers = [exchanges[0].number_held() for exchanges, _ in self._built.values()]
-        lists = [variables for _, variables in self._built.values()]
+        """What is under way: list of (index among `exchanges`, number of steps, variables)."""
+        numbers = [exchange.number_held() for exchange in self.built]
+        lists = [built.variables for built in self.exchanges]
         return [(i, *one) for i, one in enumerate(zip(numbers, lists, strict=True)) if one[0]]
 
-    @contextlib.contextmanager
-    def releasing(self, index, number):
-        """Context in which a call takes no gradients, and gives back the oldest that are held.
+    def release(self, index, number, like, variables):
+        """Gives back the oldest gradients that are held, and takes none.
 
         Args:
-            index, number: one of `held`.
-        """
-        self._released = index, number
-        try:
-            yield
-        finally:
-            self._released = None
+            index, number, variables: one of `held`.
+            like: list of lists of tensors like the gradients, of each of `group.ranks`.
 
-    def _release(self, like):
-        index, number = self._released
-        exchanges, _ = list(self._built.values())[index]
-        self._set_stages(exchanges, None)
+        Returns:
+            A list like `like`.
+        """
+        exchanges, _ = self.exchanges[index]
+        for exchange in exchanges:
+            self._set_stages(None, exchange)
         results = self.group.run(
             exchange.release(number, _like(exchange.specs, mine), self.scale)
             for exchange, mine in zip(exchanges, like, strict=True)
         )
-        self._set_stages(exchanges, self._recorder)
+        for exchange in exchanges:
+            self._set_stages(self._recorder, exchange)
         return [list(tensors) for tensors, _ in results]
-
-    def set_delay(self, on):
-        """Turns delay on or off, while nothing is held."""
-        self.delays = on
-        for exchanges, _ in self._built.values():
-            for exchange in exchanges:
-                exchange.set_delay(on)
 
     @tf.autograph.experimental.do_not_convert
     def all_finite(self, gradients):
@@ -441,10 +306,16 @@ class GradientExchange:
 
     def _in_full_precision(self):
         """What a single worker does to gradients of which there is nothing unsent, if anything."""
-        states = self._states.get(len(self._built), [{}])
+        states = self.carried.waiting(len(self.exchanges)) or [{}]
         if self.group.world_size > 1 or len(states) > 1 or has_unsent(states[0]):
             return None
         return self.template.uncompressed()
+
+    def _build_and_restore(self, specs, index):
+        exchanges = self._build(specs, f"{self._scope}/{index}")
+        with tf.init_scope():
+            self.carried.restore(index, exchanges)
+        return exchanges
 
     def _build(self, specs, scope):
         template = self._in_full_precision() or self.template
@@ -454,8 +325,8 @@ class GradientExchange:
 
     def _decide(self, auto, specs, scope):
         """What `Auto` becomes: now, or in an earlier run."""
-        index = len(self._built)
-        states = list(self._states.get(index, ()))
+        index = len(self.exchanges)
+        states = list(self.carried.waiting(index))
         if len(states) == self.engine.world_size:
             states.insert(0, states[self.engine.ranks[0]])
         description = describe(auto, specs, self.group.world_size)
@@ -463,42 +334,13 @@ class GradientExchange:
             # Workers that do something else would not measure with those that do.
             self.group.run([handshake(scope, description) for _ in self.group.ranks])
             decided = decide(auto, specs, self.group, states)
-        self._decided[index] = decided
+        self.carried.decided[index] = decided
         return decided
 
     def _exchanges_of(self, gradients, variables):
         present = _present(gradients)
         specs = tuple(spec_of(gradients[i], variables[i]) for i in present)
-        return self.exchanges_for(specs, [variables[i] for i in present])
-
-    def exchanges_for(self, specs, variables):
-        """The exchanges of gradients of a list of variables: one for each of `group.ranks`."""
-        # Names alone do not tell variables apart: many are called "Variable:0".
-        key = specs, tuple(map(id, variables))
-        if key not in self._built:
-            scope = f"{self._scope}/{len(self._built)}"
-            exchanges = self._build(specs, scope)
-            with tf.init_scope():
-                self._load(len(self._built), exchanges)
-                self._tell_batch_size(exchanges)
-                if not self.delays:
-                    for exchange in exchanges:
-                        exchange.set_delay(False)
-            self._set_stages(exchanges, self._recorder)
-            # With the variables, because the ids of objects that are gone come again.
-            self._built[key] = exchanges, variables
-        exchanges, _ = self._built[key]
-        return exchanges
-
-
-def spec_of(gradient, variable):
-    """What is known of the gradient of a variable: `GradientSpec`."""
-    return GradientSpec(
-        name=getattr(variable, "path", variable.name),
-        shape=tuple(variable.shape),
-        dtype=tf.as_dtype(gradient.dtype).name,
-        sparse=isinstance(gradient, tf.IndexedSlices),
-    )
+        return self.exchanges.of(specs, [variables[i] for i in present])
 
 
 def _present(gradients):
@@ -517,10 +359,3 @@ def _like(specs, tensors):
 
 def _tensor(gradient):
     return gradient if isinstance(gradient, tf.IndexedSlices) else tf.convert_to_tensor(gradient)
-
-
-def _load_own(exchange, state, ratio=1.0):
-    """Has an exchange take over a state of its own: those of other workers are not looked at."""
-    states = [{} for _ in range(exchange.world_size)]
-    states[exchange.rank] = state
-    exchange.load_state(states, ratio)

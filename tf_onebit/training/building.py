@@ -1,0 +1,60 @@
+"""How the exchange of a list of gradients is built, once workers are known to agree."""
+
+import tensorflow as tf
+
+from tf_onebit.exchanges import Auto, Bucketed, FullPrecision, GradientSpec
+from tf_onebit.exchanges.schedule import is_exchange
+
+
+def resolve_exchange(exchange):
+    """Returns the exchange that a user asked for: full precision by None, `Auto` by "auto".
+
+    Raises:
+        ValueError: for anything else that is no exchange.
+    """
+    if exchange is None:
+        return FullPrecision()
+    if isinstance(exchange, str) and exchange == "auto":
+        return Auto()
+    if not is_exchange(exchange):
+        raise ValueError(
+            'exchange must be a tf_onebit.Exchange, for example tf_onebit.OneBit(), or "auto". '
+            f"Received: exchange={exchange!r} of type {type(exchange).__name__}."
+        )
+    return exchange
+
+
+def build(template, specs, scope, engine, unit=1.0):
+    """Builds a clone of `template` on all workers, once these are known to agree.
+
+    Args:
+        template: the user's exchange.
+        specs: list of `GradientSpec`.
+        scope: prefix of the collectives' names.
+        engine: `Engine`.
+        unit: see `Exchange.build`.
+
+    Returns:
+        List of `Bucketed`, one for each of `engine.ranks`.
+
+    Raises:
+        ValueError: on all workers, if they are about to build different exchanges.
+    """
+    exchanges = [Bucketed(template) for _ in engine.ranks]
+    with tf.init_scope():
+        # The comparison comes first: workers with different models may not even get to build.
+        engine.run([exchange.handshake(specs, engine.world_size, scope) for exchange in exchanges])
+        for index, (rank, exchange) in enumerate(zip(engine.ranks, exchanges, strict=True)):
+            with engine.place(index):
+                exchange.build(specs, rank, engine.world_size, scope, unit)
+    return exchanges
+
+
+def spec_of(gradient, variable):
+    """Returns what is known of the gradient of a variable: `GradientSpec`."""
+    return GradientSpec(
+        name=getattr(variable, "path", variable.name),
+        shape=tuple(variable.shape),
+        dtype=tf.as_dtype(gradient.dtype).name,
+        sparse=isinstance(gradient, tf.IndexedSlices),
+    )

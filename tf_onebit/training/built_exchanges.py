@@ -1,0 +1,77 @@
+"""The exchanges of a program's gradients: built on first use, kept for good."""
+
+from typing import NamedTuple
+
+import tensorflow as tf
+
+
+class Built(NamedTuple):
+    """The exchange of a list of gradients.
+
+    Attributes:
+        exchanges: list of `Bucketed`, one for each worker of this process.
+        variables: list of the variables that the gradients are of.
+    """
+
+    exchanges: list
+    variables: list
+
+
+class BuiltExchanges:
+    """Holds an exchange for each list of variables whose gradients a program exchanges.
+
+    Args:
+        build: function from a tuple of `GradientSpec`, and the number of what is built by now, to a
+            list of `Bucketed`, one for each worker of this process.
+    """
+
+    def __init__(self, build):
+        self._build = build
+        self._built = {}
+        self._settings = {}
+
+    def __len__(self):
+        return len(self._built)
+
+    def __iter__(self):
+        return iter(self._built.values())
+
+    def __getitem__(self, index):
+        return list(self._built.values())[index]
+
+    @property
+    def all(self):
+        """List of all exchanges of all workers of this process."""
+        return [exchange for built in self for exchange in built.exchanges]
+
+    def of(self, specs, variables):
+        """Returns the exchanges of the gradients of variables: one for each worker here.
+
+        Args:
+            specs: tuple of `GradientSpec`.
+            variables: list.
+        """
+        # Names alone do not tell variables apart: many are called "Variable:0".
+        key = specs, tuple(map(id, variables))
+        if key not in self._built:
+            exchanges = self._build(specs, len(self))
+            with tf.init_scope():
+                for setting in self._settings.values():
+                    for exchange in exchanges:
+                        setting(exchange)
+            # With the variables, because the ids of objects that are gone come again.
+            self._built[key] = Built(exchanges, variables)
+        return self._built[key].exchanges
+
+    def set(self, name, setting):
+        """Applies a setting to all exchanges, also to those that are not built yet.
+
+        Args:
+            name: of the setting. An earlier one of this name is not applied to new exchanges.
+            setting: function of a `Bucketed`; or None, for new ones to stay as they are.
+        """
+        self._settings.pop(name, None)
+        if setting is not None:
+            self._settings[name] = setting
+            for exchange in self.all:
+                setting(exchange)

@@ -1,0 +1,116 @@
+"""What the exchanges of a program carry over from one run to the next."""
+
+from tf_onebit.exchanges import Bucketed
+from tf_onebit.training.auto import with_decision, without_decision
+
+
+class ExchangeState:
+    """Saves and restores exchanges, also those that are not built yet.
+
+    Args:
+        exchanges: `BuiltExchanges`.
+        gradient_exchange: `GradientExchange` that they are of, for its workers.
+
+    Attributes:
+        decided: dictionary from the index of what is built to what `Auto` has become there.
+    """
+
+    def __init__(self, exchanges, gradient_exchange):
+        self._exchanges = exchanges
+        self._workers = gradient_exchange
+        self._waiting, self._ratio = {}, 1.0
+        self.decided = {}
+
+    def waiting(self, index):
+        """Returns the states, by rank, that wait for what will be built with an index: list."""
+        return self._waiting.get(index, [])
+
+    @property
+    def is_empty(self):
+        """Whether nothing waits for what will be built."""
+        return not self._waiting
+
+    @property
+    def is_whole(self):
+        """Whether `states` has all: not before the first step of other workers than earlier."""
+        world_size = self._workers.engine.world_size
+        alike = all(len(states) == world_size for states in self._waiting.values())
+        return alike and (not self._waiting or self._ratio == 1.0)
+
+    def states(self):
+        """Returns the states of what is built, and those of an earlier run that still wait.
+
+        Returns:
+            List of lists of dictionaries, by exchange and by `engine.ranks`.
+        """
+        built = [
+            [self._state_of(index, exchange) for exchange in exchanges]
+            for index, (exchanges, _) in enumerate(self._exchanges)
+        ]
+        waiting = [self._waiting[index] for index in sorted(self._waiting)]
+        ranks = self._workers.engine.ranks
+        return built + [[states[rank] for rank in ranks] for states in waiting]
+
+    def _state_of(self, index, exchange):
+        decided = self.decided.get(index)
+        state = exchange.state()
+        return state if decided is None else with_decision(state, decided)
+
+    def load(self, states, ratio):
+        """Takes over the states of an earlier run. What is built now and was not then begins anew.
+
+        Args:
+            states: list of lists of what `Exchange.state` returned, by exchange and by rank. With
+                as many workers as then, those of other processes may be missing (empty).
+            ratio: what unsent gradients are multiplied with.
+        """
+        self._waiting = dict(enumerate(states))
+        self._ratio = ratio
+        for index, (exchanges, _) in enumerate(self._exchanges):
+            if index < len(states):
+                self.restore(index, exchanges)
+            else:
+                self._begin_anew(exchanges)
+
+    def restore(self, index, exchanges):
+        """Gives exchanges that are built the states that wait for them, if there are any."""
+        states = self._waiting.pop(index, None)
+        if states is None:
+            return
+        engine, group = self._workers.engine, self._workers.group
+        if group is not engine:
+            if len(states) != engine.world_size:
+                raise ValueError(
+                    "Workers in groups can only be resumed as many as they were. Received: a "
+                    f"state of {len(states)} workers for {engine.world_size}."
+                )
+            states = [states[member] for member in group.members]
+        states = list(map(without_decision, states))
+        for exchange in exchanges:
+            exchange.load_state(states, self._ratio)
+
+    def _begin_anew(self, exchanges):
+        for index, old in enumerate(exchanges):
+            new = Bucketed(old.template)
+            with self._workers.group.place(index):
+                new.build(old.specs, old.rank, old.world_size, old.scope, old.unit)
+            _load_own(old, new.state())
+
+    def scale_unsent(self, ratio):
+        """Multiplies all that is of gradients and has yet to have an effect.
+
+        Residuals, and velocities of transforms, keep the update that they will make when the
+        learning rate is divided by `ratio`. Nothing may be under way.
+        """
+        if ratio == 1.0:
+            return
+        self._ratio *= ratio  # of an earlier run's states, for what is not built yet
+        for exchange in self._exchanges.all:
+            _load_own(exchange, exchange.state(), ratio)
+
+
+def _load_own(exchange, state, ratio=1.0):
+    """Has an exchange take over a state of its own: those of other workers are not looked at."""
+    states = [{} for _ in range(exchange.world_size)]
+    states[exchange.rank] = state
+    exchange.load_state(states, ratio)
