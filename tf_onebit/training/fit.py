@@ -1,4 +1,4 @@
-"""What callbacks do to the `model.fit` that calls them."""
+"""The `model.fit` that calls a callback, and what is done to its training step."""
 
 import tensorflow as tf
 
