@@ -13,7 +13,7 @@ from tf_onebit.horovod.gradients import engine_of
 def broadcast_variables(variables, root_rank, process_set=hvd.global_process_set, inplace=False):
     """Assigns the values of variables on one worker to the variables of all.
 
-    In eager mode workers first compare the root rank, and the number, shapes and types of variables.
+    In eager mode workers first compare the root rank, and the variables' number, shapes and types.
 
     Args:
         variables: list of Keras or TensorFlow variables, the same on all workers.
