@@ -161,7 +161,7 @@ class _Elsewhere:
         self._come_back()
 
     def _forget_models(self):
-        """Removes saved models, because those of all epochs could fill a disk."""
+        """Removes saved models, which could fill a disk over many epochs."""
         if not isinstance(self, keras.callbacks.ModelCheckpoint):
             return
         for path in pathlib.Path(self._folder.name).iterdir():

@@ -64,7 +64,7 @@ class ReducingExtended:
         return super()._batch_reduce_to(reduce_op, pairs, options)
 
     def _on_each_device(self, value):
-        """Returns a value as one per replica, also if all replicas passed the same object."""
+        """Returns a value with one part per replica, even if all replicas passed one object."""
         if isinstance(value, tf.distribute.DistributedValues):
             return value
         return regroup((value,) * len(self._devices), always_wrap=True)

@@ -34,10 +34,10 @@ def sigterm_as_it_was():
 
 
 def tend_server(cluster_resolver):
-    """Keeps settings of the server's sockets, from now on, for which the server has no options.
+    """Starts a thread that sets options of the server's sockets, which the server itself cannot.
 
     * Connections outlast a pause of the link or of a worker. gRPC would give up a connection whose
-      message has not arrived within 20 seconds. Heartbeats detect workers that are gone.
+      message takes more than 20 seconds. Heartbeats detect workers that are gone.
     * If the whole cluster is on this machine, no other machine can connect. TensorFlow listens on
       all interfaces, and obeys any client that connects.
     """

@@ -146,13 +146,13 @@ class MultiWorkerMirroredStrategy(_Exchanging, tf.distribute.MultiWorkerMirrored
             and for a sign of life (default: 120). Then they end with an error.
         uneven_data: "continue" or "stop", for data that end on some workers before others.
             "continue", as in `tf.distribute`: such workers go on with empty batches until all
-            data have ended. Empty batches do not change gradients or, in Keras' own loops,
+            data have ended. Empty batches add nothing to the gradients or, in Keras' own loops, to
             statistics. "stop": all workers stop.
 
     Raises:
         ValueError: for arguments of wrong type or value, and if TF_CONFIG describes no cluster.
-            Also in the first step, if model or optimizer were made outside of the scope, or, on
-            all workers, if they do not train the same model in the same way.
+            Also in the first step, if model or optimizer were made outside of the scope. In that
+            step also, on all workers, if they do not train the same model in the same way.
 
     Example:
         >>> import keras, tf_onebit

@@ -49,9 +49,9 @@ def strategy_of(model):
 
 
 def inputs_of(model):
-    """Returns the inputs of a model's call: structure of Keras tensors.
+    """Returns the inputs with which a model is called: structure of Keras tensors.
 
-    Models other than `Sequential` may take any structure.
+    The model must not be a `Sequential`.
 
     Relies on `Function._inputs_struct` (keras/src/ops/function.py:58).
     """

@@ -23,7 +23,7 @@ def sources_of(dataset):
 
 
 def graphs_of(dataset):
-    """Returns the graphs of the functions that a dataset calls, such as `map`: list.
+    """Returns the graphs of the functions that a dataset calls, for example in `map`: list.
 
     Relies on `DatasetV2._functions` (tensorflow/python/data/ops/dataset_ops.py:430).
     """

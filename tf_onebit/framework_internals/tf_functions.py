@@ -49,7 +49,7 @@ def drawn_tensors():
     """Returns the data tensors of the function being traced: list, maybe empty.
 
     These are its arguments, or the results of iterators in it. A step begins even if the data have
-    ended. Operations that must not run then wait for these tensors.
+    ended. Operations that must not run in such a step wait for these tensors.
 
     Relies also on `FuncGraph.internal_captures` (tensorflow/python/framework/func_graph.py:804),
     and on the names of the ops that read iterators.

@@ -62,8 +62,8 @@ def AsynchronousOptimizer(
             waits. Default: any number.
         timeout_seconds: time without any gathered message after which the other workers are given
             up. A slow step does not count: workers answer meanwhile, from their first step to the
-            end of `fit`. Where all must meet (the end, backups, `max_staleness`) a worker waits
-            for a live one without limit.
+            end of `fit`. At the end, at backups and for `max_staleness`, workers wait for a live
+            worker without limit.
         name: name of the optimizer. Default: unchanged.
 
     Returns:

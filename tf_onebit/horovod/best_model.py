@@ -6,8 +6,8 @@ import keras
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
     """Callback that saves the whole model whenever it is the best so far.
 
-    As in Horovod, set the path later, as an attribute. Every worker that has the callback saves:
-    give it to one worker only.
+    Set the path later, as an attribute. Every worker that has the callback saves, so give it to one
+    worker only. Both are as in Horovod.
 
     Args:
         monitor, verbose, mode, save_freq: see `keras.callbacks.ModelCheckpoint`.

@@ -21,8 +21,8 @@ class ExchangeCompressor:
     """Compressor by which Horovod's own `allreduce` and `DistributedGradientTape` use an exchange.
 
     Horovod sums the results of `compress`, but packed bits and indices cannot be summed. So
-    `compress` does the whole exchange and gives Horovod the number 1. Horovod returns the sum or
-    mean of that number. It tells `decompress` how to scale the exchanged sum.
+    `compress` does the whole exchange and gives Horovod the number 1. From Horovod's sum or mean
+    of that number `decompress` knows how to scale the exchanged sum.
 
     Horovod tells a compressor neither the name of a tensor nor its variable. So the function's
     name, the tensor's shape and the position of the call in the `tf.function` identify a residual.

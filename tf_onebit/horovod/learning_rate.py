@@ -11,10 +11,10 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
     """Callback that multiplies the learning rate in a range of epochs.
 
     When the rate changes from a to b, the callback multiplies velocities of SGD and RMSprop by
-    b / a: the momentum correction of Goyal et al. 2017 (section 3). Horovod multiplies the momentum
-    coefficient in the next step instead, but Keras 3 compiles that coefficient into the step. The
-    velocity becomes the same. With `nesterov` the step uses the coefficient a second time, and
-    there it differs.
+    b / a. This is the momentum correction of Goyal et al. 2017 (section 3). Horovod multiplies the
+    momentum coefficient in the next step instead, but Keras 3 compiles that coefficient into the
+    step. The velocity becomes the same. With `nesterov` the step uses the coefficient a second
+    time, and there it differs.
 
     Each epoch logs the learning rate as "lr".
 

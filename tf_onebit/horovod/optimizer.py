@@ -232,7 +232,7 @@ class _OverHorovod(Distributed):
     def build(self, variables):
         if not self.loss_scaled:
             _require_unscaled_loss()
-        # A LossScaleOptimizer makes its variables elsewhere, and they cause a second trace. Keras
+        # The variables of a LossScaleOptimizer are not plain, and so cause a second trace. Keras
         # needs that trace, because the first one has the initial scale as a constant.
         with plain_variables():
             super().build(variables)

@@ -7,9 +7,9 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
-# The others wait at most this part of the fastest worker's step for a worker without a message to
-# join a round: deltas that arrive steps later cost accuracy. Neither the part nor the seconds are
-# smaller, because a round takes a millisecond of a core's time on every worker.
+# The longest time that a worker without a message delays a round: a part of the fastest worker's
+# step, within bounds. More would cost accuracy, because deltas would arrive steps later. Less would
+# cost time, because every round takes a millisecond of a core's time on every worker.
 _PART_OF_STEP = 0.5
 _LEAST_SECONDS, _MOST_SECONDS = 0.005, 0.25
 # Weight of the newest value in moving means over rounds and messages.
