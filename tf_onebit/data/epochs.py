@@ -62,7 +62,7 @@ class DatasetEpochs:
         return iter(self._dataset)
 
     def end(self, seed):
-        """Ends an epoch, all of whose samples have been trained on."""
+        """Ends an epoch whose samples have all been trained on."""
 
 
 class PyDatasetEpochs:
@@ -110,7 +110,7 @@ class PyDatasetEpochs:
         return batches_of_py_dataset(self._py_dataset)
 
     def end(self, seed):
-        """Ends an epoch, all of whose samples have been trained on."""
+        """Ends an epoch whose samples have all been trained on."""
         if self._is_begun:
             with _random_numbers_of(seed, self._epoch, "end"):
                 self._py_dataset.on_epoch_end()

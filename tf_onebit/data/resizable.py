@@ -20,10 +20,10 @@ from tf_onebit.framework_internals.keras_random import make_default_seed
 class ResizableBatches(DataAdapter):
     """Data for `model.fit` in minibatches whose size may change between any two steps.
 
-    An epoch is a sequence of samples, the same on all workers. The next minibatch takes the next
-    `global_batch_size` samples after the last minibatch, whatever its size was. So every sample
-    is trained on exactly once in an epoch. Worker k of P trains on part k of a minibatch of n
-    samples: its samples floor(k n / P) to floor((k + 1) n / P).
+    An epoch is a sequence of samples, the same on all workers. A minibatch takes the next
+    `global_batch_size` samples after the minibatch before it, even if that had another size. So
+    every sample is trained on exactly once in an epoch. Worker k of P trains on part k of a
+    minibatch of n samples: its samples floor(k n / P) to floor((k + 1) n / P).
 
     The last minibatch of an epoch takes the samples that are left. If these are less than half a
     minibatch, the last two minibatches share their samples equally. So a learning rate for large
@@ -40,8 +40,8 @@ class ResizableBatches(DataAdapter):
             all workers. NumPy arrays are copied.
         seed: int, the same on all workers. Default: a random number, the same in each run after
             `keras.utils.set_random_seed`.
-        rank, world_size: rank of this worker and number of workers. Default: those of the strategy
-            or the optimizer of the trained model.
+        rank, world_size: rank of this worker and number of workers. Default: as known to the
+            strategy or the optimizer of the trained model.
 
     Raises:
         ValueError: for data of another kind or without an end; for a size that is not a positive

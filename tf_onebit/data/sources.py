@@ -86,7 +86,7 @@ class Arrays:
             self._order_of = (seed, epoch)
 
     def end_epoch(self, seed):
-        """Ends an epoch, all of whose samples have been trained on."""
+        """Ends an epoch whose samples have all been trained on."""
 
     def available(self, stop):
         """Returns how many of the epoch's first `stop` samples exist."""

@@ -54,7 +54,7 @@ class Stream:
         self._forget(start)
 
     def end_epoch(self, seed):
-        """Ends an epoch, all of whose samples have been trained on."""
+        """Ends an epoch whose samples have all been trained on."""
         self._close()
         self._epochs.end(seed)
 

@@ -5,7 +5,7 @@ import os
 
 from tf_onebit.doctor.fault import Fault
 
-# Of all GPUs that the kernels are compiled for.
+# The lowest that the kernels are compiled for.
 OLDEST_COMPUTE_CAPABILITY = (8, 0)
 
 

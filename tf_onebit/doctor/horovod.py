@@ -20,7 +20,7 @@ class HorovodFacts:
     """Facts about an installed Horovod.
 
     Attributes:
-        built: tuple of those of mpi, gloo, nccl, ddl and ccl that it is built with.
+        built: tuple of its parts among mpi, gloo, nccl, ddl and ccl.
         nccl_built: version of the NCCL that it is built with, "" without.
         nccl_library: version of the NCCL that is loaded at run time, "" without.
         cpu_operations: the environment variable HOROVOD_CPU_OPERATIONS, or None.

@@ -49,7 +49,7 @@ def _is_alive(group):
 
 
 class Watchdog:
-    """Process that ends groups of other processes when this one is gone, for whatever reason.
+    """Process that ends groups of other processes when this one is gone for any reason.
 
     A signal on the parent's death would not reach the processes that a worker has started. Often
     it would not end a worker that handles the signal, either.

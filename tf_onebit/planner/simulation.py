@@ -60,8 +60,8 @@ def simulate(workers, buckets, steps=3, delay=0, slowdowns=None):
         `Simulation`.
 
     Raises:
-        ValueError: without workers or steps, for a kind of collective that a worker has no link
-            for, and for slowdowns that have another shape or are not positive.
+        ValueError: without workers or steps; for a kind of collective without a link; for
+            slowdowns that have another shape or are not positive.
 
     Example:
         >>> from tf_onebit.planner import Bucket, Collective, Computation, Link, Worker, simulate

@@ -6,7 +6,7 @@ from tf_onebit.formatting import format_number
 
 # A larger spread of the times of a step shows that another program is at work.
 _MOST_SCATTER = 0.25
-# More samples take no less time, except for differences that all times have.
+# More samples take no less time, apart from noise of this part.
 _TOLERANCE = 0.05
 
 
