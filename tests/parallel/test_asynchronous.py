@@ -60,8 +60,8 @@ class Training:
     def sent(self):
         """The sum of all deltas that this worker has sent: what it was given, less what it kept."""
         total = np.concatenate([total.ravel() for total in self.total])
-        (exchange,) = self.exchange.built
-        return self.rate * (total - exchange.residual.numpy())
+        (built,) = self.exchange.built
+        return self.rate * (total - built.exchange.residual.numpy())
 
 
 def assert_every_delta_is_applied_once(training, share):
