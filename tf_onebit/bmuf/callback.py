@@ -82,7 +82,7 @@ class BlockMomentum(keras.callbacks.Callback):
             gradient accumulation the updates of the optimizer that accumulates longest.
         block_momentum: eta, at least 0 and below 1; or "auto": 1 - 1 / N for N workers.
         block_learning_rate: zeta, positive.
-        nesterov: whether workers go on from the look-ahead, with the next momentum added.
+        nesterov: whether the next block begins from the look-ahead theta + eta Delta_n.
         warmup_steps: number of initial steps in which worker 0 trains alone, as the paper does for
             a tenth of an epoch. The steps of others do not count. Of several optimizers the one
             with the most steps counts.
