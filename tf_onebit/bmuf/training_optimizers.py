@@ -26,7 +26,8 @@ def training_optimizers(model):
         List of Keras optimizers. If there are several, all are built.
 
     Raises:
-        ValueError: if the model holds several optimizers and uses (eagerly: has built) no one.
+        ValueError: if the model holds several optimizers, but its step uses no optimizer, or no
+            optimizer of an eager model is built.
     """
     held = optimizers_of(model)
     if len(held) < 2:

@@ -172,7 +172,7 @@ def _sorted(optimizer, moment_correction, looks_ahead, compresses):
 
 
 def corrects_moments_of(optimizer):
-    """Tells whether an optimizer's moments can be corrected for, or stay valid at, a moved model."""
+    """Tells whether an optimizer's moments can follow a model that block momentum has moved."""
     return hasattr(type(optimizer), "moments") or _slots_of(optimizer) is not None
 
 
