@@ -1,12 +1,12 @@
 """A factor on the learning rate of a Keras optimizer, for a number or a schedule alike.
 
 The factor acts only within the update of a step. Outside of it `optimizer.learning_rate` excludes
-the factor. Other callbacks (`ReduceLROnPlateau`, `LearningRateScheduler`) read and set it so, and
-saved models have it so.
+the factor. Other callbacks (`ReduceLROnPlateau`, `LearningRateScheduler`) read and set that value,
+and saved models contain it.
 
 The factor is the product of the callbacks' own factors. A callback's factor is in force from its
-`begin` to its `end`, so the product is 1 outside of `fit`. Callbacks remember their factors, and
-begin the next `fit` with them.
+`begin` until all callbacks have called `end`, so the product is 1 outside of `fit`. Callbacks
+remember their factors, and begin the next `fit` with them.
 """
 
 import itertools
