@@ -69,8 +69,8 @@ class BlockMomentum(keras.callbacks.Callback):
 
     A model may have several optimizers, such as a GAN. All its weights are then filtered together,
     and each optimizer has its own moments, number of steps and rho_n. The optimizers must be used
-    in `train_step`, and held by the model as attributes or in lists or dictionaries. The steps of a
-    worker are those of its optimizer with the most steps.
+    in `train_step`, and held by the model as attributes or in lists or dictionaries. The optimizer
+    with the most steps determines the steps of a worker.
 
     The workers are those of the model's optimizers, which must not exchange gradients::
 
@@ -84,8 +84,8 @@ class BlockMomentum(keras.callbacks.Callback):
         block_learning_rate: zeta, positive.
         nesterov: whether the next block begins from the look-ahead theta + eta Delta_n.
         warmup_steps: number of initial steps in which worker 0 trains alone, as the paper does for
-            a tenth of an epoch. The steps of others do not count. Of several optimizers the one
-            with the most steps counts.
+            a tenth of an epoch. The steps of others do not count. If there are several optimizers,
+            the one with the most steps counts.
         moment_correction: "bmuf_adam"; "average": moments are averaged as they are; "reset": each
             block begins with moments of zero. Only Adam and its variants need a correction. With
             "bmuf_adam" and a block momentum, SGD's own momentum restarts with every block, so that

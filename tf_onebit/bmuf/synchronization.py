@@ -168,7 +168,7 @@ class BlockSynchronization:
             for replica in self._replicas
         )
         *by_optimizer, ends, restarts = rows.T.tolist()
-        # The steps of a worker are those of its optimizer with the most steps.
+        # The optimizer with the most steps determines the steps of a worker.
         steps = tuple(map(max, zip(*by_optimizer, strict=True)))
         if not sum(steps):
             return End(min(ends))

@@ -33,8 +33,8 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     A run may be killed at any moment. Started again, it ends with the same weights as without the
     interruption, bit for bit. A backup holds the model, optimizers, the residuals of every
-    worker's exchange, the position in the data, and the states of random generators: Python's,
-    NumPy's and those of Keras' layers.
+    worker's exchange and the position in the data. It also holds the states of the random
+    generators of Python, NumPy and Keras' layers.
 
     All workers name the same directory, and only one job may use it at a time. A backup is written
     completely or not at all. The two newest backups are kept: if the last is damaged, the callback
@@ -75,12 +75,12 @@ class BackupAndRestore(keras.callbacks.Callback):
             workers meet after every batch, which takes 1 or 2 ms.
 
     Raises:
-        ValueError: if `save_freq` is neither; on all workers when `fit` begins, if there are
-            backups, but none can be used, if the directory belongs to another job, is not the
-            same for all, or cannot be written, if workers have other numbers of batches or
-            arguments, if Horovod connects several and their optimizer is not distributed by
-            `tf_onebit.horovod.DistributedOptimizer`, or if `save_before_exit` is set and workers
-            train apart; later, if workers meet at different backups.
+        ValueError: if `save_freq` is neither. On all workers when `fit` begins: if there are
+            backups, but none can be used; if the directory belongs to another job, is not the same
+            for all, or cannot be written; if workers have other numbers of batches or arguments;
+            if Horovod connects several workers and their optimizer is not distributed by
+            `tf_onebit.horovod.DistributedOptimizer`; if `save_before_exit` is set and workers
+            train apart. Later: if workers meet at different backups.
 
     Example:
         >>> callback = BackupAndRestore("/tmp/backup", save_freq=100)

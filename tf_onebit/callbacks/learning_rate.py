@@ -66,9 +66,9 @@ class AutoLearningRate(keras.callbacks.Callback):
             one with a short last batch of an epoch.
 
     Attributes:
-        history: dictionary of lists, with an entry for each evaluation but that of the initial
-            model: `position` in samples, `criterion`, `learning_rate` from there on, and whether
-            the model was `reverted`.
+        history: dictionary of lists, with an entry for each evaluation after the first, which is
+            of the initial model: `position` in samples, `criterion`, `learning_rate` from there
+            on, and whether the model was `reverted`.
 
     Raises:
         ValueError: for arguments of other types or values, and for data that do not end or can be

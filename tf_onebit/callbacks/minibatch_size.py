@@ -81,9 +81,9 @@ class AutoMinibatchSize(keras.callbacks.Callback):
             `trials` is a list of (size, criterion).
 
     Raises:
-        ValueError: for arguments of other types or values; in `fit`, for other data, sizes that
-            the workers cannot share, too small a data set or trial, an optimizer without a known
-            rule, workers that train apart, or logs without the criterion.
+        ValueError: for arguments of other types or values. In `fit`: for other data; for sizes
+            that the workers cannot share; for too small a data set or trial; for an optimizer
+            without a known rule; for workers that train apart; for logs without the criterion.
 
     Example:
         >>> import numpy, tf_onebit

@@ -48,7 +48,7 @@ def collect(model, occasion):
 
     Args:
         model: Keras model.
-        occasion: a few words for the occasion at which all workers do so.
+        occasion: a few words for the occasion at which all workers call this.
     """
     for exchange in gradient_exchanges_of(model):
         exchange.drain(occasion)

@@ -32,7 +32,7 @@ class Workers:
         in_strategy: whether the model is in the scope of a strategy.
         rank: rank of this process, 0 if it is alone.
         count: number of processes.
-        world_size: number of workers, of which a process may have several.
+        world_size: number of workers. A process that is alone may have several.
 
     Raises:
         ValueError: if Horovod connects several workers, and the model's optimizer does not.

@@ -17,7 +17,7 @@ class TimedStep:
         self._functions = None, None  # without times, and with them
 
     def begin(self, model, exchanges):
-        """Begins to time those of a list of `GradientExchange` that run within the step."""
+        """Begins to time the `GradientExchange`s of a list, if they run within the step."""
         self.end()  # an interrupted `fit` did not call it
         self._exchanges = [
             exchange

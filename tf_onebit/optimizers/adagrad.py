@@ -116,7 +116,7 @@ class NormalizedAdaGrad(keras.optimizers.Optimizer):
 
     def _add_average(self, variable):
         # Like Keras' add_variable_from_reference, but at least float32. In bfloat16 an average
-        # would not change by less than half of its last digit.
+        # would lose changes below half of its last digit.
         value, path = variable, variable.name
         if isinstance(variable, keras.Variable):
             value, path = variable.value, variable.path

@@ -10,7 +10,7 @@ So the optimizers of this module count
 
 `moment_steps_ahead` is a variable of the optimizer, saved and restored with the others. Schedules,
 callbacks, moving averages of weights and gradient accumulation use `iterations`, as in Keras. Until
-k is moved, weights equal those of the Keras optimizer of the same name, to the last bit.
+k is moved, the Keras optimizer of the same name gives the same weights, to the last bit.
 """
 
 import contextlib
