@@ -35,7 +35,7 @@ _SHOWING = (*SHOWING, "fit", "train_on_batch")
 
 
 class BlockMomentum(keras.callbacks.Callback):
-    """Trains by blockwise model-update filtering (BMUF; Chen, Ding, Huo 2020).
+    """Callback for blockwise model-update filtering (BMUF; Chen, Ding, Huo 2020).
 
     Every worker trains on its own for `sync_period` steps, a block. Then the workers' models are
     averaged. A part of the earlier blocks' updates is added to the average, because averaging

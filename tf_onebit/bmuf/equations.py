@@ -70,7 +70,7 @@ class Block:
 
 @dataclasses.dataclass(frozen=True)
 class BlockFilter:
-    """Adds to each block's update of the model a part of the one before (section 2.1).
+    """Filter that adds a part of the previous block's update to each block's (section 2.1).
 
         Delta_n = eta Delta_(n-1) + zeta (theta_bar - theta_init)               (1)
         theta = theta_bar + (zeta - 1) (theta_bar - theta_init)                 (2, 8)

@@ -27,7 +27,7 @@ _NOT_FINITE = r"(All ranks|Rank \d+) met .* gradient of \W*([^'\\]+)"
 
 
 class End(enum.IntEnum):
-    """What has ended on a worker when it meets the others."""
+    """The end that a worker has reached when it meets the others."""
 
     BLOCK = 0
     EPOCH = 1
@@ -35,7 +35,7 @@ class End(enum.IntEnum):
 
 
 class BlockSynchronization:
-    """Synchronizes the models of workers that train apart (Chen, Ding, Huo 2020).
+    """Synchronization of the models of workers that train apart (Chen, Ding, Huo 2020).
 
     During a block a worker's model starts from the look-ahead and is trained locally. In a `view`,
     and between epochs, models hold the global model.

@@ -29,7 +29,7 @@ _BEGIN = "begin of training"  # an occasion at which workers meet
 
 
 class BackupAndRestore(keras.callbacks.Callback):
-    """Saves the whole state of training, and restores it after an interruption.
+    """Callback that saves the whole state of training, and restores it after an interruption.
 
     A run may be killed at any moment. Started again, it ends with the same weights as without the
     interruption, bit for bit. A backup holds the model, optimizers, the residuals of every

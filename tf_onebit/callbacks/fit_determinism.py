@@ -1,4 +1,4 @@
-"""Checks whether the data of a `fit` come in the same order when a program is started again."""
+"""The check whether the data of a `fit` come in the same order when a program starts again."""
 
 import tensorflow as tf
 

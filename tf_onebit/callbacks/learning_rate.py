@@ -32,13 +32,13 @@ class _Ending(enum.Enum):
 
 
 class AutoLearningRate(keras.callbacks.Callback):
-    """Reduces the learning rate by a criterion on held-out data, and restores the best model.
+    """Callback that reduces the learning rate by a criterion on held-out data.
 
     The model is evaluated on held-out data at the beginning and after every `interval_samples`
     (Seide et al. 2014, ICASSP, section 4). If the criterion improved too little, the learning rate
-    is multiplied by `factor`. If it became worse, the callback also restores the weights, optimizer
-    and exchange of the best evaluation from memory. It does the same if the criterion or the loss
-    is not finite.
+    is multiplied by `factor`. If it became worse, the callback also restores the best model: the
+    weights, optimizer and exchange of the best evaluation, from memory. It does the same if the
+    criterion or the loss is not finite.
 
     Restoring resets the number of steps, which schedules follow. It resets neither the position in
     the data nor random generators. When patience ends training, the best model is restored before

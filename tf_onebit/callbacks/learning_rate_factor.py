@@ -126,7 +126,7 @@ def set_factors(model, callback, values):
 
 
 def rescale_pending_gradients(model, before, now):
-    """Rescales pending gradients by `before / now`, so that the update they will make stays.
+    """Rescales pending gradients by `before / now`, which leaves their later updates the same.
 
     Exchanges keep pending gradients as residuals and in velocities of transforms. Optimizers keep
     accumulated gradients, and `NormalizedAdaGrad` velocities. The velocities of Keras' own

@@ -32,7 +32,7 @@ _DAY_OF_SPEECH = 24 * 3600 * 100  # frames of 10 ms
 
 
 class AutoMinibatchSize(keras.callbacks.Callback):
-    """Searches repeatedly for the largest minibatch size that does not hurt convergence.
+    """Callback that searches repeatedly for the largest minibatch size that does not hurt training.
 
     A search runs after every `interval_samples` (Seide et al. 2014, Interspeech, section 4;
     ICASSP, section 4). It tries sizes from half to twice the current one, in steps of sqrt(2), on

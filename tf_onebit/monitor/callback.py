@@ -25,9 +25,9 @@ _BATCHES_OF_TIMES = 50
 
 
 class Monitor(keras.callbacks.Callback):
-    """Reports bytes, residuals and times of the exchange of gradients.
+    """Callback that reports bytes, residuals and times of the exchange of gradients.
 
-    Adds to the logs of every batch and epoch:
+    It adds to the logs of every batch and epoch:
 
     - `bytes_sent`: bytes that this worker sends per exchange, which is per step, or per update with
       gradient accumulation. With `BlockMomentum` it includes the bytes of a block, divided by the

@@ -1,4 +1,4 @@
-"""Times of exchanges: how long they take, and how much of that computation hides."""
+"""Times of exchanges: how long they take, and how much of it is hidden by computation."""
 
 import dataclasses
 

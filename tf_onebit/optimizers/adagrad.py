@@ -11,7 +11,7 @@ from tf_onebit.validation import number_of_samples, time_constant_in_samples
 
 @keras.saving.register_keras_serializable(package="tf_onebit")
 class NormalizedAdaGrad(keras.optimizers.Optimizer):
-    """SGD, with or without momentum, on gradients divided by their own standard deviation.
+    """SGD, with or without momentum, on gradients normalized by their own standard deviation.
 
     Equation (Seide et al. 2014, "On parallelizability of stochastic gradient descent for speech
     DNNs", section 4), with n samples in a step and s samples up to its end::
