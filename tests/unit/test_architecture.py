@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import graphlib
 import pathlib
 import sys
 
@@ -93,7 +94,6 @@ MAY_IMPORT = {
     "tf_onebit.bmuf": [
         "framework_internals",
         "bmuf",
-        "callbacks.fit",
         "collectives.requests",
         "configurable",
         "exchanges",
@@ -108,7 +108,6 @@ MAY_IMPORT = {
         "bmuf.connections",
         "framework_internals",
         "planner",
-        "callbacks.fit",
         "exchanges",
         "formatting",
         "monitor",
@@ -253,6 +252,22 @@ def test_imports_within_the_package_run_one_way():
         return is_within(imported, ["tf_onebit"]) and not is_within(imported, allowed)
 
     assert modules_that_import(is_forbidden) == {}
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    # An import from outside of a package runs all that its __init__ imports.
+    names = set(map(module_name, MODULES)) - {"tf_onebit"}
+    imports = {}
+    for path in MODULES:
+        module = module_name(path)
+        for name in imports_of(path) & names if module in names else ():
+            package = name.rpartition(".")[0]
+            of_package = {package} if package in names and not is_within(module, [package]) else ()
+            imports.setdefault(module, set()).update({name, *of_package})
+    try:
+        graphlib.TopologicalSorter(imports).prepare()
+    except graphlib.CycleError as error:
+        pytest.fail(f"modules import each other: {' <- '.join(error.args[1])}")
 
 
 @pytest.mark.parametrize("package", USERS)

@@ -21,12 +21,12 @@ from tf_onebit.bmuf.training_optimizers import (
     training_optimizers,
 )
 from tf_onebit.bmuf.variables import block_variables
-from tf_onebit.callbacks import fit
 from tf_onebit.collectives.requests import AllGather, one_request
 from tf_onebit.configurable import serialize
 from tf_onebit.exchanges import FullPrecision
 from tf_onebit.exchanges.handshake import handshake
 from tf_onebit.framework_internals.keras_models import SHOWING, unwrap_methods, wrap_methods
+from tf_onebit.training import fit
 from tf_onebit.training.building import resolve_exchange
 from tf_onebit.training.model_optimizers import gradient_exchanges_of, optimizers_of
 

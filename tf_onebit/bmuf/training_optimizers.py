@@ -2,12 +2,12 @@
 
 import keras
 
-from tf_onebit.callbacks import fit
 from tf_onebit.configurable import serialize
 from tf_onebit.exchanges.schedule import delay_of, innermost
 from tf_onebit.framework_internals.keras_models import strategy_of
 from tf_onebit.framework_internals.keras_optimizers import batch_counter_of
 from tf_onebit.framework_internals.tf_variables import copies_of
+from tf_onebit.training import fit
 from tf_onebit.training.model_optimizers import inner_optimizer, optimizers_of
 
 

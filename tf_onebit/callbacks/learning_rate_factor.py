@@ -13,10 +13,10 @@ import itertools
 
 import tensorflow as tf
 
-from tf_onebit.callbacks import fit
 from tf_onebit.framework_internals.keras_optimizers import accumulated_gradients_of, mix_in
 from tf_onebit.framework_internals.tf_variables import copies_of
 from tf_onebit.optimizers import NormalizedAdaGrad
+from tf_onebit.training import fit
 from tf_onebit.training.model_optimizers import inner_optimizer, optimizers_of
 from tf_onebit.training.optimizer import Distributed
 from tf_onebit.training.scaled_learning_rate import (

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_onebit.callbacks import fit, learning_rate_factor
+from tf_onebit.callbacks import learning_rate_factor
 from tf_onebit.callbacks.criterion import criterion_of_steps, require_criterion
 from tf_onebit.callbacks.size_plot import plot_sizes
 from tf_onebit.callbacks.size_range import SizeRange
@@ -19,6 +19,7 @@ from tf_onebit.callbacks.workers import Workers, require_together
 from tf_onebit.data import ResizableBatches
 from tf_onebit.exchanges.finite import NOT_FINITE
 from tf_onebit.framework_internals.keras_models import logs_of_epoch
+from tf_onebit.training import fit
 from tf_onebit.training.model_optimizers import (
     batch_size_dependents,
     flush,

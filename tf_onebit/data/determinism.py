@@ -1,4 +1,4 @@
-"""Tells whether a `tf.data.Dataset` comes in the same order again."""
+"""Determinism of a `tf.data.Dataset`: whether it comes in the same order again."""
 
 import tensorflow as tf
 
@@ -6,13 +6,13 @@ from tf_onebit.framework_internals.tf_datasets import graphs_of, reshuffles, see
 
 
 def why_not_repeatable(dataset):
-    """What makes it come in another order when a program is started again, as far as one can see.
+    """Returns why a dataset's order differs after a restart of the program, as far as visible.
 
     Args:
         dataset: `tf.data.Dataset`.
 
     Returns:
-        None, or a string: what it is or does.
+        String with the reason, or None.
     """
     if dataset.options().deterministic is False:
         return "their tf.data options say deterministic=False"
@@ -22,11 +22,11 @@ def why_not_repeatable(dataset):
 
 
 def has_shuffle(dataset, within=None):
-    """Whether each iteration of a dataset has another order.
+    """Tells whether each iteration of a dataset has another order.
 
     Args:
         dataset: `tf.data.Dataset`.
-        within: tuple of names of classes of datasets: only what is behind one of these counts.
+        within: tuple of class names of datasets. Only shuffles in their inputs count.
     """
     if within is None and reshuffles(dataset):
         return True
@@ -36,7 +36,7 @@ def has_shuffle(dataset, within=None):
 
 
 def _random_without_seed(dataset):
-    """Yields the names of operations in a dataset whose seeds are 0, which stands for any."""
+    """Yields the names of a dataset's operations whose seeds are 0, which stands for any seed."""
     seeds = seeds_of(dataset)
     if seeds and all(map(_is_zero, seeds)):
         yield type(dataset).__name__.strip("_")

@@ -1,4 +1,4 @@
-"""The epochs of streams: what has to be done so that one comes in the order that it had."""
+"""Epochs of streams, which repeat the order of an epoch where the data allow it."""
 
 import contextlib
 import random
@@ -13,10 +13,10 @@ from tf_onebit.framework_internals.keras_data import batches_of_py_dataset, spec
 
 
 class DatasetEpochs:
-    """The epochs of a `tf.data.Dataset` of batches.
+    """Epochs of a `tf.data.Dataset` of batches.
 
-    A `shuffle` with a seed takes another order in each iteration, and counts these. So epoch e is
-    the iteration of number e, and those before it are begun, too, where they have not been.
+    A `shuffle` with a seed counts iterations, and uses another order in each. So epoch e is
+    iteration e. All iterations before it are begun first, unless they have been.
 
     Args:
         dataset: `tf.data.Dataset`.
@@ -26,8 +26,7 @@ class DatasetEpochs:
 
     Attributes:
         element_spec: structure of the `tf.TensorSpec` of a batch.
-        why_not_repeatable: what makes it come in another order when a program is started again, or
-            None.
+        why_not_repeatable: why the order differs after a restart of the program, or None.
     """
 
     def __init__(self, dataset):
@@ -49,8 +48,8 @@ class DatasetEpochs:
                     epoch, "an iteration of a tf.data.Dataset that shuffles cannot be repeated"
                 )
         elif has_shuffle(self._dataset):
-            # An iterator begins all its inputs at once, except for these, which begin the next
-            # when the last has ended.
+            # An iterator begins all its inputs at once. But repeat and concatenate begin their
+            # next input when the last has ended, so they must be read to the end.
             to_its_end = has_shuffle(
                 self._dataset, within=("_RepeatDataset", "_ConcatenateDataset")
             )
@@ -63,14 +62,14 @@ class DatasetEpochs:
         return iter(self._dataset)
 
     def end(self, seed):
-        """To be called when all samples of the epoch have been trained on."""
+        """Ends an epoch whose samples have all been trained on."""
 
 
 class PyDatasetEpochs:
-    """The epochs of a `keras.utils.PyDataset`, which `on_epoch_begin` and `on_epoch_end` change.
+    """Epochs of a `keras.utils.PyDataset`, which `on_epoch_begin` and `on_epoch_end` change.
 
-    Python's and NumPy's random numbers within these are a function of seed and epoch: so, if they
-    shuffle, are their orders.
+    Within these methods, Python's and NumPy's random numbers are a function of seed and epoch. So
+    are the orders that they shuffle to.
 
     Args:
         py_dataset: `keras.utils.PyDataset`.
@@ -79,7 +78,7 @@ class PyDatasetEpochs:
         ValueError: if it has no batches, or no end.
 
     Attributes:
-        element_spec, why_not_repeatable: as of `DatasetEpochs`.
+        element_spec, why_not_repeatable: see `DatasetEpochs`.
     """
 
     why_not_repeatable = None
@@ -97,7 +96,7 @@ class PyDatasetEpochs:
         self.element_spec = spec_of_py_dataset(py_dataset)
 
     def open(self, seed, epoch):
-        """Returns an iterator over the batches of an epoch, whose `close` stops their workers."""
+        """Returns an iterator over an epoch's batches; its `close` stops the loading workers."""
         if self._epoch > epoch:
             if self._has_hooks():
                 _warn_of_another_order(
@@ -111,7 +110,7 @@ class PyDatasetEpochs:
         return batches_of_py_dataset(self._py_dataset)
 
     def end(self, seed):
-        """To be called when all samples of the epoch have been trained on."""
+        """Ends an epoch whose samples have all been trained on."""
         if self._is_begun:
             with _random_numbers_of(seed, self._epoch, "end"):
                 self._py_dataset.on_epoch_end()
@@ -119,7 +118,7 @@ class PyDatasetEpochs:
             self._is_begun = False
 
     def _begin(self, seed):
-        if not self._is_begun:  # else the epoch is read once more
+        if not self._is_begun:  # otherwise the epoch is read again
             with _random_numbers_of(seed, self._epoch, "begin"):
                 self._py_dataset.on_epoch_begin()
             self._is_begun = True

@@ -1,4 +1,4 @@
-"""How `ResizableBatches` come into Keras' `fit`."""
+"""Adapter of `ResizableBatches` for Keras' `fit`."""
 
 import tensorflow as tf
 
@@ -9,7 +9,7 @@ from tf_onebit.framework_internals.keras_data import TFEpochIterator
 
 
 class InFit(tf.distribute.DistributedDataset):
-    """What `fit` takes for data that are distributed already, and does not batch or shard again.
+    """Stand-in that `fit` takes for distributed data, so that it neither batches nor shards them.
 
     Args:
         element_spec: structure of `tf.TensorSpec` of a batch.
@@ -27,17 +27,17 @@ class InFit(tf.distribute.DistributedDataset):
 
 
 def join_fit(rank, world_size):
-    """Makes the epoch iterator of the `fit` that calls ask its data for steps.
+    """Makes the epoch iterator of the calling `fit` ask its data for steps.
 
     Args:
-        rank, world_size: what the user says of the processes, or None.
+        rank, world_size: as given by the user, or None.
 
     Returns:
         `Partition`, and the `Engine` that connects the processes, or None.
 
     Raises:
-        ValueError: if another method than `fit` calls, or with arguments that say the size of
-            minibatches, their order or what is in them.
+        ValueError: if another method than `fit` calls, or if `fit` has arguments for the size, the
+            order or the contents of minibatches.
     """
     request = data_request()
     if request.model is None:
@@ -77,13 +77,13 @@ def _short(value):
 
 
 class _EpochIterator(TFEpochIterator):
-    """Asks its data before each step whether there is one, and for a minibatch for it."""
+    """Epoch iterator that asks its data before each step for a minibatch, if there is one."""
 
     _is_training = False
 
     def reset(self):
         super().reset()
-        # Before, Keras asks for the shapes of a batch only.
+        # Before this call, Keras asks only for the shapes of a batch.
         self._is_training = True
         self.data_adapter.begin_fit()
 

@@ -1,4 +1,4 @@
-"""A minibatch of this process, in the form of an iterator that Keras' train function takes."""
+"""Minibatches of this process, as iterators that Keras' train function takes."""
 
 import itertools
 
@@ -6,14 +6,14 @@ import tensorflow as tf
 
 
 class MinibatchSpec(tf.TypeSpec):
-    """The type of a `Minibatch`: one graph of a step serves minibatches of every size."""
+    """Type of a `Minibatch`, with which one graph of a step serves minibatches of any size."""
 
     def __init__(self, element_spec, replicas, strategy):
         self._element_spec = element_spec
         self._replicas = replicas
         self._strategy = strategy
-        # Flat: to pack a structure takes as long as to draw what is in it, and one in the graph
-        # of a step is packed once.
+        # A flat list: packing a structure takes as long as drawing its tensors. The graph of a
+        # step packs it once, when it is traced.
         self._components = tf.nest.flatten(element_spec) * replicas
         structure = tf.nest.map_structure(lambda leaf: None, element_spec)
         self._key = replicas, repr(structure), tuple(self._components)
@@ -22,7 +22,7 @@ class MinibatchSpec(tf.TypeSpec):
     value_type = property(lambda self: Minibatch)
     _component_specs = property(lambda self: self._components)
 
-    # TensorFlow's own compares all that is serialized, and that in every step.
+    # TensorFlow's own method compares all that is serialized, in every step.
     def __eq__(self, other):
         return self is other or (isinstance(other, MinibatchSpec) and self._key == other._key)
 
@@ -53,15 +53,15 @@ class MinibatchSpec(tf.TypeSpec):
 
 
 class Minibatch(tf.data.Iterator):
-    """One minibatch, already at hand when the step that is to train on it begins.
+    """One minibatch, which is read before the step that trains on it begins.
 
-    So there is no step that only finds the end of the data: it would still count as one, decay
-    the weights, and do whatever else does not depend on data.
+    So no step runs only to find the end of the data. Such a step would still be counted, decay
+    the weights, and do all else that does not depend on data.
 
     Args:
         spec: `MinibatchSpec`.
-        draw: function. Returns the tensors of one batch for every replica of this process, in one
-            list. It may be called more than once in a step.
+        draw: function that returns one list: the tensors of a batch for each replica of this
+            process. It may be called more than once in a step.
     """
 
     def __init__(self, spec, draw):
@@ -92,11 +92,11 @@ class Minibatch(tf.data.Iterator):
 
 
 class Minibatches:
-    """Minibatches for a model with `steps_per_execution`, which runs so many of them in a call.
+    """Minibatches for a model that runs several steps in a call (`steps_per_execution`).
 
     Args:
         spec: `MinibatchSpec`.
-        draw: function. Returns the tensors of the next minibatch, or None where there is none.
+        draw: function that returns the tensors of the next minibatch, or None at the end.
     """
 
     def __init__(self, spec, draw):
@@ -114,11 +114,11 @@ class Minibatches:
 
 
 class Peek:
-    """Minibatches to try something on.
+    """Minibatches for a trial.
 
     Attributes:
-        samples: how many samples they have, over all workers.
-        sizes: list of how many each of them has.
+        samples: number of samples of all of them, over all workers.
+        sizes: list of the number of samples of each.
     """
 
     def __init__(self, minibatch_of, place, cuts):

@@ -1,4 +1,4 @@
-"""The parts of a minibatch: which worker trains on which."""
+"""Division of a minibatch among workers."""
 
 import dataclasses
 
@@ -9,12 +9,12 @@ from tf_onebit.collectives.horovod_size import horovod_size_or_1
 
 @dataclasses.dataclass(frozen=True)
 class Partition:
-    """A job's workers, and how they divide a minibatch among them.
+    """Workers of a job, and how they divide a minibatch.
 
     Attributes:
         rank: of this process.
         world_size: number of processes.
-        replicas: number of devices of a process, each of which takes a part of its own.
+        replicas: number of devices of a process. Each trains on its own part.
         strategy: `tf.distribute.Strategy` that takes the parts of several replicas, or None.
         steps_per_execution: of the model.
     """
@@ -27,13 +27,13 @@ class Partition:
 
     @property
     def parts(self):
-        """How many parts a minibatch has."""
+        """Number of parts of a minibatch."""
         return self.world_size * self.replicas
 
     def bounds(self, start, stop):
-        """Where the parts of this process are in the samples `start` to `stop`.
+        """Returns the bounds of this process's parts of the samples `start` to `stop`.
 
-        Part k of P of n samples: those from floor(k n / P) to floor((k + 1) n / P).
+        Part k of P of n samples has the samples floor(k n / P) to floor((k + 1) n / P).
         """
         first = self.rank * self.replicas
         cuts = [
@@ -48,15 +48,17 @@ def partition_in_fit(model, strategy, steps_per_execution, rank, world_size):
 
     Args:
         model: Keras model.
-        strategy: `tf.distribute.Strategy` that it trains under: TensorFlow's default one, or not.
+        strategy: `tf.distribute.Strategy` of the model, which may be TensorFlow's default one.
         steps_per_execution: of the model.
-        rank, world_size: what the user says of the processes, or None.
+        rank, world_size: as given by the user, or None.
 
     Returns:
         `Partition`, and the `Engine` that connects the processes, or None.
 
     Raises:
-        ValueError: if the user says otherwise than strategy or optimizer do.
+        ValueError: if rank and world_size contradict the strategy or the optimizer, or are missing
+            in a Horovod job whose optimizer does not know the workers; for a strategy whose
+            workers are not known.
     """
     engine = getattr(strategy.extended, "engine", None) or _engine_of_optimizer(model)
     if engine is not None and len(engine.ranks) == engine.world_size:

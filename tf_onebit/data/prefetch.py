@@ -1,4 +1,4 @@
-"""Minibatches that are read in a thread, before a step asks for them."""
+"""Minibatches that a thread reads before a step asks for them."""
 
 import collections
 import concurrent.futures
@@ -9,9 +9,9 @@ class Loaded(typing.NamedTuple):
     """A minibatch that has been read.
 
     Attributes:
-        key: which one it is.
-        next_key: which one comes after it.
-        tensors: what it consists of.
+        key: key of this minibatch.
+        next_key: key of the next minibatch.
+        tensors: list of its tensors.
     """
 
     key: tuple
@@ -20,21 +20,21 @@ class Loaded(typing.NamedTuple):
 
 
 class Prefetcher:
-    """Reads while a step runs what the next ones will ask for.
+    """Reader that loads the minibatches of the next steps while a step runs.
 
-    A thread that wakes up, and Python's lock that changes hands, cost as much as a small minibatch.
-    So several are read at once, and the next several from when the first of them is in use.
+    Waking a thread and passing Python's lock cost as much as reading a small minibatch. So several
+    minibatches are read at once. Reading of the next several begins when the first is in use.
 
     Args:
-        read: function of a key. Returns a list of `Loaded`, from the one of this key on: as many
-            as are worth reading at once; none at the end. It is never called twice at a time.
+        read: function of a key that returns a list of `Loaded`, from this key on: as many as are
+            worth reading at once, or an empty list at the end. Calls never overlap.
     """
 
     def __init__(self, read):
         self._read = read
         self._ready = collections.deque()
-        self._next_key = None  # of what comes after all that is ready
-        self._begun = None  # `Future` of that
+        self._next_key = None  # of the minibatch after all that are ready
+        self._begun = None  # `Future` of the minibatches from there on
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "ResizableBatches")
 
     def get(self, key):
@@ -49,17 +49,17 @@ class Prefetcher:
         return self._ready.popleft() if self._ready else None
 
     def begin(self):
-        """Begins to read what comes after all that is ready."""
+        """Begins to read the minibatches after all that are ready."""
         if self._begun is None:
             self._begun = self._thread.submit(self._read, *self._next_key)
 
     def wait(self):
-        """Until nobody reads."""
+        """Waits until no read is under way."""
         if self._begun is not None:
             concurrent.futures.wait([self._begun])
 
     def clear(self):
-        """Forgets what has been read."""
+        """Discards all minibatches that have been read."""
         self.wait()
         self._ready.clear()
         self._begun = None

@@ -20,42 +20,44 @@ from tf_onebit.framework_internals.keras_random import make_default_seed
 class ResizableBatches(DataAdapter):
     """Data for `model.fit` in minibatches whose size may change between any two steps.
 
-    An epoch is a sequence of samples, the same on all workers. The next minibatch is the next
-    `global_batch_size` of them, wherever the last one ended and whatever its size was; so every
-    sample is trained on exactly once in an epoch. Part k of P of a minibatch of n samples, for
-    worker k of P, are its samples floor(k n / P) to floor((k + 1) n / P). The last minibatch of an
-    epoch is what is left. If that were less than half a minibatch, the last two have equal parts
-    of their samples, so that a learning rate for large ones does not meet a few samples; if it
-    were fewer than P, the one before takes them too, so that no worker ever has none.
+    An epoch is a sequence of samples, the same on all workers. A minibatch takes the next
+    `global_batch_size` samples after the minibatch before it, even if that had another size. So
+    every sample is trained on exactly once in an epoch. Worker k of P trains on part k of a
+    minibatch of n samples: its samples floor(k n / P) to floor((k + 1) n / P).
+
+    The last minibatch of an epoch takes the samples that are left. If these are less than half a
+    minibatch, the last two minibatches share their samples equally. So a learning rate for large
+    minibatches is never applied to a few samples. If fewer than P samples are left, the minibatch
+    before takes them, too, so that every worker has samples in each step.
 
     Args:
-        data: what all workers have alike: an array, `(x, y)` or `(x, y, sample_weight)` of arrays
+        data: the same data on all workers: an array, `(x, y)` or `(x, y, sample_weight)` of arrays
             or structures of arrays; or a `keras.utils.PyDataset` or `tf.data.Dataset` of batches
             of any sizes, whose samples are taken in their order.
         global_batch_size: number of samples of a minibatch, over all workers.
-        shuffle: whether the samples of arrays come in a random order, another one in each epoch,
-            which is a function of seed and epoch. Others come in an order of their own, which must
-            be the same on all workers. Arrays of NumPy are copied.
-        seed: int. Default: a random number, the same in each run after
-            `keras.utils.set_random_seed`. It must be the same on all workers.
-        rank, world_size: which worker this is, of how many. Default: what the strategy or the
-            optimizer of the model that is trained knows.
+        shuffle: whether the samples of arrays come in a random order, a function of seed and epoch
+            that differs between epochs. Datasets keep their own order, which must be the same on
+            all workers. NumPy arrays are copied.
+        seed: int, the same on all workers. Default: a random number, the same in each run after
+            `keras.utils.set_random_seed`.
+        rank, world_size: rank of this worker and number of workers. Default: as known to the
+            strategy or the optimizer of the trained model.
 
     Raises:
         ValueError: for data of another kind or without an end; for a size that is not a positive
             number, that the workers cannot share equally, or that is larger than the data; in
-            `fit`, for arguments that say anything else about the data, and if the workers'
-            data or positions differ as far as can be seen.
+            `fit`, for other arguments that describe the data, and if `state()` differs between
+            workers.
 
     Attributes:
-        samples: number of samples of an epoch, or None if it is not known.
-        epoch: number of epochs finished. An epoch that `fit` did not finish, because it was
-            interrupted, goes on in the next `fit`. `initial_epoch` changes nothing.
+        samples: number of samples of an epoch, or None if unknown.
+        epoch: number of finished epochs. An epoch that an interrupted `fit` did not finish
+            continues in the next `fit`. `initial_epoch` has no effect.
         position: number of samples of all steps so far.
         offset: number of samples of this epoch's steps so far.
-        parts: number of parts of a minibatch, one for each device of each worker; in and after a
-            `fit`, as found there.
-        remaining: number of samples that this epoch has left, or None if it is not known.
+        parts: number of parts of a minibatch, one for each device of each worker, as found by the
+            last `fit`.
+        remaining: number of samples left in this epoch, or None if unknown.
 
     Example:
         >>> import keras, numpy, tf_onebit
@@ -96,11 +98,11 @@ class ResizableBatches(DataAdapter):
         self._source = source_of(data, shuffle)
         self._engine = None
         self._position = self._epoch = self._offset = 0
-        self._goes_on = False  # from a state, and not from where a fit was stopped
+        self._goes_on = False  # whether a state was loaded, and no epoch read since
         self._size = global_batch_size
         self._place(Partition() if rank is None else Partition(rank, world_size))
-        # The minibatch of the step that comes next, once that is about to begin; whether the step
-        # has taken it; and those after it.
+        # The minibatch of the next step, once that step is about to begin; whether the step has
+        # taken it; and the reader of the minibatches after it.
         self._loaded = None
         self._is_taken = False
         self._ahead = Prefetcher(self._read)
@@ -143,33 +145,33 @@ class ResizableBatches(DataAdapter):
     def resize(self, global_batch_size):
         """Sets the size of the minibatches from the next step on.
 
-        To be called on all workers, between the same two steps.
+        Call it on all workers, between the same two steps.
 
         Args:
             global_batch_size: number of samples of a minibatch, over all workers.
 
         Raises:
-            ValueError: if it is not a positive number, cannot be shared equally by the workers, or
-                is larger than the data.
+            ValueError: if the size is not a positive number, cannot be shared equally by the
+                workers, or is larger than the data.
         """
         self._size = self._checked(global_batch_size)
         self._reload()
 
     def peek(self, samples, global_batch_size):
-        """The next minibatches, to try something on, which leaves the position where it is.
+        """Returns the next minibatches for a trial, without a change of the position.
 
-        To be called between steps of `fit`. There are no more of them than the epoch has left.
+        Call it between steps of `fit`. The minibatches end where the epoch ends.
 
         Args:
-            samples: how many samples, over all workers.
+            samples: number of samples of all minibatches, over all workers.
             global_batch_size: number of samples of a minibatch, over all workers.
 
         Returns:
-            `Peek`: an iterable of minibatches, each of which `model.train_function` takes, for use
-            until the next step.
+            `Peek`: an iterable of minibatches that `model.train_function` takes, valid until the
+            next step.
 
         Raises:
-            ValueError: as `resize` does, or if `samples` is not a positive number.
+            ValueError: as in `resize`, or if `samples` is not a positive number.
         """
         samples = _whole("samples", samples, 1)
         size = self._checked(global_batch_size)
@@ -180,7 +182,7 @@ class ResizableBatches(DataAdapter):
         return Peek(self._minibatch_of, self._place_in_data(), cuts)
 
     def state(self):
-        """Where training is: dictionary of NumPy arrays, the same on all workers."""
+        """Returns the position in training: dictionary of NumPy arrays, equal on all workers."""
         return {
             "position": np.int64(self._position),
             "epoch": np.int64(self._epoch),
@@ -191,18 +193,17 @@ class ResizableBatches(DataAdapter):
         }
 
     def load_state(self, state):
-        """Goes on from where training was, also in the middle of an epoch.
+        """Continues from a saved position, also in the middle of an epoch.
 
-        If all samples of the epoch have been trained on, the next `fit` begins with an epoch that
-        ends without a step, as it did not end before. Arrays take no time for it; others are read
-        up to there.
+        If the epoch was saved after its last step, the next `fit` first ends it, without a step.
+        Arrays need no time to continue. Datasets are read up to the position.
 
         Args:
-            state: from `state()`, of any worker, with as many of them or not. A size that those
-                there are now cannot share equally becomes the nearest that they can.
+            state: from `state()` of any worker, with any number of workers. If the present workers
+                cannot share its size equally, they use the nearest size that they can.
 
         Raises:
-            ValueError: if it is of other data.
+            ValueError: if the state is of other data.
         """
         state = {name: int(value) for name, value in state.items()}
         samples = -1 if self.samples is None else self.samples
@@ -226,7 +227,7 @@ class ResizableBatches(DataAdapter):
             )
         self._reload()
 
-    # What follows is for Keras.
+    # The interface that Keras' `fit` and its epoch iterator use.
 
     num_batches = batch_size = has_partial_batch = partial_batch_size = None
 
@@ -241,7 +242,7 @@ class ResizableBatches(DataAdapter):
         self._require_same_on_all_workers()
 
     def example(self):
-        """A batch, for its shapes."""
+        """Returns a batch, for its shapes."""
         self._ahead.wait()
         self._source.seek(*self._place_in_data())
         one = self._offset, self._source.available(self._offset + 1)
@@ -249,7 +250,7 @@ class ResizableBatches(DataAdapter):
         return tf.nest.pack_sequence_as(self._source.element_spec, tensors)
 
     def steps(self):
-        """Yields an iterator for each execution of steps of what is left of the epoch."""
+        """Yields an iterator for each execution of the steps that are left in the epoch."""
         if not self._load() and self._offset > 0 and not self._goes_on:
             self._begin_next_epoch()  # a fit was stopped after an epoch's last step
             self._load()
@@ -280,7 +281,7 @@ class ResizableBatches(DataAdapter):
         self._offset = 0
 
     def _take(self):
-        """The tensors of the minibatch of a step, which begins thereby."""
+        """Returns the tensors of the next step's minibatch, and begins that step."""
         if self._loaded is None:
             raise StopIteration
         if not self._is_taken:
@@ -295,7 +296,7 @@ class ResizableBatches(DataAdapter):
         return self._take() if self._load() else None
 
     def _load(self):
-        """Makes ready the minibatch of the next step, and returns whether there is one."""
+        """Loads the minibatch of the next step, and returns whether there is one."""
         if self._loaded is not None and self._is_taken:
             self._loaded = None
         if self._loaded is None:
@@ -304,7 +305,7 @@ class ResizableBatches(DataAdapter):
         return self._loaded is not None
 
     def _reload(self):
-        """Makes ready another one instead, if one is and its step has not begun."""
+        """Loads the minibatch again, if one is loaded and its step has not begun."""
         if self._loaded is not None and not self._is_taken:
             self._loaded = self._ahead.get(self._key())
 
@@ -315,7 +316,7 @@ class ResizableBatches(DataAdapter):
         return *self._place_in_data(), self._size
 
     def _read(self, seed, epoch, start, size):
-        """The minibatches from a sample on, as many as are worth reading at once."""
+        """Returns the minibatches from a sample on, as many as are worth reading at once."""
         self._source.seek(seed, epoch, start)
         at_once = self._source.at_once(size // self._partition.world_size)
         cuts = list(itertools.islice(self._cuts(start, size), 1 + at_once))
@@ -331,14 +332,14 @@ class ResizableBatches(DataAdapter):
         return list(map(Loaded, keys[:-1], keys[1:], self._tensors(cuts)))
 
     def _cuts(self, start, size, end=None):
-        """Yields where minibatches begin and end, from a sample of the epoch on."""
+        """Yields the bounds of minibatches, from a sample of the epoch on."""
         yield start
         least = self._partition.parts
         while True:
             limit = start + size + max(least, -(-size // 2))
             available = self._source.available(limit)
             left = (available if end is None else min(available, end)) - start
-            if left < least:  # too few for all workers are no minibatch
+            if left < least:  # too few for all workers: no minibatch
                 return
             if left == limit - start:
                 left = size
@@ -348,7 +349,7 @@ class ResizableBatches(DataAdapter):
             yield start
 
     def _tensors(self, cuts):
-        """The tensors of each minibatch, for all replicas of this process, in one list."""
+        """Returns a list for each minibatch: the tensors of all replicas of this process."""
         parts = [self._partition.bounds(*cut) for cut in itertools.pairwise(cuts)]
         batches = iter(self._source.read(list(itertools.chain(*parts))))
         return [[leaf for _ in bounds for leaf in next(batches)] for bounds in parts]
@@ -383,7 +384,7 @@ class ResizableBatches(DataAdapter):
         return size
 
     def _shareable(self, size):
-        """The size of another number of workers, for those there are now."""
+        """Returns the nearest size that the present workers can share, with a warning."""
         parts = self._partition.parts
         nearest = max(1, round(size / parts)) * parts
         if nearest != size:

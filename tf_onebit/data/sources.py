@@ -1,4 +1,4 @@
-"""Where samples come from: sources that are read by the numbers of samples in an epoch."""
+"""Sources of samples, which are read by the samples' numbers in an epoch."""
 
 import itertools
 import math
@@ -10,14 +10,14 @@ import tensorflow as tf
 from tf_onebit.data.epochs import DatasetEpochs, PyDatasetEpochs
 from tf_onebit.data.streams import Stream
 
-# Of what is read at once.
+# The most that is read at once.
 _MOST_BYTES = 16 << 20
 _MOST_BATCHES = 32
-_ALIGNMENT = 64  # in bytes, of TensorFlow's memory
+_ALIGNMENT = 64  # of TensorFlow's memory, in bytes
 
 
 def source_of(data, shuffle):
-    """The source for the data of `ResizableBatches`.
+    """Returns the source for the data of `ResizableBatches`.
 
     Raises:
         ValueError: for data of a kind that has no source.
@@ -80,25 +80,25 @@ class Arrays:
         self._order_of = None
 
     def seek(self, seed, epoch, start):
-        """Makes ready to read samples of an epoch from `start` on."""
+        """Prepares to read samples of an epoch from `start` on."""
         if self._shuffle and self._order_of != (seed, epoch):
             self._order = np.random.default_rng([seed, epoch]).permutation(self.samples)
             self._order_of = (seed, epoch)
 
     def end_epoch(self, seed):
-        """To be called when all samples of an epoch have been trained on."""
+        """Ends an epoch whose samples have all been trained on."""
 
     def available(self, stop):
-        """How many of the epoch's first `stop` samples there are."""
+        """Returns how many of the epoch's first `stop` samples exist."""
         return min(stop, self.samples)
 
     def at_once(self, samples):
-        """How many batches of so many samples are worth reading at once."""
+        """Returns how many batches of this many samples are worth reading at once."""
         fit_in = _MOST_BYTES // max(samples * self._bytes_per_sample, 1)
         return min(max(fit_in, 1), _MOST_BATCHES)
 
     def read(self, ranges):
-        """Samples `start` to `stop` of the epoch, for each of these ranges: lists of tensors."""
+        """Returns, for each range `(start, stop)` of the epoch's samples, a list of tensors."""
         arrays = self._arrays
         if self._shuffle:
             order = np.concatenate([self._order[start:stop] for start, stop in ranges])
@@ -111,14 +111,14 @@ class Arrays:
 
 def _as_keras_takes_it(leaf):
     tensor = tf.convert_to_tensor(leaf)
-    # As in fit without these batches, where arrays become numbers of Keras' own precision.
+    # Keras' `fit` casts arrays of floating-point numbers to `floatx`, too.
     if tensor.dtype.is_floating:
         tensor = tf.cast(tensor, keras.config.floatx())
     return tensor.numpy()
 
 
 def _taken(array, order):
-    """Samples in an order, in memory that tensors can share."""
+    """Returns samples in the given order, in memory that tensors can share."""
     if array.dtype.hasobject:
         return array.take(order, axis=0)
     shape = len(order), *array.shape[1:]
@@ -126,7 +126,7 @@ def _taken(array, order):
     memory = np.empty(size + _ALIGNMENT, np.uint8)
     begin = -memory.ctypes.data % _ALIGNMENT
     taken = memory[begin : begin + size].view(array.dtype).reshape(shape)
-    # With "raise" it would be copied once more.
+    # mode="raise" would copy the samples once more.
     return array.take(order, axis=0, out=taken, mode="clip")
 
 

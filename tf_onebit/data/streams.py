@@ -6,15 +6,15 @@ import tensorflow as tf
 
 
 class Stream:
-    """Samples of batches, in the order in which these come.
+    """Samples of batches, in the order of the batches.
 
-    What has been read ahead is kept, until what comes before it is no longer needed.
+    Batches that were read ahead are kept until the samples before them are no longer needed.
 
     Args:
         epochs: `DatasetEpochs` or `PyDatasetEpochs`.
 
     Raises:
-        ValueError: if their batches are not those of samples.
+        ValueError: if batches are not dense tensors with samples along their first axis.
     """
 
     samples = None
@@ -39,12 +39,12 @@ class Stream:
         return self._epochs.why_not_repeatable
 
     def seek(self, seed, epoch, start):
-        """Makes ready to read samples of an epoch from `start` on."""
+        """Prepares to read samples of an epoch from `start` on."""
         if epoch != self._epoch or start < self._begin:
             self._close()
             self._batches = self._epochs.open(seed, epoch)
-            self._begins = []  # of each batch that is kept, the number of its first sample
-            self._kept = []  # its leaves
+            self._begins = []  # number of the first sample of each kept batch
+            self._kept = []  # leaves of each kept batch
             self._begin = self._end = 0
             self._is_open = True
             self._epoch = epoch
@@ -54,7 +54,7 @@ class Stream:
         self._forget(start)
 
     def end_epoch(self, seed):
-        """To be called when all samples of an epoch have been trained on."""
+        """Ends an epoch whose samples have all been trained on."""
         self._close()
         self._epochs.end(seed)
 
@@ -66,17 +66,17 @@ class Stream:
         self._batches = None
 
     def available(self, stop):
-        """How many of the epoch's first `stop` samples there are."""
+        """Returns how many of the epoch's first `stop` samples exist."""
         while self._is_open and self._end < stop:
             self._pull()
         return min(stop, self._end)
 
     def at_once(self, samples):
-        """How many batches of so many samples are worth reading at once."""
-        return 1  # the next step waits for no other
+        """Returns how many batches of this many samples are worth reading at once."""
+        return 1  # so that the next step waits for its own batch only
 
     def read(self, ranges):
-        """Samples `start` to `stop` of the epoch, for each of these ranges: lists of tensors."""
+        """Returns, for each range `(start, stop)` of the epoch's samples, a list of tensors."""
         return [self._range(start, stop) for start, stop in ranges]
 
     def _range(self, start, stop):
@@ -109,8 +109,8 @@ class Stream:
                 self._kept.append(leaves)
                 self._end += len(leaves[0])
         except BaseException:
-            # A generator that has failed says next time that it has ended, and where an interrupt
-            # came, a batch may be lost.
+            # Open the epoch again next time: a failed generator then looks like a finished one,
+            # and an interrupt may lose a batch.
             self._epoch = None
             raise
 

@@ -1,6 +1,6 @@
-"""tf_onebit for `model.fit` under `tf.distribute`: strategies with an exchange.
+"""The interface for `model.fit` under `tf.distribute`: strategies with an exchange.
 
-Use them where a program has those of `tf.distribute`:
+Use them in place of the strategies of `tf.distribute`:
 
     strategy = tf_onebit.distribute.MultiWorkerMirroredStrategy(tf_onebit.OneBit())
     with strategy.scope():

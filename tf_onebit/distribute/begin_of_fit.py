@@ -1,7 +1,7 @@
 """Preparations that a strategy makes before the first step of a `fit`.
 
-Keras asks a strategy for nothing at the begin of a `fit` but its scope, in which it builds the
-model. Who asks is found among the frames that call.
+At the beginning of a `fit` Keras enters only the scope of the strategy, in which it builds the
+model. The calling frames tell which model that is.
 """
 
 import contextlib
@@ -17,10 +17,10 @@ _STEPS = ("train_step", "test_step", "predict_step")
 
 
 def prepare(engine):
-    """Prepares the `fit`, `evaluate` or `predict` that is about to build a model, if one is.
+    """Prepares the `fit`, `evaluate` or `predict` that is about to build a model, if there is one.
 
     Args:
-        engine: `Engine` of the strategy whose scope is asked for.
+        engine: `Engine` of the strategy whose scope Keras enters.
     """
     model, fit = model_being_built()
     if model is None:
@@ -32,17 +32,17 @@ def prepare(engine):
 
 
 def _build_as_in_one_process(model):
-    """Lets a model train that Keras cannot build, but whose steps are its own.
+    """Lets a model with steps of its own train even if Keras cannot build it.
 
-    In one process Keras builds no model before its first step. Under a strategy it builds it by
-    `call`, which the model of a GAN does not have and does not need.
+    Without a strategy Keras builds no model before its first step. Under a strategy it builds the
+    model by `call`, which a GAN, for example, neither has nor needs.
     """
     if all(_is_of_keras(model, step) for step in _STEPS):
         return
 
     def build_if_possible(build):
         if not _is_of_keras(model, "call"):
-            # What it lacks, it gets in its first step. If that fails, the error is the step's own.
+            # The first step makes the missing variables, or fails with an error of its own.
             with contextlib.suppress(Exception):
                 build()
 

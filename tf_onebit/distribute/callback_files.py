@@ -1,4 +1,4 @@
-"""Files that callbacks write: all workers run the same ones, and one worker may write each file."""
+"""Files that callbacks write: all workers run the callbacks, but only one may write each file."""
 
 import contextlib
 import os
@@ -14,26 +14,27 @@ import tensorflow as tf
 from tf_onebit.collectives.requests import AllGather, one_request
 from tf_onebit.framework_internals.class_changes import become, overlay
 
-# Keras' callbacks that write, and which of their attributes says where.
+# Keras' callbacks that write, and the attributes that hold their paths.
 _PLACES = {
     keras.callbacks.ModelCheckpoint: "filepath",
     keras.callbacks.CSVLogger: "filename",
     keras.callbacks.TensorBoard: "log_dir",
     keras.callbacks.BackupAndRestore: "backup_dir",
 }
-# A file that worker 0 makes for a moment.
+# Name of a file that exists on worker 0 for a moment.
 _MARK = ".tf_onebit_{}"
 
 
 def write_apart(callbacks, engine):
-    """Has Keras' callbacks write where they say on worker 0 only, during one `fit`.
+    """Redirects the files that Keras' callbacks write on workers other than 0, during one `fit`.
 
-    Workers that name the same place, in the same file system, write to a folder that is removed: to
-    save a model may take all workers. Those that see another file system write there.
+    Workers that share a path with worker 0, in the same file system, write to a temporary folder.
+    They must write, too, because saving a model may take all workers. Workers with another file
+    system write to their own.
 
     Args:
-        callbacks: list of those that `fit` was given.
-        engine: `Engine` of the workers, all of which call this.
+        callbacks: list of the callbacks of `fit`.
+        engine: `Engine` of the workers, all of which call this function.
     """
     writers = [c for c in callbacks if _place_of(c) is not None]
     for callback in writers:
@@ -53,7 +54,7 @@ def write_apart(callbacks, engine):
         for callback, place in zip(writers, places, strict=True):
             if rank != 0 and _is_marked(place, marks.get(_checksum(place))):
                 _Elsewhere.begin(callback)
-        # Marks stay until all have looked for them.
+        # The marks must exist until all workers have looked for them.
         engine.meet([one_request(AllGather(tf.constant([0]), "tf_onebit/files_seen"))], "fit")
 
 
@@ -62,12 +63,15 @@ def _absolute(place):
 
 
 def _is_remote(place):
-    return "://" in place  # as of a bucket, which all see
+    return "://" in place  # such as a bucket, which all workers see
 
 
 @contextlib.contextmanager
 def _mark(place):
-    """Context in which a file shows that a place is in this file system: gives its number, or 0."""
+    """Keeps a mark file near a path during the context; yields its number, or 0 without a file.
+
+    Remote paths, and folders that cannot be written to, get no file.
+    """
     if _is_remote(place):
         yield 0
         return
@@ -76,7 +80,7 @@ def _mark(place):
     mark = folder / _MARK.format(number)
     try:
         mark.touch()
-    except OSError:  # which whoever writes there will meet, and tell
+    except OSError:  # the callback that writes there reports the same error
         yield 0
         return
     try:
@@ -105,19 +109,16 @@ def _checksum(text):
 
 
 class _Elsewhere:
-    """Writes to a folder of its own until training has ended.
-
-    A mixin for a callback that writes.
-    """
+    """Mixin that redirects a callback's files to a temporary folder during training."""
 
     _folder = None
     _class = None
 
     @staticmethod
     def begin(callback):
-        """Makes a callback one of this class, until training has ended."""
+        """Adds this mixin to a callback until training has ended."""
         overlay(callback, _Elsewhere, _class=type(callback))
-        # BackupAndRestore first reads what worker 0 has written.
+        # BackupAndRestore first reads the files of worker 0.
         if not isinstance(callback, keras.callbacks.BackupAndRestore):
             callback._go()
 
@@ -125,7 +126,7 @@ class _Elsewhere:
         place = os.fspath(getattr(self, _place_of(self)))
         self._folder = tempfile.TemporaryDirectory(prefix="tf_onebit_", ignore_cleanup_errors=True)
         other = os.path.join(self._folder.name, os.path.basename(place) or "files")
-        # Paths of single files are made from it as soon as a callback is.
+        # Callbacks derive paths of single files from this one when they are made.
         self._paths = {
             name: path
             for name, path in vars(self).items()
@@ -160,7 +161,7 @@ class _Elsewhere:
         self._come_back()
 
     def _forget_models(self):
-        """Models of all epochs could fill a disk."""
+        """Removes saved models, which could fill a disk over many epochs."""
         if not isinstance(self, keras.callbacks.ModelCheckpoint):
             return
         for path in pathlib.Path(self._folder.name).iterdir():

@@ -1,4 +1,4 @@
-"""The cluster of a job: who has come, who is alive."""
+"""The cluster of a job: its workers' arrival and signs of life."""
 
 import functools
 import os
@@ -16,13 +16,16 @@ from tf_onebit.framework_internals.tf_strategies import (
 
 _POLL_SECONDS = 0.2
 SECONDS_TO_COME = 300
-# A worker that was not heard for half of it ends the job. After a pause of 30 seconds TCP tries
-# again 51 seconds after the first time at the latest, as it doubles from 0.2.
+# A worker without a heartbeat for half of this time ends the job. TCP retries after intervals that
+# double from 0.2 seconds: after a pause of 30 seconds, at the latest 51 seconds from the first try.
 _SECONDS_WITHOUT_HEARTBEAT = 120
 
 
 def resolver_of_environment():
-    """The resolver of TF_CONFIG. Says once how to start several workers, where that is not set."""
+    """Returns the resolver of TF_CONFIG.
+
+    If that is not set, it warns once, and tells how to start several workers.
+    """
     if not os.environ.get("TF_CONFIG"):
         _warn_of_one_worker()
     return tf.distribute.cluster_resolver.TFConfigClusterResolver()
@@ -40,20 +43,20 @@ def _warn_of_one_worker():
 
 def configure_heartbeat(cluster_resolver, timeout_seconds):
     """Sets how long workers wait for a sign of life from each other."""
-    if not has_coordination_service():  # else that of an earlier strategy
+    if not has_coordination_service():  # else an earlier strategy has set it
         seconds = timeout_seconds or _SECONDS_WITHOUT_HEARTBEAT
         configure_coordination_service(cluster_resolver.cluster_spec(), seconds)
 
 
 def wait_for_all(cluster_resolver, timeout_seconds):
-    """Waits until every worker of the cluster has come.
+    """Waits until every worker of the cluster has started.
 
-    TensorFlow itself waits for an hour, and cannot be interrupted. So workers show themselves by
-    listening where TensorFlow's server will listen next.
+    TensorFlow itself waits for an hour, and cannot be interrupted. So before its server starts,
+    each worker listens at the server's address, and the others connect to it.
 
     Raises:
-        OSError: if something else is listening at this worker's address.
-        TimeoutError: after `timeout_seconds`, if some have not come.
+        OSError: if another program listens at this worker's address.
+        TimeoutError: after `timeout_seconds`, if some workers have not started.
     """
     timeout_seconds = timeout_seconds or SECONDS_TO_COME
     addresses, me = addresses_of(cluster_resolver)
@@ -76,7 +79,7 @@ def wait_for_all(cluster_resolver, timeout_seconds):
 
 
 def _listening(address, most):
-    """A socket that takes `most` connections, though nobody accepts them."""
+    """Opens a socket that holds up to `most` connections without accepting them."""
     port = host_and_port(address)[1]
     dualstack = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dualstack else socket.AF_INET

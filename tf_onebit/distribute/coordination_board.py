@@ -1,4 +1,4 @@
-"""The board that the coordination service of a TensorFlow cluster keeps."""
+"""Message board in the coordination service of a TensorFlow cluster."""
 
 import contextlib
 import functools
@@ -9,11 +9,11 @@ from tf_onebit.collectives.whereabouts import Board, Whereabouts
 from tf_onebit.framework_internals.tf_strategies import read_key, remove_key, write_key
 
 _PREFIX = "tf_onebit/whereabouts"
-_LEAST_SECONDS = 0.1  # the service takes 0 for no limit
+_LEAST_SECONDS = 0.1  # for the service 0 means no limit
 
 
 class CoordinationBoard(Board):
-    """Kept by the first process of a cluster."""
+    """Board in the first process of a cluster."""
 
     def leave(self, key, text):
         with _failing_as_connection():
@@ -43,5 +43,5 @@ def _failing_as_connection():
 
 @functools.cache
 def whereabouts_in_cluster(rank, world_size):
-    """The `Whereabouts` of this process, for all of its strategies."""
+    """Returns the `Whereabouts` of this process, which all of its strategies share."""
     return Whereabouts(CoordinationBoard(), rank, world_size)

@@ -1,4 +1,4 @@
-"""A `tf.function` as what a strategy runs."""
+"""`tf.function`s that a strategy runs."""
 
 import weakref
 
@@ -12,9 +12,10 @@ from tf_onebit.framework_internals.tf_functions import (
 
 
 def is_lifted(function, devices):
-    """Tells whether a function is a `tf.function` in whose graph all replicas must come together.
+    """Tells whether a function is a `tf.function` whose graph must contain all replicas.
 
-    What XLA compiles for GPUs is not: it stays a graph per replica, as under TensorFlow's own.
+    A function that XLA compiles for GPUs stays a graph per replica, as under TensorFlow's own
+    strategies.
     """
     if not is_function(function):
         return False
@@ -23,12 +24,14 @@ def is_lifted(function, devices):
 
 
 class LiftedFunctions:
-    """Each `tf.function` around all replicas, instead of within each, where none could meet.
+    """Lifted forms of `tf.function`s: one graph around all replicas instead of one within each.
 
-    One is traced as often as it would be by itself, and is freed with it.
+    Replicas could not exchange from separate graphs. A lifted function is traced as often as the
+    original, and is freed with it.
 
     Args:
-        run: calls a Python function on all replicas, as `tf.distribute.Strategy.run`.
+        run: function that calls a Python function on all replicas, such as
+            `tf.distribute.Strategy.run`.
     """
 
     def __init__(self, run):
@@ -37,13 +40,14 @@ class LiftedFunctions:
 
     @tf.autograph.experimental.do_not_convert
     def of(self, function):
-        """The lifted form of a `tf.function`."""
+        """Returns the lifted form of a `tf.function`."""
         if function not in self._lifted:
             self._lifted[function] = self._lift(function, function.python_function)
         return self._lifted[function]
 
     def _lift(self, function, on_replica):
-        # It keeps what it calls, but not the function, which is its key.
+        # Refers to the Python function only: a reference to `function`, its weak key, would keep
+        # both alive.
         def on_replicas(*args, **kwargs):
             return self._run(on_replica, args, kwargs)
 

@@ -1,4 +1,4 @@
-"""Keras optimizers that are made in the scope of a strategy exchange gradients through it."""
+"""Keras optimizers made in the scope of a strategy, which exchange gradients through it."""
 
 import functools
 
@@ -13,9 +13,10 @@ from tf_onebit.training.optimizer import Distributed, GlobalLossScale, settings
 
 
 def adopt(optimizer):
-    """Makes a Keras optimizer, or None, exchange its gradients.
+    """Makes a Keras optimizer exchange its gradients. Ignores None.
 
-    Called when a variable is created: every optimizer starts with a counter of its iterations.
+    The strategy calls it for every new variable, and every optimizer first makes a counter of its
+    iterations.
     """
     if optimizer is not None and not _is_adopted(optimizer):
         scales_loss = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
@@ -23,7 +24,7 @@ def adopt(optimizer):
 
 
 def require_adopted(optimizer, strategy):
-    """Raises ValueError if an optimizer would not exchange its gradients; None is none."""
+    """Raises ValueError if an optimizer would not exchange its gradients. Ignores None."""
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         return
     if not all(map(_is_adopted, (optimizer, getattr(optimizer, "inner_optimizer", optimizer)))):
@@ -39,7 +40,7 @@ def _is_adopted(optimizer):
 
 
 class _UnderStrategy(Distributed):
-    """Exchanges gradients through the strategy in whose scope it was made."""
+    """Mixin that exchanges gradients through the strategy in whose scope the optimizer was made."""
 
     @functools.cached_property
     def gradient_exchange(self):
@@ -57,8 +58,8 @@ class _UnderStrategy(Distributed):
             return
         self._build_first(trainable_variables)
 
-        # For a worker that trains apart, a step of nothing would count, and move its weights by
-        # their momentum. Its devices decide together.
+        # On a worker that trains apart, a step without data would count, and momentum would move
+        # its weights. The devices of the worker decide together.
         def update(gradients):
             super(_UnderStrategy, self).apply(gradients, trainable_variables)
 
@@ -74,7 +75,11 @@ class _UnderStrategy(Distributed):
 
     @property
     def replica_context(self):
-        """The replica context of the strategy, in which an optimizer must be used."""
+        """The replica context of the optimizer's strategy.
+
+        Raises:
+            ValueError: if the optimizer is used outside of it.
+        """
         context = tf.distribute.get_replica_context()
         if context is None or context.strategy is not self._distribution_strategy:
             raise ValueError(
@@ -97,7 +102,7 @@ class _UnderStrategy(Distributed):
 
     def flush(self):
         if self.gradient_exchange.held():
-            # Where one worker does so alone, others would take its messages for those of a step.
+            # If one worker flushed alone, others would take its messages for a step's messages.
             self.gradient_exchange.engine.whereabouts.meet("flush", at_once=True)
         super().flush()
 
@@ -111,8 +116,8 @@ class _UnderStrategy(Distributed):
         if not decides or len(context.strategy.extended.worker_devices) == 1:
             super()._backend_apply_gradients(grads, trainable_variables)
             return
-        # Keras' own decides on each replica whether to do what all do together, and there they
-        # cannot meet. Here they decide together.
+        # Keras decides on each replica whether to update, in a branch in which replicas cannot
+        # exchange. Here they decide together.
         self._current_update.variables = trainable_variables
         if self.gradient_accumulation_steps:
             self._accumulate(context, grads, trainable_variables)

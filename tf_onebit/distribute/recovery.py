@@ -1,8 +1,8 @@
-"""Collectives that work again, in a new strategy, after an error has ended them.
+"""Recovery of collectives, in a new strategy, after an error has ended them.
 
-TensorFlow lets no collective of a process through any more once one has failed, until its server
-is given the cluster anew. Workers must do that together: what a faster one has asked of a slower
-one before would be lost.
+Once a collective has failed, TensorFlow fails all later ones of the process until its server gets
+the cluster again. Workers must do that together, because a slower worker's server would lose the
+requests that a faster worker has sent it before.
 """
 
 import contextlib
@@ -20,17 +20,17 @@ _POLL_SECONDS = 1.0
 
 @contextlib.contextmanager
 def recovering(cluster_resolver, seconds):
-    """Context in which a strategy, other than the first, is made on all workers.
+    """Guards the making of a second or later strategy, on all workers.
 
-    It tells whether servers are to be given the cluster anew: the same on all workers. If so, it
-    ends when all have done it.
+    The context's value tells whether servers must get the cluster again; it is the same on all
+    workers. If so, the context ends when all servers have it.
 
     Args:
         cluster_resolver: `ClusterResolver`.
-        seconds: how long to wait for each other.
+        seconds: longest wait for the other workers.
 
     Raises:
-        TimeoutError: if some do not come.
+        TimeoutError: if some workers make no strategy in time.
     """
     rank, world_size = place_in_cluster(cluster_resolver)
     others = set(range(world_size)) - {rank}
@@ -42,10 +42,10 @@ def recovering(cluster_resolver, seconds):
 
 
 def _state(rank):
-    """Tells whether collectives have "ended" in this process, or "work"."""
+    """Returns "ended" if collectives fail in this process, else "work"."""
     with tf.device("CPU:0"):
         try:
-            # Of this worker alone. Groups of strategies have positive keys.
+            # A group of this worker alone. Groups of strategies have positive keys.
             tf.raw_ops.CollectiveGatherV2(
                 input=tf.zeros([1]),
                 group_size=1,
@@ -59,7 +59,7 @@ def _state(rank):
 
 
 def _exchanged(key, note, rank, others, seconds):
-    """The notes of all workers."""
+    """Sends a note to all workers, and returns the notes of all: list of strings."""
     board, notes = CoordinationBoard(), [note]
     board.leave(f"{key}/{rank}", note)
     deadline = time.monotonic() + seconds

@@ -1,4 +1,4 @@
-"""Reductions of values of all replicas, beside those of gradients."""
+"""Reductions over replicas of values other than gradients."""
 
 import zlib
 
@@ -17,28 +17,29 @@ _MUST_BE_ALIKE = (
 
 
 class Reducing:
-    """Reductions that both strategies answer in a way of their own."""
+    """Mixin for both strategies, with reductions that differ from TensorFlow's."""
 
     def reduce(self, reduce_op, value, axis):
         local = self.experimental_local_results
         if is_asked_for_shapes():
-            # Keras only looks at shapes and types. Those of the first batch may differ.
+            # Keras uses only shapes and types. They may differ between replicas in the first batch.
             return tf.nest.map_structure(lambda part: local(part)[0], value)
         if is_asked_for_metrics() and all(part.shape.rank == 0 for part in local(value)):
-            # Keras asks for every metric in every step, along an axis that scalars do not have. It
-            # gets that of this worker, for nothing; those of an epoch are over all workers.
+            # Keras reduces every metric in every step, along an axis that scalars do not have. It
+            # gets this worker's mean, without communication. Metrics of an epoch are over all
+            # workers.
             return sum_of_replicas(local(value)) / len(local(value))
         return super().reduce(reduce_op, value, axis)
 
 
 class ReducingExtended:
-    """Reductions that the implementations of both strategies make in a way of their own."""
+    """Mixin for the implementations of both strategies, with reductions of their own."""
 
-    # Whether TensorFlow is just asking how many replicas have data.
+    # Whether TensorFlow is counting the replicas with data at the moment.
     counts_data = False
 
     def _reduce_to(self, reduce_op, value, destinations, options):
-        # TensorFlow's own, of several workers, does not reduce structures.
+        # TensorFlow's method for several workers does not reduce structures.
         def reduced(part):
             return self._reduce_one(reduce_op, part, destinations, options)
 
@@ -63,16 +64,16 @@ class ReducingExtended:
         return super()._batch_reduce_to(reduce_op, pairs, options)
 
     def _on_each_device(self, value):
-        """A value of all replicas, also where it is one object on all, and came only once."""
+        """Returns a value with one part per replica, even if all replicas passed one object."""
         if isinstance(value, tf.distribute.DistributedValues):
             return value
         return regroup((value,) * len(self._devices), always_wrap=True)
 
     def _is_ours(self, values):
-        """Whether to reduce values as gradients are: in graphs, where keys that stay matter.
+        """Tells whether to reduce values as gradients are reduced: in graphs, with fixed keys.
 
-        With a key for every call, as TensorFlow's own, no two steps could run in one loop, and
-        each would leave some memory behind.
+        TensorFlow's own reductions use a new key for every call. Then no two steps could run in
+        one loop, and each step would leak some memory.
         """
         if any(map(is_mirrored, values)):
             return False
@@ -85,7 +86,7 @@ class ReducingExtended:
             _require_one_shape(column)
         totals = [sum_of_replicas(column) for column in columns]
         if self._num_workers > 1:
-            mark_as_unsaveable()  # what others must take part in
+            mark_as_unsaveable()  # because other workers must take part in the graph
             request = AllReduce(totals, f"tf_onebit/reduce_{self._numbers.next()}")
             (totals,) = self.engine.run([one_request(request)])
         if reduce_op != tf.distribute.ReduceOp.MEAN:
@@ -96,7 +97,10 @@ class ReducingExtended:
         ]
 
     def _require_one_shape_on_workers(self, value):
-        """Raises ValueError, on all workers alike, if a value differs between any two replicas."""
+        """Raises ValueError, on all workers, if kinds of a value differ between any two replicas.
+
+        The kind is the type and shape: see `_kind_of`.
+        """
         kinds = {_kind_of(part) for part in self._parts(value)}
         mine = kinds.pop() if len(kinds) == 1 else -1
         request = AllGather(tf.constant([mine], tf.int64), "tf_onebit/shapes")
@@ -106,13 +110,16 @@ class ReducingExtended:
             raise ValueError(_MUST_BE_ALIKE.format(f"{value} on this worker"))
 
     def _parts(self, value):
-        """The parts that the replicas of this process have, of all of a structure: list."""
+        """Returns the parts of a structure on all replicas of this process: list."""
         local = self._container_strategy().experimental_local_results
         return [part for leaf in tf.nest.flatten(value) for part in local(leaf)]
 
 
 def _require_one_shape(parts):
-    """Raises ValueError or, where shapes are known in a step only, has that end with an error."""
+    """Raises ValueError if shapes or types differ.
+
+    Where shapes are known only in the step, the step ends with an error instead.
+    """
     first, *others = parts
     for other in others:
         if other.dtype != first.dtype or not other.shape.is_compatible_with(first.shape):
@@ -123,8 +130,11 @@ def _require_one_shape(parts):
 
 
 def _kind_of(part):
-    """A number for the type and shape that a value, in eager mode, must have on all replicas."""
-    if isinstance(part, tf.IndexedSlices):  # of which each may have another number
+    """Returns a number for the type and shape of a value, which must be the same on all replicas.
+
+    The value must be eager.
+    """
+    if isinstance(part, tf.IndexedSlices):  # whose numbers of rows may differ
         values = tf.convert_to_tensor(part.values)
         shape = values.shape[1:]
     else:

@@ -1,4 +1,4 @@
-"""From the replicas of `tf.distribute` to the workers of an exchange."""
+"""Mapping of the replicas of `tf.distribute` to the workers of an exchange."""
 
 import tensorflow as tf
 
@@ -9,17 +9,17 @@ from tf_onebit.framework_internals.tf_strategies import regroup
 def exchange(context, gradient_exchange, gradients, variables, exchanging=None):
     """Exchanges gradients in a replica context.
 
-    Where several devices are one worker, their gradients are added first, in full precision.
+    If several devices form one worker, their gradients are first added in full precision.
 
     Args:
         context: `tf.distribute.ReplicaContext`.
         gradient_exchange: `GradientExchange`.
-        gradients: list, of this replica.
-        variables: list.
-        exchanging: method of `gradient_exchange`. Default: to call it.
+        gradients: list of this replica's gradients.
+        variables: list of their variables.
+        exchanging: method of `gradient_exchange` to call. Default: `gradient_exchange` itself.
 
     Returns:
-        List, for this replica.
+        List of exchanged gradients for this replica.
     """
     exchanging = exchanging or gradient_exchange
 
@@ -40,9 +40,9 @@ def branch(context, predicate, then, otherwise, gradients):
 
     Args:
         context: `tf.distribute.ReplicaContext`.
-        predicate: function from the gradients of a replica to a boolean scalar.
+        predicate: function from the gradients of the first replica to a boolean scalar.
         then, otherwise: functions of a list of gradients.
-        gradients: list, of this replica.
+        gradients: list of this replica's gradients.
     """
 
     def merged(strategy, gradients):
@@ -60,7 +60,7 @@ def branch(context, predicate, then, otherwise, gradients):
 
 
 def all_finite(context, gradient_exchange, gradients):
-    """Whether the gradients of all replicas of all workers are finite: boolean scalar."""
+    """Tells whether the gradients of all replicas of all workers are finite: boolean scalar."""
 
     def merged(strategy, gradients):
         by_device = _by_device(strategy, gradients)
@@ -73,13 +73,17 @@ def all_finite(context, gradient_exchange, gradients):
 
 
 def _by_device(strategy, gradients):
-    """Lists of gradients, one per device of this process."""
+    """Returns lists of gradients, one per device of this process."""
     columns = [strategy.experimental_local_results(gradient) for gradient in gradients]
     return [list(row) for row in zip(*columns, strict=True)]
 
 
 def sum_of_replicas(gradients):
-    """The sum of what the devices of this process have: tensors, `tf.IndexedSlices` or None."""
+    """Sums one gradient over the devices of this process.
+
+    Args:
+        gradients: list of tensors, of `tf.IndexedSlices`, or of None, one per device.
+    """
     if len(gradients) == 1 or gradients[0] is None:
         return gradients[0]
     if isinstance(gradients[0], tf.IndexedSlices):

@@ -1,4 +1,4 @@
-"""TensorFlow's server in a worker: what it does to signals, and to whom it listens how long."""
+"""TensorFlow's server in a worker: its effect on signals, and its connections."""
 
 import contextlib
 import ctypes
@@ -12,17 +12,17 @@ import time
 
 from tf_onebit.cluster_spec import addresses_of, host_and_port
 
-# More than a `struct sigaction` has anywhere.
+# More than the size of `struct sigaction` on any platform.
 _ACTION_BYTES = 1024
-# From one look at the sockets to the next: once the server listens, and before.
+# Intervals between two looks at the sockets: once the server listens, and before.
 _TENDING_SECONDS, _SECONDS_TO_LISTEN = 1.0, 0.02
 
 
 @contextlib.contextmanager
 def sigterm_as_it_was():
-    """Keeps what this process does when it is asked to end.
+    """Keeps this process's SIGTERM action while TensorFlow's server starts.
 
-    TensorFlow's server catches SIGTERM, to tell others that ask for it, and the worker would go on.
+    The server catches SIGTERM, only to report it to others that ask. The worker would go on.
     """
     libc = ctypes.CDLL(None)
     action = ctypes.create_string_buffer(_ACTION_BYTES)
@@ -34,12 +34,12 @@ def sigterm_as_it_was():
 
 
 def tend_server(cluster_resolver):
-    """Has this worker's server do, from now on, what it has no options for.
+    """Starts a thread that sets options of the server's sockets, which the server itself cannot.
 
-    * Connections outlast a pause of the link or of a worker: gRPC gives up one whose message has
-      not arrived within 20 seconds. Heartbeats tell who is gone.
-    * Where a cluster is on this machine alone, others cannot connect. TensorFlow listens on all
-      interfaces, and does what anybody asks who connects.
+    * Connections outlast a pause of the link or of a worker. gRPC would give up a connection whose
+      message takes more than 20 seconds. Heartbeats detect workers that are gone.
+    * If the whole cluster is on this machine, no other machine can connect. TensorFlow listens on
+      all interfaces, and obeys any client that connects.
     """
     addresses, me = addresses_of(cluster_resolver)
     is_local = all(_is_loopback(host_and_port(address)[0]) for address in addresses.values())
@@ -74,12 +74,12 @@ def _is_loopback(host):
 
 
 def _sockets_at(port):
-    """The sockets of this process at a port of its own: iterator. Each is closed after its turn."""
+    """Yields the sockets of this process at one of its ports, and closes each after its turn."""
     for descriptor in map(int, os.listdir("/proc/self/fd")):
         try:
             if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
                 continue
-            # What is closed meanwhile stays the same here.
+            # A duplicate stays valid if the original is closed meanwhile.
             copy = socket.socket(fileno=os.dup(descriptor))
         except OSError:
             continue

@@ -1,4 +1,4 @@
-"""MirroredStrategy and MultiWorkerMirroredStrategy with an exchange."""
+"""`MirroredStrategy` and `MultiWorkerMirroredStrategy` with an exchange."""
 
 import contextlib
 import functools
@@ -37,15 +37,15 @@ from tf_onebit.framework_internals.tf_strategies import (
 from tf_onebit.training.building import resolve_exchange
 from tf_onebit.training.model_optimizers import flush_where_shown, require_no_xla
 
-# TensorFlow counts the groups of each strategy from 1, and would take those of a second strategy
+# TensorFlow numbers the groups of every strategy from 1. It would take a second strategy's groups
 # for the first one's, whose collectives had other shapes.
 _first_groups = itertools.count(1000, 1000)
-# Of strategies of one process, of which each worker may make another number.
+# For strategies of one process: workers may differ in how many they make.
 _first_groups_within = itertools.count(1 << 24, 1000)
 
 
 class _Exchanging(Reducing):
-    """What both strategies do beside TensorFlow's own."""
+    """Mixin for both strategies that adds to TensorFlow's."""
 
     def scope(self):
         prepare(self.extended.engine)
@@ -76,7 +76,7 @@ def _check_model(model, strategy):
 
 
 class _ExchangingExtended(ReducingExtended):
-    """What the implementations of both strategies do beside TensorFlow's own.
+    """Mixin for the implementations of both strategies that adds to TensorFlow's.
 
     Attributes:
         engine: `Engine`.
@@ -89,8 +89,8 @@ class _ExchangingExtended(ReducingExtended):
     def _call_for_each_replica(self, fn, args, kwargs):
         if len(self._devices) > 1:
             return super()._call_for_each_replica(fn, args, kwargs)
-        # TensorFlow would start a thread, which merges with no others and, unlike this one,
-        # cannot in a branch: gradient accumulation and loss scaling would fail.
+        # TensorFlow would start a thread even for one replica. Unlike this thread, it cannot merge
+        # in a branch: gradient accumulation and loss scaling would fail.
         args, kwargs = select_replica(0, (args, kwargs))
         context = _ReplicaContext(self._container_strategy(), self._id_in_cluster)
         with tf.device(self._devices[0]), context:
@@ -98,14 +98,14 @@ class _ExchangingExtended(ReducingExtended):
 
 
 class MirroredStrategy(_Exchanging, tf.distribute.MirroredStrategy):
-    """Trains on several devices of one process, each a worker of the exchange.
+    """Strategy for several devices of one process, each a worker of the exchange.
 
     Args:
         exchange: `tf_onebit.Exchange`, or "auto": see `tf_onebit.Auto`. Default: `FullPrecision()`.
-        devices: list of the devices' names. Default: all GPUs.
+        devices: list of device names. Default: all GPUs.
 
     Raises:
-        ValueError: if `exchange` is not an exchange; in the first step, if model or optimizer
+        ValueError: if `exchange` is not an exchange. Also in the first step, if model or optimizer
             were made outside of the scope.
 
     Example:
@@ -132,27 +132,27 @@ class _MirroredExtended(_ExchangingExtended, MirroredExtended):
 
 
 class MultiWorkerMirroredStrategy(_Exchanging, tf.distribute.MultiWorkerMirroredStrategy):
-    """Trains in several processes, on one machine or many: each is a worker of the exchange.
+    """Strategy for several processes, on one or many machines, each a worker of the exchange.
 
-    A process with several devices adds up their gradients in full precision first.
+    A process with several devices first adds up their gradients in full precision.
 
     Args:
         exchange: `tf_onebit.Exchange`, or "auto": see `tf_onebit.Auto`. Default:
-            `FullPrecision()`. `tf_onebit.Local()` leaves every worker its own gradients.
+            `FullPrecision()`. With `tf_onebit.Local()` every worker uses its own gradients.
         cluster_resolver: `tf.distribute.cluster_resolver.ClusterResolver`. Default: the cluster
             in the environment variable TF_CONFIG; without one, this process alone.
         communication_options: `tf.distribute.experimental.CommunicationOptions`. Its
-            `timeout_seconds` is how long workers wait for each other to come (default: 300) and
-            for a sign of life (default: 120), before they end with an error.
-        uneven_data: what to do when the data of some workers end before those of others.
-            "continue", as `tf.distribute`: they go on with empty batches, which add nothing to
-            the gradients nor, in Keras' own loops, to statistics, until all have ended. "stop":
-            all stop.
+            `timeout_seconds` limits how long workers wait for each other to start (default: 300)
+            and for a sign of life (default: 120). Then they end with an error.
+        uneven_data: "continue" or "stop", for data that end on some workers before others.
+            "continue", as in `tf.distribute`: such workers go on with empty batches until all
+            data have ended. Empty batches add nothing to the gradients or, in Keras' own loops, to
+            statistics. "stop": all workers stop.
 
     Raises:
-        ValueError: for arguments of other types or values; if TF_CONFIG describes no cluster; in
-            the first step, if model or optimizer were made outside of the scope or, on all workers,
-            if these do not train the same model in the same way.
+        ValueError: for arguments of wrong type or value, and if TF_CONFIG describes no cluster.
+            Also in the first step, if model or optimizer were made outside of the scope. In that
+            step also, on all workers, if they do not train the same model in the same way.
 
     Example:
         >>> import keras, tf_onebit
@@ -202,16 +202,16 @@ class MultiWorkerMirroredStrategy(_Exchanging, tf.distribute.MultiWorkerMirrored
 class _MultiWorkerExtended(_ExchangingExtended, CollectiveAllReduceExtended):
     def __init__(self, container_strategy, cluster_resolver, communication_options):
         self._timeout_seconds = communication_options.timeout_seconds
-        # Not for each collective: every one would leave threads behind.
+        # Collectives get no timeout: each with one would leave threads behind.
         options = tf.distribute.experimental.CommunicationOptions(
             bytes_per_pack=communication_options.bytes_per_pack,
             implementation=communication_options.implementation,
         )
         super().__init__(container_strategy, cluster_resolver, options)
 
-    # Whether the server of this process is running, for all strategies.
+    # Whether the server of this process is running, shared by all strategies.
     _std_server_started = False
-    # The coordination service does it.
+    # The coordination service checks health already.
     _enable_check_health = False
 
     def _experimental_distribute_dataset(self, dataset, options):
@@ -225,7 +225,7 @@ class _MultiWorkerExtended(_ExchangingExtended, CollectiveAllReduceExtended):
     def _gather_to_implementation(self, value, destinations, axis, options):
         if self._num_workers == 1:
             return super()._gather_to_implementation(value, destinations, axis, options)
-        # In the order of ranks: TensorFlow's own has that of the tasks' names, "10" before "2".
+        # Gathers in the order of ranks. TensorFlow orders by tasks' names, with "10" before "2".
         parts = self._container_strategy().experimental_local_results(value)
         rank = tf.convert_to_tensor(parts[0]).shape.rank
         if not -rank <= axis < rank:
@@ -234,7 +234,7 @@ class _MultiWorkerExtended(_ExchangingExtended, CollectiveAllReduceExtended):
                 f"for {rank} dimensions. Give a scalar one: tf.expand_dims(value, 0)."
             )
         mine = tf.concat(parts, axis)
-        # The axis becomes the first one, and again what it was.
+        # Swaps the axis with the first one, and back afterwards.
         order = list(range(mine.shape.rank))
         order[0], order[axis] = order[axis], order[0]
         name, run = "tf_onebit/gather", self.engine.meet
@@ -249,11 +249,11 @@ class _MultiWorkerExtended(_ExchangingExtended, CollectiveAllReduceExtended):
         if replica_id > 0 or self._num_workers == 1:
             return creator(replica_id, device, primary_var, **kwargs)
 
-        # TensorFlow broadcasts the initial value, but not of every type that a variable may have.
+        # TensorFlow cannot broadcast initial values of every dtype that a variable may have.
         def initial_value():
             value = kwargs["initial_value"]
             value = value() if callable(value) else value
-            value = getattr(value, "wrapped_value", value)  # of a checkpoint
+            value = getattr(value, "wrapped_value", value)  # an initial value from a checkpoint
             value = tf.convert_to_tensor(value, kwargs.get("dtype"))
             sent = kwargs | {"initial_value": to_wire(value, CARRIED), "dtype": None}
             return from_wire(creator(replica_id, device, primary_var, **sent)(), value.dtype)
@@ -263,7 +263,7 @@ class _MultiWorkerExtended(_ExchangingExtended, CollectiveAllReduceExtended):
     def _initialize_local_devices(self, cluster_resolver, worker_device):
         devices, kind = super()._initialize_local_devices(cluster_resolver, worker_device)
         if kind == "CPU":
-            # One, unless the program has made several of it.
+            # One logical device, unless the program has configured several.
             configured = tf.config.get_logical_device_configuration(
                 *tf.config.list_physical_devices("CPU")
             )
@@ -290,7 +290,7 @@ class _MultiWorkerExtended(_ExchangingExtended, CollectiveAllReduceExtended):
             wait_for_all(cluster_resolver, self._timeout_seconds)
             tend_server(cluster_resolver)
         with recovers as must_recover, sigterm_as_it_was():
-            # The next strategy of this process uses the same server, unless that must recover.
+            # A later strategy of this process uses the same server, unless that must recover.
             self._std_server_started = self._std_server_started and not must_recover
             super()._initialize_multi_worker(cluster_resolver)
             _MultiWorkerExtended._std_server_started = True

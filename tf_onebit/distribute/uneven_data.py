@@ -16,12 +16,16 @@ from tf_onebit.framework_internals.tf_datasets import (
     set_cardinality,
 )
 
-# TensorFlow makes the objects whose class is changed here; `__slots__`, because only objects of
-# the same layout can change places.
+# TensorFlow makes the objects whose class changes here. Both classes must have the same memory
+# layout, hence the empty `__slots__`.
 
 
 def prepared(dataset, strategy):
-    """A distributed dataset, made ready to end together with those of the other workers."""
+    """Prepares a distributed dataset to end together with the datasets of the other workers.
+
+    Returns:
+        `dataset`.
+    """
     cls = type(dataset)
 
     def iterator_of(self):
@@ -41,7 +45,10 @@ def prepared(dataset, strategy):
 
 
 def _count_together(epoch_iterator, strategy):
-    """Keras has counted the batches of this worker before it had the data distributed."""
+    """Sets the number of batches of all workers together in Keras' epoch iterator.
+
+    Keras has counted the batches of this worker before it had the data distributed.
+    """
     mine = epoch_iterator.data_adapter.num_batches
     unknown = tf.data.experimental.UNKNOWN_CARDINALITY
     common = _common_cardinality(unknown if mine is None else mine, strategy)
@@ -51,7 +58,7 @@ def _count_together(epoch_iterator, strategy):
 
 
 def _common_cardinality(cardinality, strategy):
-    """The number of batches of all workers together."""
+    """Returns the common number of batches of all workers, which all of them call for."""
     mine = AllGather(tf.constant([cardinality], tf.int64), "tf_onebit/cardinality")
     (cardinalities,) = strategy.extended.engine.meet([one_request(mine)], "data")
     cardinalities = cardinalities.numpy().tolist()
@@ -62,7 +69,7 @@ def _common_cardinality(cardinality, strategy):
 
 
 class _Iterator(DistributedIterator):
-    """Tells its strategy that what it reduces is the number of replicas with data."""
+    """Iterator that tells its strategy when TensorFlow counts the replicas with data."""
 
     __slots__ = ()
 
@@ -79,7 +86,7 @@ class _Iterator(DistributedIterator):
     def _get_next_no_partial_batch_handling(self, name=None):
         if not self._enable_get_next_as_optional:
             return super()._get_next_no_partial_batch_handling(name)
-        # Called because all must end, which some have more data than others for.
+        # TensorFlow calls it when all workers must end. Those that still have data end, too.
         end = iter(tf.data.Dataset.range(0)).get_next()
         with tf.control_dependencies([end]):
             return super()._get_next_no_partial_batch_handling(name)
@@ -111,27 +118,27 @@ class _Step(threading.local):
     has_data = None
 
 
-# Of the step that this thread traces: every replica has a thread of its own.
+# State of the step that this thread traces: every replica has a thread of its own.
 _step = _Step()
 
 
 def without_effect_of_empty_batches(function, model=None):
-    """A function for `Strategy.run` that changes nothing where its batch is empty.
+    """Returns a function for `Strategy.run` that changes nothing if its batch is empty.
 
-    The mean of an empty batch is not a number. It would spoil the gradients, and a model's
-    BatchNormalization and metrics would not forget it.
+    The mean of an empty batch is NaN. It would spoil the gradients, and would stay in a model's
+    BatchNormalization and metrics.
 
     Args:
-        function: its first argument is the batch.
-        model: Keras model whose statistics and metrics it updates, or None.
+        function: function to guard, whose first argument is the batch.
+        model: Keras model whose statistics and metrics the function updates, or None.
     """
 
     def guarded(*args, **kwargs):
         tensors = [leaf for leaf in tf.nest.flatten(args[:1]) if _is_of_batch(leaf)]
         if not tensors:
             return function(*args, **kwargs)
-        # Where the data end there is no batch. What does not need one, like a counter, must not
-        # be done either: on some workers it would be, and on others not.
+        # At the end of the data there is no batch. Operations that need none, such as a counter,
+        # must not run either, because they would run on some workers only.
         with tf.control_dependencies(tf.nest.flatten(tensors[0], expand_composites=True)[:1]):
             batched = next((tensor for tensor in tensors if tensor.shape.rank != 0), None)
             if batched is None or batched.shape[:1].is_fully_defined():
@@ -146,7 +153,7 @@ def without_effect_of_empty_batches(function, model=None):
             outputs = function(*args, **kwargs)
         finally:
             _step.has_data = None
-        # Synchronized statistics are right also where there is no data.
+        # Synchronized statistics are valid even on replicas without data.
         good = [has_data | tf.math.is_finite(variable) for variable in statistics]
         good += [has_data] * len(metrics)
         for variable, is_good, value in zip((*statistics, *metrics), good, before, strict=True):
@@ -157,14 +164,14 @@ def without_effect_of_empty_batches(function, model=None):
 
 
 def _is_of_batch(leaf):
-    # Slices of a gradient are no samples, and their parts may be Python lists.
+    # Slices of a gradient are not samples, and their parts may be Python lists.
     return tf.is_tensor(leaf) and not isinstance(leaf, tf.IndexedSlices)
 
 
 def number_of_samples(batch):
-    """The length of the first dimension of a dense, sparse or ragged tensor: scalar.
+    """Returns the length of the first dimension of a dense, sparse or ragged tensor: scalar.
 
-    Not the number of values: samples may have none, as in a sparse batch of zeros.
+    The number of values may be smaller, as in a sparse batch of zeros.
     """
     if isinstance(batch, tf.SparseTensor):
         return batch.dense_shape[0]
@@ -174,18 +181,18 @@ def number_of_samples(batch):
 
 
 def _updated_by(model):
-    """What a step of a Keras model updates beside its weights: statistics, metrics' variables."""
+    """Returns two lists of variables that a model's step updates: statistics and metrics'."""
     statistics = {id(v): v for v in statistics_of(model) if v.dtype.startswith("float")}
     return list(statistics.values()), model.metrics_variables
 
 
 def data_of_step():
-    """Whether this replica has data in the step that is being traced: boolean scalar, or None."""
+    """Returns whether this replica has data in the step being traced: boolean scalar, or None."""
     return _step.has_data
 
 
 def zero_without_data(gradients):
-    """The gradients of this replica, or zeros where its batch is empty."""
+    """Returns the gradients of this replica, or zeros if its batch is empty."""
     has_data = _step.has_data
     if has_data is None:
         return gradients
@@ -196,6 +203,6 @@ def _chosen(has_data, gradient):
     if gradient is None:
         return None
     if isinstance(gradient, tf.IndexedSlices):
-        return gradient  # those of an empty batch have no rows
-    # A branch, which passes the gradient on, rather than a choice, which would copy it.
+        return gradient  # slices of an empty batch have no rows
+    # `tf.cond` passes the gradient on; `tf.where` would copy it.
     return tf.cond(has_data, lambda: gradient, lambda: tf.zeros_like(gradient))

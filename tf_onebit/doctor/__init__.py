@@ -1,4 +1,4 @@
-"""`tf-onebit doctor`: what is installed, what works, and what to do where something does not."""
+"""`tf-onebit doctor`: a report on the installation, with a remedy for each fault."""
 
 import argparse
 import importlib.metadata
@@ -40,12 +40,12 @@ def add_command(commands):
 
 
 def doctor(hosts=()):
-    """Prints the report, and returns 1 if something that is needed does not work, else 0.
+    """Prints the report, and returns 1 if a needed part does not work, otherwise 0.
 
     Args:
-        hosts: list of `host:port` to reach beside those of TF_CONFIG.
+        hosts: list of `host:port` to reach besides the hosts of TF_CONFIG.
     """
-    # TensorFlow's own notes would bury it.
+    # TensorFlow's own notes would bury the report.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     status = 0
     for line in _report(hosts):
@@ -61,13 +61,13 @@ def _report(hosts):
     try:
         with without_start_up_notes():
             import tensorflow  # noqa: F401
-    except Exception as error:  # also of packages it needs, of versions that it cannot use
+    except Exception as error:  # also from packages in versions that it cannot use
         yield Fault(
             f"TensorFlow does not load: {type(error).__name__}: {error}. Install it: python -m "
             "pip install tensorflow-cpu==2.21.0"
         )
         return
-    # It imports TensorFlow, and other commands do without.
+    # Imported here because it imports TensorFlow, which other commands do without.
     from tf_onebit.doctor.peers import peers_report
 
     yield from ops_report()
@@ -87,7 +87,7 @@ def _address(text):
     host, colon, port = text.rpartition(":")
     if not colon or text.endswith("]"):  # [::1] is an address of IPv6
         return f"{text}:{_SSH_PORT}"
-    if ":" in host and not host.endswith("]"):  # and so is ::1, which has no port then
+    if ":" in host and not host.endswith("]"):  # so is ::1, without a port
         return f"[{text}]:{_SSH_PORT}"
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise argparse.ArgumentTypeError(

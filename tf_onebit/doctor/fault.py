@@ -1,5 +1,5 @@
-"""What makes the command fail."""
+"""The lines of the report that make the command fail."""
 
 
 class Fault(str):
-    """A line of the report: something that is needed does not work, and what to do."""
+    """Line of the report on a needed part that does not work, with a remedy."""

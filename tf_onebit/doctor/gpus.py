@@ -1,16 +1,16 @@
-"""What of the report is about the compiled ops, and whether they run on a GPU."""
+"""The report's lines about the compiled ops, and about whether they run on a GPU."""
 
 import dataclasses
 import os
 
 from tf_onebit.doctor.fault import Fault
 
-# Of the GPUs that the kernels are compiled for.
+# The lowest that the kernels are compiled for.
 OLDEST_COMPUTE_CAPABILITY = (8, 0)
 
 
 def ops_report():
-    """The lines about compiled ops and GPUs."""
+    """Yields the lines about compiled ops and GPUs."""
     try:
         from tf_onebit.ops import library
     except ImportError as error:
@@ -39,7 +39,7 @@ def ops_report():
 
 @dataclasses.dataclass(frozen=True)
 class Gpu:
-    """A GPU as TensorFlow sees it."""
+    """GPU as TensorFlow sees it."""
 
     name: str
     compute_capability: tuple
@@ -50,11 +50,11 @@ class Gpu:
 
 @dataclasses.dataclass(frozen=True)
 class GpuFacts:
-    """What decides whether the ops run on a GPU.
+    """Facts that decide whether the ops run on a GPU.
 
     Attributes:
         cuda_version: of the compiled kernels, for example "13.0.48"; empty without kernels.
-        driver_version: the version of CUDA that the driver is for, as (major, minor), or None.
+        driver_version: latest version of CUDA for the driver, as (major, minor), or None.
         tensorflow_has_cuda: whether TensorFlow is built for GPUs.
         gpus: list of `Gpu`.
         visible_devices: the environment variable CUDA_VISIBLE_DEVICES, or None.
@@ -68,7 +68,7 @@ class GpuFacts:
 
 
 def gpu_facts(library):
-    """The facts of this machine: `GpuFacts`.
+    """Returns the `GpuFacts` of this machine.
 
     Args:
         library: the module `tf_onebit.ops.library`.
@@ -93,7 +93,7 @@ def gpu_facts(library):
 
 
 def reasons_against_gpus(facts):
-    """Why the ops would not run on a GPU, with what to do about it: list of sentences.
+    """Returns the reasons why the ops would not run on a GPU, with remedies: list of sentences.
 
     Args:
         facts: `GpuFacts`.

@@ -1,4 +1,4 @@
-"""What of the report is about Horovod and NCCL."""
+"""The report's lines about Horovod and NCCL."""
 
 import ctypes
 import dataclasses
@@ -11,16 +11,16 @@ from tf_onebit.doctor.fault import Fault
 
 _BUILD = "python tools/build_horovod.py, in the source folder of tf_onebit"
 _TRANSPORTS = ("mpi", "gloo", "nccl", "ddl", "ccl")
-# As Horovod chooses, if nothing else is said.
+# In the order in which Horovod chooses by default.
 _CPU_OPERATIONS = ("mpi", "gloo", "ccl")
 
 
 @dataclasses.dataclass(frozen=True)
 class HorovodFacts:
-    """What an installed Horovod can do.
+    """Facts about an installed Horovod.
 
     Attributes:
-        built: which of mpi, gloo, nccl, ddl and ccl it is built with.
+        built: tuple of its parts among mpi, gloo, nccl, ddl and ccl.
         nccl_built: version of the NCCL that it is built with, "" without.
         nccl_library: version of the NCCL that is loaded at run time, "" without.
         cpu_operations: the environment variable HOROVOD_CPU_OPERATIONS, or None.
@@ -37,7 +37,7 @@ class HorovodFacts:
 
 
 def horovod_report():
-    """The lines about Horovod and NCCL."""
+    """Yields the lines about Horovod and NCCL."""
     try:
         version = importlib.metadata.version("horovod")
     except importlib.metadata.PackageNotFoundError:
@@ -45,7 +45,7 @@ def horovod_report():
         return
     try:
         import horovod.tensorflow as hvd
-    except Exception as error:  # whatever comes of a build for something else
+    except Exception as error:  # a build for another TensorFlow can raise anything
         yield Fault(
             f"Horovod {version} does not load with TensorFlow: {error}. Build it for the installed "
             f"TensorFlow: {_BUILD}."
@@ -55,7 +55,7 @@ def horovod_report():
 
 
 def horovod_facts(hvd):
-    """The facts of this installation: `HorovodFacts`.
+    """Returns the `HorovodFacts` of this installation.
 
     Args:
         hvd: the module `horovod.tensorflow`.
@@ -73,7 +73,7 @@ def horovod_facts(hvd):
 
 
 def horovod_lines(version, facts):
-    """What there is to say about an installed Horovod.
+    """Yields the lines about an installed Horovod.
 
     Args:
         version: of Horovod.
@@ -116,7 +116,7 @@ def horovod_lines(version, facts):
 
 
 def nccl_version(code):
-    """NCCL's number for a version as text; "" for 0.
+    """Returns the text of NCCL's number for a version, or "" for 0.
 
     >>> nccl_version(22803)
     '2.28.3'
@@ -127,8 +127,9 @@ def nccl_version(code):
 
 
 def is_built_by_tool(distribution):
-    """Whether tools/build_horovod.py has installed Horovod, by where pip had its wheel from: a
-    folder that the tool builds in, or its cache.
+    """Tells whether tools/build_horovod.py has built the installed Horovod.
+
+    pip then had the wheel from a folder that the tool builds in, or from the tool's cache.
 
     Args:
         distribution: `importlib.metadata.Distribution`.
@@ -138,7 +139,7 @@ def is_built_by_tool(distribution):
 
 
 def _nccl_library_version():
-    """The version of the NCCL that programs of this process get, or ""."""
+    """Returns the version of the NCCL that this process loads, or "" without."""
     try:
         library = ctypes.CDLL("libnccl.so.2")
     except OSError:

@@ -1,4 +1,4 @@
-"""What of the report is about this machine's place among others: TF_CONFIG, and who is reached."""
+"""The report's lines about this machine among others: TF_CONFIG, and which hosts are reached."""
 
 import concurrent.futures
 import fcntl
@@ -17,7 +17,7 @@ _SIOCGIFADDR = 0x8915
 
 
 def peers_report(hosts):
-    """The lines about TF_CONFIG, this machine, its cluster and other hosts.
+    """Yields the lines about TF_CONFIG, this machine, its cluster and other hosts.
 
     Args:
         hosts: list of `host:port`.
@@ -45,19 +45,19 @@ def peers_report(hosts):
 
 
 def interfaces():
-    """The network interfaces with their IPv4 addresses, each as "name address"."""
+    """Yields the network interfaces with their IPv4 addresses, each as "name address"."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode())
             try:
                 answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, request)
             except OSError:
-                continue  # it has none
+                continue  # it has no IPv4 address
             yield f"{name} {socket.inet_ntoa(answer[20:24])}"
 
 
 def reach_all(addresses):
-    """Tries to connect to each of `addresses` (`host:port`), all at once: an iterator of lines."""
+    """Tries to connect to all `addresses` (`host:port`) at once, and yields a line for each."""
     if not addresses:
         return
     with concurrent.futures.ThreadPoolExecutor(len(addresses)) as threads:
@@ -65,12 +65,12 @@ def reach_all(addresses):
 
 
 def reach(address):
-    """Tries to connect to `host:port`: a line that says how, or a `Fault`."""
+    """Tries to connect to `host:port`, and returns a line about it, or a `Fault`."""
     host, port = host_and_port(address)
     start = time.monotonic()
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (socket.gaierror, UnicodeError) as error:  # the latter for what no name can be
+    except (socket.gaierror, UnicodeError) as error:  # UnicodeError: not a possible name
         why = getattr(error, "strerror", error)
         return Fault(
             f"Not reached: {address}: no address is found for {host!r} ({why}). Correct "

@@ -1,15 +1,15 @@
-"""Objects that Keras, TensorFlow or a program has made, given another class.
+"""Changes of the class of objects that Keras, TensorFlow or a program has made.
 
-Python changes the class of an object where both classes lay out its memory alike. So a program
-keeps the object that it has, with everything in it.
+Python can change the class of an object if both classes have the same memory layout. The program
+keeps its object, with all attributes.
 """
 
 
 def become(instance, cls):
-    """Makes an object one of another class.
+    """Changes the class of an object.
 
     Raises:
-        TypeError: if the classes lay out memory differently, as where only one has `__slots__`.
+        TypeError: if the memory layouts differ, for example if only one class has `__slots__`.
     """
     instance.__class__ = cls
 
@@ -21,8 +21,8 @@ def overlay(instance, *mixins, **attributes):
 
     Args:
         instance: object.
-        *mixins: classes, the first of which comes first.
-        **attributes: of the new class.
+        *mixins: classes, in method resolution order.
+        **attributes: attributes of the new class.
     """
     cls = type(instance)
     become(instance, type(cls.__name__, (*mixins, cls), attributes))

@@ -1,10 +1,10 @@
 """The private methods and attributes that classes of other rooms override, or call on themselves.
 
-A subclass must have them itself. So they are listed here, by the class of Keras or TensorFlow that
-a subclass inherits them from, each with the place that calls or defines it. The tests hold the
-lists against both what is installed and what the classes of this package do.
+A subclass must define or call them itself, so no function here can wrap them. The lists below give
+them by the class of Keras or TensorFlow that defines them, each with the place that calls or
+defines it. Tests compare the lists with the installed versions and with this package's classes.
 
-Paths are of Keras 3.15.1 and TensorFlow 2.21.0.
+Paths refer to Keras 3.15.1 and TensorFlow 2.21.0.
 """
 
 import keras
@@ -17,10 +17,10 @@ from tf_onebit.framework_internals.tf_strategies import (
     MirroredExtended,
 )
 
-# The names of their parameters, by method.
+# Parameters of each method, by class and method.
 METHODS = {
-    # `apply` calls the first two. The second calls the next three for an update, and the averages
-    # of weights after it (keras/src/optimizers/base_optimizer.py:466, 551).
+    # `apply` calls the first two. The second calls the next three for an update, and afterwards the
+    # two that average weights (keras/src/optimizers/base_optimizer.py:466, 551).
     keras.optimizers.Optimizer: {
         "_filter_empty_gradients": "self, grads, vars",  # optimizers/base_optimizer.py:843
         "_backend_apply_gradients": "self, grads, trainable_variables",  # base_optimizer.py:535
@@ -29,7 +29,7 @@ METHODS = {
         # backend/tensorflow/optimizer.py:113
         "_backend_update_step": "self, grads, trainable_variables, learning_rate",
         "_all_reduce_sum_gradients": "self, grads_and_vars",  # backend/tensorflow/optimizer.py:141
-        "_get_current_learning_rate": "self",  # base_optimizer.py:777, of `learning_rate`
+        "_get_current_learning_rate": "self",  # base_optimizer.py:777, in `learning_rate`
         # backend/tensorflow/optimizer.py:203
         "_backend_increment_gradient_accumulators": "self, grads, acc_grads",
         "_backend_reset_gradient_accumulators": "self",  # base_optimizer.py:623
@@ -43,9 +43,9 @@ METHODS = {
         "_moments": "self, inputs, mask",  # layers/normalization/batch_normalization.py:434
     },
     TFEpochIterator: {
-        "_enumerate_iterator": "self",  # trainers/epoch_iterator.py:105, of `__iter__`
+        "_enumerate_iterator": "self",  # trainers/epoch_iterator.py:105, in `__iter__`
     },
-    # TensorFlow documents how to derive a type from this one.
+    # TensorFlow documents how to subclass it.
     tf.TypeSpec: {
         "_component_specs": "self",  # tensorflow/python/framework/type_spec.py:426
         "_to_components": "self, value",  # type_spec.py:394
@@ -57,7 +57,7 @@ METHODS = {
     },
     DistributedIterator: {
         "_type_spec": "self",  # tensorflow/python/distribute/input_lib.py:634
-        # input_lib.py:351, which `get_next` calls where all data have ended, or none can
+        # input_lib.py:351: `get_next` calls it when all data have ended, or when none can end
         "_get_next_no_partial_batch_handling": "self, name",
     },
     DistributedIteratorSpec: {
@@ -84,7 +84,7 @@ METHODS = {
         "_gather_to_implementation": "self, value, destinations, axis, options",  # 925
     },
 }
-# Names by class, in what is made of it.
+# Names of instance attributes, by class.
 ATTRIBUTES = {
     keras.optimizers.Optimizer: {
         "_iterations",  # optimizers/base_optimizer.py:166

@@ -1,7 +1,7 @@
-"""The calls of Keras that have led here, found among the frames of the stack.
+"""Calls of Keras in progress, found among the frames of the stack.
 
-Keras hands the model that it trains, and its data, to nobody. So this reads arguments and local
-variables of Keras' methods, by their names.
+Keras does not pass the model in training, or its data, to strategies, optimizers and data adapters.
+So these functions read arguments and local variables of Keras' methods, by their names.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from tf_onebit.framework_internals.keras_data import distributed_data_of
 
 
 def _frames():
-    """Yields the frames that call, innermost first."""
+    """Yields the calling frames, innermost first."""
     frame = inspect.currentframe().f_back
     while frame is not None:
         yield frame
@@ -27,56 +27,56 @@ def _find_method(name, is_owner):
     """Finds the innermost calling frame of a method, or None.
 
     Args:
-        name: of the method.
-        is_owner: function from an object to whether it is the method's `self`.
+        name: name of the method.
+        is_owner: predicate of an object: whether it may be the method's `self`.
     """
     for frame in _frames():
-        # Reading `f_locals` copies them, and keeps them alive. So only where the name fits.
+        # Compares names first: reading `f_locals` copies the locals, and keeps them alive.
         if frame.f_code.co_name == name and is_owner(frame.f_locals.get("self")):
             return frame
     return None
 
 
 def _caller_of_package():
-    """Finds the innermost calling frame that is not of this package."""
+    """Finds the innermost calling frame outside of this package."""
     package = __name__.partition(".")[0]
     return next(f for f in _frames() if f.f_globals["__name__"].partition(".")[0] != package)
 
 
 class FitCall:
-    """A call of `model.fit`, which may have returned since.
+    """Call of `model.fit`, which may have returned since.
 
     Relies on the names of arguments and local variables in `TensorFlowTrainer.fit`
     (keras/src/backend/tensorflow/trainer.py:315).
 
     Args:
-        frame: of the call.
+        frame: frame of the call.
     """
 
     def __init__(self, frame):
         self._frame = frame
 
     def is_running(self):
-        """Tells whether the call has led here, and so has not returned yet.
+        """Tells whether the call is on the stack, and so has not returned yet.
 
-        Compares frames only. Reading locals would keep the iterator of the data alive, and data end
-        only when it is freed.
+        Compares frames only. Reading locals would keep the data's iterator alive, and data end only
+        when the iterator is freed.
         """
         return any(frame is self._frame for frame in _frames())
 
     @property
     def model(self):
-        """The Keras model that is trained."""
+        """The Keras model in training."""
         return self._frame.f_locals["self"]
 
     @property
     def data(self):
-        """The data that `fit` was given as `x`, or None."""
+        """The argument `x` of `fit`, or None."""
         return self._frame.f_locals.get("x")
 
     @property
     def callbacks(self):
-        """List of callbacks: those given and, once training begins, those that Keras adds."""
+        """List of callbacks. Once training begins, it includes the ones that Keras adds."""
         callbacks = self._frame.f_locals["callbacks"]
         if isinstance(callbacks, keras.callbacks.CallbackList):
             return callbacks.callbacks
@@ -84,7 +84,7 @@ class FitCall:
 
     @property
     def epoch_iterator(self):
-        """Keras' iterator over the batches of each epoch (trainer.py:360), or None before it is."""
+        """Keras' iterator over an epoch's batches (trainer.py:360), or None before it is made."""
         return self._frame.f_locals.get("epoch_iterator")
 
     @property
@@ -101,9 +101,9 @@ class FitCall:
     def batch_size(self):
         """The number of samples in a batch, or None where Keras does not know it."""
         if self.epoch_iterator is None:
-            return None  # of a loop of the model's own
+            return None  # the model has a loop of its own
         if isinstance(self.data, tf.distribute.DistributedDataset):
-            return None  # whose batches may be of one replica, or of several
+            return None  # its batches may be for one replica, or for several
         return self.epoch_iterator.data_adapter.batch_size
 
     @property
@@ -113,34 +113,34 @@ class FitCall:
 
     @property
     def last_epoch(self):
-        """The number of epochs after which training ends."""
+        """The argument `epochs`: the total number of epochs after which training ends."""
         return self._frame.f_locals["epochs"]
 
     def set_logs(self, logs):
-        """Has Keras take logs for those of the last step of an epoch.
+        """Sets the logs that Keras uses for an epoch without steps.
 
-        It does (trainer.py:391, 405) if no step comes.
+        Keras takes them for the logs of the epoch's last step (trainer.py:391, 405).
         """
         self._frame.f_locals["logs"].update(logs)
 
 
 def find_fit(model):
-    """Finds the `FitCall` of a model that has led here, or None.
+    """Finds the `FitCall` of a model that is on the stack, or None.
 
-    A model may have a `fit` of its own, which is none.
+    A `fit` that the model's own class defines does not count.
     """
     frame = _find_method("fit", lambda owner: owner is model)
     return FitCall(frame) if frame is not None and "epoch_iterator" in frame.f_locals else None
 
 
 def model_in_train_step(is_owner):
-    """Returns the object whose `train_step` has led here, or None.
+    """Returns the object whose `train_step` is on the stack, or None.
 
     Relies on the name of `TensorFlowTrainer.train_step`, which is public
     (keras/src/backend/tensorflow/trainer.py:53).
 
     Args:
-        is_owner: function from an object to whether it is the one.
+        is_owner: predicate of an object: whether it may be the result.
     """
     frame = _find_method("train_step", is_owner)
     return None if frame is None else frame.f_locals["self"]
@@ -153,7 +153,7 @@ def model_being_built():
     `train_on_batch` and the like (keras/src/backend/tensorflow/trainer.py:713, 372).
 
     Returns:
-        The model, or None, and the `FitCall`, or None if it is not to be trained by `fit`.
+        The model, or None; and the `FitCall`, or None if the caller is not `fit`.
     """
     frame = _find_method("_maybe_symbolic_build", lambda owner: isinstance(owner, keras.Model))
     if frame is None:
@@ -163,9 +163,9 @@ def model_being_built():
 
 
 def epoch_iterator_being_made():
-    """Returns Keras' epoch iterator whose making has led here, or None.
+    """Returns Keras' epoch iterator whose `__init__` is on the stack, or None.
 
-    Relies on `TFEpochIterator.__init__`, which has a strategy distribute its dataset
+    Relies on `TFEpochIterator.__init__`, which calls a strategy to distribute its dataset
     (keras/src/backend/tensorflow/trainer.py:753).
     """
     frame = _find_method("__init__", lambda owner: isinstance(owner, EpochIterator))
@@ -174,14 +174,16 @@ def epoch_iterator_being_made():
 
 @dataclasses.dataclass
 class DataRequest:
-    """A request of Keras for the data of a data adapter.
+    """Request of Keras for the data of a data adapter.
+
+    Only requests for training data have the attributes after `caller`.
 
     Attributes:
-        caller: what asks, as messages name it: "model.fit" for data to train on.
-        model: Keras model; this and what follows is given for data to train on only.
-        epoch_iterator: Keras' own, which is being made.
-        strategy: `tf.distribute.Strategy` that the model is trained under.
-        arguments: dictionary of what `fit` was given that concerns the data.
+        caller: name of the caller for messages: "model.fit" for training data.
+        model: Keras model.
+        epoch_iterator: Keras' epoch iterator, which is being made.
+        strategy: `tf.distribute.Strategy` under which the model trains.
+        arguments: dictionary of the arguments of `fit` that concern the data.
     """
 
     caller: str
@@ -192,7 +194,7 @@ class DataRequest:
 
 
 def data_request():
-    """Returns the `DataRequest` that has led here.
+    """Returns the `DataRequest` that is on the stack.
 
     Relies on `TFEpochIterator.__init__(distribute_strategy, **kwargs)`, which calls
     `get_tf_dataset`, and on its callers (keras/src/backend/tensorflow/trainer.py:748, 360).
@@ -216,7 +218,7 @@ def data_request():
 
 
 def is_asked_for_shapes():
-    """Tells whether Keras reduces a batch over replicas to know its shapes and types only.
+    """Tells whether Keras reduces a batch over replicas only for its shapes and types.
 
     Relies on `TensorFlowTrainer._maybe_symbolic_build`
     (keras/src/backend/tensorflow/trainer.py:732).
@@ -225,7 +227,7 @@ def is_asked_for_shapes():
 
 
 def is_asked_for_metrics():
-    """Tells whether Keras reduces what a step returns over replicas: metrics.
+    """Tells whether Keras reduces the results of a step over replicas: metrics.
 
     Relies on `reduce_per_replica` and its `_reduce` (keras/src/backend/tensorflow/trainer.py:833).
     """

@@ -27,7 +27,7 @@ _KNOWN_TO_REPEAT = (
 
 
 def distributed_data_of(epoch_iterator):
-    """Returns the dataset that an epoch iterator draws from, as its strategy has distributed it.
+    """Returns the distributed dataset that an epoch iterator draws from.
 
     Relies on `TFEpochIterator._distributed_dataset`
     (keras/src/backend/tensorflow/trainer.py:756).
@@ -42,16 +42,16 @@ def set_number_of_batches(epoch_iterator, number):
     (keras/src/trainers/epoch_iterator.py:83, 100).
 
     Args:
-        epoch_iterator: Keras' own.
-        number: of batches, or None where it is not known.
+        epoch_iterator: Keras' epoch iterator.
+        number: number of batches, or None if it is not known.
     """
-    # Of adapters it is a property, which differs from class to class.
+    # For adapters it is a property, which each class defines otherwise.
     overlay(epoch_iterator.data_adapter, num_batches=number)
     epoch_iterator._num_batches = number
 
 
 def is_known_to_repeat(adapter):
-    """Tells whether a data adapter reads the same batches again from data that stay the same.
+    """Tells whether a data adapter reads the same batches again from unchanged data.
 
     Relies on the adapters that Keras makes of arrays, `tf.data` and `PyDataset`
     (keras/src/trainers/data_adapters/__init__.py:22).
@@ -60,7 +60,7 @@ def is_known_to_repeat(adapter):
 
 
 def spec_of_py_dataset(py_dataset):
-    """Returns the structure of the `tf.TensorSpec` of a `keras.utils.PyDataset`'s batches.
+    """Returns the `tf.TensorSpec` structure of a `keras.utils.PyDataset`'s batches.
 
     Relies on `PyDatasetAdapter._standardize_batch`, as `get_tf_dataset` does
     (keras/src/trainers/data_adapters/py_dataset_adapter.py:225, 307), and `get_tensor_spec`
@@ -71,17 +71,19 @@ def spec_of_py_dataset(py_dataset):
 
 
 def batches_of_py_dataset(py_dataset):
-    """Yields the batches of one epoch of a `keras.utils.PyDataset`. To close it stops its workers.
+    """Yields the batches of one epoch of a `keras.utils.PyDataset`.
+
+    Closing the generator stops the dataset's workers.
 
     Relies on `PyDatasetAdapter._get_iterator` and `enqueuer`
     (keras/src/trainers/data_adapters/py_dataset_adapter.py:280, 209).
     """
-    # Of its own: a queue that was stopped keeps what was in it for its next epoch.
+    # Makes an adapter of its own: a stopped queue would keep its batches for the next epoch.
     adapter = data_adapters.PyDatasetAdapter(py_dataset)
     try:
         yield from adapter._get_iterator()
     finally:
         if adapter.enqueuer is not None:
-            # What failed in batches that nobody wants does not matter.
+            # Errors in batches that are not needed do not matter.
             with contextlib.suppress(Exception):
                 adapter.enqueuer.stop()

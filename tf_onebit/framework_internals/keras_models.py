@@ -1,9 +1,9 @@
-"""What Keras models keep to themselves."""
+"""Private parts of Keras models."""
 
 import functools
 
-# The public methods that show a model, or what it has learned, to the user. Whoever assigns weights
-# means those that are shown.
+# The public methods that show a model, or its weights, to the user. Methods that assign weights
+# count, too, because they must assign the weights that the others show.
 SHOWING = (
     *("evaluate", "export", "get_weights", "predict", "save", "save_weights"),
     *("predict_on_batch", "test_on_batch", "load_weights", "set_weights"),
@@ -23,7 +23,7 @@ def layers_of(model):
 
 
 def has_layers(layer):
-    """Tells whether a layer is made of others.
+    """Tells whether a layer contains other layers.
 
     Relies on `Layer._layers` (keras/src/layers/layer.py:391).
     """
@@ -33,7 +33,7 @@ def has_layers(layer):
 def statistics_of(model):
     """Returns the variables that layers of a model keep but never train: list.
 
-    Not `non_trainable_variables`, which are all weights of frozen layers as well. Relies on
+    The public `non_trainable_variables` also has all weights of frozen layers. Relies on
     `Layer._non_trainable_variables` (keras/src/layers/layer.py:390).
     """
     return [v for layer in layers_of(model) for v in layer._non_trainable_variables]
@@ -49,7 +49,9 @@ def strategy_of(model):
 
 
 def inputs_of(model):
-    """Returns what a model that is no `Sequential` is called with: structure of Keras tensors.
+    """Returns the inputs with which a model is called: structure of Keras tensors.
+
+    The model must not be a `Sequential`.
 
     Relies on `Function._inputs_struct` (keras/src/ops/function.py:58).
     """
@@ -57,7 +59,7 @@ def inputs_of(model):
 
 
 def build_from(model, batch):
-    """Gives a model the variables that Keras gives it in the first step, with those of metrics.
+    """Makes the variables of a model and its metrics that Keras makes in the first step.
 
     Relies on `Trainer._symbolic_build` (keras/src/trainers/trainer.py:1125).
 
@@ -69,14 +71,14 @@ def build_from(model, batch):
 
 
 def replace_next_build(model, function):
-    """Has a function called where Keras builds a model next.
+    """Replaces the next build of a model by a function.
 
     Relies on `TensorFlowTrainer._maybe_symbolic_build`, which calls `self._symbolic_build`
     (keras/src/backend/tensorflow/trainer.py:740).
 
     Args:
         model: Keras model.
-        function: of Keras' own build, which needs no arguments.
+        function: called with Keras' own build, a function without arguments.
     """
     build = model._symbolic_build
 
@@ -88,20 +90,20 @@ def replace_next_build(model, function):
 
 
 def set_first_epoch(model, epoch):
-    """Sets the epoch that the next `fit` of a model, or the one that begins, starts with.
+    """Sets the first epoch of a model's next `fit`, or of the `fit` that is beginning.
 
-    Relies on `Trainer._initial_epoch`, which counts for more than the argument unless it is None
-    or 0 (keras/src/trainers/trainer.py:28; keras/src/backend/tensorflow/trainer.py:392).
+    Relies on `Trainer._initial_epoch`, which overrides the argument unless it is None or 0
+    (keras/src/trainers/trainer.py:28; keras/src/backend/tensorflow/trainer.py:392).
 
     Args:
         model: Keras model.
-        epoch: counted from 0, or None for that of the argument.
+        epoch: number of the epoch, counted from 0, or None for the argument of `fit`.
     """
     model._initial_epoch = epoch
 
 
 def logs_of_epoch(model, logs):
-    """Returns what Keras logs for an epoch, given what the last step has returned.
+    """Returns Keras' logs of an epoch, given the logs of its last step.
 
     Relies on `Trainer._get_metrics_result_or_logs` (keras/src/trainers/trainer.py:1035).
     """
@@ -109,14 +111,14 @@ def logs_of_epoch(model, logs):
 
 
 def wrap_methods(model, context, names=SHOWING):
-    """Has methods of a model run in a context, until `unwrap_methods`.
+    """Makes methods of a model run in a context, until `unwrap_methods`.
 
     Relies on Keras calling them as `self.name(...)`.
 
     Args:
         model: Keras model.
-        context: function that makes a context manager.
-        names: of the methods.
+        context: function that returns a context manager.
+        names: names of the methods.
     """
     for name in names:
         method = getattr(type(model), name).__get__(model)
@@ -124,7 +126,7 @@ def wrap_methods(model, context, names=SHOWING):
 
 
 def unwrap_methods(model, names=SHOWING):
-    """Ends what `wrap_methods` began."""
+    """Reverts `wrap_methods`."""
     for name in names:
         vars(model).pop(name, None)
 

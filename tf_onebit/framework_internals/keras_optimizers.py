@@ -1,13 +1,13 @@
-"""What Keras optimizers keep to themselves, and how one becomes another without being remade."""
+"""Private parts of Keras optimizers, and changes of an optimizer's class."""
 
 import keras
 from keras.src.backend.common import global_state
 
 from tf_onebit.framework_internals.class_changes import become
 
-# Attributes with the moments of optimizers whose moments mean the same at another model, and
-# whether they are of squares: keras/src/optimizers/sgd.py:93, lion.py:94, adagrad.py:74,
-# adadelta.py:79, rmsprop.py:97.
+# Attributes with the moments of optimizers, and whether they hold moments of squares. All of these
+# moments mean the same for another model: keras/src/optimizers/sgd.py:93, lion.py:94,
+# adagrad.py:74, adadelta.py:79, rmsprop.py:97.
 MOMENTS = {
     keras.optimizers.SGD: {"momentums": False},
     keras.optimizers.Lion: {"_momentums": False},
@@ -19,21 +19,21 @@ MOMENTS = {
         "_momentums": False,
     },
 }
-# Of Adam and AdamW with `amsgrad`: keras/src/optimizers/adam.py:98.
+# The same for Adam and AdamW with `amsgrad`: keras/src/optimizers/adam.py:98.
 AMSGRAD_MOMENTS = {"_velocity_hats": True}
 
 
 def batch_counter_of(optimizer):
-    """Returns the variable that counts the batches that an optimizer has been given.
+    """Returns the variable that counts an optimizer's batches.
 
-    Relies on `BaseOptimizer._iterations` (keras/src/optimizers/base_optimizer.py:166); with
-    gradient accumulation the public `iterations` counts updates.
+    Relies on `BaseOptimizer._iterations` (keras/src/optimizers/base_optimizer.py:166). With
+    gradient accumulation the public `iterations` counts updates instead.
     """
     return optimizer._iterations
 
 
 def trained_variables_of(optimizer):
-    """Returns the variables that an optimizer has been built for: list.
+    """Returns the variables for which an optimizer has been built: list.
 
     Relies on `BaseOptimizer._trainable_variables` (keras/src/optimizers/base_optimizer.py:227).
     """
@@ -41,7 +41,7 @@ def trained_variables_of(optimizer):
 
 
 def accumulated_gradients_of(optimizer):
-    """Returns the variables of gradients that an optimizer gathers for its next update: list.
+    """Returns the variables in which an optimizer accumulates gradients for an update: list.
 
     Relies on `BaseOptimizer._accumulated_gradients`, which optimizers without gradient
     accumulation do not have (keras/src/optimizers/base_optimizer.py:217).
@@ -50,16 +50,16 @@ def accumulated_gradients_of(optimizer):
 
 
 def learning_rate_setting_of(optimizer):
-    """Returns what an optimizer's learning rate comes from: a variable, schedule or function.
+    """Returns the source of an optimizer's learning rate: a variable, schedule or function.
 
-    Relies on `BaseOptimizer._learning_rate` (keras/src/optimizers/base_optimizer.py:172); the
-    public `learning_rate` of a schedule is its value.
+    Relies on `BaseOptimizer._learning_rate` (keras/src/optimizers/base_optimizer.py:172). With a
+    schedule the public `learning_rate` is the schedule's value.
     """
     return getattr(optimizer, "_learning_rate", None)
 
 
 def velocities_of(optimizer):
-    """Returns the variables of an optimizer that its `momentum` applies to: list.
+    """Returns the velocities to which an optimizer applies its `momentum`: list of variables.
 
     Relies on `momentums` or `_momentums` of optimizers with a momentum
     (keras/src/optimizers/sgd.py:93, rmsprop.py:101).
@@ -70,9 +70,9 @@ def velocities_of(optimizer):
 
 
 def calling_optimizer():
-    """Returns the Keras optimizer that is at work, or None.
+    """Returns the Keras optimizer whose method is running, or None.
 
-    Relies on the name scopes that Keras opens, which tell who opened them
+    Relies on the `caller` of the name scopes that Keras opens
     (keras/src/backend/common/name_scope.py:28, 40).
     """
     scopes = global_state.get_global_attribute("name_scope_stack")
@@ -81,9 +81,9 @@ def calling_optimizer():
 
 
 def mix_in(optimizer, mixin):
-    """Puts a mixin in front of the class of an optimizer. It stays the object that it is.
+    """Puts a mixin in front of the class of an optimizer, which stays the same object.
 
-    So all that a program has given it remains, also what its `get_config` does not know.
+    So it keeps all attributes and settings, even those missing in its `get_config`.
 
     Args:
         optimizer: `keras.optimizers.Optimizer`.
@@ -93,7 +93,7 @@ def mix_in(optimizer, mixin):
 
 
 def optimizer_subclass(optimizer_class, mixin):
-    """Returns a subclass that carries its class's name, as Keras saves an optimizer by that.
+    """Returns a subclass with the name of its class, by which Keras saves an optimizer.
 
     Relies on Keras writing and reading `__module__`, `__name__` and the registered name of a class
     (keras/src/saving/serialization_lib.py:328, object_registration.py:165).
@@ -106,7 +106,7 @@ def optimizer_subclass(optimizer_class, mixin):
     registered = keras.saving.get_registered_name(optimizer_class)
     package, separator, name = registered.rpartition(">")
     if separator:
-        # Not one of Keras' own. The name goes on standing for the original.
+        # A class of a program: its registered name must keep standing for the original.
         for cls in (made, keras.saving.get_registered_object(registered)):
             keras.saving.register_keras_serializable(package, name)(cls)
     return made

@@ -24,5 +24,8 @@ def global_generator_state():
 
 
 def set_global_generator_state(state):
-    """Sets the state of the global generator. To make it takes a random number of Python's."""
+    """Sets the state of the global generator.
+
+    If there is none yet, making it draws a random number from Python's generator.
+    """
     seed_generator.global_seed_generator().state.assign(state)

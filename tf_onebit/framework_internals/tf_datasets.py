@@ -1,4 +1,4 @@
-"""What a `tf.data.Dataset` is made of, and what strategies make of one."""
+"""Private parts of `tf.data.Dataset`s and of distributed datasets."""
 
 from tensorflow.python.distribute.input_lib import DistributedIterator, DistributedIteratorSpec
 
@@ -15,7 +15,7 @@ __all__ = [
 
 
 def sources_of(dataset):
-    """Returns the datasets that a dataset draws from: list.
+    """Returns the input datasets of a dataset: list.
 
     Relies on `DatasetV2._inputs` (tensorflow/python/data/ops/dataset_ops.py:415).
     """
@@ -23,7 +23,7 @@ def sources_of(dataset):
 
 
 def graphs_of(dataset):
-    """Returns the graphs of the functions that a dataset calls, as `map` does: list.
+    """Returns the graphs of the functions that a dataset calls, for example in `map`: list.
 
     Relies on `DatasetV2._functions` (tensorflow/python/data/ops/dataset_ops.py:430).
     """
@@ -31,7 +31,7 @@ def graphs_of(dataset):
 
 
 def seeds_of(dataset):
-    """Returns the two seeds of a dataset that is random itself, as `shuffle` is: tuple, or None.
+    """Returns the two seeds of a dataset that is itself random, such as `shuffle`: tuple, or None.
 
     Relies on `_seed` and `_seed2` (tensorflow/python/data/ops/shuffle_op.py:51, random_op.py:44).
     """
@@ -47,7 +47,7 @@ def reshuffles(dataset):
 
 
 def local_datasets_of(distributed):
-    """Returns the `tf.data` of this process that a strategy has made a distributed dataset of.
+    """Returns the `tf.data` datasets of this process behind a distributed dataset: list.
 
     Relies on `DistributedDatasetsFromFunction._datasets` and `DistributedDataset._original_dataset`
     (tensorflow/python/distribute/input_lib.py:1154, 801).
@@ -58,10 +58,9 @@ def local_datasets_of(distributed):
 
 
 def set_cardinality(distributed, cardinality, is_infinite):
-    """Sets how many batches a distributed dataset has for all workers together.
+    """Sets the number of batches of a distributed dataset, the same on all workers.
 
-    Unless it is infinite, its iterators ask all workers before each batch whether it has come to
-    its end.
+    Unless it is infinite, its iterators ask all workers before each batch whether data remain.
 
     Relies on `_cardinality` and `_enable_get_next_as_optional`
     (tensorflow/python/distribute/input_lib.py:816, 1157).

@@ -1,4 +1,4 @@
-"""`tf.function`s and the graphs that they are traced into."""
+"""Private parts of `tf.function`s and their graphs."""
 
 import collections
 import weakref
@@ -10,7 +10,7 @@ _DRAWING = ("IteratorGetNext", "IteratorGetNextSync", "OptionalGetValue")
 
 
 def is_function(function):
-    """Tells whether something is what `tf.function` returns.
+    """Tells whether an object is a `tf.function`.
 
     Relies on `Function` (tensorflow/python/eager/polymorphic_function/polymorphic_function.py:453).
     """
@@ -26,7 +26,7 @@ def is_compiled_by_xla(function):
 
 
 def with_same_settings(function, python_function):
-    """Returns a `tf.function` of another Python function, with the settings of a first.
+    """Returns a `tf.function` of a Python function, with the settings of another `tf.function`.
 
     Relies on `Function._clone` (polymorphic_function.py:714).
     """
@@ -34,25 +34,25 @@ def with_same_settings(function, python_function):
 
 
 def traced_function():
-    """Returns the graph of the `tf.function` that is being traced.
+    """Returns the graph of the `tf.function` being traced.
 
-    Relies on `FuncGraph.outer_graph` and `building_function`
-    (tensorflow/python/framework/func_graph.py:448, 226), as does `drawn_tensors`.
+    Relies, like `drawn_tensors`, on `FuncGraph.outer_graph` and `building_function`
+    (tensorflow/python/framework/func_graph.py:448, 226).
     """
     graph = tf.compat.v1.get_default_graph()
     while getattr(getattr(graph, "outer_graph", None), "building_function", False):
-        graph = graph.outer_graph  # a branch or a loop body is part of its function
+        graph = graph.outer_graph  # branches and loop bodies are graphs within the function's
     return graph
 
 
 def drawn_tensors():
-    """Returns tensors without which the function being traced has no data: list, maybe empty.
+    """Returns the data tensors of the function being traced: list, maybe empty.
 
-    Its arguments, or what iterators in it give. Where data end a step is begun like any other; what
-    is not to be done then must wait for these.
+    These are its arguments, or the results of iterators in it. A step begins even if the data have
+    ended. Operations that must not run in such a step wait for these tensors.
 
-    Relies on `FuncGraph.internal_captures` (tensorflow/python/framework/func_graph.py:804) too, and
-    on the names of the ops that draw.
+    Relies also on `FuncGraph.internal_captures` (tensorflow/python/framework/func_graph.py:804),
+    and on the names of the ops that read iterators.
     """
     graph, tensors = tf.compat.v1.get_default_graph(), []
     while getattr(graph, "building_function", False) and not tensors:
@@ -66,13 +66,16 @@ def drawn_tensors():
 
 
 class CallNumbers:
-    """Numbers of the calls in each function: alike in every trace of it, and on all workers."""
+    """Counter of calls in each traced function, with equal numbers on all workers.
+
+    Every trace of a function counts from 0.
+    """
 
     def __init__(self):
         self._counts = weakref.WeakKeyDictionary()
 
     def next(self, kind=None):
-        """Returns the number of this call among those of its kind in the function being traced."""
+        """Returns the number of this call, from 0, among its kind in the function being traced."""
         counts = self._counts.setdefault(traced_function(), collections.Counter())
         counts[kind] += 1
         return counts[kind] - 1

@@ -1,4 +1,4 @@
-"""The insides of `tf.distribute`, and the coordination service of its clusters."""
+"""Private parts of `tf.distribute`, and the coordination service of its clusters."""
 
 from tensorflow.compiler.xla.tsl.protobuf.coordination_config_pb2 import CoordinatedJob
 from tensorflow.python.distribute import multi_worker_util
@@ -26,7 +26,7 @@ __all__ = [
 
 
 def place_in_cluster(cluster_resolver):
-    """Returns the rank of this process in a cluster, and the number of its workers.
+    """Returns the rank of this process in a cluster, and the cluster's number of workers.
 
     Relies on `id_in_cluster` and `worker_count`
     (tensorflow/python/distribute/multi_worker_util.py:232, 211).
@@ -45,15 +45,15 @@ def has_coordination_service():
 
 
 def configure_coordination_service(cluster_spec, heartbeat_timeout_seconds):
-    """Configures the service that tells workers of a cluster who is gone.
+    """Configures the service that tells workers of a cluster which of them are gone.
 
-    Relies on `Context.configure_coordination_service` (tensorflow/python/eager/context.py:903), as
-    `CollectiveAllReduceExtended` calls it where there is none yet
+    Relies on `Context.configure_coordination_service` (tensorflow/python/eager/context.py:903).
+    `CollectiveAllReduceExtended` calls it in the same way if there is no service yet
     (tensorflow/python/distribute/collective_all_reduce_strategy.py:562).
 
     Args:
         cluster_spec: `tf.train.ClusterSpec`.
-        heartbeat_timeout_seconds: after which a worker without a sign of life is gone.
+        heartbeat_timeout_seconds: time without a sign of life after which a worker counts as gone.
     """
     spec = multi_worker_util.normalize_cluster_spec(cluster_spec)
     tf_context.context().configure_coordination_service(
@@ -69,7 +69,7 @@ def configure_coordination_service(cluster_spec, heartbeat_timeout_seconds):
 
 
 def write_key(key, text):
-    """Has the coordination service keep a text.
+    """Writes a text to the coordination service.
 
     Relies on `Context.set_config_key_value` (tensorflow/python/eager/context.py:945).
     """
@@ -77,18 +77,18 @@ def write_key(key, text):
 
 
 def read_key(key, milliseconds):
-    """Returns a text that the coordination service keeps, or will within some time.
+    """Reads a text from the coordination service, and waits for it for a limited time.
 
     Relies on `Context.get_config_key_value` (tensorflow/python/eager/context.py:951).
 
     Raises:
-        tf.errors.DeadlineExceededError, tf.errors.NotFoundError: if there is none.
+        tf.errors.DeadlineExceededError, tf.errors.NotFoundError: if there is no text in time.
     """
     return tf_context.context().get_config_key_value(key, milliseconds)
 
 
 def remove_key(key):
-    """Has the coordination service forget a text.
+    """Removes a text from the coordination service.
 
     Relies on `Context.delete_config_key_value` (tensorflow/python/eager/context.py:960).
     """

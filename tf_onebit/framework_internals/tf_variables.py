@@ -1,4 +1,4 @@
-"""Variables as strategies keep them, and as nobody does."""
+"""Copies of variables under strategies, and plain variables outside of their control."""
 
 import contextlib
 
@@ -9,11 +9,10 @@ from tensorflow.python.ops.resource_variable_ops import default_variable_creator
 def copies_of(variable):
     """Returns the copies of a variable on the devices of this process: list of `tf.Variable`.
 
-    Relies on the `values` of what a strategy has mirrored
-    (tensorflow/python/distribute/values.py:227, 366).
+    Relies on the `values` of mirrored variables (tensorflow/python/distribute/values.py:227, 366).
 
     Args:
-        variable: of Keras or TensorFlow.
+        variable: Keras or TensorFlow variable.
     """
     value = variable if isinstance(variable, tf.Variable) else variable.value
     if isinstance(value, tf.distribute.DistributedValues):
@@ -22,34 +21,37 @@ def copies_of(variable):
 
 
 def first_copy(scalar):
-    """Returns a scalar for `float` and `int`, which know no variable that a strategy mirrors."""
+    """Returns the first copy of a scalar, because `float` and `int` reject mirrored variables.
+
+    Other scalars come back as they are.
+    """
     return copies_of(scalar)[0] if hasattr(scalar, "assign") else scalar
 
 
 def assign_all(variable, value):
-    """Gives all copies of a variable one value."""
+    """Assigns one value to all copies of a variable."""
     for copy in copies_of(variable):
         copy.assign(value)
 
 
 def on_device(device):
-    """Returns the context of a device: that of the context around, where it is None."""
+    """Returns a context manager for a device, or for no change if it is None."""
     return contextlib.nullcontext() if device is None else tf.device(device)
 
 
 @contextlib.contextmanager
 def plain_variables(device=None):
-    """Context in which variables are made on a device, and by nobody's rules.
+    """Makes variables in the context plain ones on a device, without strategy or `tf.function`.
 
-    A strategy would make copies of them, keep these alike and save one; but every worker's
-    residuals are its own. A `tf.function` that is being traced would take them for its own, and be
-    traced a second time, to have a graph that makes none.
+    A strategy would copy them, keep the copies equal and save one. But every worker has residuals
+    of its own. A `tf.function` being traced would own the variables, and would need a second trace,
+    whose graph makes no variables.
 
     Relies on `default_variable_creator_v2`
     (tensorflow/python/ops/resource_variable_ops.py:340).
 
     Args:
-        device: str. Default: that of the context around.
+        device: name of the device. Default: the device of the surrounding context.
     """
 
     def creator(_, **arguments):

@@ -1,6 +1,6 @@
-"""tf_onebit for `horovodrun` jobs: Horovod's names, and Keras 3 versions of its classes.
+"""The interface for `horovodrun` jobs: Horovod's names, and Keras 3 versions of its classes.
 
-Use it where a program has `import horovod.tensorflow.keras as hvd`:
+Import it in place of `import horovod.tensorflow.keras as hvd`:
 
     import tf_onebit
     import tf_onebit.horovod as hvd

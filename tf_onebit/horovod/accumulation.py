@@ -1,4 +1,4 @@
-"""Updates by the gradients of several steps."""
+"""Gradient accumulation over several steps."""
 
 import numbers
 
@@ -14,8 +14,8 @@ def accumulated_steps(optimizer, passes):
         Number of steps, or None for an update in every step.
 
     Raises:
-        ValueError: for other than positive whole numbers, an optimizer that accumulates another
-            number, and one whose variables are made already.
+        ValueError: for anything but a positive whole number, for an optimizer that accumulates
+            another number of steps, and for one that is built already.
     """
     if not isinstance(passes, numbers.Integral) or passes < 1:
         raise ValueError(

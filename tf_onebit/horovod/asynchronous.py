@@ -12,7 +12,7 @@ from tf_onebit.horovod.dead_reckoning import DeadReckoning
 from tf_onebit.horovod.gradients import require_not_distributed, require_op
 from tf_onebit.training.optimizer import settings
 
-# What keras.optimizers.SGD must leave at its default, and why.
+# The settings of keras.optimizers.SGD that must keep their defaults, and why.
 _REFUSED = {
     "momentum": "deltas of other workers know nothing of it",
     "nesterov": "deltas of other workers know nothing of it",
@@ -32,51 +32,51 @@ def AsynchronousOptimizer(
     timeout_seconds=600.0,
     name=None,
 ):
-    """Wraps `keras.optimizers.SGD`: workers exchange weight deltas and do not wait for each other.
+    """Wraps `keras.optimizers.SGD` so that workers exchange weight deltas without waiting.
 
-    Dead reckoning (Strom 2015, sections 2.3 and 2.6). A worker encodes its own gradients as
-    `Threshold` does, subtracts `learning_rate * tau` from its weights where it sends +tau, and goes
-    on. In the background all workers gather whatever messages there are, and every worker subtracts
-    what has arrived at the end of its own next step::
+    The method is dead reckoning (Strom 2015, sections 2.3 and 2.6). A worker encodes its own
+    gradients as `Threshold` does. Where it sends +tau, it subtracts `learning_rate * tau` from its
+    weights, and goes on. In the background all workers gather the messages that there are. At the
+    end of its own next step every worker subtracts the deltas that have arrived::
 
         w <- w - sum over messages of learning_rate * tau * sent        (divided by N for the mean)
 
-    A message carries its own `learning_rate * tau`, so that workers with different ones agree on
-    what it means. Every delta is applied exactly once on every worker, in any order: when all have
-    arrived, all replicas are equal to rounding. That is so at the end of `fit`, which waits for all
-    workers, and in backups by `tf_onebit.callbacks.BackupAndRestore`. In between, evaluation and
-    other callbacks see the weights of their own worker, which may lack what is under way. Loops of
-    your own end with `optimizer.finalize_variable_values(variables)`, on all workers.
+    A message carries its own `learning_rate * tau`, which may differ between workers. Every worker
+    applies every delta exactly once, in any order. When all have arrived, all replicas are equal
+    up to rounding. That holds at the end of `fit`, which waits for all workers, and in backups by
+    `tf_onebit.callbacks.BackupAndRestore`. In between, evaluation and other callbacks see the
+    weights of their own worker, which may lack deltas under way. End custom training loops with
+    `optimizer.finalize_variable_values(variables)`, on all workers.
 
-    Statistics that layers keep themselves (BatchNormalization) are not exchanged; gradients of
-    embeddings are made dense. A program trains with one such optimizer at a time, and does not call
-    `hvd.grouped_allgather` in eager mode meanwhile, which is the pump's.
+    Workers do not exchange statistics of layers (BatchNormalization). Gradients of embeddings
+    become dense. Train with one such optimizer at a time. Do not call `hvd.grouped_allgather` in
+    eager mode meanwhile, because the background thread uses it.
 
     Args:
         optimizer: `keras.optimizers.SGD` with a learning rate, and nothing else.
-        exchange: `tf_onebit.Threshold`. Each worker finds a tau of its own for a `target_density`.
+        exchange: `tf_onebit.Threshold`. Each worker finds its own tau for a `target_density`.
             Default: `Threshold()`.
-        op: `Average`: a worker's deltas are divided by the number of workers, as those of
-            `DistributedOptimizer`. `Sum`: they are not, as in the paper.
-        max_staleness: by how many steps a worker may be ahead of the slowest one, before it waits.
-            Default: any number.
-        timeout_seconds: after so many seconds in which nothing could be gathered, the other
-            workers are given up. A slow step of theirs is no reason: they answer meanwhile, from
-            their first step to the end of `fit`. So where all must meet (the end, backups,
-            `max_staleness`) a worker that lives is waited for, however long it stands still.
-        name: of the optimizer. Default: that of `optimizer`.
+        op: `Average` divides a worker's deltas by the number of workers, as `DistributedOptimizer`
+            does. `Sum` does not, as in the paper.
+        max_staleness: number of steps by which a worker may be ahead of the slowest one before it
+            waits. Default: any number.
+        timeout_seconds: time without any gathered message after which the other workers are given
+            up. A slow step does not count: workers answer meanwhile, from their first step to the
+            end of `fit`. At the end, at backups and for `max_staleness`, workers wait for a live
+            worker without limit.
+        name: name of the optimizer. Default: unchanged.
 
     Returns:
-        `optimizer`, which from now on exchanges deltas. It is saved as `keras.optimizers.SGD`.
+        `optimizer`, which exchanges deltas from now on. It is saved as `keras.optimizers.SGD`.
 
     Raises:
-        ValueError: for other optimizers, exchanges and settings, with the reason; in the first
-            step, on all workers, if these do not train the same model in the same way.
-        UnknownError: in a step, if another worker has ended or does not answer (RuntimeError with
-            `run_eagerly=True` and at the end of `fit`).
-        InvalidArgumentError: in a step, on all workers, if a gradient of one is not finite, or if
-            they wait for each other at different places, one of them at the end of `fit` and
-            another at a backup (ValueError there). After any of these, go on with a new optimizer.
+        ValueError: for other optimizers, exchanges and settings, with the reason. Also in the
+            first step, on all workers, if they do not train the same model in the same way.
+        UnknownError: in a step, if another worker has ended or does not answer. With
+            `run_eagerly=True`, and at the end of `fit`, a RuntimeError.
+        InvalidArgumentError: in a step, on all workers, if a gradient of one is not finite. Also
+            if they wait for each other at different places, for example at the end of `fit` and
+            at a backup (there a ValueError). After any of these, go on with a new optimizer.
 
     Example:
         >>> import tf_onebit
@@ -145,9 +145,7 @@ def _require_plain_variables(variables):
 
 
 class _Asynchronous:
-    """Applies deltas of all workers in place of gradients.
-
-    A mixin for `keras.optimizers.SGD`.
+    """Mixin for `keras.optimizers.SGD` that applies the deltas of all workers.
 
     Attributes:
         gradient_exchange: `DeadReckoning`.

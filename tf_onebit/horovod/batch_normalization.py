@@ -11,14 +11,14 @@ _numbers = CallNumbers()
 
 @keras.saving.register_keras_serializable(package="tf_onebit")
 class SyncBatchNormalization(keras.layers.BatchNormalization):
-    """Normalizes a batch by means and variances over the minibatches of all workers.
+    """Batch normalization by means and variances over the minibatches of all workers.
 
-    Keras' own `BatchNormalization(synchronized=True)` asks a strategy for them, and over Horovod
-    there is none. Workers have minibatches of the same size, and make every step together.
+    Keras' own `BatchNormalization(synchronized=True)` needs a strategy, and Horovod has none.
+    Workers must have minibatches of the same size, and make every step together.
 
     Args:
         fused: False, as in Horovod.
-        arguments: those of `keras.layers.BatchNormalization`.
+        arguments: see `keras.layers.BatchNormalization`.
 
     Raises:
         ValueError: with `fused=True`.
@@ -43,12 +43,12 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
         if hvd.size() == 1:
             return mean, variance
         joint_mean, within = tf.unstack(_mean_over_workers(tf.stack([mean, variance])))
-        # Not from the mean of squares, which leaves no digits where a mean is large.
+        # The mean of squares would lose all digits where a mean is large.
         return joint_mean, within + _mean_over_workers(tf.square(mean - joint_mean))
 
 
 def _mean_over_workers(tensor):
-    # By its place among the calls: layers are called by other names where more have been made.
+    # Named by its position among the calls: a worker that made more layers names them otherwise.
     number = 0 if tf.executing_eagerly() else _numbers.next()
     place = f"tf_onebit_batch_normalization_{number}"
 

@@ -4,16 +4,16 @@ import keras
 
 
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
-    """Saves the whole model whenever it is the best so far.
+    """Callback that saves the whole model whenever it is the best so far.
 
-    As in Horovod, where to save is an attribute that is set later, and whoever has the callback
-    saves: give it to one worker.
+    Set the path later, as an attribute. Every worker that has the callback saves, so give it to one
+    worker only. Both are as in Horovod.
 
     Args:
-        monitor, verbose, mode, save_freq: those of `keras.callbacks.ModelCheckpoint`.
+        monitor, verbose, mode, save_freq: see `keras.callbacks.ModelCheckpoint`.
 
     Attributes:
-        filepath: where the model is saved, a name that ends in ".keras".
+        filepath: path to save the model at, which ends in ".keras".
 
     Raises:
         ValueError: at the begin of `fit`, if `filepath` is not set.
@@ -24,7 +24,7 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
     """
 
     def __init__(self, monitor="val_loss", verbose=0, mode="auto", save_freq="epoch"):
-        # Keras checks how a name ends.
+        # Keras checks the ending of the path.
         super().__init__(
             ".keras", monitor, verbose, save_best_only=True, mode=mode, save_freq=save_freq
         )

@@ -1,4 +1,4 @@
-"""Variables that all workers take over from one."""
+"""Broadcast of variables from one worker to all."""
 
 import horovod.tensorflow as hvd
 import keras
@@ -11,19 +11,19 @@ from tf_onebit.horovod.gradients import engine_of
 
 @tf.autograph.experimental.do_not_convert
 def broadcast_variables(variables, root_rank, process_set=hvd.global_process_set, inplace=False):
-    """Assigns the values of variables on one worker to those on all.
+    """Assigns the values of variables on one worker to the variables of all.
 
-    In eager mode workers compare first what they are about to broadcast.
+    In eager mode workers first compare the root rank, and the variables' number, shapes and types.
 
     Args:
         variables: list of Keras or TensorFlow variables, the same on all workers.
-        root_rank: the worker whose values are taken.
+        root_rank: rank of the worker whose values all take over.
         process_set: `ProcessSet` of the workers that take part.
-        inplace: without effect: one copy of each variable is made at a time.
+        inplace: ignored, because one copy of each variable is made at a time.
 
     Raises:
-        ValueError: in eager mode, on all workers, if their variables differ; for a rank or a worker
-            that is not in `process_set`, or for other objects than variables.
+        ValueError: in eager mode, on all workers, if their variables differ. Also for a rank or a
+            worker that is not in `process_set`, and for objects other than variables.
 
     Example:
         >>> hvd.init()
@@ -47,17 +47,21 @@ def broadcast_variables(variables, root_rank, process_set=hvd.global_process_set
 
 
 def kinds_and_names(variables):
-    """What workers must agree on of variables, and what may differ: two lists of strings."""
+    """Returns the kinds of variables, which workers must agree on, and their names.
+
+    Returns:
+        Two lists of strings: shapes with dtypes, and paths or names, which may differ.
+    """
     kinds = [f"{tuple(v.shape)} {tf.as_dtype(v.dtype).name}" for v in variables]
     return kinds, [getattr(v, "path", v.name) for v in variables]
 
 
 def broadcast_values(variables, root_rank, engine, description):
-    """Assigns the values of variables on one worker to those on all.
+    """Assigns the values of variables on one worker to the variables of all.
 
     Args:
         variables: list of Keras or TensorFlow variables.
-        root_rank: the worker, by its rank in the job.
+        root_rank: rank of that worker in the job.
         engine: `HorovodEngine`.
         description: see `handshake`.
     """

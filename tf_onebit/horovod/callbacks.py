@@ -28,21 +28,21 @@ __all__ = [
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
-    """All workers start from the weights of one, and from the state of its optimizers.
+    """Callback that broadcasts the weights of one worker, and the state of its optimizers.
 
-    A model that is not built yet is broadcast after its first step. Workers that make every step
-    together also compare their numbers of batches here. Where Keras does not know them, they meet
-    before every epoch, and one that waits in vain ends with an error.
+    It broadcasts a model that is not built yet after the first step. Workers that make every step
+    together also compare their numbers of batches. Where Keras does not know the number, workers
+    meet before every epoch. A worker that waits for the others in vain ends with an error.
 
     Args:
-        root_rank: the worker whose variables are taken.
+        root_rank: rank of the worker whose variables all take over.
         device: name of the device that carries messages. Default: Horovod's choice.
-        local_variables: variable of the model, or list of them, of TensorFlow or Keras: each
-            worker keeps its own.
+        local_variables: variable of the model, or list of them, of TensorFlow or Keras. Each
+            worker keeps its own values of them.
 
     Raises:
-        ValueError: when it broadcasts, on all workers, if their models or optimizers have
-            different variables; on all workers, if they have different numbers of batches.
+        ValueError: at the broadcast, on all workers, if their models or optimizers have different
+            variables. Also on all workers, if they have different numbers of batches.
 
     Example:
         >>> callback = BroadcastGlobalVariablesCallback(0)
@@ -62,7 +62,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             self.register_local_var(variable)
 
     def register_local_var(self, var):
-        """Has each worker keep its own value of a variable.
+        """Registers a variable whose value each worker keeps.
 
         Args:
             var: `tf.Variable` or `keras.Variable` of the model.
@@ -89,12 +89,12 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         optimizers = optimizers_of(self.model)
         for optimizer in optimizers:
             if hasattr(optimizer, "gradient_exchange"):
-                # What asynchronous workers have sent must not be applied to other weights.
+                # Deltas under way belong to the weights before the broadcast.
                 optimizer.gradient_exchange.drain("a broadcast of variables")
         if len(optimizers) == 1 and not optimizers[0].built:
-            # Of several, a model alone knows which trains what.
+            # With several optimizers only the model knows which variables each of them trains.
             optimizers[0].build(self.model.trainable_variables)
-        # `weights` leaves out the states of random generators: dropout differs between workers.
+        # `weights` lacks the states of random generators, so dropout differs between workers.
         weights = [weight for weight in self.model.weights if weight not in self._local]
         states = [optimizer.variables for optimizer in optimizers]
         variables = list(itertools.chain(weights, *states))
@@ -123,16 +123,16 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 
 
 class MetricAverageCallback(keras.callbacks.Callback):
-    """Replaces the metrics of an epoch by their means over the workers.
+    """Callback that replaces the metrics of an epoch by their means over the workers.
 
-    Put it before callbacks that decide on metrics, such as `ReduceLROnPlateau`.
+    Put it before callbacks that use metrics, such as `ReduceLROnPlateau`.
 
     Args:
         device: name of the device that carries messages. Default: Horovod's choice.
 
     Raises:
-        ValueError: in `fit` with `AsynchronousOptimizer`, whose workers do not wait for each other;
-            at the end of an epoch, on all workers, if they have different metrics.
+        ValueError: in `fit` with `AsynchronousOptimizer`, whose workers do not wait for each other.
+            Also at the end of an epoch, on all workers, if they have different metrics.
 
     Example:
         >>> callbacks = [MetricAverageCallback(), keras.callbacks.ReduceLROnPlateau()]
@@ -159,6 +159,6 @@ class MetricAverageCallback(keras.callbacks.Callback):
 
 def _mean(names, values):
     yield from handshake("metrics of an epoch", enumerated("number of metrics", "metric {}", names))
-    # The count travels along, so that the driver alone knows how many workers there are.
+    # The sum of ones is the number of workers, which only the driver of this generator knows.
     (sums,) = yield AllReduce([tf.constant([*values, 1.0], tf.float64)], "tf_onebit_metrics")
     return (sums[:-1] / sums[-1]).numpy()

@@ -1,4 +1,7 @@
-"""Horovod's `Compression`, with `onebit`: for this package and for Horovod's own functions."""
+"""`Compression` for this package and for Horovod's own functions.
+
+It has Horovod's members, and the exchanges of this package besides.
+"""
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
@@ -15,27 +18,27 @@ _MIN_SIZE = 1024
 
 
 class ExchangeCompressor:
-    """Makes Horovod's own `allreduce` and `DistributedGradientTape` exchange tensors our way.
+    """Compressor by which Horovod's own `allreduce` and `DistributedGradientTape` use an exchange.
 
-    Horovod sums what `compress` returns, and neither packed bits nor indices can be summed. So
-    `compress` does the whole exchange and hands on the number 1; what comes back as its sum or mean
-    tells `decompress` by what factor Horovod was asked to scale.
+    Horovod sums the results of `compress`, but packed bits and indices cannot be summed. So
+    `compress` does the whole exchange and gives Horovod the number 1. From Horovod's sum or mean
+    of that number `decompress` knows how to scale the exchanged sum.
 
-    Horovod tells a compressor neither the name of a tensor nor its variable. Residuals therefore
-    belong to the position of the call in the `tf.function` being traced, by the function's name
-    and the tensor's shape. Two models of the same shapes, each in a function of the same name,
-    would share residuals, and so would two models trained with Horovod's tape in eager loops,
-    because its function is one for all. Give the functions different names, or use this package's
-    `DistributedOptimizer` and `DistributedGradientTape`, which know the variables.
+    Horovod tells a compressor neither the name of a tensor nor its variable. So the function's
+    name, the tensor's shape and the position of the call in the `tf.function` identify a residual.
+    Two models of the same shapes share residuals if their functions have the same name. Two models
+    in eager loops with Horovod's tape share them, too, because the tape has one function for all.
+    Give the functions different names, or use this package's `DistributedOptimizer` and
+    `DistributedGradientTape`, which know the variables.
 
-    Every tensor is an exchange of its own. If a value of one is not finite, the step ends in an
-    error on all workers, but weights whose gradients were there already may have been updated:
+    Every tensor has an exchange of its own. If one of its values is not finite, the step ends in an
+    error on all workers. Weights whose gradients were ready before may then have been updated:
     start again from a checkpoint. (`DistributedOptimizer` checks before it updates.)
 
-    Tensors with one axis or fewer than 1024 values are left to Horovod, in full precision.
+    Horovod reduces tensors with one axis or fewer than 1024 values in full precision.
 
     Attributes:
-        name: under which it is an attribute of `Compression`.
+        name: its name as an attribute of `Compression`.
         template: the exchange.
     """
 
@@ -50,7 +53,7 @@ class ExchangeCompressor:
 
         Raises:
             RuntimeError: outside of a `tf.function`.
-            ValueError: on all workers, if they compress other tensors in this place.
+            ValueError: on all workers, if they compress different tensors at this position.
         """
         shape = tuple(tensor.shape)
         spec = GradientSpec(f"a tensor {shape}", shape, tensor.dtype.name)
@@ -69,7 +72,7 @@ class ExchangeCompressor:
 
     @staticmethod
     def decompress(tensor, context):
-        """The exchanged gradient, scaled as Horovod was asked to scale the sum."""
+        """Returns the exchanged gradient, scaled as Horovod was asked to scale the sum."""
         if context is None:
             return tensor
         return context * tf.cast(tensor / hvd.size(), context.dtype)
@@ -85,19 +88,19 @@ class ExchangeCompressor:
 
 
 def has_compressed():
-    """Tells whether Horovod's own functions have exchanged tensors our way in this process."""
+    """Tells whether Horovod's own functions have used an exchange in this process."""
     return bool(ExchangeCompressor._exchanges)
 
 
 class OneBitCompressor(ExchangeCompressor):
-    """One bit per value, with error feedback."""
+    """Compressor to one bit per value, with error feedback."""
 
     name = "onebit"
     template = OneBit()
 
 
 class ThresholdCompressor(ExchangeCompressor):
-    """One in a thousand values, with error feedback."""
+    """Compressor to one in a thousand values, with error feedback."""
 
     name = "threshold"
     template = Threshold()
@@ -129,14 +132,14 @@ class Compression:
 
 
 class CompressedAllReduce(FullPrecision):
-    """An all-reduce of what one of Horovod's compressors makes of each gradient.
+    """Exchange that all-reduces gradients compressed by one of Horovod's compressors.
 
     Args:
         compressor: class with `compress(tensor) -> (tensor, context)` and
             `decompress(tensor, context)`, as in Horovod; or its path, "module:class".
     """
 
-    # What a compressor remembers of a gradient may not outlive the step.
+    # A compressor's context may be valid only within its step.
     can_be_delayed = False
 
     def __init__(self, compressor, bucket_bytes=32 * 2**20):
@@ -151,7 +154,7 @@ class CompressedAllReduce(FullPrecision):
 
 
 def requested_exchange(exchange, compression):
-    """The exchange that a user asked for by either argument; full precision by neither."""
+    """Returns the exchange that either argument asks for: without both, full precision."""
     if isinstance(exchange, str) and exchange != "auto":
         raise ValueError(
             'exchange must be a tf_onebit.Exchange, or "auto". '

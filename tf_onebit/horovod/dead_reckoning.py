@@ -1,4 +1,4 @@
-"""Dead reckoning: every worker applies the deltas of all, whenever they come."""
+"""Dead reckoning: every worker applies the deltas of all workers as they arrive."""
 
 import functools
 
@@ -17,13 +17,15 @@ from tf_onebit.training.gradient_exchange import GradientExchange
 
 
 class DeadReckoning(GradientExchange):
-    """Exchanges weight deltas between workers that do not wait for each other (Strom 2015, 2.3).
+    """Exchange of weight deltas between workers that do not wait for each other.
+
+    The method is from Strom 2015, section 2.3.
 
     Args:
         template: `Threshold`.
         engine: `HorovodEngine`.
         mean: whether a worker's deltas are divided by the number of workers.
-        settings: list of (what, value) pairs of strings in which workers must agree, too.
+        settings: list of (name, value) pairs of strings that must be the same on all workers.
         max_staleness, timeout_seconds: see `AsynchronousOptimizer`.
     """
 
@@ -37,7 +39,7 @@ class DeadReckoning(GradientExchange):
         self._rescues = []
 
     def step(self, gradients, variables, learning_rate):
-        """Encodes gradients, and subtracts from variables what all workers have sent.
+        """Encodes gradients, and subtracts the arrived deltas of all workers from variables.
 
         Args:
             gradients: list of tensors or `tf.IndexedSlices`.
@@ -54,7 +56,7 @@ class DeadReckoning(GradientExchange):
         exchange.follow(mine, 0)
         arrived = tf.numpy_function(self._swap, [integers(mine)], tf.int32)
         arrived = tf.ensure_shape(arrived, [None, mine.shape[1], None])
-        # Not before: with a gradient that is not finite, the weights stay as they are.
+        # Waits, because a gradient that is not finite must leave the weights unchanged.
         with tf.control_dependencies([arrived]):
             self._apply(exchange, variables, mine)
         self._apply(exchange, variables, arrived)
@@ -85,7 +87,7 @@ class DeadReckoning(GradientExchange):
 
     def _swap(self, mine):
         (words,) = mine
-        # On a GPU a message has room for all values.
+        # On a GPU a message has room for all values: cut off the unused words.
         words = words[:, : words[:, message.WORDS].max()]
         if self._pump is None:
             fault = _fault_of([spec.name for spec in self.built[0].specs], words, rank=0)
@@ -118,11 +120,11 @@ class DeadReckoning(GradientExchange):
 
 
 class _InOneBucket(Bucketed):
-    """All gradients in one bucket, whatever they are, with the state of its exchange alone."""
+    """Bucketed exchange of all gradients in one bucket, with its exchange's state alone."""
 
     @property
     def exchange(self):
-        """The `Threshold` that is built."""
+        """The built `Threshold`."""
         return self.buckets[0].exchange
 
     def partition(self, specs):
@@ -136,7 +138,7 @@ class _InOneBucket(Bucketed):
 
 
 def _fault_of(names, words, rank):
-    """An exception if a message says that a gradient was not finite, or None."""
+    """Returns an exception if a message reports a gradient that was not finite, or None."""
     flag = words[0, message.FLAG]
     if flag == 0:
         return None
@@ -149,7 +151,7 @@ def _fault_of(names, words, rank):
 
 
 def _stacked(messages, parts):
-    """Messages `[parts, words]` of any lengths as one array, padded with zeros."""
+    """Stacks messages `[parts, words]` of any lengths in one array, padded with zeros."""
     words = max([message.HEADER_WORDS, *(m.shape[1] for m in messages)])
     stacked = np.zeros([len(messages), parts, words], np.int32)
     for row, one in zip(stacked, messages, strict=True):

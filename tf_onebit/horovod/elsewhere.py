@@ -1,4 +1,4 @@
-"""Names of Horovod's that this package has not, and what to write in their place."""
+"""Horovod's names that this package lacks, and what to write in their place."""
 
 _CHECKPOINT = (
     "Elastic jobs are not supported: workers are as many from begin to end. Have callbacks="
@@ -38,7 +38,7 @@ def instead_of(module, name):
 
     Args:
         module: name of the module.
-        name: what a program asks it for.
+        name: the missing name.
     """
     problem = f"module {module!r} has no attribute {name!r}"
     return AttributeError(f"{problem}. {INSTEAD[name]}." if name in INSTEAD else problem)

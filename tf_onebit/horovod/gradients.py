@@ -1,4 +1,4 @@
-"""The exchange of gradients over Horovod."""
+"""Gradient exchange over Horovod."""
 
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ from tf_onebit.training.gradient_exchange import GradientExchange
 
 
 def require_op(op):
-    """Raises ValueError for an operation of Horovod's that gradients are not exchanged by."""
+    """Raises ValueError unless an operation of Horovod's is `Average` or `Sum`."""
     if op not in (hvd.Average, hvd.Sum):
         raise ValueError(
             f"op must be Average or Sum of tf_onebit.horovod. Received: op={_name_of(op)}. "
@@ -36,12 +36,12 @@ def require_not_distributed(optimizer):
 
 
 class Conversion(NamedTuple):
-    """What is done to gradients before and after their exchange.
+    """Conversion of gradients before and after their exchange.
 
     Attributes:
-        sparse_as_dense: whether `tf.IndexedSlices` become tensors.
-        predivide_factor: what they are divided by before, and multiplied with after it.
-        factor: what they are multiplied with after it, besides.
+        sparse_as_dense: whether `tf.IndexedSlices` become dense tensors.
+        predivide_factor: divisor before the exchange, and factor after it.
+        factor: further factor after the exchange.
     """
 
     sparse_as_dense: bool = False
@@ -49,18 +49,18 @@ class Conversion(NamedTuple):
     factor: float = 1.0
 
     def before(self, gradients):
-        """Converts a list of gradients that are about to be exchanged."""
+        """Converts a list of gradients before their exchange."""
         if self.sparse_as_dense:
             gradients = [None if g is None else tf.convert_to_tensor(g) for g in gradients]
         return times(gradients, 1 / self.predivide_factor)
 
     def after(self, gradients):
-        """Converts a list of gradients that have been exchanged."""
+        """Converts a list of gradients after their exchange."""
         return times(gradients, self.predivide_factor * self.factor)
 
 
 def requested_conversion(op, sparse_as_dense, predivide_factor, factor=1.0):
-    """The `Conversion` that a user of Horovod's arguments asks for."""
+    """Returns the `Conversion` for Horovod's arguments, or raises ValueError."""
     if not predivide_factor > 0:
         raise ValueError(
             "gradient_predivide_factor must be positive. Received: gradient_predivide_factor="
@@ -75,7 +75,7 @@ def requested_conversion(op, sparse_as_dense, predivide_factor, factor=1.0):
 
 
 def require_one_device(device_dense, device_sparse):
-    """Raises ValueError if messages of sparse gradients are to be carried elsewhere."""
+    """Raises ValueError if sparse gradients have another device than dense ones."""
     if device_sparse and device_sparse != device_dense:
         raise ValueError(
             "Messages of dense and sparse gradients are carried by one device. Received: "
@@ -85,14 +85,15 @@ def require_one_device(device_dense, device_sparse):
 
 
 def engine_of(process_set, device=""):
-    """The `HorovodEngine` of a process set that this worker is in.
+    """Returns the `HorovodEngine` of a process set that this worker is in.
 
     Args:
         process_set: `ProcessSet`.
         device: name of the device that carries messages. Default: Horovod's choice.
 
     Raises:
-        ValueError: for other objects, sets that Horovod does not know, and those of others.
+        ValueError: for other objects, for sets that Horovod does not know, and for sets without
+            this worker.
     """
     if process_set is hvd.global_process_set:
         return HorovodEngine(device=device)
@@ -106,7 +107,7 @@ def engine_of(process_set, device=""):
 
 
 def require_known(process_set):
-    """Raises ValueError for what is no process set, or none that Horovod knows."""
+    """Raises ValueError unless an object is a process set that Horovod knows."""
     if not isinstance(process_set, hvd.ProcessSet):
         raise ValueError(
             "process_set must be a ProcessSet of tf_onebit.horovod. Received: process_set="
@@ -122,13 +123,13 @@ def require_known(process_set):
 
 
 def horovod_exchange(template, op, settings=(), process_set=hvd.global_process_set, device=""):
-    """A `GradientExchange` of `template` over Horovod, for one of Horovod's operations.
+    """Returns a `GradientExchange` of `template` over Horovod, for one of Horovod's operations.
 
     Args:
         template: the user's exchange.
         op: `Average` or `Sum`.
         settings: see `GradientExchange`.
-        process_set: the workers that exchange. Another one is alone.
+        process_set: `ProcessSet` of the workers that exchange. Others train alone.
         device: see `engine_of`.
     """
     require_op(op)

@@ -1,4 +1,4 @@
-"""The job that Horovod connects."""
+"""Start of a Horovod job."""
 
 import os
 
@@ -10,15 +10,15 @@ _STALL_SECONDS = 600
 
 
 def init(*args, **kwargs):
-    """Connects the workers of a job, as `horovod.tensorflow.init`, with a limit to waiting.
+    """Connects the workers of a job like `horovod.tensorflow.init`, and limits their waiting.
 
-    Workers that wait for each other at different places, because one has fewer batches or has
-    saved alone, would do so for good. After 600 seconds they end with an error.
-    Set the environment variable HOROVOD_STALL_SHUTDOWN_TIME_SECONDS to wait longer, for callbacks
-    that take longer on one worker alone, or to 0 to wait for good.
+    Workers may wait for each other at different places, because one has fewer batches or has saved
+    alone. After 600 seconds they end with an error instead of waiting forever. Set the environment
+    variable HOROVOD_STALL_SHUTDOWN_TIME_SECONDS to more for callbacks that take longer on one
+    worker alone, or to 0 to wait without limit.
 
     Args:
-        args, kwargs: those of `horovod.tensorflow.init`.
+        args, kwargs: see `horovod.tensorflow.init`.
 
     Example:
         >>> init()

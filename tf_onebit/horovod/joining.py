@@ -1,4 +1,4 @@
-"""Horovod's `join`, where nobody waits for what it cannot answer."""
+"""Horovod's `join`, refused where it could not answer the other workers."""
 
 import horovod.tensorflow as hvd
 
@@ -7,14 +7,14 @@ from tf_onebit.training.gradient_exchange import has_exchanged
 
 
 def join():
-    """Waits until all workers have come here; until then answers all-reduces of others by zeros.
+    """Waits until all workers have called it, and answers the others' all-reduces with zeros.
 
-    That is Horovod's, for programs whose only collectives are Horovod's all-reduces. An exchange
-    of gradients gathers as well, also in full precision, and Horovod fails where a worker that has
-    joined is asked to.
+    It is Horovod's function, for programs whose only collectives are Horovod's all-reduces. A
+    gradient exchange also gathers, even in full precision. Horovod fails when a worker that has
+    joined must gather.
 
     Returns:
-        int32 scalar: the worker that came last.
+        int32 scalar: rank of the worker that joined last.
 
     Raises:
         RuntimeError: if this worker has exchanged gradients.

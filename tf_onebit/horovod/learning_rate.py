@@ -8,28 +8,29 @@ from tf_onebit.training.model_optimizers import inner_optimizer
 
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):
-    """Multiplies the learning rate, from one epoch to another.
+    """Callback that multiplies the learning rate in a range of epochs.
 
-    Where the rate changes from a to b, velocities of SGD and RMSprop are multiplied with b / a:
-    the momentum correction of Goyal et al. 2017 (section 3). Horovod multiplies the coefficient of
-    momentum in the next step instead, which Keras 3 compiles into the step. The velocity becomes
-    the same; with `nesterov` the step differs in the second use of the coefficient.
+    When the rate changes from a to b, the callback multiplies velocities of SGD and RMSprop by
+    b / a. This is the momentum correction of Goyal et al. 2017 (section 3). Horovod multiplies the
+    momentum coefficient in the next step instead, but Keras 3 compiles that coefficient into the
+    step. The velocity becomes the same. With `nesterov` the step uses the coefficient a second
+    time, and there it differs.
 
     Each epoch logs the learning rate as "lr".
 
     Args:
-        initial_lr: float, the learning rate that is multiplied.
-        multiplier: function of the epoch, a float within an epoch; or a number, whose power by the
-            epochs since `start_epoch` is taken.
-        start_epoch: first epoch, from 0, in which the rate is set.
-        end_epoch: first epoch in which it is no longer. Default: none.
+        initial_lr: float, the learning rate before multiplication.
+        multiplier: function of the epoch, which is a float within an epoch. Or a number, whose
+            exponent is the number of epochs since `start_epoch`.
+        start_epoch: first epoch, counted from 0, in which the callback sets the rate.
+        end_epoch: first epoch in which it no longer does. Default: none.
         staircase: whether the rate changes between epochs only. Else it changes in every batch.
         momentum_correction: whether velocities are multiplied.
-        steps_per_epoch: number of batches. Default: what Keras knows.
+        steps_per_epoch: number of batches. Default: the number that Keras knows.
 
     Raises:
-        ValueError: without `initial_lr`; in `fit`, for an optimizer with a schedule of its own, and
-            for a number of batches that is needed and not known.
+        ValueError: without `initial_lr`. Also in `fit`, for an optimizer with a schedule of its
+            own, and for a number of batches that is needed but unknown.
 
     Example:
         >>> callback = LearningRateScheduleCallback(0.1, multiplier=0.5, start_epoch=10)
@@ -109,20 +110,22 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
-    """Raises the learning rate from that of one worker to that of all, batch by batch.
+    """Callback that raises the learning rate from one worker's rate to all workers', per batch.
+
+    For N workers (Goyal et al. 2017, section 2.2)::
 
         lr = initial_lr / N * (1 + (N - 1) * epochs / warmup_epochs)
 
-    for N workers, where the number of epochs has a fraction (Goyal et al. 2017, section 2.2).
+    `epochs` is the number of epochs so far, with a fraction within an epoch.
 
     Args:
-        initial_lr: float, the learning rate at the end, usually N times that of one worker.
+        initial_lr: float, the learning rate at the end, usually N times the rate of one worker.
         warmup_epochs: number of epochs.
-        momentum_correction, steps_per_epoch: those of `LearningRateScheduleCallback`.
-        verbose: 1 to print on worker 0 when it ends.
+        momentum_correction, steps_per_epoch: see `LearningRateScheduleCallback`.
+        verbose: 1 to print on worker 0 when warm-up ends.
 
     Raises:
-        ValueError: as `LearningRateScheduleCallback`.
+        ValueError: see `LearningRateScheduleCallback`.
 
     Example:
         >>> callback = LearningRateWarmupCallback(initial_lr=0.1 * 4, warmup_epochs=3, verbose=1)
@@ -139,7 +142,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         verbose=0,
     ):
         def multiplier(epoch):
-            # After its step: so the last batch of an epoch has the rate of a whole number.
+            # Counts the batch itself, so that the last one of an epoch has a whole number.
             epoch += 1 / self.steps_per_epoch
             return (1 + epoch * (hvd.size() - 1) / warmup_epochs) / hvd.size()
 

@@ -1,4 +1,4 @@
-"""Models that come back distributed."""
+"""Loading of models with a distributed optimizer."""
 
 import keras
 
@@ -13,24 +13,25 @@ def load_model(
     legacy_opts=False,
     exchange=None,
 ):
-    """Loads a Keras model, with its optimizer wrapped in `DistributedOptimizer`.
+    """Loads a Keras model, and wraps its optimizer in `DistributedOptimizer`.
 
-    The optimizer keeps its saved state, and training goes on from it. Residuals are not saved with
-    a model: see `tf_onebit.callbacks.BackupAndRestore`.
+    Training goes on from the optimizer's saved state. A saved model has no residuals: see
+    `tf_onebit.callbacks.BackupAndRestore`.
 
     Args:
-        filepath: of the saved model.
+        filepath: path of the saved model.
         custom_optimizers: list of optimizer classes that Keras does not know.
-        custom_objects: dictionary of names and of other classes and functions that it does not
+        custom_objects: dictionary from names to other classes and functions that Keras does not
             know.
-        compression, exchange: those of `DistributedOptimizer`.
-        legacy_opts: False: Keras 3 has no legacy optimizers.
+        compression, exchange: see `DistributedOptimizer`.
+        legacy_opts: must be False, because Keras 3 has no legacy optimizers.
 
     Returns:
         The model.
 
     Raises:
-        ValueError: with `legacy_opts`, and as `keras.models.load_model` and `DistributedOptimizer`.
+        ValueError: with `legacy_opts`; see also `keras.models.load_model` and
+            `DistributedOptimizer`.
 
     Example:
         >>> import os, tempfile

@@ -9,7 +9,7 @@ class LocalVariables:
 
     Args:
         is_scaled: whether their gradients are divided by the number of workers. Each worker then
-            gets its part of the gradient of the mean loss, as Horovod does.
+            gets its part of the mean loss's gradient, as in Horovod.
     """
 
     def __init__(self, is_scaled=True):
@@ -30,15 +30,15 @@ class LocalVariables:
         return reference(variable) in self._refs
 
     def exchange_others(self, exchange, gradients, variables, world_size):
-        """Exchanges the gradients of all variables but these.
+        """Exchanges the gradients of all variables but the local ones.
 
         Args:
             exchange: function of a list of gradients and a list of their variables.
-            gradients, variables: lists.
+            gradients, variables: lists of equal length.
             world_size: number of workers.
 
         Returns:
-            List of gradients: exchanged ones, and this worker's own.
+            List of gradients in the same order: exchanged ones, and this worker's own.
         """
         if not self._refs:
             return exchange(gradients, variables)
@@ -56,12 +56,12 @@ class LocalVariables:
 
 
 def reference(variable):
-    """A hashable object that stands for a variable, and for the Keras variable around it."""
+    """Returns a hashable object that a variable shares with the Keras variable around it."""
     return (variable.value if isinstance(variable, keras.Variable) else variable).ref()
 
 
 def times(gradients, factor):
-    """Multiplies gradients with a number. None stays None."""
+    """Multiplies gradients by a number. None stays None."""
     if factor == 1.0:
         return list(gradients)
     return [None if gradient is None else _times(gradient, factor) for gradient in gradients]
@@ -74,13 +74,13 @@ def _times(gradient, factor):
 
 
 def variables_of(layers):
-    """Returns the trainable variables of layers whose gradients are to stay local.
+    """Returns the trainable variables of layers: list.
 
     Args:
-        layers: a Keras layer, or a list of them, or None.
+        layers: Keras layer, list of them, or None.
 
     Raises:
-        ValueError: for anything else, and a layer that is not built yet.
+        ValueError: for anything else, and for a layer that is not built yet.
     """
     if layers is None:
         return []

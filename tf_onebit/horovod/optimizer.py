@@ -52,43 +52,43 @@ def DistributedOptimizer(
     scale_local_gradients=True,
     use_locking=False,
 ):
-    """Wraps a Keras optimizer: gradients are exchanged between workers before they are applied.
+    """Wraps a Keras optimizer so that workers exchange gradients before they apply them.
 
-    The result is the optimizer itself, which from now on exchanges its gradients: all that it was
-    given stays. It is saved as the class that it was: with one of Keras' own, a saved model loads
-    without this package. Gradients are exchanged once
-    per update, after gradient accumulation and before clipping, which thus acts on the aggregate.
-    With one worker nothing is exchanged.
+    The function returns the same optimizer, which keeps all its settings. Keras saves it as its
+    original class. With an optimizer of Keras' own, a saved model loads without this package.
 
-    It has a method `register_local_var(variable)`: each worker updates that variable, of TensorFlow
-    or Keras, by its own gradients.
+    Workers exchange gradients once per update, after gradient accumulation and before clipping.
+    Clipping thus acts on the aggregate. A single worker exchanges nothing.
+
+    The optimizer gets a method `register_local_var(variable)` for variables of TensorFlow or
+    Keras. Each worker updates such a variable by its own gradients.
 
     Args:
-        optimizer: `keras.optimizers.Optimizer`. Also a `LossScaleOptimizer`: all workers then
-            skip a step if the gradients of one are not finite.
+        optimizer: `keras.optimizers.Optimizer`. With a `LossScaleOptimizer` all workers skip a
+            step if the gradients of one are not finite.
         exchange: `tf_onebit.Exchange`, or "auto": see `tf_onebit.Auto`. Default: `FullPrecision()`.
-        compression: instead of `exchange`, one of `Compression`, or a compressor of Horovod's.
+        compression: one of `Compression`, or a compressor of Horovod's. Replaces `exchange`.
         op: `Average` or `Sum` over the workers.
-        on_nonfinite: "error": a step in which a gradient is not finite ends in an error on all
-            workers, before a weight is changed, and before `TerminateOnNaN` sees the loss. (One
-            worker alone does as Keras does.) With gradient accumulation that is the step that
-            updates: a compiled one drops the sum, an eager one keeps it, and the next update fails,
-            too. "skip": such a step leaves trainable weights, the optimizer's state and residuals
-            as they were on all workers; gradients are then exchanged only when all of them are
-            there. What layers update by themselves, such as the statistics of
-            BatchNormalization, is not undone.
-        name: of the optimizer. Default: that of `optimizer`. It stands second in Horovod; here
-            pass it by name.
+        on_nonfinite: "error" or "skip", for steps in which a gradient is not finite.
+            "error": such a step ends in an error on all workers, before a weight changes and
+            before `TerminateOnNaN` sees the loss. A single worker does as Keras does. With
+            gradient accumulation the step that updates fails. A compiled step then drops the sum;
+            an eager one keeps it, so that the next update fails, too.
+            "skip": such a step leaves trainable weights, the optimizer's state and residuals
+            unchanged on all workers. The exchange then begins only when all gradients are ready.
+            Layers keep their own updates, such as the statistics of BatchNormalization.
+        name: name of the optimizer. Default: unchanged. Horovod takes it as the second argument;
+            here pass it by name.
         device_dense: name of the device that carries messages. Default: Horovod's choice.
-        device_sparse: the same as `device_dense`, or nothing.
-        sparse_as_dense: whether gradients of embeddings become tensors before the exchange.
-        gradient_predivide_factor: what gradients are divided by before the exchange, and multiplied
-            with after it. It keeps sums in float16 from overflowing.
+        device_sparse: the same as `device_dense`, or empty.
+        sparse_as_dense: whether gradients of embeddings become dense before the exchange.
+        gradient_predivide_factor: divisor of gradients before the exchange, and their factor after
+            it. It keeps sums in float16 from overflowing.
         backward_passes_per_step: number of steps whose gradients are added up before an exchange
             and an update: Keras' `gradient_accumulation_steps`.
-        average_aggregated_gradients: whether an update is by the mean over these steps. Default:
-            by their sum, as in Horovod.
-        num_groups, groups, use_locking: without effect: buckets group gradients.
+        average_aggregated_gradients: whether an update uses the mean over these steps. Default:
+            their sum, as in Horovod.
+        num_groups, groups, use_locking: ignored, because buckets group gradients.
         process_set: `ProcessSet` of the workers that exchange. Others train alone.
         scale_local_gradients: whether gradients of local variables are divided by the number of
             workers.
@@ -97,9 +97,9 @@ def DistributedOptimizer(
         `optimizer`.
 
     Raises:
-        ValueError: for arguments of other types or values, and an optimizer that is wrapped
-            already; in the first step, on all workers,
-            if these do not train the same model in the same way.
+        ValueError: for arguments of wrong type or value, and for an optimizer that is wrapped
+            already. Also in the first step, on all workers, if they do not train the same model
+            in the same way.
 
     Example:
         >>> import tf_onebit
@@ -150,18 +150,18 @@ def DistributedOptimizer(
 
 
 def PartialDistributedOptimizer(optimizer, *args, local_layers=None, **arguments):
-    """Wraps an optimizer as `DistributedOptimizer`, but for layers that stay local.
+    """Wraps an optimizer like `DistributedOptimizer`, but keeps some layers local.
 
     Args:
-        optimizer, args, arguments: those of `DistributedOptimizer`.
-        local_layers: Keras layer, or list of them. Each worker updates their variables by its own
-            gradients. They must be built.
+        optimizer, args, arguments: see `DistributedOptimizer`.
+        local_layers: built Keras layer, or list of them. Each worker updates their variables by
+            its own gradients.
 
     Returns:
         `optimizer`.
 
     Raises:
-        ValueError: as `DistributedOptimizer`, and for layers that are not built.
+        ValueError: see `DistributedOptimizer`; also for layers that are not built.
 
     Example:
         >>> hvd.init()
@@ -177,7 +177,7 @@ def PartialDistributedOptimizer(optimizer, *args, local_layers=None, **arguments
 
 
 def _suggested(identifier):
-    """Suggests what to write in place of a name that `compile` would know, or of anything else."""
+    """Suggests an expression to pass in place of an optimizer's name, or of anything else."""
     try:
         return f"keras.optimizers.{type(keras.optimizers.get(identifier)).__name__}()"
     except (ValueError, TypeError):
@@ -194,23 +194,26 @@ def _require_unscaled_loss():
 
 
 class _ScaledOverHorovod(GlobalLossScale):
-    """Has what Horovod's users call."""
+    """Mixin for a `LossScaleOptimizer`, with the method that Horovod's users call."""
 
     def register_local_var(self, variable):
-        """Has each worker update a variable by its own gradients: see `_OverHorovod`."""
+        """Registers a variable that each worker updates by its own gradients.
+
+        See `_OverHorovod`.
+        """
         self.inner_optimizer.register_local_var(variable)
 
 
 class _OverHorovod(Distributed):
-    """May leave out steps, and refuses to have its loss scaled by Keras."""
+    """Mixin that can skip steps, and that refuses a loss scaled by Keras."""
 
     loss_scaled = False
 
     def register_local_var(self, variable):
-        """Has each worker update a variable by its own gradients, which nothing checks.
+        """Registers a variable that each worker updates by its own, unchecked gradients.
 
         Raises:
-            ValueError: for what is no variable, and with an exchange that is `Delayed`.
+            ValueError: for anything but a variable, and with an exchange that is `Delayed`.
         """
         if delay_of(self.gradient_exchange.template):
             raise ValueError(
@@ -229,8 +232,8 @@ class _OverHorovod(Distributed):
     def build(self, variables):
         if not self.loss_scaled:
             _require_unscaled_loss()
-        # Not so the variables of a LossScaleOptimizer: Keras needs the second trace that they
-        # cause, because the first has the initial scale as a constant.
+        # The variables of a LossScaleOptimizer are not plain, and so cause a second trace. Keras
+        # needs that trace, because the first one has the initial scale as a constant.
         with plain_variables():
             super().build(variables)
 
@@ -243,11 +246,11 @@ class _OverHorovod(Distributed):
             if fit is not None and not self.gradient_exchange.built:
                 follow_fit(fit, under_way=True)
                 compare(fit, self.gradient_exchange)
-        # In the step that finds that the data have ended nothing may be counted. The last gradient
-        # is the first that a backward pass makes: to wait for it delays no exchange.
+        # The step that finds the end of the data must count nothing, so it waits for a gradient.
+        # A backward pass computes the last gradient first: waiting for it delays no exchange.
         awaited = [values_of(gradient) for gradient in grads if gradient is not None][-1:]
         if self.gradient_exchange.steps_of_delay:
-            awaited = drawn_tensors()  # what has been under way does not wait for gradients
+            awaited = drawn_tensors()  # delayed messages do not wait for this step's gradients
             if model is not None:
                 flush_where_shown(model)
         with tf.control_dependencies(awaited):

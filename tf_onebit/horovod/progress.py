@@ -1,4 +1,4 @@
-"""Comparison of a `fit` between workers over Horovod, which nothing else compares."""
+"""Comparison of a `fit` between workers over Horovod, which Horovod itself does not make."""
 
 import tensorflow as tf
 
@@ -15,7 +15,7 @@ def compare(fit, gradient_exchange):
 
     Args:
         fit: `FitCall`.
-        gradient_exchange: `GradientExchange` of workers that make every step together.
+        gradient_exchange: `GradientExchange` whose workers make every step together.
 
     Raises:
         ValueError: on all workers, if their numbers differ.

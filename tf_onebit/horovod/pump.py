@@ -1,4 +1,4 @@
-"""The pump: carries the messages of workers that do not wait for each other."""
+"""The pump, which carries the messages of workers that do not wait for each other."""
 
 import threading
 import time
@@ -7,39 +7,39 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
-# How long a worker without a message lets the others wait for it to join a round: a part of a step
-# of the fastest, because deltas that come steps later cost accuracy. Not a smaller part, and not
-# less than this, because a round takes a millisecond of a core's time on every worker.
+# The longest time that a worker without a message delays a round: a part of the fastest worker's
+# step, within bounds. More would cost accuracy, because deltas would arrive steps later. Less would
+# cost time, because every round takes a millisecond of a core's time on every worker.
 _PART_OF_STEP = 0.5
 _LEAST_SECONDS, _MOST_SECONDS = 0.005, 0.25
-# Weight of the last one in means over rounds and messages.
+# Weight of the newest value in moving means over rounds and messages.
 _LAST_WEIGHT = 0.1
-# A worker with more messages than these under way waits: the network is slower than its steps, and
-# would fall behind further and further.
+# A worker waits while it has more messages than these under way. Its network is slower than its
+# steps, and would fall behind further and further.
 _MOST_UNDER_WAY = 4
-# How often those who wait look whether they have waited too long.
+# How often a waiting thread checks whether it has waited too long.
 _WATCH_SECONDS = 1.0
 
 _WORD_BYTES = 4
 
 
 class Pump:
-    """Gathers, in rounds and in a thread of its own, whatever messages the workers have.
+    """Background thread that gathers the messages of all workers in rounds.
 
-    A round is one all-gather of what has been handed over since the last. Messages are read as
-    often as they were handed over, once, by every other worker, and in the order of each. Rounds
-    begin with the first message, and go on until all workers drain for the last time.
+    A round is one all-gather of the messages handed over since the last round. Every other worker
+    reads each message exactly once, and the messages of one worker in their order. Rounds begin
+    with the first message, and go on until all workers drain for the last time.
 
     Args:
-        max_staleness: by how many messages a worker may be ahead of the slowest, or None.
-        timeout_seconds: for how long a round may take, before the other workers are given up.
-        fault_of: function of a message and the rank it came from that returns an exception if
-            training cannot go on with it, or None.
-        rescue: function that is called, once, at a failure, in the thread of the pump, because a
-            launcher may end this process before its own step does; returns what to tell of it.
+        max_staleness: number of messages by which a worker may be ahead of the slowest, or None.
+        timeout_seconds: longest time of a round, after which the other workers are given up.
+        fault_of: function of a message and its sender's rank. Returns an exception if training
+            cannot go on with the message, else None.
+        rescue: function that the pump's thread calls once, at a failure, because a launcher may
+            end this process before its own step does. Returns a text for the error message.
     """
 
-    _at_work = None  # the one pump whose rounds go on
+    _at_work = None  # the one running pump
 
     def __init__(self, max_staleness, timeout_seconds, fault_of, rescue):
         self._max_staleness = max_staleness
@@ -50,7 +50,7 @@ class Pump:
         self._thread = None
         self._fails, self._failure = False, None
         self._messages_per_second = 0.0  # of the fastest worker
-        self._mean_under_way = 0.0  # when one more is handed over
+        self._mean_under_way = 0.0  # taken whenever one more is handed over
 
     def _start(self):
         if Pump._at_work is not None:
@@ -61,22 +61,22 @@ class Pump:
             )
         Pump._at_work = self
         self._outgoing, self._arrived = [], []
-        self._counts = [0] * hvd.size()  # of messages, by rank
+        self._counts = [0] * hvd.size()  # numbers of messages, by rank
         self._under_way = 0  # messages of this worker that the others may not have
-        self._occasions = [""] * hvd.size()  # at which workers drain
+        self._occasions = [""] * hvd.size()  # the places where workers drain, by rank
         self._finished = False
         self._latest_round = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="tf_onebit pump", daemon=True)
         self._thread.start()
 
     def swap(self, message):
-        """Hands over a message, and returns the list of those that have arrived meanwhile.
+        """Hands over a message, and returns the list of messages that have arrived meanwhile.
 
-        Waits only while this worker is too far ahead: of the slowest, or of the network.
+        Waits only while this worker is too far ahead of the slowest worker or of the network.
 
         Raises:
-            RuntimeError: if other workers are gone, when all that has come from them is read.
-            Exception: what `fault_of` returned for a message of any worker, on all of them.
+            RuntimeError: if other workers are gone, once all their messages are read.
+            Exception: the result of `fault_of` for a message of any worker, on all workers.
         """
         with self._changed:
             if self._failure is None:
@@ -88,19 +88,22 @@ class Pump:
                 self._under_way += 1
                 self._changed.notify_all()
                 if self._fault_of(message, hvd.rank()) is not None:
-                    self._wait_until(lambda: False)  # before the others have it, too
+                    self._wait_until(lambda: False)  # until the others have it, too
                     raise self._failure
                 self._wait_until(self._may_go_on)
             return self._take()
 
     def drain(self, occasion, last):
-        """Yields lists of messages as they arrive, until all that were handed over have.
+        """Yields lists of messages as they arrive, until all have arrived.
 
-        All workers must drain, at the same `occasion`, a few words. After the `last` no thread is
-        left.
+        All workers must drain at the same `occasion`. The thread ends if this drain is the `last`.
+
+        Args:
+            occasion: short text that names the place in the program.
+            last: whether the pump stops afterwards.
 
         Raises:
-            RuntimeError: as `swap`.
+            RuntimeError: see `swap`.
             ValueError: on all workers, if they drain at different occasions.
         """
         with self._changed:
@@ -117,18 +120,18 @@ class Pump:
             yield arrived
         self._thread.join()
         self._thread = None
-        if not last:  # at once: who goes on waits for nobody's next message
+        if not last:  # at once, so that no worker waits for another's next message
             self._start()
 
     def staleness(self):
-        """By how many messages the slowest worker is behind this one."""
+        """Returns the number of messages by which the slowest worker is behind this one."""
         with self._changed:
             return 0 if self._thread is None else self._staleness()
 
     def delay(self):
-        """Until the others have a message of this worker, in its own steps: the mean of late.
+        """Returns the recent mean of the time that a message takes to the others, in steps.
 
-        A message is as many steps under way as there are messages under way, on average.
+        On average a message is under way for as many steps as there are messages under way.
         """
         with self._changed:
             return 0.0 if self._thread is None else self._mean_under_way
@@ -147,14 +150,17 @@ class Pump:
         return max([0, *behind])
 
     def _take(self):
-        """What has arrived. A failure is raised when there is no more: nothing learned is lost."""
+        """Returns the messages that have arrived, or raises the failure if there are none.
+
+        The order matters: arrived messages are applied before a failure ends training.
+        """
         if self._failure is not None and not self._arrived:
             raise self._failure
         arrived, self._arrived = self._arrived, []
         return arrived
 
     def _wait_until(self, condition):
-        """Or until there is a failure."""
+        """Waits until a condition holds, or until there is a failure."""
         while self._failure is None and not condition():
             self._changed.wait(_WATCH_SECONDS)
             silent_seconds = time.monotonic() - self._latest_round
@@ -162,14 +168,14 @@ class Pump:
                 self._fail(_lost(f"no sign of life for {silent_seconds:.0f} seconds"))
 
     def _fail(self, error):
-        """Notes why training cannot go on: the first reason."""
+        """Records why training cannot go on. Only the first reason counts."""
         with self._changed:
             if self._fails:
                 return
             self._fails = True
         try:
             saved = self._rescue()
-        except Exception as problem:  # a full disk, for example: the first reason must be told
+        except Exception as problem:  # such as a full disk: the first reason must still be told
             saved = f" This worker's replica could not be saved: {problem}"
         failure = type(error)(f"{error}{saved}")
         failure.__cause__ = error.__cause__
@@ -181,7 +187,7 @@ class Pump:
         try:
             while not self._finished and not self._fails:
                 self._round()
-        except Exception as error:  # whatever it is, the others' messages no longer come
+        except Exception as error:  # after any error the others' messages no longer arrive
             lost = _lost(error)
             lost.__cause__ = error
             self._fail(lost)
@@ -213,7 +219,7 @@ class Pump:
             self._changed.notify_all()
 
     def _joins(self):
-        """Whether this worker has a reason to join a round at once."""
+        """Tells whether this worker has a reason to join a round at once."""
         return self._outgoing or self._occasions[hvd.rank()] or not self._may_go_on()
 
     def _seconds_to_wait(self):
@@ -249,8 +255,11 @@ def _lost(reason):
 
 
 def _packed(messages, occasion):
-    """One row of words: its length, the occasion to drain at behind its length in bytes, or
-    nothing, and each message behind its shape."""
+    """Packs messages and an occasion into one row of words.
+
+    The row holds its own length in words, the occasion's length in bytes, the occasion, and for
+    each message its shape and its words. The occasion is empty while a worker does not drain.
+    """
     text = occasion.encode()
     padded = text.ljust(_words_of(len(text)) * _WORD_BYTES, b"\0")
     parts = [np.array([0, len(text)], np.int32), np.frombuffer(padded, np.int32)]
@@ -262,7 +271,7 @@ def _packed(messages, occasion):
 
 
 def _unpacked(words):
-    """The inverse of `_packed`."""
+    """Inverts `_packed`: returns the list of messages and the occasion."""
     messages, at = [], 2 + _words_of(words[1])
     occasion = words[2:at].tobytes()[: words[1]].decode()
     while at < len(words):
@@ -278,11 +287,12 @@ def _words_of(size_bytes):
 
 
 def _gather(words):
-    """The rows of all workers: list of arrays, by rank."""
+    """Returns the rows of all workers: list of arrays, by rank."""
     with tf.device("CPU:0"):
-        # In eager mode Horovod goes by the kind of a collective, and not by a name. Nobody else
-        # uses this one, so that it meets none of the main thread's. In a function, which could
-        # have a name, it might wait for the thread that waits for it in a step.
+        # In eager mode Horovod matches collectives by kind, not by name. The main thread uses no
+        # grouped all-gather, so this one cannot be matched with one of its collectives. A
+        # `tf.function` would give it a name, but might wait for the main thread, whose step waits
+        # for the pump.
         (gathered,) = hvd.grouped_allgather([tf.constant(words)])
     gathered = gathered.numpy()
     rows = []

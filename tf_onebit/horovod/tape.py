@@ -17,27 +17,28 @@ from tf_onebit.horovod.gradients import (
 )
 from tf_onebit.horovod.local_variables import LocalVariables, variables_of
 
-# Programs make a tape in every step; the state of the exchange outlives it with its template.
+# Programs make a tape in every step. The state of an exchange lives as long as its template.
 _exchanges = weakref.WeakKeyDictionary()
-# What is asked for without an exchange that was made once.
+# Gives every tape that is made without an `Exchange` object the same template.
 _resolve = functools.cache(requested_exchange)
 
 
 class DistributedGradientTape:
-    """Wraps a `tf.GradientTape`: `gradient` returns the mean over the workers.
+    """Gradient tape whose `gradient` returns the mean over the workers.
 
     Args:
-        gradtape: `tf.GradientTape`.
-        exchange: `tf_onebit.Exchange`, or "auto". Make it once, outside of the training step: its
-            residuals belong to it. Default: `FullPrecision()`.
-        compression: instead of `exchange`, one of `Compression`, or a compressor of Horovod's.
+        gradtape: `tf.GradientTape` to wrap.
+        exchange: `tf_onebit.Exchange`, or "auto". Make it once, outside of the training step,
+            because it holds the residuals. Default: `FullPrecision()`.
+        compression: one of `Compression`, or a compressor of Horovod's. Replaces `exchange`.
         op: `Average` or `Sum` over the workers.
-        device_dense, device_sparse, sparse_as_dense, gradient_predivide_factor: those of
-            `DistributedOptimizer`. Pass them by name: `device_dense` stands second in Horovod.
-        num_groups, groups, process_set, scale_local_gradients: those of `DistributedOptimizer`.
+        device_dense, device_sparse, sparse_as_dense, gradient_predivide_factor: see
+            `DistributedOptimizer`. Pass them by name: in Horovod `device_dense` is the second
+            argument.
+        num_groups, groups, process_set, scale_local_gradients: see `DistributedOptimizer`.
 
     Raises:
-        ValueError: as `DistributedOptimizer`.
+        ValueError: see `DistributedOptimizer`.
         InvalidArgumentError: on all workers, in a step in which a gradient is not finite.
 
     Example:
@@ -84,7 +85,7 @@ class DistributedGradientTape:
         made = _exchanges.setdefault(template, {})
         key = op, process_set, device_dense
         if key not in made:
-            # Of a clone, because values that hold their key would never be freed.
+            # The template's clone, because a value that holds its weak key would never be freed.
             made[key] = horovod_exchange(template.clone(), op, (), process_set, device_dense)
         self._tape = gradtape
         self._exchange = made[key]
@@ -93,10 +94,10 @@ class DistributedGradientTape:
 
     @tf.autograph.experimental.do_not_convert
     def gradient(self, target, sources, *args, **kwargs):
-        """As `tf.GradientTape.gradient`, exchanged between the workers.
+        """Returns the gradients of `tf.GradientTape.gradient`, exchanged between the workers.
 
         Raises:
-            ValueError: if `sources` are not variables, to which residuals could belong.
+            ValueError: if a source is not a variable: residuals belong to variables.
         """
         for source in tf.nest.flatten(sources):
             if not isinstance(source, (tf.Variable, keras.Variable)):
@@ -116,7 +117,7 @@ class DistributedGradientTape:
         return tf.nest.pack_sequence_as(sources, self._conversion.after(exchanged))
 
     def register_local_source(self, source):
-        """Has `gradient` return this worker's own gradient of a variable, which nothing checks.
+        """Registers a variable whose gradient stays this worker's own, unchecked.
 
         Args:
             source: `tf.Variable` or `keras.Variable`.
@@ -124,13 +125,13 @@ class DistributedGradientTape:
         self._local.add(source)
 
     def get_local_and_global_gradients(self, target, sources, *args, **kwargs):
-        """Takes gradients, and divides them into local and exchanged ones.
+        """Computes gradients, and divides them into local and exchanged ones.
 
         Args:
-            target, sources, args, kwargs: those of `gradient`; `sources` is a list.
+            target, sources, args, kwargs: see `gradient`; `sources` is a list.
 
         Returns:
-            Two lists of pairs (source, gradient).
+            Two lists of pairs (source, gradient): local ones, and exchanged ones.
         """
         pairs = list(zip(sources, self.gradient(target, sources, *args, **kwargs), strict=True))
         local = [pair for pair in pairs if pair[0] in self._local]
@@ -148,18 +149,17 @@ class DistributedGradientTape:
 
 
 def PartialDistributedGradientTape(gradtape, *args, local_layers=None, **arguments):
-    """Wraps a tape as `DistributedGradientTape`, but for layers that stay local.
+    """Wraps a tape in a `DistributedGradientTape` that keeps some layers local.
 
     Args:
-        gradtape, args, arguments: those of `DistributedGradientTape`.
-        local_layers: Keras layer, or list of them. Their gradients are this worker's own. They must
-            be built.
+        gradtape, args, arguments: see `DistributedGradientTape`.
+        local_layers: built Keras layer, or list of them. Their gradients stay this worker's own.
 
     Returns:
         `DistributedGradientTape`.
 
     Raises:
-        ValueError: as `DistributedGradientTape`, and for layers that are not built.
+        ValueError: see `DistributedGradientTape`; also for layers that are not built.
 
     Example:
         >>> hvd.init()

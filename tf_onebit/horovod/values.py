@@ -1,4 +1,4 @@
-"""Horovod's collectives for what TensorFlow can make a tensor of."""
+"""Horovod's collectives for all values that TensorFlow can convert to a tensor."""
 
 import functools
 
@@ -7,13 +7,13 @@ import tensorflow as tf
 
 
 def _for_values(function, second=None):
-    """Makes a collective of `horovod.tensorflow` take what those of `horovod.keras` take.
+    """Wraps a collective of `horovod.tensorflow` to accept the arguments of `horovod.keras`.
 
-    Those are given numbers and arrays, and Keras variables, and call them `value`.
+    Collectives of `horovod.keras` accept numbers, arrays and Keras variables, as `value`.
 
     Args:
         function: the collective.
-        second: what stands second, where `horovod.keras` has a name there.
+        second: name of its second argument, if `horovod.keras` has `name` in that position.
     """
 
     @functools.wraps(function)

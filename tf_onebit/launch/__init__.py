@@ -16,7 +16,7 @@ from tf_onebit.launch.groups import POLL_SECONDS, Watchdog, end
 from tf_onebit.launch.output import Output
 
 _PR_SET_CHILD_SUBREAPER = 36
-# What ends the launcher: from the terminal, by others, and because the terminal is gone.
+# Signals that end the launcher: Ctrl-C, `kill`, and a closed terminal.
 _ENDING = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 
 
@@ -59,18 +59,19 @@ def launch(num_workers, program, verbose=False):
     Args:
         num_workers: number of processes.
         program: list of strings, the program and its arguments.
-        verbose: whether to show all that TensorFlow's libraries say.
+        verbose: whether to show all log messages of TensorFlow's libraries.
 
     Returns:
-        0, or the exit status of the first that failed, as a shell tells it.
+        0, or the exit status of the first process that failed, as a shell reports it.
     """
     workers, output = [], Output(verbose)
     watchdog = Watchdog()
-    # Whether what workers have started has ended is for their next parent alive to find out.
+    # Processes that outlive the worker that started them become children of this process. So it
+    # can find out whether they have ended.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    # But for what this process was started to ignore, as with nohup.
+    # Signals that this process was started to ignore, as with nohup, stay ignored.
     previous = {s: h for s in _ENDING if (h := signal.getsignal(s)) != signal.SIG_IGN}
-    asked, failure = [], None  # signals that have come
+    asked, failure = [], None  # signals received
     for signum in previous:
         signal.signal(signum, lambda signum, _: asked.append(signum))
     try:
@@ -88,7 +89,7 @@ def launch(num_workers, program, verbose=False):
         _end(workers, asked)
         output.finish()
         watchdog.dismiss()
-        if failure:  # below all that workers have said
+        if failure:  # below all output of workers
             print(f"tf-onebit launch: {failure}", file=sys.stderr)
         for signum, handler in previous.items():
             signal.signal(signum, handler)
@@ -103,20 +104,23 @@ def launch(num_workers, program, verbose=False):
 
 
 def _log_level(rank):
-    """TensorFlow's warnings at start-up are the same on all workers; errors may differ."""
+    """Returns the variable that hides TensorFlow's warnings on all workers but the first.
+
+    Warnings at start-up are the same on all workers. Errors may differ.
+    """
     return {"TF_CPP_MIN_LOG_LEVEL": "1" if rank == 0 else "2"}
 
 
 def tf_config(addresses, rank):
-    """The environment variable that gives a worker its place in a cluster: dictionary."""
+    """Returns the environment variable that gives a worker its place in a cluster: dictionary."""
     task = {"type": "worker", "index": rank}
     return {"TF_CONFIG": json.dumps({"cluster": {"worker": addresses}, "task": task})}
 
 
 def free_addresses(count):
-    """Addresses of this machine, `host:port`, with unused ports."""
+    """Returns addresses of this machine, `host:port`, with unused ports."""
     with contextlib.ExitStack() as stack:
-        # All at once, or the same could come again.
+        # All sockets are open at once, so that no port comes twice.
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:
             one.bind(("127.0.0.1", 0))
@@ -126,12 +130,12 @@ def free_addresses(count):
 def _start(program, environment):
     return subprocess.Popen(
         program,
-        # Else a program that writes to a pipe keeps its lines until there are many.
+        # Without this, Python buffers many lines before it writes them to a pipe.
         env={"PYTHONUNBUFFERED": "1"} | environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        start_new_session=True,  # what a worker starts is ended with it
+        start_new_session=True,  # so that processes of a worker end with it
     )
 
 
@@ -139,7 +143,7 @@ def _first_failure(workers, output, asked):
     """Waits until all workers have ended, one has failed, or a signal has come.
 
     Returns:
-        The status of the job, and what happened, in words, if a worker failed.
+        Status of the job, and a sentence on the failure, or None if no worker failed.
     """
     running, ended = dict(enumerate(workers)), []
     while running and output.error is None and not asked:
@@ -157,7 +161,7 @@ def _first_failure(workers, output, asked):
 
 
 def _status(worker):
-    """Polls a worker as `worker.poll()` does, but keeps its id taken, and so that of its group."""
+    """Polls a worker like `worker.poll()`, but keeps the ids of the worker and its group taken."""
     ended = os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     if ended is None:
         return None
@@ -165,7 +169,10 @@ def _status(worker):
 
 
 def _failure(rank, status, ended, running):
-    """Tells in words why a worker failed: it may have missed one that had left."""
+    """Describes how a worker failed.
+
+    It names the workers that had ended before, because the failed worker may have needed them.
+    """
     how = f"with status {status}" if status > 0 else f"by signal {-status}"
     text = f"worker {rank} ended {how}"
     if ended:
@@ -175,7 +182,7 @@ def _failure(rank, status, ended, running):
 
 
 def _end(workers, asked):
-    """Ends the workers and all that they started: at once if one more signal comes."""
+    """Ends the workers and all processes that they started, at once if another signal comes."""
     before = len(asked)
     end([worker.pid for worker in workers], is_urgent=lambda: len(asked) > before)
     for worker in workers:

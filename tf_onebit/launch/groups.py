@@ -1,4 +1,7 @@
-"""Groups of processes, and how they end. Run as a program, it ends them when its parent is gone."""
+"""Process groups and how to end them.
+
+As a program, this module ends groups when its parent is gone.
+"""
 
 import contextlib
 import os
@@ -8,17 +11,17 @@ import sys
 import time
 
 POLL_SECONDS = 0.01
-# Between asking processes to end and making them.
+# Time between asking processes to end and killing them.
 GRACE_SECONDS = 10
 _WATCHED_NO_MORE = "end"
 
 
 def end(groups, is_urgent=lambda: False):
-    """Asks groups of processes to end, and makes those that have not within `GRACE_SECONDS`.
+    """Asks process groups to end, and kills those that have not ended within `GRACE_SECONDS`.
 
     Args:
         groups: list of the groups' ids.
-        is_urgent: function that says whether to wait no longer.
+        is_urgent: function that tells whether to stop waiting.
     """
     deadline = time.monotonic() + GRACE_SECONDS
     _signal(groups, signal.SIGTERM)
@@ -34,7 +37,7 @@ def _signal(groups, signum):
 
 
 def _is_alive(group):
-    """Tells whether a group has processes, but for children of this one that have ended."""
+    """Tells whether a group has processes other than ended children of this process."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-group, os.WNOHANG)[0]:
             pass
@@ -46,10 +49,10 @@ def _is_alive(group):
 
 
 class Watchdog:
-    """A process that ends groups of others when this one is gone, however that ended.
+    """Process that ends groups of other processes when this one is gone for any reason.
 
-    A signal on the parent's death would reach neither what a worker has started nor, often, a
-    worker that handles that signal.
+    A signal on the parent's death would not reach the processes that a worker has started. Often
+    it would not end a worker that handles the signal, either.
     """
 
     def __init__(self):
@@ -63,23 +66,23 @@ class Watchdog:
         )
 
     def watch(self, group):
-        """Adds a group."""
+        """Adds a group to end."""
         self._tell(group)
 
     def dismiss(self):
-        """Ends the watchdog alone."""
+        """Ends the watchdog, but no group."""
         self._tell(_WATCHED_NO_MORE)
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
         self._process.wait()
 
     def _tell(self, word):
-        with contextlib.suppress(BrokenPipeError):  # somebody has ended it
+        with contextlib.suppress(BrokenPipeError):  # the watchdog has been ended
             print(word, file=self._process.stdin, flush=True)
 
 
 def _watch():
-    words = sys.stdin.read().split()  # until the parent is gone, or says so
+    words = sys.stdin.read().split()  # until the parent is gone, or dismisses this process
     if _WATCHED_NO_MORE not in words:
         end([int(word) for word in words])
 

@@ -1,4 +1,4 @@
-"""Output of workers, as it comes, marked by the rank of its worker."""
+"""Output of workers, marked by rank and written as it comes."""
 
 import math
 import os
@@ -11,21 +11,21 @@ from tf_onebit.launch.groups import GRACE_SECONDS
 from tf_onebit.start_up_notes import is_start_up_note
 
 _CHUNK_BYTES = 2**16
-# From one redrawn line of a worker in a file to the next.
+# Least time between two redrawn lines of a worker in a file.
 _SECONDS_PER_REDRAW = 1.0
 
 
 class Output:
-    """The output of workers, copied as it comes.
+    """Output of workers, copied as it comes.
 
-    A line is written when it is whole. One that a carriage return begins anew, as progress is
-    shown, is written earlier: on a terminal in place, elsewhere as a line from time to time.
+    A line is written when it is complete. A line that carriage returns redraw, such as a progress
+    bar, is written earlier. A terminal shows it in place. A file gets a line from time to time.
 
     Args:
-        verbose: whether to write, too, what TensorFlow says at every start.
+        verbose: whether to write TensorFlow's notes at start-up, too.
 
     Attributes:
-        error: why it cannot be written, or None.
+        error: `OSError` if the output cannot be written, or None.
     """
 
     def __init__(self, verbose=False):
@@ -39,7 +39,7 @@ class Output:
         ]
 
     def copy(self, workers):
-        """Begins to copy what workers say."""
+        """Begins to copy the output of workers."""
         for rank, worker in enumerate(workers):
             for number, pipe in enumerate((worker.stdout, worker.stderr)):
                 arguments = pipe, *self._files[number], (rank, number)
@@ -48,7 +48,7 @@ class Output:
                 self._readers.append(reader)
 
     def finish(self):
-        """Waits until all has been copied that workers have said."""
+        """Waits until all output of workers has been copied."""
         for reader in self._readers:
             reader.join(GRACE_SECONDS)
 
@@ -66,13 +66,14 @@ class Output:
             if rest:
                 copies.write(source, mark + _shown(rest))
         except OSError as error:
-            # As of `| head`, or a full disk. What Python has kept must not fail once more.
+            # A pipe to `head` was closed, or a disk is full. Python's buffered output must not
+            # fail again at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
             self.error = error
 
 
 def _shown(line):
-    """Returns what a terminal shows of a line that carriage returns begin anew."""
+    """Returns what a terminal shows of a line with carriage returns."""
     parts = [part.strip(b"\b") for part in line.split(b"\r")]
     return next((part for part in reversed(parts) if part), b"")
 
@@ -82,7 +83,7 @@ def _can_redraw(file):
 
 
 class _File:
-    """A file or a pipe. Of a line that is redrawn, some of its states become lines, and the last.
+    """File or pipe, where some states of a redrawn line, and its last one, become lines.
 
     Args:
         file: binary file.
@@ -106,7 +107,7 @@ class _File:
 
 
 class _Terminal:
-    """A terminal. Lines that are redrawn stay below all others, one for each source.
+    """Terminal, where redrawn lines stay below all others, one for each source.
 
     Args:
         file: binary file.
@@ -131,9 +132,9 @@ class _Terminal:
                 self._draw(rows)
 
     def _draw(self, rows, above=b""):
-        """Writes over the last rows."""
+        """Overwrites the last rows."""
         up = b"\x1b[%dA" % rows if rows else b""
-        # A row each: what is longer than the terminal is wide is cut.
+        # Each line has one row: the terminal cuts longer lines.
         lines = (line for _, line in sorted(self._redrawn.items()))
         redrawn = [b"\x1b[2K\x1b[?7l" + line + b"\x1b[?7h\n" for line in lines]
         self._file.write(up + above + b"".join(redrawn))

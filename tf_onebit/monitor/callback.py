@@ -5,13 +5,13 @@ import os
 
 import keras
 
-from tf_onebit.callbacks import fit
 from tf_onebit.exchanges.state import summed
 from tf_onebit.framework_internals.keras_calls import find_fit
 from tf_onebit.framework_internals.tf_variables import first_copy
 from tf_onebit.monitor.step_times import StepTimes, blocks_of, built_of
 from tf_onebit.monitor.tensorboard import Scalars
 from tf_onebit.monitor.timed_step import TimedStep
+from tf_onebit.training import fit
 from tf_onebit.training.model_optimizers import (
     batch_size_dependents,
     gradient_exchanges_of,

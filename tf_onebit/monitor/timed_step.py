@@ -1,6 +1,6 @@
 """A training step that times its exchanges during a `fit`."""
 
-from tf_onebit.callbacks import fit
+from tf_onebit.training import fit
 from tf_onebit.training.recorder import Recorder
 
 

@@ -1,4 +1,4 @@
-"""Will it help? Cost models of the papers, and a simulation of what formulas leave out."""
+"""Predictions of training speed: the papers' cost models, and a simulation beyond them."""
 
 from tf_onebit.planner.advice import Advice, advise
 from tf_onebit.planner.costs import Bucket, Collective, Computation, Link, Worker, within_nodes

@@ -1,4 +1,4 @@
-"""What to do, from what is predicted."""
+"""Advice on a method and its settings, from predictions."""
 
 import dataclasses
 import math
@@ -8,27 +8,28 @@ from tf_onebit.planner.costs import require_workers
 from tf_onebit.planner.gain import pays
 from tf_onebit.planner.prediction import interpolated, predict, regrouped
 
-# What an exchange may cost of a step before a larger minibatch, or a longer block, is proposed.
+# Parts of a step that an exchange may cost before a larger minibatch or a longer block is advised.
 _MOST_OF_A_STEP = 0.10
 _MOST_OF_A_BLOCK = 0.05
 _BUCKET_MEBIBYTES = 4, 8, 16, 32, 64
-# Differences below this are none.
+# Smaller differences do not count.
 _NOTICEABLE = 0.02
 
 
 @dataclasses.dataclass(frozen=True)
 class Advice:
-    """What `advise` recommends.
+    """Recommendation of `advise`.
 
     Attributes:
         method: name of the method.
-        sending_less_pays: whether that is one that compresses, or communicates less often.
-        per_replica_batch_size: the smallest batch, of those measured, at which the exchange costs
-            no more than a tenth of a step; the largest if there is none.
-        bucket_bytes: of the exchange, if others than the default's would make a difference.
-        sync_period: in steps, with which blocks cost no more than a twentieth of a step; None
-            without a method that has blocks.
-        sentences: the same in words, and why: list of strings.
+        sending_less_pays: whether the method compresses, or communicates less often.
+        per_replica_batch_size: the smallest measured batch at which the exchange costs no more
+            than a tenth of a step, or the largest if there is none.
+        bucket_bytes: of the exchange, if another value than the default makes a difference, or
+            None.
+        sync_period: number of steps of a block, such that blocks cost no more than a twentieth of
+            a step; None without a method that has blocks.
+        sentences: the same in words, with reasons: list of strings.
     """
 
     method: str
@@ -43,20 +44,20 @@ def advise(methods, measured, links, workers, per_replica_batch_size, sizes, alo
     """Recommends a method and its settings.
 
     Args:
-        methods: list of `Method`, from the one that changes training least: the first is full
-            precision. All are for `workers` workers.
+        methods: list of `Method` for `workers` workers, from the one that changes training least.
+            The first is full precision.
         measured: dictionary: `Computation` by number of samples of a worker.
         links: dictionary of `Link`.
         workers: number of workers, at least 2.
-        per_replica_batch_size: what the user has.
+        per_replica_batch_size: number of samples of a worker in the user's program.
         sizes: number of values of each gradient.
-        alone_seconds: as of `predict`.
+        alone_seconds: see `predict`.
 
     Returns:
         `Advice`.
 
     Raises:
-        ValueError: for fewer workers, and without methods or measurements.
+        ValueError: for fewer than 2 workers, and without methods or measurements.
 
     Example:
         >>> from tf_onebit.planner import Bucket, Collective, Computation, Method, advise
@@ -76,7 +77,8 @@ def advise(methods, measured, links, workers, per_replica_batch_size, sizes, alo
         predict(method, computation, links, workers, alone_seconds) for method in methods
     ]
     full, fastest = predictions[0], min(p.step_seconds for p in predictions)
-    # One within a tenth of the fastest that is not a tenth faster itself would not be worth it.
+    # The first method that the fastest does not beat by a tenth. Except for full precision, it
+    # must beat full precision by a tenth to be worth it.
     chosen = next(
         i
         for i, p in enumerate(predictions)
@@ -163,11 +165,11 @@ def _batch_size(method, measured, links, workers, per_replica_batch_size):
 
 
 def _bucket_bytes(method, computation, links, workers, sizes):
-    # What has no values stays as it is.
+    # Buckets without values stay as they are.
     empty, buckets = ([b for b in method.buckets if bool(b.size) == has] for has in (False, True))
     kinds = {tuple(c.kind for c in bucket.collectives) for bucket in buckets}
     if method.bucket_bytes is None or len(kinds) != 1:
-        return None  # what is exchanged in another way cannot join others' buckets
+        return None  # gradients that are exchanged in different ways cannot share buckets
 
     def seconds(bucket_bytes):
         again = regrouped(dataclasses.replace(method, buckets=buckets), sizes, bucket_bytes)
@@ -181,7 +183,7 @@ def _bucket_bytes(method, computation, links, workers, sizes):
 
 
 def _sync_period(with_blocks, computation, links, workers):
-    """Of the first of some methods that have blocks: a power of two, or None without any."""
+    """Returns the period of the first method with blocks: a power of two, or None without any."""
     if not with_blocks:
         return None
     blocks = with_blocks[0]

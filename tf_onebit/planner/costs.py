@@ -1,4 +1,4 @@
-"""What a step consists of: computation, encoding and decoding, messages, links."""
+"""Costs of a step: computation, encoding and decoding, messages, links."""
 
 import dataclasses
 import math
@@ -9,12 +9,12 @@ FLOAT_BYTES = 4
 
 @dataclasses.dataclass(frozen=True)
 class Computation:
-    """What a worker computes in a step, encoding and decoding aside. In seconds.
+    """Times of a worker's computation in a step, without encoding and decoding.
 
     Attributes:
-        forward_seconds: until the first gradient is begun.
-        backward_seconds: until all gradients are there.
-        update_seconds: of the weights, once all gradients have been exchanged.
+        forward_seconds: time until the first gradient is begun.
+        backward_seconds: time from there until all gradients are computed.
+        update_seconds: time to update the weights, once all gradients are exchanged.
     """
 
     forward_seconds: float
@@ -27,11 +27,11 @@ class Computation:
 
     @property
     def seconds(self):
-        """Of a whole step."""
+        """Time of a whole step."""
         return self.forward_seconds + self.backward_seconds + self.update_seconds
 
     def without_overlap(self):
-        """`Computation` of a worker that exchanges nothing before all of its gradients are there.
+        """Returns the `Computation` of a worker that exchanges only once it has all gradients.
 
         >>> Computation(0.1, 0.2).without_overlap().forward_seconds
         0.30000000000000004
@@ -42,12 +42,12 @@ class Computation:
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """A part of an exchange: work, and then a message that needs its result.
+    """Part of an exchange: work, and then a message that needs its result.
 
     Attributes:
-        work_seconds: what the worker computes for it.
-        kind: of collective: one of the `links` of a worker.
-        sent_bytes: by each worker, to all others together.
+        work_seconds: time of the worker's computation for the message.
+        kind: kind of collective, one of the `links` of a worker.
+        sent_bytes: number of bytes that each worker sends to all others together.
     """
 
     work_seconds: float
@@ -66,7 +66,7 @@ class Bucket:
     Attributes:
         size: number of their values.
         collectives: tuple of `Collective`, one after another.
-        work_seconds: what is computed with the last answer.
+        work_seconds: time of the computation with the last collective's result.
     """
 
     size: float
@@ -79,24 +79,24 @@ class Bucket:
 
     @property
     def all_work_seconds(self):
-        """What is computed in all."""
+        """Time of all computation for the exchange."""
         return self.work_seconds + sum(c.work_seconds for c in self.collectives)
 
     @property
     def sent_bytes(self):
-        """What each worker sends in all."""
+        """Number of bytes that each worker sends in all."""
         return sum(c.sent_bytes for c in self.collectives)
 
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """What a collective takes: seconds = latency + bytes that a worker sends / rate.
+    """Costs of a collective: seconds = latency + bytes that a worker sends / rate.
 
     Attributes:
-        latency_seconds: of the smallest message.
-        bytes_per_second: of those that a worker sends, while it receives as many.
-        work_seconds_per_byte: what sending and receiving takes of the worker's time to compute.
-        work_seconds: what every collective takes of it beside.
+        latency_seconds: time of the smallest message.
+        bytes_per_second: rate at which a worker sends, while it receives as many bytes.
+        work_seconds_per_byte: computing time that sending and receiving takes from the worker.
+        work_seconds: computing time that every collective takes besides.
     """
 
     latency_seconds: float
@@ -115,11 +115,11 @@ class Link:
             )
 
     def seconds(self, sent_bytes):
-        """Of a collective in which each worker sends so many bytes."""
+        """Returns the time of a collective in which each worker sends this many bytes."""
         return self.latency_seconds + sent_bytes / self.bytes_per_second
 
     def all_work_seconds(self, sent_bytes):
-        """What such a collective takes of a worker's time to compute."""
+        """Returns the computing time that such a collective takes from a worker."""
         return self.work_seconds + sent_bytes * self.work_seconds_per_byte
 
 
@@ -128,7 +128,7 @@ class Worker:
     """One of the workers of a job.
 
     Attributes:
-        computation: `Computation`, of a step.
+        computation: `Computation` of a step.
         links: dictionary: `Link` by kind of collective.
     """
 
@@ -136,7 +136,7 @@ class Worker:
     links: dict
 
     def link(self, kind):
-        """`Link` of a kind of collective. Raises ValueError if there is none."""
+        """Returns the `Link` of a kind of collective, or raises ValueError without one."""
         if kind not in self.links:
             raise ValueError(
                 f"Every kind of collective needs a link. Received: links of {sorted(self.links)}, "
@@ -146,19 +146,19 @@ class Worker:
 
 
 def within_nodes(buckets, workers_per_node, kind="within node"):
-    """Buckets of nodes: their workers add up gradients first, and share the result.
+    """Returns the buckets of nodes whose workers add up gradients first and share the result.
 
     Args:
         buckets: list of `Bucket`, as nodes exchange them with each other.
         workers_per_node: number of workers of a node.
-        kind: of the collectives within a node, of full-precision values.
+        kind: kind of the collectives within a node, which send values in full precision.
 
     Returns:
-        List of `Bucket`: before all else a reduce-scatter's and an all-gather's bytes, together
-        `2 (G - 1) / G` of the gradients of G workers.
+        List of `Bucket`. Each begins with the bytes of a reduce-scatter and an all-gather, together
+        `2 (G - 1) / G` of the gradients for G workers.
 
     Raises:
-        ValueError: for no workers.
+        ValueError: if `workers_per_node` is not a positive whole number.
 
     Example:
         >>> from tf_onebit.planner import Bucket, Collective, within_nodes
@@ -177,7 +177,7 @@ def within_nodes(buckets, workers_per_node, kind="within node"):
 
 
 def require_workers(workers, least=1, whole=True):
-    """Raises ValueError for fewer workers than are needed; or, if they are whole, for parts."""
+    """Raises ValueError for fewer workers than `least`, or, with `whole`, for a fraction."""
     if not workers >= least or (whole and not isinstance(workers, numbers.Integral)):
         needed = "one worker" if least == 1 else f"{least} workers"
         whole_ones = ", and whole ones" if whole and workers >= least else ""
@@ -187,7 +187,7 @@ def require_workers(workers, least=1, whole=True):
 
 
 def require_whole(name, value, least):
-    """Raises ValueError for an argument that is no whole number, or a smaller one."""
+    """Raises ValueError unless an argument is a whole number of at least `least`."""
     if not isinstance(value, numbers.Integral) or value < least:
         raise ValueError(
             f"{name} must be a whole number, at least {least}. Received: {name}={value!r}."
@@ -195,13 +195,13 @@ def require_whole(name, value, least):
 
 
 def require_at_least_0(record, name, what):
-    """Raises ValueError unless an attribute is finite, at least 0; `what` it is, in few words."""
+    """Raises ValueError, with `what` as a description, unless an attribute is finite and >= 0."""
     value = getattr(record, name)
     if not 0 <= value < math.inf:
         raise ValueError(f"{name} must be {what}, at least 0. Received: {name}={value!r}.")
 
 
 def require_positive(name, value):
-    """Raises ValueError unless an argument is a positive number."""
+    """Raises ValueError unless an argument is a positive, finite number."""
     if not 0 < value < math.inf:
         raise ValueError(f"{name} must be a positive number. Received: {name}={value!r}.")

@@ -1,15 +1,15 @@
-"""When it pays to send less: one rule, for plans, `Auto` and the Monitor."""
+"""One rule for whether sending less pays, which plans, `Auto` and the Monitor share."""
 
-# What is gained by less would not be worth another way of training.
+# A smaller gain would not be worth another way of training.
 LEAST_GAIN = 1.1
 
 
 def pays(full_seconds, seconds):
-    """Tells whether to send less pays: whether it is faster by a tenth at least.
+    """Tells whether sending less pays: whether it is at least a tenth faster.
 
     Args:
-        full_seconds: time that the exchange takes in full precision.
-        seconds: time that it takes if less is sent.
+        full_seconds: time in full precision, of a step or of an exchange.
+        seconds: the same time if less is sent.
 
     Example:
         >>> pays(1.2, 1.0), pays(1.05, 1.0)

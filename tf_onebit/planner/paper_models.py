@@ -1,4 +1,4 @@
-"""The papers' cost models: when nodes compute as long as they communicate."""
+"""The papers' cost models, with the number of nodes that compute as long as they communicate."""
 
 import dataclasses
 import math
@@ -11,7 +11,7 @@ from tf_onebit.planner.costs import (
     require_workers,
 )
 
-# `optimal_workers` looks no further: there it says that there is no optimum.
+# Beyond this number `optimal_workers` tells that there is no optimum.
 _MOST_WORKERS = 2**40
 _BISECTIONS = 100
 
@@ -22,9 +22,9 @@ def _one(_):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _ParallelSgd:
-    """What both kinds of parallelism have in common ("On Parallelizability of SGD").
+    """Base of both kinds of parallelism ("On Parallelizability of SGD").
 
-    Reality factors are functions, by default 1: measure them, or take a constant by
+    Reality factors are functions and 1 by default. Measure them, or use a constant such as
     `lambda _: 1.2`.
     """
 
@@ -42,48 +42,48 @@ class _ParallelSgd:
 
     @property
     def _seconds_per_product(self):
-        """M / f: of one operation per parameter."""
+        """Time of one operation per parameter: M / f."""
         return self.parameters / self.operations_per_second
 
     def step_seconds(self, workers):
-        """Time of a minibatch: the longer of calculation and communication, which overlap."""
+        """Returns the time of a minibatch: the longer of calculation and communication."""
         calculation = self.calculation_seconds(workers)
         if workers == 1:
             return calculation
         return max(calculation, self.communication_seconds(workers))
 
     def speed_up(self, workers):
-        """How much faster `workers` nodes are than one."""
+        """Returns how much faster `workers` nodes are than one."""
         return self.step_seconds(1) / self.step_seconds(workers)
 
     def optimal_workers(self):
-        """K at which T_calc(K) = T_comm(K): float, at least 1; infinite if it is never reached."""
+        """Returns K at which T_calc(K) = T_comm(K): float, at least 1; infinite without such K."""
         return _crossing(self.calculation_seconds, self.communication_seconds)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelParallelism(_ParallelSgd):
-    """Each of K nodes holds a K-th of each weight matrix (section 3.1).
+    """Model parallelism: each of K nodes holds a K-th of each weight matrix (section 3.1).
 
         T_calc(K) = M / f * N / K * eta_mbs(N / K) * eta_strp(K)
         T_comm(K) = A_fr * w_A / b * N * (K - 1) / K * lambda_blk(N / K) * lambda_conn(K)
 
-    for forward propagation, and for back propagation alike.
+    The equations hold for forward propagation and for back propagation alike.
 
     Args:
-        parameters: M, of the model.
-        operations_per_second: f, of one node: multiplications and additions of a parameter.
-        bytes_per_second: b, between two nodes, at its best.
-        minibatch_size: N, samples.
+        parameters: M, number of parameters of the model.
+        operations_per_second: f, multiplications and additions of a parameter by one node.
+        bytes_per_second: b, best rate between two nodes.
+        minibatch_size: N, number of samples.
         activations: A_fr, number of values that a sample passes between layers.
-        activation_bytes: w_A, of one of them.
+        activation_bytes: w_A, number of bytes of such a value.
         minibatch_slowdown: eta_mbs, function of a number of samples.
         stripe_slowdown: eta_strp, function of the number of nodes.
         block_slowdown: lambda_blk, function of a number of samples.
         connection_slowdown: lambda_conn, function of the number of nodes.
 
     Raises:
-        ValueError: for what is not a positive number.
+        ValueError: if a number is not positive.
 
     Example:
         >>> gpus = ModelParallelism(
@@ -103,14 +103,14 @@ class ModelParallelism(_ParallelSgd):
             require_positive(name, getattr(self, name))
 
     def calculation_seconds(self, workers):
-        """T_calc(K) of a minibatch."""
+        """Returns T_calc(K) of a minibatch."""
         require_workers(workers, whole=False)
         samples = self.minibatch_size / workers
         slowdown = self.minibatch_slowdown(samples) * self.stripe_slowdown(workers)
         return self._seconds_per_product * samples * slowdown
 
     def communication_seconds(self, workers):
-        """T_comm(K) of a minibatch."""
+        """Returns T_comm(K) of a minibatch."""
         sample_seconds = self.activations * self.activation_bytes / self.bytes_per_second
         slowdown = self.block_slowdown(self.minibatch_size / workers)
         slowdown *= self.connection_slowdown(workers)
@@ -119,27 +119,27 @@ class ModelParallelism(_ParallelSgd):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataParallelism(_ParallelSgd):
-    """Each of K nodes takes a K-th of each minibatch, in half-batches (section 3.2).
+    """Data parallelism: K nodes take a K-th of each minibatch each, in half-batches (section 3.2).
 
         T_calc(1) = M / f * (3 N * eta_mbs(N) + C * eta_fix)
         T_calc(K) = 2 M / f * (3 N / 2 / K * eta_mbs(N / 2K) + (C + 1) * eta_fix)
         T_comm(K) = 2 M * w_M / b * 2 * lambda_blk(M * w_M / K) * lambda_conn(K)
 
-    The paper prints 2K/K in place of the second 2 of T_comm, which stands for collecting and
-    distributing; that is what its formula for the optimal number of nodes has, too.
+    The second 2 of T_comm stands for collecting and distributing. The paper prints 2K/K in its
+    place, and has 2 in its formula for the optimal number of nodes.
 
     Args:
         parameters, operations_per_second, bytes_per_second, minibatch_size: see
             `ModelParallelism`.
-        parameter_bytes: w_M, of a value as it is sent: 4, or less where it is compressed.
-        fixed_steps: C, passes over the model's parameters per minibatch.
-        fixed_slowdown: eta_fix, by which such a pass is slower than M / f.
+        parameter_bytes: w_M, number of bytes of a sent value: 4, or less with compression.
+        fixed_steps: C, number of passes over the model's parameters per minibatch.
+        fixed_slowdown: eta_fix, factor by which such a pass is slower than M / f.
         minibatch_slowdown: eta_mbs, function of a number of samples.
         block_slowdown: lambda_blk, function of a number of bytes.
         connection_slowdown: lambda_conn, function of the number of nodes.
 
     Raises:
-        ValueError: for what is not a positive number.
+        ValueError: if a number is not positive.
 
     Example:
         >>> gpus = DataParallelism(
@@ -160,7 +160,7 @@ class DataParallelism(_ParallelSgd):
             require_positive(name, getattr(self, name))
 
     def calculation_seconds(self, workers):
-        """T_calc(K) of a minibatch. One node alone needs no half-batches."""
+        """Returns T_calc(K) of a minibatch; one node alone needs no half-batches."""
         require_workers(workers, whole=False)
         halves = 1 if workers == 1 else 2
         samples = self.minibatch_size / halves / workers
@@ -170,13 +170,13 @@ class DataParallelism(_ParallelSgd):
         return halves * self._seconds_per_product * operations
 
     def communication_seconds(self, workers):
-        """T_comm(K) of a minibatch: of both its halves."""
+        """Returns T_comm(K) of both halves of a minibatch."""
         model_bytes = self.parameters * self.parameter_bytes
         slowdown = self.block_slowdown(model_bytes / workers) * self.connection_slowdown(workers)
         return 2 * 2 * model_bytes / self.bytes_per_second * slowdown
 
     def optimal_workers(self):
-        # One node, which has no second half and no part of it to send, is none of those compared.
+        # A single node has no half-batches and sends nothing, so K begins just above 1.
         return _crossing(
             lambda workers: self.calculation_seconds(max(workers, math.nextafter(1, 2))),
             self.communication_seconds,
@@ -187,33 +187,33 @@ class DataParallelism(_ParallelSgd):
 class CompressedDataParallelism:
     """Data parallelism with compressed gradients ("1-Bit SGD ...", Eq. 3 and 4, section 2.3).
 
-    With double buffering, by half-batches, half a minibatch takes the longer of
+    With double buffering by half-batches, half a minibatch takes the longer of
 
         T_calc(K) = N / 2 / K * T_frm + C * T_post / K + T_upd
         T_comm    = T_float / Z
 
-    and the optimal number of nodes, Eq. 4, is that at which both are the same:
+    Both are equal at the optimal number of nodes (Eq. 4):
 
         K = (N / 2 * T_frm + C * T_post) / (T_float / Z - T_upd)
 
-    If T_comm is below T_upd there is none: the fixed cost limits the speed-up. Without double
-    buffering a minibatch takes
+    If T_comm is below T_upd, there is no optimum: the fixed cost limits the speed-up. Without
+    double buffering a minibatch takes
 
         N / K * T_frm + C * T_post / K + T_upd + T_float / Z
 
-    which is less where the second T_upd costs more than what double buffering hides.
+    This is less if the second T_upd costs more time than double buffering hides.
 
     Args:
-        minibatch_size: N, samples.
+        minibatch_size: N, number of samples.
         sample_seconds: T_frm, function of the number of samples that a node computes at once.
-        post_seconds: C * T_post, what is done to the gradients, by their owners.
-        update_seconds: T_upd, what every node does to the whole model.
-        exchange_seconds: T_float, of the gradients in full precision.
-        compression: Z, 32 for one bit in place of 32.
+        post_seconds: C * T_post, time of the owners' work on all gradients.
+        update_seconds: T_upd, time of every node's work on the whole model.
+        exchange_seconds: T_float, time to exchange gradients in full precision.
+        compression: Z, which is 32 for one bit in place of 32.
         double_buffering: whether communication overlaps with computation.
 
     Raises:
-        ValueError: for numbers that are not positive, or negative times.
+        ValueError: if a number is not positive, or a time is negative.
 
     Example:
         >>> sgd = CompressedDataParallelism(
@@ -242,7 +242,7 @@ class CompressedDataParallelism:
         return 2 if self.double_buffering else 1
 
     def calculation_seconds(self, workers):
-        """T_calc(K) of a minibatch, or, with double buffering, of half of one."""
+        """Returns T_calc(K) of a minibatch, or, with double buffering, of half a minibatch."""
         require_workers(workers, whole=False)
         samples = self.minibatch_size / self._parts / workers
         sample_seconds = self.sample_seconds(samples)
@@ -251,11 +251,11 @@ class CompressedDataParallelism:
         return variable + self.update_seconds
 
     def communication_seconds(self, workers):
-        """T_comm of what `calculation_seconds` computes: the same for any number of nodes."""
+        """Returns T_comm for the samples of `calculation_seconds`, the same for all K > 1."""
         return self.exchange_seconds / self.compression if workers > 1 else 0.0
 
     def step_seconds(self, workers):
-        """Time of a minibatch."""
+        """Returns the time of a minibatch."""
         if workers == 1:  # nothing to send, nothing to hide
             whole = dataclasses.replace(self, double_buffering=False)
             return whole.calculation_seconds(1)
@@ -266,15 +266,15 @@ class CompressedDataParallelism:
         return calculation + communication
 
     def samples_per_second(self, workers):
-        """Training speed."""
+        """Returns the training speed."""
         return self.minibatch_size / self.step_seconds(workers)
 
     def speed_up(self, workers):
-        """How much faster `workers` nodes are than one."""
+        """Returns how much faster `workers` nodes are than one."""
         return self.step_seconds(1) / self.step_seconds(workers)
 
     def optimal_workers(self):
-        """The number of nodes of Eq. 4: float, at least 1; infinite below the fixed cost."""
+        """Returns K of Eq. 4: float, at least 1; infinite if T_comm is below the fixed cost."""
         halves = dataclasses.replace(self, double_buffering=True)
         return _crossing(
             halves.calculation_seconds, lambda _: self.exchange_seconds / self.compression
@@ -282,7 +282,7 @@ class CompressedDataParallelism:
 
 
 def _crossing(falling, other):
-    """Where a function that falls faster meets another: at least 1, infinite if nowhere."""
+    """Returns where a faster falling function meets another: at least 1, infinite if nowhere."""
     low, high = 1.0, 2.0
     if falling(low) <= other(low):
         return low

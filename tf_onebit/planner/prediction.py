@@ -1,4 +1,4 @@
-"""What a step takes with a method of exchanging, and how much faster several workers are."""
+"""Predicted time of a step with a method, and speed-up of several workers."""
 
 import dataclasses
 import math
@@ -17,24 +17,25 @@ from tf_onebit.planner.costs import (
 from tf_onebit.planner.simulation import simulate
 
 _STEPS = 4
-# Late gradients make long steps and short ones by turns.
+# With delayed gradients, long and short steps alternate.
 _DELAYED_STEPS = 24
 
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """A way to exchange what workers learn.
+    """Method of exchanging gradients, or weights at the end of blocks.
 
     Attributes:
-        name: for people.
-        buckets: list of `Bucket`: of a step, or of a block.
-        delay: by how many steps gradients come back later (`Delayed`).
+        name: name that people read.
+        buckets: list of `Bucket` of a step, or of a block.
+        delay: number of steps by which gradients come back later (`Delayed`).
         sync_period: number of steps in a block; None if gradients are exchanged in every step.
-        bucket_bytes: the exchange's, where it can be chosen.
-        template: the exchange that it stands for, in a form that a plan does not look into.
+        bucket_bytes: of the exchange, if it can be chosen, or None.
+        template: the exchange that the method stands for. Predictions do not use it.
 
     Raises:
-        ValueError: for a delay, a period or buckets that are no whole numbers, or too small.
+        ValueError: if the delay, the period or the bytes of buckets are not whole numbers, or are
+            too small.
     """
 
     name: str
@@ -53,18 +54,20 @@ class Method:
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """What `predict` returns. Times are those of a step, of a block's end its part.
+    """Result of `predict`.
+
+    Times are per step. The time of a block's end is divided by the number of steps in a block.
 
     Attributes:
         method: name of the method.
         workers: number of workers.
         step_seconds: time of a step.
-        computation_seconds: what a step takes without any exchange.
-        coding_seconds: what encoding and decoding take.
-        sending_seconds: for how long messages are under way, whatever else is done meanwhile.
-        sent_bytes: by each worker in a step.
-        speed_up: samples per second of all workers, over those of one worker alone.
-        bottleneck: "computation", "coding" or "sending": which of the three is longest.
+        computation_seconds: time of a step without any exchange.
+        coding_seconds: time of encoding and decoding.
+        sending_seconds: time while messages are under way, also during other work.
+        sent_bytes: number of bytes that each worker sends in a step.
+        speed_up: samples per second of all workers, divided by samples per second of one alone.
+        bottleneck: the longest of the three: "computation", "coding" or "sending".
     """
 
     method: str
@@ -82,22 +85,22 @@ def predict(method, computation, links, workers, alone_seconds=None, workers_per
     """Predicts the time of a step.
 
     Args:
-        method: `Method`, with what is sent between so many workers.
-        computation: `Computation` of a step of each worker, among the others: they may share a
-            processor.
+        method: `Method` for this number of workers.
+        computation: `Computation` of a step of each worker while the others compute, because they
+            may share a processor.
         links: dictionary: `Link` by kind of collective.
-        workers: number of workers; of nodes, if these have several workers each.
-        alone_seconds: computation of a step of one worker that shares with nobody; default: the
+        workers: number of workers, or of nodes if these have several workers each.
+        alone_seconds: computation of a step of one worker that shares no processor. Default: the
             same as among others.
-        workers_per_node: number of workers that add up their gradients before nodes exchange
-            them, over the link of the kind "within node": see `within_nodes`.
+        workers_per_node: number of workers that add up their gradients over the link "within node"
+            before nodes exchange them. See `within_nodes`.
 
     Returns:
         `Prediction`.
 
     Raises:
-        ValueError: for no workers, no computation, and a kind of collective that `links` does not
-            have.
+        ValueError: without workers or computation, and for a kind of collective that `links` does
+            not have.
 
     Example:
         >>> from tf_onebit.planner import Bucket, Collective, Computation, Link, Method, predict
@@ -108,7 +111,7 @@ def predict(method, computation, links, workers, alone_seconds=None, workers_per
         >>> round(result.step_seconds, 4), round(result.speed_up, 2), result.bottleneck
         (0.034, 1.76, 'computation')
 
-        Four GPUs in each of two hosts, between which messages travel at 12.5 GB/s:
+        Two hosts have four GPUs each, which exchange messages within a host at 12.5 GB/s:
 
         >>> links["within node"] = Link(1e-5, 12.5e9)
         >>> result = predict(method, Computation(0.01, 0.02), links, 2, workers_per_node=4)
@@ -126,7 +129,7 @@ def predict(method, computation, links, workers, alone_seconds=None, workers_per
     buckets = empty = [Bucket(bucket.size, ()) for bucket in method.buckets]
     if workers > 1:  # else nothing leaves the node
         buckets = method.buckets
-    # Nodes that meet once per block are one worker each: their own exchange in every step.
+    # A node counts as one worker of training in blocks, and its workers exchange in every step.
     period = method.sync_period
     per_step = buckets if period is None else empty
     if workers_per_node != 1:
@@ -139,7 +142,7 @@ def predict(method, computation, links, workers, alone_seconds=None, workers_per
     sending = float(run.link_seconds[0])
     sent_bytes = sum(bucket.sent_bytes for bucket in per_step)
     if period is not None:
-        # At the end of a block all of it is there at once, and nothing to compute meanwhile.
+        # At the end of a block all buckets are ready at once, and there is nothing else to compute.
         run = simulate([(Worker(Computation(0.0, 0.0), links), workers)], buckets, 2)
         seconds += run.mean_step_seconds / period
         coding += sum(bucket.all_work_seconds for bucket in buckets) / period
@@ -158,16 +161,16 @@ def predict(method, computation, links, workers, alone_seconds=None, workers_per
 
 
 def narrowed(name, full_precision, value_bytes, full_bytes=FLOAT_BYTES):
-    """The `Method` that sends narrower values, and is otherwise full precision.
+    """Returns the `Method` that sends narrower values, and is otherwise full precision.
 
     Args:
-        name: of it.
-        full_precision: `Method`.
-        value_bytes: of a value: 2 for float16, 1 for 8 bits.
-        full_bytes: of a value in full precision.
+        name: name of the method.
+        full_precision: `Method` in full precision.
+        value_bytes: number of bytes of a value: 2 for float16, 1 for 8 bits.
+        full_bytes: number of bytes of a value in full precision.
 
     Raises:
-        ValueError: for no bytes.
+        ValueError: if a number of bytes is not positive.
 
     Example:
         >>> from tf_onebit.planner import Bucket, Collective, Method, narrowed
@@ -191,17 +194,17 @@ def narrowed(name, full_precision, value_bytes, full_bytes=FLOAT_BYTES):
 
 
 def regrouped(method, sizes, bucket_bytes):
-    """The `Method` with buckets of another size.
+    """Returns the `Method` with buckets of another size.
 
-    Work and bytes are taken to be in proportion to the number of values.
+    Work and bytes are assumed to be proportional to the number of values.
 
     Args:
         method: `Method`, all of whose buckets are exchanged by the same kinds of collectives.
         sizes: number of values of each gradient, in the order of the model's variables.
-        bucket_bytes: as of an `Exchange`.
+        bucket_bytes: see `Exchange`.
 
     Raises:
-        ValueError: for buckets of no bytes.
+        ValueError: if `bucket_bytes` is not a positive whole number.
 
     Example:
         >>> from tf_onebit.planner import Bucket, Collective, Method, regrouped
@@ -246,17 +249,17 @@ def _bucket_sizes(sizes, bucket_bytes):
 
 
 def with_more_workers(links, measured, workers):
-    """What collectives take between another number of workers than they were measured with.
+    """Returns the links between another number of workers than in the measurement.
 
-    Bandwidth is each worker's own and stays; latency is taken to grow with the logarithm. Measure
-    with more workers to know better.
+    Each worker keeps its bandwidth. Latency is assumed to grow with the logarithm of the number of
+    workers. Measure with more workers to replace this assumption.
 
     Args:
         links: dictionary of `Link`.
-        measured, workers: numbers of workers, at least 2.
+        measured, workers: number of workers in the measurement, and the other number, at least 2.
 
     Raises:
-        ValueError: for fewer workers.
+        ValueError: for fewer than 2 workers.
 
     Example:
         >>> from tf_onebit.planner import uniform_links, with_more_workers
@@ -274,7 +277,7 @@ def with_more_workers(links, measured, workers):
 
 
 def uniform_links(bytes_per_second, latency_seconds):
-    """Links of one rate for all kinds of collectives: dictionary of `Link`, which cost no work.
+    """Returns links of one rate for all kinds of collectives: dictionary of `Link` without work.
 
     Raises:
         ValueError: for a rate of 0 or a negative latency.
@@ -289,14 +292,14 @@ def uniform_links(bytes_per_second, latency_seconds):
 
 
 def interpolated(measured, per_replica_batch_size):
-    """The `Computation` of a batch between those that were measured, or beyond.
+    """Returns the `Computation` of a batch between the measured ones or beyond, on a line.
 
     Args:
-        measured: dictionary: `Computation` by number of samples; at least one.
+        measured: dictionary: `Computation` by number of samples, at least one.
         per_replica_batch_size: number of samples of a worker.
 
     Raises:
-        ValueError: if nothing was measured, or for no samples.
+        ValueError: without measurements, or if the number of samples is not positive.
 
     Example:
         >>> from tf_onebit.planner import Computation, interpolated

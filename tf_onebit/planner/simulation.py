@@ -1,4 +1,4 @@
-"""A discrete simulation of training steps: buckets, overlap, stragglers, uneven links."""
+"""Discrete simulation of training steps: buckets, overlap, stragglers, uneven links."""
 
 import collections
 import dataclasses
@@ -9,19 +9,19 @@ import numpy as np
 
 from tf_onebit.planner.costs import require_positive, require_whole, require_workers
 
-# Of a worker's time to compute that messages leave, however busy it is with them.
+# Least part of a worker's computing speed that messages leave.
 _LEAST_SPEED = 0.05
-# What a core takes first: what others may wait for.
+# Priorities of a core's tasks: other workers may wait for the exchange, so it goes first.
 _EXCHANGE, _COMPUTATION = 0, 1
 
 
 @dataclasses.dataclass(frozen=True)
 class Simulation:
-    """What `simulate` returns.
+    """Result of `simulate`.
 
     Attributes:
-        step_seconds: array `[steps]`: of the slowest worker, from the end of the step before.
-        link_seconds: array `[steps]`: how long a collective was under way.
+        step_seconds: array `[steps]`: time of the slowest worker, from the end of the step before.
+        link_seconds: array `[steps]`: time while a collective was under way.
     """
 
     step_seconds: np.ndarray
@@ -29,7 +29,7 @@ class Simulation:
 
     @property
     def mean_step_seconds(self):
-        """Once double buffering has begun: without the first step."""
+        """Mean time of a step after the first, when double buffering has begun."""
         return float(
             self.step_seconds[1:].mean() if len(self.step_seconds) > 1 else self.step_seconds[0]
         )
@@ -38,28 +38,30 @@ class Simulation:
 def simulate(workers, buckets, steps=3, delay=0, slowdowns=None):
     """Simulates training steps in which gradients are exchanged.
 
-    Each worker has one thing to compute with, a core or all of its cores, and does what the
-    exchange needs before it goes on with the backward pass. Buckets come in the order of the list,
-    after parts of the backward pass in proportion to their sizes. A collective begins when all
-    workers have come to it and the one before is over; it takes as long as on the worst of their
-    links, and takes away from each worker what its link says. When all buckets are through, weights
-    are updated, and the next step begins.
+    Each worker does one task at a time, with one core or with all of its cores. Work for the
+    exchange goes before the backward pass. Buckets become ready in the order of the list, after
+    parts of the backward pass that are proportional to their sizes.
+
+    A collective begins when all workers have reached it and the one before has ended. It takes as
+    long as on the slowest of their links. Meanwhile it takes computing time from each worker, as
+    the worker's link says. When all buckets are exchanged, weights are updated, and the next step
+    begins.
 
     Args:
-        workers: list of `Worker`; or one and a number, `[(worker, count), ...]`, where many are
-            alike: what is alike is computed once.
+        workers: list of `Worker`, or of pairs `(worker, count)` for workers that are alike, which
+            are computed once.
         buckets: list of `Bucket`; may be empty.
         steps: number of steps.
-        delay: by how many steps gradients come back later (`Delayed`).
-        slowdowns: array `[steps, workers]`: factors on the time that computation takes, to try
-            stragglers. Then all workers are simulated.
+        delay: number of steps by which gradients come back later (`Delayed`).
+        slowdowns: array `[steps, workers]`: factors on the time of computation, to try
+            stragglers. With them, every worker is computed.
 
     Returns:
         `Simulation`.
 
     Raises:
-        ValueError: without workers or steps, for a kind of collective that a worker has no link
-            for, and for slowdowns of another shape or that are not positive.
+        ValueError: without workers or steps; for a kind of collective without a link; for
+            slowdowns that have another shape or are not positive.
 
     Example:
         >>> from tf_onebit.planner import Bucket, Collective, Computation, Link, Worker, simulate
@@ -93,13 +95,13 @@ def simulate(workers, buckets, steps=3, delay=0, slowdowns=None):
 
 
 class _Core:
-    """What a worker computes with: one task at a time, slower while messages are under way."""
+    """Core of a worker, for one task at a time, which is slower while messages are under way."""
 
     __slots__ = ("tasks", "remaining", "speed", "since", "version")
 
     def __init__(self):
-        self.tasks = []  # heap of [priority, number, seconds, what to call at the end]
-        self.remaining = 0.0  # of the first of them
+        self.tasks = []  # heap of [priority, number, seconds, function to call at the end]
+        self.remaining = 0.0  # seconds of the first task
         self.speed = 1.0
         self.since = 0.0
         self.version = 0
@@ -111,15 +113,15 @@ class _Run:
         self._steps, self._delay, self._slowdowns = steps, delay, slowdowns
         self._cores = [_Core() for _ in workers]
         self._events, self._numbers = [], itertools.count()
-        # How many workers are still to come to a collective, by (step, bucket, stage).
+        # Number of workers that have not reached a collective yet, by (step, bucket, stage).
         self._missing = collections.defaultdict(lambda: len(workers))
         self._waiting, self._link_is_free = collections.deque(), True
-        # By worker: how many buckets of a step are not yet through, and which step is computed.
+        # By worker: number of unfinished buckets by step, and the step whose gradients are ready.
         self._left = [collections.Counter() for _ in workers]
         self._computed = [-1] * len(workers)
         self._ends = np.zeros([steps, len(workers)])
         self._link_seconds = np.zeros(steps)
-        # The slowest link decides, and that of an identical message is always the same.
+        # Times by message: the slowest link decides, which is the same for identical messages.
         self._durations = {}
 
     def run(self):
@@ -184,7 +186,7 @@ class _Run:
         self._add_task(time, index, _EXCHANGE, bucket.collectives[stage].work_seconds, arrive)
 
     def _update_if_due(self, time, index, step):
-        """Ends a step whose gradients are computed, and those it applies there."""
+        """Ends a step if its gradients are computed and the gradients that it applies are there."""
         applied = step - self._delay
         if self._computed[index] != step or (applied >= 0 and self._left[index][applied]):
             return
@@ -258,13 +260,13 @@ class _Run:
             self._schedule(time, index)
 
     def _settle(self, time, core):
-        """Counts what a core has done of its task until now."""
+        """Subtracts from a core's task the work that is done until now."""
         if core.tasks:
             core.remaining = max(0.0, core.remaining - core.speed * (time - core.since))
         core.since = time
 
     def _schedule(self, time, index):
-        """Tells when the first task of a core will be done, if nothing comes between."""
+        """Schedules the end of a core's first task, for the case that nothing comes between."""
         core = self._cores[index]
         core.version += 1
         end = time + core.remaining / core.speed

@@ -1,4 +1,4 @@
-"""`tf-onebit bench`: what encoding, decoding and collectives take here."""
+"""`tf-onebit bench`: times of encoding, decoding and collectives on this machine."""
 
 import argparse
 import dataclasses
@@ -31,7 +31,7 @@ def add_command(commands):
 
 
 def run(options):
-    """Runs the command. Returns its exit status."""
+    """Runs the command and returns its exit status."""
     return run_command("bench", _run, options)
 
 
@@ -57,11 +57,11 @@ def _run(options):
 
 
 def measure_exchanges(values, workers):
-    """Nanoseconds per value of each stage: dictionary of lists by method.
+    """Returns the nanoseconds per value of each stage: dictionary of lists by method.
 
     Args:
         values: number of values of a gradient.
-        workers: `Links` or `Alone`. A worker alone does what one of two does.
+        workers: `Links` or `Alone`. A worker alone does the work of one of two.
     """
     from tf_onebit.exchanges import FullPrecision, GradientSpec, OneBit, Threshold
     from tf_onebit.measurement import measure_exchange

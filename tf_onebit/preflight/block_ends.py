@@ -1,4 +1,4 @@
-"""What workers exchange of a model at the end of a block."""
+"""Variables of a model that workers exchange at the end of a block."""
 
 import dataclasses
 
@@ -10,13 +10,13 @@ from tf_onebit.training.model_optimizers import inner_optimizer
 
 @dataclasses.dataclass(frozen=True)
 class BlockEnd:
-    """What `BlockMomentum` exchanges, all of it dense: lists of `GradientSpec`.
+    """Specs of the variables that `BlockMomentum` exchanges: lists of `GradientSpec`, all dense.
 
     Attributes:
-        weights: go through the exchange of the callback.
-        moments: list of such lists, of the optimizer's state that travels as what a block has made
-            of it, in full precision.
-        averaged: what travels as it is.
+        weights: of the weights, which the callback's exchange sends.
+        moments: list of such lists, of the optimizer's moments. Their changes in a block are sent
+            in full precision.
+        averaged: of the variables whose values are averaged, in full precision.
     """
 
     weights: list
@@ -25,12 +25,12 @@ class BlockEnd:
 
     @classmethod
     def of(cls, model, optimizer, compresses):
-        """What it is for a model, or None if it cannot be trained in blocks.
+        """Returns the `BlockEnd` of a model, or None if it cannot be trained in blocks.
 
         Args:
             model: Keras model, built.
             optimizer: Keras optimizer of its weights.
-            compresses: whether the callback's exchange does.
+            compresses: whether the callback's exchange compresses.
         """
         knows = corrects_moments_of(inner_optimizer(optimizer))
         correction = "bmuf_adam" if knows else "average"
@@ -47,11 +47,12 @@ class BlockEnd:
         )
 
     def buckets(self, of_weights, in_full_precision, block_seconds):
-        """The list of `planner.Bucket` of a block's end.
+        """Returns the buckets of a block's end: list of `planner.Bucket`.
 
         Args:
-            of_weights: list of `planner.Bucket`: what the exchange of the weights takes.
-            in_full_precision: function from a list of `GradientSpec` to such a list.
+            of_weights: list of `planner.Bucket` for the exchange of the weights.
+            in_full_precision: function from a list of `GradientSpec` to a list of
+                `planner.Bucket`.
             block_seconds: as from `measure_block`.
         """
         changed = [*of_weights, *(b for moment in self.moments for b in in_full_precision(moment))]

@@ -1,4 +1,4 @@
-"""The course of a command that measures: its checks, what it says meanwhile, and its status."""
+"""Runner of the commands that measure: checks, messages and exit status."""
 
 import os
 import sys
@@ -7,20 +7,20 @@ from tf_onebit.start_up_notes import without_start_up_notes
 
 
 def run_command(name, run, options, check=lambda options: None):
-    """Runs a command, and tells in a line why it cannot be. Returns its exit status.
+    """Runs a command, prints an error as one line, and returns the exit status.
 
     Args:
         name: of the command.
         run: function of the options.
-        options: what `argparse` makes of the command's arguments.
-        check: function of the options that comes before TensorFlow is imported, for seconds, and
-            raises ValueError.
+        options: the command's arguments, from `argparse`.
+        check: function of the options that raises ValueError. It runs before the import of
+            TensorFlow, which takes seconds.
     """
     try:
         check(options)
     except ValueError as error:
         return _failed(name, error)
-    # TensorFlow's own notes would bury what the command says.
+    # TensorFlow's own notes would bury the command's output.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     with without_start_up_notes():
         import tensorflow as tf
@@ -38,11 +38,11 @@ def _failed(name, error):
 
 
 def _is_no_advice(record):
-    """Tells whether a message is about anything but functions that are traced often."""
+    """Tells whether a message is not TensorFlow's advice on functions that are traced often."""
     return "triggered tf.function retracing" not in record.getMessage()
 
 
 def announce(workers, stage):
-    """Prints what is being measured, on the first worker."""
+    """Prints on the first worker what is being measured."""
     if workers.rank == 0:
         print(f"Measuring {stage} ...", file=sys.stderr, flush=True)

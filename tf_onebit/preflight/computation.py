@@ -1,4 +1,4 @@
-"""What a model computes in a step."""
+"""Computation of a model in a step."""
 
 import re
 import time
@@ -18,20 +18,20 @@ _RUNS, _MOST_SECONDS = 5, 3.0
 
 
 class ModelInStep:
-    """A model's forward pass, backward pass and update, one by one.
+    """Forward pass, backward pass and update of a model, to be timed one by one.
 
-    What is measured of the loss is its gradients' way back, from a sum of the outputs: what the
-    data would be is not known. An optimizer of the same kind updates the weights, which `restore`
-    gives back their values.
+    A sum of the outputs stands for the loss, because labels are not known. So only the backward
+    pass from the outputs is timed. An optimizer of the same kind updates the weights. `restore`
+    gives them back their values.
 
     Args:
         model: Keras model, compiled.
-        unknown_size: what stands for sizes of inputs that the model leaves open.
+        unknown_size: size for dimensions of inputs that the model leaves open.
 
     Attributes:
-        optimizer: that optimizer, built.
-        scatter: dictionary: by how much the times of a step differed, by number of samples, as a
-            part of their median.
+        optimizer: the optimizer that updates the weights, built.
+        scatter: dictionary: spread of the times of a step by number of samples, as a fraction of
+            their median.
 
     Raises:
         ValueError: for a model that is not compiled or not made from inputs, or, without
@@ -60,17 +60,17 @@ class ModelInStep:
 
     @property
     def fixed_batch_sizes(self):
-        """The batch sizes of inputs that leave no choice: set."""
+        """Batch sizes that inputs prescribe: set."""
         shapes = [spec.shape for spec in tf.nest.flatten(_inputs(self.model))]
         return {shape[0] for shape in shapes if shape[0] is not None}
 
     def restore(self):
-        """Gives the model back the values of its variables."""
+        """Restores the values of the model's variables."""
         for variable, value in zip(self.model.variables, self._before, strict=True):
             variable.assign(value)
 
     def specs(self):
-        """What is known of the gradients: list of `GradientSpec`."""
+        """Returns the specs of the gradients: list of `GradientSpec`."""
         variables = self.model.trainable_variables
         _, backward, _ = self._parts
         gradients, _ = backward.get_concrete_function().structured_outputs
@@ -78,7 +78,7 @@ class ModelInStep:
         return [spec_of(gradient, variable) for gradient, variable in pairs if gradient is not None]
 
     def rows(self, per_replica_batch_size):
-        """How many rows each gradient has that is sparse, of the others 1: list, as of `specs`.
+        """Returns the number of rows of each sparse gradient, and 1 for others, as in `specs`.
 
         Args:
             per_replica_batch_size: number of samples.
@@ -95,34 +95,34 @@ class ModelInStep:
         ]
 
     def measure(self, per_replica_batch_size, workers, most_seconds=_MOST_SECONDS):
-        """Takes the time of a step, on all workers at once: they may share what they compute with.
+        """Measures the time of a step on all workers at once, because they may share processors.
 
         Args:
-            per_replica_batch_size: number of samples, of this worker.
+            per_replica_batch_size: number of samples of this worker.
             workers: `Links` or `Alone`.
-            most_seconds: of all runs, of which there is one at least.
+            most_seconds: limit for all runs together. There is at least one run.
 
         Returns:
-            `planner.Computation`, or None if some worker has not enough memory.
+            `planner.Computation`, or None if a worker has too little memory.
 
         Raises:
-            ValueError: for a model that does not take what stands for open sizes.
+            ValueError: if the model does not take `unknown_size` for its open sizes.
         """
         batch = self._batch_for(per_replica_batch_size, workers)
         if batch is None:
             return None
         times = self._times(self._parts, batch, workers, most_seconds)
-        # Of the slowest worker, for which all wait.
+        # All wait for the slowest worker, so its times count.
         medians = np.median(times, axis=0).tolist()
         *medians, scatter = workers.slowest(*medians, _scatter(times[:, -1]))
         self.scatter[per_replica_batch_size] = scatter
         forward, backward, whole = medians
-        # Each is a part of the next; where they differ by less than they scatter, by nothing.
+        # Each time includes the one before. Noise must not make a difference negative.
         backward = max(forward, backward)
         return Computation(forward, backward - forward, max(0.0, whole - backward))
 
     def measure_alone(self, per_replica_batch_size):
-        """The time of a step of this worker, in seconds, or None if it has not enough memory."""
+        """Returns the seconds of a step of this worker, or None if it has too little memory."""
         alone = Alone()
         batch = self._batch_for(per_replica_batch_size, alone)
         if batch is None:
@@ -130,10 +130,10 @@ class ModelInStep:
         return float(np.median(self._times(self._parts[-1:], batch, alone)))
 
     def _batch_for(self, batch_size, workers):
-        """A batch that parts have run with, or None if some worker has not the memory."""
+        """Returns a batch that parts have run with, or None if a worker has too little memory."""
         try:
             batch = self._batch(batch_size)
-            # The last needs the most memory.
+            # The last part needs the most memory.
             for part in self._parts[-1:] if self._is_traced else self._parts:
                 _run(part, batch)
             self._is_traced = True
@@ -151,9 +151,9 @@ class ModelInStep:
         return None if too_much else batch
 
     def _times(self, parts, batch, workers, most_seconds=_MOST_SECONDS):
-        """The times of each part: array [runs, parts]."""
+        """Returns the times of each part: array [runs, parts]."""
         times = []
-        # By turns, so that all parts see the same drift of the machine.
+        # Parts take turns, so that all see the same drift of the machine.
         while len(times) < _RUNS:
             times.append([self._seconds(part, batch, workers) for part in parts])
             (round_seconds,) = workers.slowest(sum(times[-1]))
@@ -177,7 +177,7 @@ class ModelInStep:
         return tf.nest.map_structure(lambda tensor: values(self._spec(tensor)), _inputs(self.model))
 
     def _spec(self, tensor):
-        """Of batches of any size that the model takes."""
+        """Returns the spec of batches of any size that the model takes."""
         sizes = [size or self._unknown_size for size in tensor.shape[1:]]
         return tf.TensorSpec([tensor.shape[0], *sizes], tensor.dtype)
 
@@ -200,28 +200,29 @@ class ModelInStep:
 
 
 def _scatter(times):
-    """Returns how far times differ, as a part of their median; of five without the extremes."""
+    """Returns the spread of times as a fraction of their median; of five without the extremes."""
     middle = np.sort(times)[1:-1] if len(times) == _RUNS else times
     return float(np.ptp(middle) / np.median(times))
 
 
 def _reason(error):
-    """What an error in a model says, in a line, without where in the program it came."""
+    """Returns the message of an error in a model as one line, without its place in the program."""
     of_layer = re.search(r"\x1b\[1m(.+?)\x1b\[0m", str(error), re.DOTALL)
     if of_layer:
         return " ".join(of_layer[1].split())
     lines = [line for line in str(error).splitlines() if line.strip()]
-    # Calls, files and nodes are indented; the last line else says what is wrong.
+    # Calls, files and nodes are indented. The last of the other lines says what is wrong.
     return ([line for line in lines if not line[0].isspace()] or lines)[-1].strip()
 
 
 def _standing_still(optimizer):
-    """An optimizer that does the same work, and moves nothing.
+    """Returns an optimizer that does the same work, and changes no weights.
 
-    A loss without labels would lead the weights to where computing takes another time. What wraps
-    an optimizer for a job, and exchanges gradients, is not part of what is saved of it.
+    A loss without labels would lead the weights to values for which computation takes another
+    time. A wrapper that exchanges gradients is not part of an optimizer's saved configuration, so
+    the copy does not exchange.
     """
-    # Keras finds only its own classes by their names, and those that are registered.
+    # Keras finds only its own and registered classes by their names.
     classes = [original_class(one) for one in (optimizer, inner_optimizer(optimizer))]
     custom = {cls.__name__: cls for cls in classes}
     try:
@@ -241,7 +242,7 @@ def _standing_still(optimizer):
 
 
 def require_plannable(model, unknown_size=None):
-    """Raises ValueError for what cannot be measured, with what to do."""
+    """Raises ValueError for a model that cannot be measured, with a remedy."""
     if not isinstance(model, keras.Model):
         raise ValueError(
             f"A plan is made for a Keras model. Received: {model!r} of type "
@@ -273,14 +274,14 @@ def require_plannable(model, unknown_size=None):
 
 
 def _inputs(model):
-    """What a model is called with: structure of Keras tensors."""
+    """Returns the inputs that a model is called with: structure of Keras tensors."""
     if isinstance(model, keras.Sequential):
         return model.inputs[0]
     return inputs_of(model)
 
 
 def _with_end(part):
-    """The same, and a value of each result: one tensor that is there when all are."""
+    """Returns `part` with one more result: a tensor that is ready when all others are."""
 
     def run(batch):
         results = part(batch)

@@ -1,21 +1,22 @@
-"""Which times of a model's steps are not to be relied on."""
+"""Doubts about the measured times of a model's steps."""
 
 import itertools
 
 from tf_onebit.formatting import format_number
 
-# Times of the same step differ by this part of them where something else is at work.
+# A larger spread of the times of a step shows that another program is at work.
 _MOST_SCATTER = 0.25
-# A step of more samples takes no less time, but for what times differ by anyway.
+# More samples take no less time, apart from noise of this part.
 _TOLERANCE = 0.05
 
 
 def doubts_about(computations, scatter):
-    """Doubts the times of steps: a list of one sentence, or of none.
+    """Returns the doubts about times of steps: a list of one sentence, or an empty list.
 
     Args:
         computations: dictionary: `planner.Computation` by number of samples.
-        scatter: dictionary: by how much times of a step differed, as a part of their median.
+        scatter: dictionary: spread of the times of a step by number of samples, as a fraction of
+            their median.
     """
     doubts = [
         f"times with {size} samples differ by {100 * scatter[size]:.0f} %"

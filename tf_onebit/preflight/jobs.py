@@ -1,4 +1,4 @@
-"""The job that a plan is started in, and the model that it is for."""
+"""The job that runs a plan, and the model that the plan is for."""
 
 import importlib
 import os
@@ -8,18 +8,18 @@ import tensorflow as tf
 from tf_onebit.measurement import Alone, Links
 from tf_onebit.preflight.source import is_file, look_here, require_source
 
-# What `horovodrun` does not set itself where it starts workers by `mpirun`.
+# Set by `mpirun`. If `horovodrun` starts workers by it, HOROVOD_RANK is not set.
 _RANKS_OF_MPI = "OMPI_COMM_WORLD_RANK", "PMI_RANK"
 
 
 def workers_of_job():
-    """The workers of the job that this process belongs to: `Links`, or `Alone`.
+    """Returns the workers of the job that this process belongs to: `Links`, or `Alone`.
 
-    Those of Horovod, where `horovodrun` has started it; those of a TensorFlow cluster, where
-    TF_CONFIG describes one.
+    They are Horovod's workers if `horovodrun` or MPI has started this process, and the workers of
+    the TensorFlow cluster if TF_CONFIG describes one.
 
     Raises:
-        ValueError: if Horovod is missing, or TF_CONFIG describes no cluster.
+        ValueError: if Horovod is needed but cannot be used, or TF_CONFIG describes no cluster.
     """
     if "HOROVOD_RANK" in os.environ:
         return _workers(_horovod_engine())
@@ -51,14 +51,14 @@ def _horovod_engine():
 
 
 def take_a_gpu(local_rank):
-    """Each process of a host has a GPU of its own, as programs over Horovod arrange it."""
+    """Gives each process of a host its own GPU, as programs over Horovod do."""
     gpus = tf.config.list_physical_devices("GPU")
     if gpus:
         tf.config.set_visible_devices(gpus[local_rank % len(gpus)], "GPU")
 
 
 def require_writable(*paths):
-    """Raises ValueError for a file that cannot be written, before all the work; None is none."""
+    """Raises ValueError for a file that cannot be written, before all the work; skips None."""
     for path in filter(None, paths):
         directory = os.path.dirname(os.path.abspath(path))
         if not os.access(directory, os.W_OK):
@@ -68,14 +68,14 @@ def require_writable(*paths):
 
 
 def load_model(source):
-    """The model that a user names.
+    """Returns the model that a user names.
 
     Args:
         source: path of a file that Keras saved, or "module:function" with the name of a function
             that takes no arguments and returns a compiled model.
 
     Raises:
-        ValueError: for what is neither, or cannot be loaded.
+        ValueError: if the source is neither, or cannot be loaded.
     """
     require_source(source)
     if is_file(source):
@@ -100,7 +100,7 @@ def _imported(module):
     look_here()
     try:
         return importlib.import_module(module)
-    # A script may read its data, or its arguments, or end.
+    # On import, a script may read data or arguments, or exit.
     except (Exception, SystemExit) as error:
         raise ValueError(
             f"The module {module!r} cannot be imported, from {os.getcwd()}: "

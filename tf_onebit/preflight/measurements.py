@@ -1,4 +1,4 @@
-"""Everything that a plan is made from."""
+"""Measurements that a plan is made from."""
 
 import dataclasses
 import functools
@@ -20,22 +20,22 @@ _RUNS_OF_OTHERS = 1
 
 @dataclasses.dataclass(frozen=True)
 class Measurements:
-    """What was measured of a model on this machine.
+    """Measurements of a model on this machine.
 
     Attributes:
-        per_replica_batch_size: number of samples of a worker in a step: what was asked for, or the
-            only one that the model takes.
+        per_replica_batch_size: number of samples of a worker in a step: the requested number, or
+            the only one that the model takes.
         sizes: number of values of each gradient.
-        has_sparse: whether some are sparse: larger batches have more rows to send of them.
+        has_sparse: whether some gradients are sparse. Larger batches send more rows of these.
         computations: dictionary: `planner.Computation` by number of samples of a worker, while all
             workers compute.
         alone_seconds: computation of a step while only the first worker computes.
         methods: dictionary: list of `planner.Method` by number of workers, from the one that
             changes training least.
         links: dictionary: `planner.Link` by kind of collective, between `measured_workers`.
-        measured_workers: number of workers that exchanged messages; 1 if links are assumed, which
-            are then the same for any number.
-        doubts: list of sentences: what of it is not to be relied on.
+        measured_workers: number of workers that exchanged messages, or 1 if links are assumed.
+            Assumed links are the same for any number of workers.
+        doubts: list of sentences on unreliable measurements.
     """
 
     per_replica_batch_size: int
@@ -49,29 +49,29 @@ class Measurements:
     doubts: list = ()
 
     def links_of(self, workers):
-        """Links between another number of workers than was measured."""
+        """Returns the links between another number of workers than was measured."""
         if self.measured_workers == 1:
             return self.links
         return with_more_workers(self.links, self.measured_workers, workers)
 
 
 def measure(model, workers, links, world_sizes, options):
-    """Takes the times of a model, of exchanges and of links. Leaves the model as it is.
+    """Measures the times of a model, of exchanges and of links, without a change of the model.
 
     Args:
         model: Keras model, compiled.
         workers: `Links` or `Alone`.
-        links: dictionary of `planner.Link`, or None: they are measured.
+        links: dictionary of `planner.Link`, or None to measure them.
         world_sizes: list of numbers of workers to plan for, each at least 2.
-        options: has `per_replica_batch_size`, beside which other numbers are measured, except of a
-            model that takes batches of one size only; `target_density`, `sync_period` and
-            `unknown_size`.
+        options: object with `per_replica_batch_size`, `target_density`, `sync_period` and
+            `unknown_size`. Half and twice the batch size are measured, too, unless the model takes
+            one size only.
 
     Returns:
         `Measurements`.
 
     Raises:
-        ValueError: for a model that cannot be measured, and without the memory for a step.
+        ValueError: for a model that cannot be measured, and without enough memory for a step.
     """
     measured_workers = 1 if links else workers.world_size
     if not links:
@@ -103,7 +103,7 @@ def measure(model, workers, links, world_sizes, options):
     methods = {}
     for world_size in world_sizes:
         announce(workers, f"the exchange between {world_size} workers")
-        # Coding depends little on the number of workers: that of the job is measured well.
+        # Coding depends little on the number of workers, so others than the job's get fewer runs.
         well = world_size in (workers.world_size, world_sizes[0])
         runs = {} if well else {"runs": _RUNS_OF_OTHERS}
         exchanges = _Exchanges(
@@ -127,10 +127,10 @@ def measure(model, workers, links, world_sizes, options):
 
 
 def _computations(step, size, batch_sizes, workers):
-    """`planner.Computation` by number of samples, as far as memory goes: dictionary."""
+    """Returns `planner.Computation` by number of samples, as far as memory allows: dictionary."""
     computations = {}
     for other in sorted(batch_sizes):
-        # What is predicted depends on one; the others say how it changes with it.
+        # Predictions are made for one size. The other sizes tell how times change with it.
         seconds = {} if other == size else {"most_seconds": _MOST_SECONDS_OF_OTHERS}
         announce(workers, f"a step of {other} samples")
         computation = step.measure(other, workers, **seconds)
@@ -141,16 +141,16 @@ def _computations(step, size, batch_sizes, workers):
 
 
 def _fewer(computations):
-    """What to do where memory is not enough, in words."""
+    """Returns a remedy for too little memory, in words."""
     if computations:
         return f"Give fewer: --per-replica-batch-size {max(computations)}."
     return "Give fewer with --per-replica-batch-size, or return a model with smaller batches."
 
 
 def alone_seconds_of(step, per_replica_batch_size, workers):
-    """What the first worker computes for a step while the others wait, on all workers.
+    """Returns on all workers the seconds of a step of the first worker while the others wait.
 
-    0 where it has not the memory, as after larger batches it may not.
+    Returns 0 if the first worker has too little memory, as may happen after larger batches.
     """
     seconds = 0.0
     if workers.rank == 0:
@@ -159,9 +159,9 @@ def alone_seconds_of(step, per_replica_batch_size, workers):
 
 
 def _candidates(model, target_density):
-    """The exchanges to plan with, by name: ours, and one of the user's own: dictionary.
+    """Returns the exchanges to plan with, ours and the user's own: dictionary by name.
 
-    The order is that in which they change training, the least first.
+    Ours come first, ordered by how much they change training, the least first.
     """
     candidates = {
         FULL_PRECISION: FullPrecision(),
@@ -176,7 +176,7 @@ def _candidates(model, target_density):
 
 
 class _Exchanges:
-    """What exchanges take between so many workers, and the methods they are used in."""
+    """Measured exchanges between a number of workers, and the methods that use them."""
 
     def __init__(self, candidates, specs, rows, workers, world_size, in_full_precision, **runs):
         self._candidates, self._specs = candidates, specs
@@ -184,7 +184,7 @@ class _Exchanges:
         self._in_full_precision = in_full_precision
         self._buckets = []
         for exchange in candidates.values():
-            workers.wait_for_all()  # who shares a processor with others shares it all the time
+            workers.wait_for_all()  # workers that share a processor share it all the time
             self._buckets.append(self._measured(exchange, specs, rows))
 
     def _measured(self, exchange, specs, rows=None):
@@ -194,7 +194,7 @@ class _Exchanges:
         return measured(exchange, specs, self._world_size, rows, **self._runs)
 
     def methods(self):
-        """Those that exchange gradients in every step: list of `planner.Method`."""
+        """Returns the methods that exchange gradients in every step: list of `planner.Method`."""
         methods = []
         for (name, exchange), buckets in zip(self._candidates.items(), self._buckets, strict=True):
             what = {"buckets": buckets, "bucket_bytes": exchange.bucket_bytes, "template": exchange}
@@ -204,10 +204,10 @@ class _Exchanges:
         return methods
 
     def blocks(self, ends, block_seconds, sync_period):
-        """Those that train in blocks: list of `planner.Method`.
+        """Returns the methods that train in blocks: list of `planner.Method`.
 
         Args:
-            ends: list: `BlockEnd` in full precision and with 1-bit, or None.
+            ends: list of `BlockEnd` in full precision and with 1-bit, or None in place of them.
             block_seconds: as from `measure_block`.
             sync_period: number of steps.
         """
@@ -216,7 +216,7 @@ class _Exchanges:
         for end, (name, exchange), buckets in of_weights:
             if end is None:
                 continue
-            if end.weights != self._specs:  # of an embedding all rows, not those of a step
+            if end.weights != self._specs:  # embeddings send all rows, not only a step's
                 buckets = self._measured(exchange, end.weights)
             in_full_precision = functools.partial(self._measured, FullPrecision())
             of_block = end.buckets(buckets, in_full_precision, block_seconds)
@@ -226,7 +226,7 @@ class _Exchanges:
 
 
 class _InFullPrecision:
-    """As `measure_exchange`, which dense gradients need once: for any number of workers."""
+    """`measure_exchange` in full precision, once per dense gradients for all numbers of workers."""
 
     def __init__(self):
         self._dense = {}

@@ -1,4 +1,4 @@
-"""`tf-onebit plan`: measures a model, this machine and its links, and says what will pay."""
+"""`tf-onebit plan`: measurements of a model, this machine and its links, and advice from them."""
 
 import argparse
 import dataclasses
@@ -17,7 +17,7 @@ names the longest part of the step. Recommends a method and its settings. Does n
 _BITS_PER_SECOND = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _RATE = re.compile(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)")
 _ASSUMED_RATE, _ASSUMED_LATENCY_MS = "1gbit", 1.0
-# The messages of all of them are decoded here, to take the time: of more, for long.
+# One process decodes the messages of all workers to measure it. For more it would take long.
 _MOST_WORKERS = 1024
 
 
@@ -89,7 +89,7 @@ def add_command(commands):
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What `tf-onebit plan` measures and concludes; times in seconds.
+    """Results of `tf-onebit plan`, with times in seconds.
 
     Attributes:
         per_replica_batch_size: number of samples of a worker in a step.
@@ -97,11 +97,12 @@ class Plan:
         computations: dictionary: `planner.Computation` by number of samples.
         alone_seconds: computation of a step of one worker while the others wait.
         links: dictionary: `planner.Link` by kind of collective.
-        measured_workers: number of workers that links were measured between; 1: they are assumed.
+        measured_workers: number of workers that links were measured between, or 1 if links are
+            assumed.
         predictions: list of `planner.Prediction`.
         advice: dictionary: `planner.Advice` by number of workers.
-        programs: dictionary: lines of Python by number of workers, which do what is advised.
-        doubts: list of sentences: which of the times are not to be relied on.
+        programs: dictionary: lines of Python that follow the advice, by number of workers.
+        doubts: list of sentences on unreliable times.
     """
 
     per_replica_batch_size: int
@@ -117,7 +118,7 @@ class Plan:
 
 
 def run(options):
-    """Runs the command. Returns its exit status."""
+    """Runs the command and returns its exit status."""
     return run_command("plan", _run, options, check=lambda options: require_source(options.model))
 
 
@@ -151,13 +152,13 @@ def _run(options):
 
 
 def make_plan(model, workers, links, options):
-    """Measures and predicts.
+    """Measures a model, predicts times of its steps, and recommends a method.
 
     Args:
-        model: Keras model, compiled; it is left as it is.
+        model: Keras model, compiled. It is not changed.
         workers: `Links` or `Alone`.
-        links: dictionary of `planner.Link`, or None: they are measured.
-        options: what `argparse` makes of the command's arguments.
+        links: dictionary of `planner.Link`, or None to measure them.
+        options: the command's arguments, from `argparse`.
 
     Returns:
         `Plan`.
@@ -180,7 +181,7 @@ def make_plan(model, workers, links, options):
     measured = measure(model, workers, links, world_sizes, options)
     size = measured.per_replica_batch_size
     computations, methods = measured.computations, measured.methods
-    if checks_gradients_first(model.optimizer):  # and what is late begins after the check, too
+    if checks_gradients_first(model.optimizer):  # delayed gradients wait for the check, too
         computations = {n: c.without_overlap() for n, c in computations.items()}
         methods = {n: [checked_first(m, n) for m in methods[n]] for n in methods}
     computation, alone = interpolated(computations, size), measured.alone_seconds

@@ -1,15 +1,15 @@
-"""Lines to write into a program, for a method that is recommended."""
+"""Lines of Python for a program that uses a recommended method."""
 
 from tf_onebit.configurable import as_python, serialize
 from tf_onebit.exchanges import Delayed, FullPrecision, Local, WarmStart
 
 
 def lines_for(method, bucket_bytes):
-    """Returns the lines of Python that make the exchange, and where it goes: list of strings.
+    """Returns the lines of Python that make the exchange and use it: list of strings.
 
     Args:
-        method: `planner.Method` that is recommended.
-        bucket_bytes: of the exchange, or None for those that it has.
+        method: the recommended `planner.Method`.
+        bucket_bytes: of the exchange, or None to keep its own.
     """
     exchange, last = method.template, []
     if method.sync_period is not None:

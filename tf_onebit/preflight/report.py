@@ -7,13 +7,13 @@ import pathlib
 from tf_onebit.formatting import format_number
 
 _HEADER = ("", "ms per step", "speed-up", "MB sent", "longest")
-# So many times as long a step takes among others, where these are in its way.
+# Workers share processors if a step among others takes more than this many times as long.
 _CROWDED = 1.1
 _BOTTLENECKS = {"computation": "computation", "coding": "encoding", "sending": "sending"}
 
 
 def text(plan):
-    """What people read: string."""
+    """Returns the text of a plan."""
     lines = [_about_links(plan), _about_computation(plan), *plan.doubts]
     for workers in sorted({prediction.workers for prediction in plan.predictions}):
         rows = [p for p in plan.predictions if p.workers == workers]
@@ -85,13 +85,13 @@ def _table(predictions):
 
 
 def write_json(plan, path):
-    """Writes all of a plan, times in seconds."""
+    """Writes all of a plan to a file, with times in seconds."""
     content = dataclasses.asdict(plan)
     pathlib.Path(path).write_text(json.dumps(content, indent=1) + "\n")
 
 
 def require_plottable(path):
-    """Raises ValueError where no plot can be drawn, or not of this type."""
+    """Raises ValueError if no plot can be drawn, or none of the file's type."""
     try:
         from matplotlib.backend_bases import FigureCanvasBase
     except ImportError as error:
@@ -107,7 +107,7 @@ def require_plottable(path):
 
 
 def write_plot(plan, path):
-    """Writes a plot of the speed-ups, of a type that Matplotlib knows by the name's ending."""
+    """Writes a plot of the speed-ups, whose file type is given by the name's ending."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 5), layout="constrained")

@@ -1,4 +1,4 @@
-"""Source of a model, as far as it is known without TensorFlow, which takes seconds to load."""
+"""Source of a model, checked without TensorFlow, which takes seconds to load."""
 
 import importlib.util
 import os
@@ -8,12 +8,12 @@ import zipfile
 
 
 def is_file(source):
-    """Tells whether a user names a file of Keras' and no function."""
+    """Tells whether a source is a file of Keras, not a function."""
     return pathlib.Path(source).suffix in (".keras", ".h5")
 
 
 def require_source(source):
-    """Raises ValueError if there is no such model.
+    """Raises ValueError if a model's source is not found.
 
     Args:
         source: path of a file that Keras saved, or "module:function".
@@ -37,7 +37,7 @@ def require_source(source):
 
 
 def look_here():
-    """Has modules of the current folder be found, as by `python train.py`."""
+    """Lets Python import modules of the current folder, as `python train.py` does."""
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
 

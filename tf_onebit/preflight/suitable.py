@@ -1,4 +1,4 @@
-"""Which methods a plan may recommend with an optimizer, and what there is to know of them."""
+"""Methods that a plan may recommend for an optimizer, and notes on them."""
 
 import dataclasses
 
@@ -12,7 +12,7 @@ from tf_onebit.training.model_optimizers import inner_optimizer
 
 
 def suitable(methods, optimizer):
-    """Returns those of some methods that go with a model's optimizer: list.
+    """Returns the methods that suit a model's optimizer: list.
 
     Args:
         methods: list of `planner.Method`.
@@ -23,15 +23,15 @@ def suitable(methods, optimizer):
 
 
 def checks_gradients_first(optimizer):
-    """Whether workers check all of their gradients before they exchange any."""
+    """Tells whether workers check all of their gradients before they exchange any."""
     skips = getattr(inner_optimizer(optimizer), "on_nonfinite", None) == "skip"
     return skips or isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
 
 
 def checked_first(method, world_size):
-    """The `planner.Method` of workers that check their gradients before they exchange them.
+    """Returns the `planner.Method` of workers that check gradients before they exchange them.
 
-    Nothing is delayed, and a flag goes before what is exchanged in each step.
+    No gradient is delayed. In each step, workers exchange a flag before all else.
     """
     if method.sync_period is not None:
         return method
@@ -40,13 +40,13 @@ def checked_first(method, world_size):
 
 
 def with_notes(advice, method, model):
-    """Returns an `Advice` with what has to be known of its method for a model."""
+    """Returns an `Advice` with notes on its method for a model."""
     sentences = advice.sentences + notes_on(method, model)
     return dataclasses.replace(advice, sentences=sentences)
 
 
 def notes_on(method, model):
-    """What has to be known of a method for this model: list of sentences.
+    """Returns notes on a method for this model: list of sentences.
 
     Args:
         method: `planner.Method`.

@@ -12,10 +12,14 @@ import tf_onebit
 import tf_onebit.horovod as hvd
 from tests.support.scalars import scalars_in, scalars_named
 from tests.support.two_optimizers import TwoOptimizers
+from tf_onebit import OneBit
+from tf_onebit.bmuf.connections import connect
 from tf_onebit.callbacks import Monitor
+from tf_onebit.collectives.lockstep import LockstepEngine
 from tf_onebit.monitor import tensorboard
 from tf_onebit.monitor.cost_warning import ExchangeCost
 from tf_onebit.monitor.step_times import StepTimes
+from tf_onebit.training.gradient_exchange import GradientExchange
 from tf_onebit.training.recorder import Recorder
 
 LOGS = ["bytes_sent", "compression_ratio", "residual_norm"]
@@ -351,9 +355,9 @@ def test_a_loop_of_the_models_own_can_be_watched():
 
 def test_blocks_of_a_fit_before_are_not_those_of_this_one():
     now = time.monotonic_ns()
-    engine = types.SimpleNamespace(members=[0], ranks=[0])
     blocks = types.SimpleNamespace(latest=[(now - 10**9, now)])
-    exchange = types.SimpleNamespace(engine=engine, built=[], blocks=blocks)
+    exchange = GradientExchange(OneBit(), LockstepEngine(["CPU:0"]), mean=True)
+    connect(exchange, blocks)
     times = StepTimes([exchange], Recorder(), timeline=None)
     assert times.read(1) == {}
     now = time.monotonic_ns()

@@ -1,4 +1,4 @@
-"""Functions of callbacks on the `model.fit` that calls them."""
+"""The `model.fit` that calls a callback: its training step, and replays of its batches."""
 
 import tensorflow as tf
 
