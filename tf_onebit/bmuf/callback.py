@@ -72,7 +72,7 @@ class BlockMomentum(keras.callbacks.Callback):
     in `train_step`, and held by the model as attributes or in lists or dictionaries. The optimizer
     with the most steps determines the steps of a worker.
 
-    The workers are those of the model's optimizers, which must not exchange gradients::
+    The model's optimizers define the workers, and must not exchange gradients::
 
         tf_onebit.horovod.DistributedOptimizer(optimizer, exchange=tf_onebit.Local())
         tf_onebit.distribute.MultiWorkerMirroredStrategy(exchange=tf_onebit.Local())

@@ -116,8 +116,8 @@ class BlockSynchronization:
     def train(self):
         """Puts the look-ahead into the models, for training to go on.
 
-        At its beginning all workers take worker 0's model, unless all still hold the same global
-        model. If a worker's global model has been changed between epochs, it restarts from that.
+        When training begins, all workers take worker 0's model, unless all still hold the earlier
+        global model. If weights were assigned between epochs, training restarts from them.
         """
         self._ended = False
         if not self._begun:
