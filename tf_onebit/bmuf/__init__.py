@@ -1,1 +1,1 @@
-"""Blockwise model-update filtering (BMUF): workers train apart, and synchronize once per block."""
+"""Blockwise model-update filtering (BMUF): workers train apart and synchronize once per block."""

@@ -16,7 +16,7 @@ def check_arguments(
     moment_correction,
     groups,
 ):
-    """Raises ValueError unless all are as `BlockMomentum` describes them."""
+    """Raises ValueError unless all arguments are valid, as `BlockMomentum` describes them."""
     _require_whole("sync_period", sync_period, 1, "Use sync_period=1 to synchronize every step")
     _require_whole("warmup_steps", warmup_steps, 0, "Use warmup_steps=0 to leave it out")
     if not isinstance(nesterov, bool):
@@ -42,7 +42,7 @@ def check_arguments(
 
 
 def check_exchange(exchange):
-    """Raises ValueError for an exchange that cannot average what blocks have changed."""
+    """Raises ValueError for an exchange that cannot average the changes of a block."""
     if innermost(exchange).trains_apart:
         raise ValueError(
             "What a block changes is exchanged. Received: exchange=tf_onebit.Local(), which "

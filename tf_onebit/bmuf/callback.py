@@ -1,4 +1,4 @@
-"""BlockMomentum: workers train on their own, and synchronize once per block."""
+"""BlockMomentum: workers train apart, and synchronize their models once per block."""
 
 import contextlib
 import json
@@ -30,79 +30,79 @@ from tf_onebit.training import fit
 from tf_onebit.training.building import resolve_exchange
 from tf_onebit.training.model_optimizers import gradient_exchanges_of, optimizers_of
 
-# Whoever trains on after an interruption means the global model, too.
+# Training on after an interruption starts from the global model, too.
 _SHOWING = (*SHOWING, "fit", "train_on_batch")
 
 
 class BlockMomentum(keras.callbacks.Callback):
-    """Trains by blockwise model-update filtering (BMUF; Chen, Ding, Huo 2020).
+    """Callback for blockwise model-update filtering (BMUF; Chen, Ding, Huo 2020).
 
-    Every worker trains on its own for `sync_period` steps. Then the workers' models are averaged,
-    and the average is moved on by a part of the updates of the blocks before it, which makes up for
-    what each minibatch loses in the average::
+    Every worker trains on its own for `sync_period` steps, a block. Then the workers' models are
+    averaged. A part of the earlier blocks' updates is added to the average, because averaging
+    weakens the effect of each minibatch::
 
         Delta_n = eta Delta_(n-1) + zeta (theta_bar - theta_init)
         theta = theta_init + zeta (theta_bar - theta_init)
         theta_init' = theta + eta Delta_n
 
-    for a block that began with theta_init, which the workers have made theta_bar of, on average.
-    theta is the global model. With classical momentum (`nesterov=False`) global model and next
-    beginning are both theta_init + Delta_n.
+    theta_init is the model at the beginning of the block. theta_bar is the mean of the workers'
+    models at its end. theta is the global model. theta_init' is the look-ahead, from which the next
+    block begins. With classical momentum (`nesterov=False`) both theta and theta_init' are
+    theta_init + Delta_n.
 
-    The moments of Adam and its kin (`tf_onebit.optimizers`) are brought to where theta_init' is,
-    and with them the number of steps that they are corrected for, `k <- k + eta rho_n` with
+    The moments of Adam and its variants (`tf_onebit.optimizers`) are moved to match theta_init'.
+    The number of steps in their bias correction moves with them: `k <- k + eta rho_n` with
     `rho_n = eta rho_(n-1) + zeta tau` for blocks of tau steps (BMUF-Adam, Eq. 16 to 18,
     Algorithm 1). With such optimizers the paper recommends `beta_1=0.5`.
 
-    The global model is what is evaluated, saved and returned: whenever validation, another callback
-    or the program calls `evaluate`, `predict`, `save`, `save_weights`, `export` or `get_weights` of
-    the model that is trained, and from the end of an epoch to the first step of the next. Put this
-    callback first in the list, so that at the end of an epoch the others find its last block in the
-    model. Training goes on from the look-ahead. Whoever assigns other weights between two epochs,
-    on all workers, makes training begin anew from these.
+    The global model is evaluated, saved and returned. The model that is trained shows it whenever
+    validation, another callback or the program calls `evaluate`, `predict`, `save`, `save_weights`,
+    `export` or `get_weights`. It also shows it from the end of an epoch to the first step of the
+    next. Put this callback first in the list: then other callbacks find the last block in the model
+    at the end of an epoch. Training goes on from the look-ahead. If all workers assign other
+    weights between two epochs, training restarts from these.
 
-    Workers may have different numbers of batches: averages are weighted by the steps of a block,
-    and a worker whose data have ended waits, and takes part with weight zero. Statistics, as of
-    BatchNormalization, are averaged, and so is other state of the optimizer. Learning rate
-    schedules follow the worker that has made the most steps.
+    Workers may have different numbers of batches, because averages are weighted by the steps of a
+    block. A worker whose data have ended waits, and takes part with weight zero. Statistics, such
+    as BatchNormalization's, are averaged, and so is other state of the optimizer. Learning rate
+    schedules follow the worker with the most steps.
 
-    A model with several optimizers, as a GAN, is one model all the same: all its weights are
-    filtered together, and each optimizer has its own moments, number of steps and rho_n. Those
-    count that its `train_step` uses and the model holds: as attributes, or in lists or dictionaries
-    of it. A worker counts by the optimizer that has made the most steps.
+    A model may have several optimizers, such as a GAN. All its weights are then filtered together,
+    and each optimizer has its own moments, number of steps and rho_n. The optimizers must be used
+    in `train_step`, and held by the model as attributes or in lists or dictionaries. The optimizer
+    with the most steps determines the steps of a worker.
 
-    The workers are those of the model's optimizers, which must leave them their own gradients::
+    The model's optimizers define the workers, and must not exchange gradients::
 
         tf_onebit.horovod.DistributedOptimizer(optimizer, exchange=tf_onebit.Local())
         tf_onebit.distribute.MultiWorkerMirroredStrategy(exchange=tf_onebit.Local())
 
     Args:
-        sync_period: number of steps in a block, for each worker: of `train_step`, or with
-            accumulation of gradients of the optimizer that accumulates longest.
+        sync_period: number of steps in a block, for each worker: calls of `train_step`, or with
+            gradient accumulation the updates of the optimizer that accumulates longest.
         block_momentum: eta, at least 0 and below 1; or "auto": 1 - 1 / N for N workers.
         block_learning_rate: zeta, positive.
-        nesterov: whether workers go on from where the momentum will lead.
-        warmup_steps: number of steps, at first, in which worker 0 trains alone, as the paper
-            does for a tenth of an epoch: the others' steps do not count. Of several optimizers the
-            one counts that makes the most.
+        nesterov: whether the next block begins from the look-ahead theta + eta Delta_n.
+        warmup_steps: number of initial steps in which worker 0 trains alone, as the paper does for
+            a tenth of an epoch. The steps of others do not count. If there are several optimizers,
+            the one with the most steps counts.
         moment_correction: "bmuf_adam"; "average": moments are averaged as they are; "reset": each
-            block begins with moments of zero. Optimizers other than Adam's kin have nothing to
-            correct: with "bmuf_adam" SGD's momentum begins anew where block momentum moves the
-            model on, as it would do the same twice, and other state is averaged.
-        groups: None, or "node" (with Horovod): the processes of a node are one worker. They
-            exchange gradients with each other in every step, through any exchange of their
-            optimizer, and only nodes synchronize by blocks. Needs
-            `hvd.init(process_sets="dynamic")`. Devices of one process of a strategy are a group
-            without this.
-        exchange: `tf_onebit.Exchange`, for what a block changes. Default: `FullPrecision()`. With
-            another, the weights go through it, with error feedback. Moments that
-            `moment_correction="bmuf_adam"` would have to correct then stay with their workers as
-            they are; what else is averaged travels in full precision.
+            block begins with moments of zero. Only Adam and its variants need a correction. With
+            "bmuf_adam" and a block momentum, SGD's own momentum restarts with every block, so that
+            it does not repeat what block momentum does. Other state is averaged.
+        groups: None, or "node" (with Horovod): the processes of a node form one worker. They
+            exchange gradients in every step, through any exchange of their optimizer, and only
+            nodes synchronize by blocks. Needs `hvd.init(process_sets="dynamic")`. In a strategy
+            the devices of a process always form a group.
+        exchange: `tf_onebit.Exchange` for the changes of a block. Default: `FullPrecision()`. Any
+            other exchange applies to the weights, with error feedback. Moments that
+            `moment_correction="bmuf_adam"` would correct are then not synchronized. All other
+            averages travel in full precision.
 
     Raises:
         ValueError: for arguments of other types or values; in `fit`, for an optimizer whose state
-            it does not know, or that exchanges gradients, and for one that begins to train in the
-            midst of it; on all workers if they do not train the same model in the same way.
+            it does not know, that exchanges gradients, or that begins to train during `fit`; on
+            all workers if they do not train the same model in the same way.
 
     Example:
         >>> import tf_onebit, tf_onebit.horovod as hvd
@@ -149,17 +149,17 @@ class BlockMomentum(keras.callbacks.Callback):
 
     @classmethod
     def from_time_constant(cls, time_constant, sync_period=16, **arguments):
-        """A `BlockMomentum` with eta = exp(-sync_period / time_constant).
+        """Returns a `BlockMomentum` with eta = exp(-sync_period / time_constant).
 
-        A block's update then counts for 1 / e of what it did at first after `time_constant` steps,
-        whatever the period.
+        After `time_constant` steps the weight of a block's update has fallen to 1 / e, for every
+        `sync_period`.
 
         Args:
             time_constant: number of steps of a worker; positive.
-            sync_period, arguments: as of `BlockMomentum`.
+            sync_period, arguments: see `BlockMomentum`.
 
         Raises:
-            ValueError: for another time constant, and as `BlockMomentum`.
+            ValueError: for another time constant, and where `BlockMomentum` raises it.
 
         Example:
             >>> round(BlockMomentum.from_time_constant(100, sync_period=16).block_momentum, 3)
@@ -178,7 +178,10 @@ class BlockMomentum(keras.callbacks.Callback):
         wrap_methods(self.model, self._view, _SHOWING)
 
     def _get_ready(self):
-        """Finds what is trained: when all callbacks have begun, which a step may depend on."""
+        """Finds the optimizers and variables that are trained, and connects their workers.
+
+        This happens after all callbacks have begun, because the training step may depend on them.
+        """
         if self._optimizers is not None:
             return
         self._optimizers = training_optimizers(self.model)
@@ -186,7 +189,7 @@ class BlockMomentum(keras.callbacks.Callback):
             require_trains_apart(optimizer, self.model, self.groups)
             for optimizer in self._optimizers or [None]
         ]
-        # Of one of them, for whoever asks.
+        # The exchange of the first optimizer represents all of them.
         self._gradient_exchange = exchanges[0]
         variables = block_variables(
             self.model,
@@ -227,7 +230,7 @@ class BlockMomentum(keras.callbacks.Callback):
         self._synchronize_if_due()
 
     def on_test_begin(self, logs=None):
-        # Keras evaluates before it tells that an epoch has ended.
+        # Keras evaluates before it calls on_epoch_end.
         if self._is_training:
             self._end(End.EPOCH)
 
@@ -238,7 +241,7 @@ class BlockMomentum(keras.callbacks.Callback):
         self._end(End.TRAINING)
         self._is_training = False
         if self.groups is not None:
-            # One that leaves takes the job along, and others may still be telling their group.
+            # A process that exits ends the job, and others may still communicate in their group.
             job = self._gradient_exchange.engine
             job.run([one_request(AllGather(tf.constant([0]), "tf_onebit_blocks/end"))])
         self._unwrap()
@@ -261,18 +264,18 @@ class BlockMomentum(keras.callbacks.Callback):
         self._blocks.batches = 0
 
     def _resume(self):
-        """Goes on from a backup, if there is one that nobody has gone on from yet."""
+        """Loads the states of a backup, if there are some that have not been loaded yet."""
         states = take_states(self._gradient_exchange)
         if states is not None:
             job = self._gradient_exchange.engine
             self._blocks.load_states(states, job.ranks, as_many=len(states) == job.world_size)
-            # The backup may have been made after the block's last step, just before its end.
+            # The backup may have been made between the block's last step and its synchronization.
             self._synchronize_if_due()
 
     @contextlib.contextmanager
     def _view(self):
-        """Context in which the model is the global one."""
-        if not self._fit.is_running():  # any more: it was interrupted
+        """Returns a context in which the model is the global one."""
+        if not self._fit.is_running():  # it was interrupted
             if self._blocks is not None:
                 self._blocks.show()
             self._unwrap()
@@ -290,13 +293,13 @@ class BlockMomentum(keras.callbacks.Callback):
 
     @property
     def _looks_ahead(self):
-        """Whether there is a block momentum."""
+        """Whether the block momentum is above 0."""
         if self.block_momentum == "auto":
             return self._gradient_exchange.engine.world_size > 1
         return self.block_momentum > 0
 
     def _description(self, variables):
-        """What workers must agree on."""
+        """Returns what workers must agree on: list of (what, value) pairs of strings."""
         own = {
             "sync_period": self.sync_period,
             "block_momentum": self.block_momentum,
@@ -313,7 +316,7 @@ class BlockMomentum(keras.callbacks.Callback):
         ]
 
     def _group_by_node(self):
-        """Has workers exchange gradients within their node, from the first trace on."""
+        """Makes workers exchange gradients within their node, from the first trace on."""
         for optimizer in optimizers_of(self.model):
             if not hasattr(optimizer, "gradient_exchange"):
                 continue

@@ -1,19 +1,19 @@
-"""Which synchronization belongs to the optimizer of which gradients."""
+"""The table of block synchronizations by `GradientExchange`."""
 
 import weakref
 
-# Of `GradientExchange`s, which know nothing of blocks.
+# Keys are `GradientExchange`s, which do not know of blocks.
 _synchronizations = weakref.WeakKeyDictionary()
 _states = weakref.WeakKeyDictionary()
 
 
 def synchronization_of(gradient_exchange):
-    """Returns the `BlockSynchronization` of workers that train apart within a block, or None."""
+    """Returns the `BlockSynchronization` of the workers of a `GradientExchange`, or None."""
     return _synchronizations.get(gradient_exchange)
 
 
 def connect(gradient_exchange, synchronization):
-    """Has workers that exchange gradients by this synchronize by that, or, for None, not at all."""
+    """Sets the synchronization of a `GradientExchange`. None removes it."""
     _synchronizations.pop(gradient_exchange, None)
     if synchronization is not None:
         _synchronizations[gradient_exchange] = synchronization
@@ -24,7 +24,7 @@ def keep_states(gradient_exchange, states):
 
     Args:
         gradient_exchange: `GradientExchange`.
-        states: list, by rank; or None, for none.
+        states: list of states, by rank; or None to keep nothing.
     """
     _states.pop(gradient_exchange, None)
     if states is not None:
@@ -32,5 +32,5 @@ def keep_states(gradient_exchange, states):
 
 
 def take_states(gradient_exchange):
-    """Returns what `keep_states` keeps, once: list, by rank, or None."""
+    """Returns and forgets the states of `keep_states`: list, by rank, or None."""
     return _states.pop(gradient_exchange, None)

@@ -1,9 +1,9 @@
-"""Block momentum: what becomes of the workers' models at the end of a block.
+"""Equations of block momentum: the update of the model and its moments at the end of a block.
 
-Blockwise model-update filtering and its correction of Adam's moments (Chen, Ding, Huo 2020), as
-plain arithmetic on anything that adds and multiplies: floats, NumPy arrays, tensors. Equations are
-numbered as in the paper; theta_init, m_init are what the workers began a block with, and a bar is
-the mean of what they have made of it.
+The equations are blockwise model-update filtering and its correction of Adam's moments (Chen, Ding,
+Huo 2020). They are plain arithmetic on anything that adds and multiplies: floats, NumPy arrays,
+tensors. Equations are numbered as in the paper. theta_init and m_init are the values at the
+beginning of a block. A bar is the mean of the workers' values at its end.
 """
 
 import dataclasses
@@ -12,12 +12,12 @@ import math
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """What the workers have done in one block.
+    """The workers' steps in one block.
 
     Attributes:
-        steps: tuple of ints: by worker, its minibatches.
-        leader: rank of the worker that alone counts, or None: all count by their steps.
-        weighted_by: by worker, the steps that it counts by, if they are not these.
+        steps: tuple of ints: number of minibatches, by worker.
+        leader: rank of the only worker that counts, or None if all count by their steps.
+        weighted_by: steps that give the workers' weights, by worker, if they differ from `steps`.
 
     Example:
         >>> Block((8, 8, 4, 0)).weights
@@ -29,16 +29,16 @@ class Block:
     weighted_by: tuple | None = None
 
     def of_optimizer(self, steps):
-        """The same block, as one of several optimizers has seen it.
+        """Returns the same block for one of several optimizers.
 
         Args:
-            steps: tuple of ints: by worker, the optimizer's minibatches.
+            steps: tuple of ints: number of the optimizer's minibatches, by worker.
         """
         return Block(tuple(steps), self.leader, self.steps)
 
     @property
     def counted(self):
-        """By worker, the minibatches that count."""
+        """Number of minibatches that count, by worker."""
         return self._counted(self.steps)
 
     def _counted(self, steps):
@@ -48,44 +48,45 @@ class Block:
 
     @property
     def weights(self):
-        """Of the workers, in means over them. At least one must have made a step that counts."""
+        """Weights of the workers in means. At least one must have made a step that counts."""
         counted = self._counted(self.weighted_by or self.steps)
         total = sum(counted)
         return tuple(n / total for n in counted)
 
     @property
     def mean_steps(self):
-        """tau: minibatches of a worker."""
+        """Mean number of minibatches of a worker: tau."""
         return self.mean(lambda steps: steps)
 
     def decay(self, beta):
-        """beta^tau: what is left of what a moving average was at the beginning."""
+        """Returns beta^tau, the weight of a moving average's initial value after the block."""
         return self.mean(lambda steps: beta**steps)
 
     def mean(self, of_steps):
-        """The weighted mean of a function of a worker's steps."""
+        """Returns the weighted mean of a function of a worker's steps."""
         pairs = zip(self.weights, self.counted, strict=True)
         return math.fsum(weight * of_steps(steps) for weight, steps in pairs if weight)
 
 
 @dataclasses.dataclass(frozen=True)
 class BlockFilter:
-    """Adds to each block's update of the model a part of the one before (section 2.1).
+    """Filter that adds a part of the previous block's update to each block's (section 2.1).
 
         Delta_n = eta Delta_(n-1) + zeta (theta_bar - theta_init)               (1)
         theta = theta_bar + (zeta - 1) (theta_bar - theta_init)                 (2, 8)
         theta_init' = theta + eta Delta_n                                       (7, 9)
 
-    where theta is the global model, which is evaluated, saved and returned, and theta_init' the
-    look-ahead, which the workers go on from. For zeta = 1 the global model is theta_bar. With
-    classical momentum both are the same:
+    theta is the global model, which is evaluated, saved and returned. theta_init' is the
+    look-ahead, from which the workers begin the next block. For zeta = 1 the global model is
+    theta_bar. With classical momentum both are the same:
 
         theta = theta_init' = theta_bar + (zeta - 1) (theta_bar - theta_init) + eta Delta_(n-1)  (6)
 
     Attributes:
         block_momentum: eta, at least 0 and below 1.
         block_learning_rate: zeta.
-        nesterov: whether workers go on from where the momentum will lead.
+        nesterov: whether the look-ahead is ahead of theta by eta Delta_n. Otherwise momentum is
+            classical.
     """
 
     block_momentum: float
@@ -93,7 +94,7 @@ class BlockFilter:
     nesterov: bool = True
 
     def model(self, mean, begin, delta):
-        """The model after a block.
+        """Computes the model after a block.
 
         Args:
             mean: theta_bar.
@@ -113,15 +114,15 @@ class BlockFilter:
         return look_ahead, look_ahead, next_delta
 
     def steps(self, steps, equivalent_steps):
-        """How many minibatches the momentum stands for (4), and leads ahead.
+        """Computes how many minibatches the momentum is worth (4).
 
         Args:
             steps: tau.
             equivalent_steps: rho_(n-1).
 
         Returns:
-            rho_n = eta rho_(n-1) + zeta tau, and by how many minibatches theta_init' is ahead of
-            theta_bar: eta rho_n, or with classical momentum eta rho_(n-1).
+            rho_n = eta rho_(n-1) + zeta tau, and the number of minibatches by which theta_init' is
+            ahead of theta_bar: eta rho_n, or with classical momentum eta rho_(n-1).
         """
         eta = self.block_momentum
         next_steps = eta * equivalent_steps + self.block_learning_rate * steps
@@ -129,16 +130,15 @@ class BlockFilter:
 
 
 def moment_factors(block, steps_ahead, beta):
-    """How a moving average is brought to where the look-ahead is.
+    """Computes the factors that move a moving average to the look-ahead.
 
-    Eq. 18, with b = beta^tau and s the steps that the look-ahead is ahead,
+    Equation 18, with b = beta^tau and s the number of steps that the look-ahead is ahead:
 
         m_init' = b (beta^s - 1) / (1 - b) m_init + (1 - b beta^s) / (1 - b) m_bar
                 = m_bar + kappa (m_bar - m_init),        kappa = b (1 - beta^s) / (1 - b)
 
-    in which a block of gradients with the same mean is taken to have gone on for s more steps.
-    Averages of squares, which such gradients let fall to b beta^s times what they were at most,
-    cannot fall below that.
+    It assumes that gradients with the same mean go on for s more steps. Such gradients cannot bring
+    an average of squares below b beta^s times its initial value, which is therefore its floor.
 
     Args:
         block: `Block`.
@@ -146,7 +146,7 @@ def moment_factors(block, steps_ahead, beta):
         beta: decay of the moving average in a step.
 
     Returns:
-        kappa, and b beta^s.
+        kappa, and the floor's factor b beta^s.
     """
     decay = block.decay(beta)
     if decay == 1:  # a moving average that does not move
@@ -156,5 +156,5 @@ def moment_factors(block, steps_ahead, beta):
 
 
 def corrected_moment(mean, begin, factor):
-    """m_init' of `moment_factors`, from m_bar, m_init and kappa."""
+    """Computes m_init' of `moment_factors` from m_bar, m_init and kappa."""
     return mean + factor * (mean - begin)

@@ -1,4 +1,4 @@
-"""The factors of a block synchronization: what the equations make of the workers' steps."""
+"""The factors of a block synchronization, as the equations give them for the workers' steps."""
 
 import typing
 
@@ -10,10 +10,10 @@ _NO_FLOOR = -1.0
 
 
 class BlockFactors(typing.NamedTuple):
-    """What one synchronization multiplies with: float64 tensors.
+    """The factors of one synchronization: float64 tensors.
 
     Attributes:
-        weights: `[world_size]`, by worker: its weight in the mean.
+        weights: `[world_size]`: the workers' weights in the mean.
         momentum, rate: eta and zeta.
         look_ahead_eta: the eta of the look-ahead that the block began with, 0 without Nesterov.
         moments: `[moments, 2]`: factor and floor of each, as from `moment_factors`.
@@ -33,8 +33,8 @@ def block_factors(block, block_filter, look_ahead_eta, of_optimizers):
         block: `Block` of the model.
         block_filter: `BlockFilter`.
         look_ahead_eta: the eta of the look-ahead that the block began with.
-        of_optimizers: list of (`BlockOptimizer`, its `Block`, by how many minibatches its moments
-            are ahead of what has been done).
+        of_optimizers: list of (`BlockOptimizer`, its `Block`, number of minibatches by which its
+            moments are ahead of the steps made).
 
     Returns:
         `BlockFactors`.
@@ -58,6 +58,6 @@ def _factors_of(moment, block, steps_ahead):
     if moment.decay is None:
         return 0.0, _NO_FLOOR
     factor, floor = moment_factors(block, steps_ahead, moment.decay)
-    # Rounding alone could make them negative. Where nothing looks ahead it is the average to
-    # the bit.
+    # Only rounding could make averages of squares negative. Without steps ahead the moment
+    # equals the average to the bit, so it needs no floor.
     return factor, floor if moment.of_squares and steps_ahead else _NO_FLOOR

@@ -1,4 +1,4 @@
-"""State of one optimizer of a worker that trains in blocks."""
+"""The state of one optimizer of a worker that trains in blocks."""
 
 import dataclasses
 
@@ -12,15 +12,15 @@ class BlockOptimizer:
 
     Attributes:
         optimizer: Keras optimizer, built.
-        moments: list of `tf_onebit.optimizers.Moment`: the optimizer's state per weight. A decay
-            of None is not known: such state is averaged as it is.
+        moments: list of `tf_onebit.optimizers.Moment`: the optimizer's state per weight. State with
+            a decay of None, which is not known, is averaged as it is.
         averaged: list of its other variables that are averaged.
-        own: list of its variables that workers begin with alike, and then keep to themselves.
-        keeps_moments: whether its moments are among these.
-        reset: function of a block's momentum, at its end, that may make other moments begin anew;
-            or None.
-        steps_at_begin: how many steps the optimizer, and its moments, had made when the block
-            began.
+        own: list of its variables that are equal at first, and that workers do not average.
+        keeps_moments: whether its moments are among `own`.
+        reset: None, or a function that resets moments at the end of a block. It takes the block
+            momentum, and may do nothing.
+        steps_at_begin: numbers of steps of the optimizer, and of its moments, at the block's
+            beginning.
     """
 
     optimizer: object
@@ -41,7 +41,7 @@ class BlockOptimizer:
 
     @property
     def _batches(self):
-        """Number of batches that the optimizer has been given."""
+        """Number of batches that the optimizer has received."""
         return int(copies_of(batch_counter_of(self.optimizer))[0])
 
     @property
@@ -55,20 +55,20 @@ class BlockOptimizer:
         return self._steps - self.steps_at_begin[0]
 
     def discard(self):
-        """Goes back to the steps that the moments had made when the block began."""
+        """Restores the moments' number of steps at the block's beginning."""
         if hasattr(self.optimizer, "moment_steps"):
             self.optimizer.moment_steps = self.steps_at_begin[1]
 
     def move_on(self, block, steps_ahead, block_momentum):
-        """Counts a block's steps, where workers have made unlike numbers of them.
+        """Counts a block's steps, of which workers may have made different numbers.
 
         Args:
             block: `Block` of this optimizer.
-            steps_ahead: by how many minibatches the moments are ahead of what has been done.
+            steps_ahead: number of minibatches by which the moments are ahead of the steps made.
             block_momentum: eta of this block.
         """
         in_moments = self.steps if self.keeps_moments else block.mean_steps
-        # Schedules follow those that have come furthest.
+        # Schedules follow the worker with the most steps.
         missing = max(block.counted) - self.steps
         if missing:
             batch_counter_of(self.optimizer).assign(self._batches + missing * self.batches_per_step)

@@ -1,4 +1,4 @@
-"""One worker's part of a block synchronization: what becomes of its variables."""
+"""One worker's part of a block synchronization: the updates of its variables."""
 
 import math
 
@@ -16,7 +16,7 @@ class BlockReplica:
     """One worker's part of a block synchronization.
 
     Args:
-        rank: of this worker.
+        rank: rank of this worker.
         scope: prefix of the names of its requests.
         variables: `BlockVariables`.
         nesterov: see `BlockFilter`.
@@ -35,7 +35,7 @@ class BlockReplica:
 
     @property
     def _shown(self):
-        """What a model shows of itself."""
+        """Variables that hold the global model while it is shown."""
         return [*self.variables.weights, *self.variables.statistics]
 
     @property
@@ -44,7 +44,7 @@ class BlockReplica:
         return [optimizer.steps for optimizer in self.variables.optimizers]
 
     def broadcast_from(self, leader):
-        """Generator: gives this worker what worker `leader` has, and begins anew."""
+        """Generator: copies the state of worker `leader` to this one, and restarts from it."""
         variables = [*self.variables.trained, *self.variables.averaged, *self.variables.kept]
         values = yield Broadcast(_first_copies(variables), leader, f"{self._scope}/begin")
         for variable, value in zip(variables, values, strict=True):
@@ -52,7 +52,7 @@ class BlockReplica:
         self.restart()
 
     def discard(self):
-        """Goes back to the global model, and to the moments that the block began with."""
+        """Restores the global model, and the moments of the block's beginning."""
         self.show()
         for begins, moment in zip(self._begins, self._moments, strict=True):
             _assign(moment, begins)
@@ -63,7 +63,7 @@ class BlockReplica:
         self.restart()
 
     def restart(self):
-        """Takes the model as it is for the global model, without any momentum."""
+        """Makes the current model the global model, without block momentum."""
         _assign(self._globals, self._weights)
         self.forget_momentum()
         for begins, moment in zip(self._begins, self._moments, strict=True):
@@ -80,16 +80,16 @@ class BlockReplica:
             optimizer.begin()
 
     def gather_status(self, row):
-        """Generator: gathers rows of numbers from all workers: array `[world_size, len(row)]`."""
+        """Generator: returns all workers' rows: int64 array `[world_size, len(row)]`."""
         rows = yield AllGather(tf.constant([row], tf.int64), f"{self._scope}/agree")
         return rows.numpy()
 
     def synchronize(self, exchanges, factors):
-        """Generator: makes one model of what all workers have learned, and looks ahead of it.
+        """Generator: averages the workers' models, and updates this worker to the look-ahead.
 
         Args:
-            exchanges: list of `Bucketed`, for the weights and for each of the moments; or of None
-                for a worker that is alone.
+            exchanges: list of `Bucketed`, for the weights and for each of the moments. Its entries
+                are None for a single worker.
             factors: `BlockFactors`.
         """
         weight = factors.weights[self.rank]
@@ -106,8 +106,8 @@ class BlockReplica:
                 means.append([tf.identity(variable) for variable in variables])
                 continue
             differences = [None] * len(variables)
-            # One after the other, and the smallest first, so that sending begins at once: without
-            # an order it would when the differences of all are there.
+            # Differences are computed in order, the smallest first, so that sending begins at
+            # once. Without an order it would begin when all differences are ready.
             for i in sorted(range(len(variables)), key=lambda i: variables[i].shape.num_elements()):
                 with tf.control_dependencies(before):
                     differences[i] = _difference(
@@ -119,12 +119,12 @@ class BlockReplica:
         averages = [mean_of_copies(variable) for variable in self.variables.averaged]
         if averages and exchanges[0] is not None:
             averages = yield from self._average(averages, weight)
-        # Not a part of it before all has come: an error must leave the model as it was.
+        # The update waits for all results: an error must leave the model unchanged.
         with tf.control_dependencies([*tf.nest.flatten(means), *averages]):
             self._update(means, averages, factors, [e is not None for e in exchanges])
 
     def bytes_of_averages(self, world_size):
-        """Bytes that this worker sends at the end of a block of what is averaged as it is."""
+        """Returns the bytes per block that this worker sends for variables averaged as they are."""
         averaged = self.variables.averaged
         if not averaged:
             return 0
@@ -132,8 +132,8 @@ class BlockReplica:
         return all_reduce_bytes(size_bytes, world_size) + (world_size - 1) * FLAG_BYTES
 
     def _average(self, values, weight):
-        """Generator: the averages over the workers of what is averaged as it is."""
-        # What a worker has that does not count may be anything.
+        """Generator: returns the weighted averages of variables averaged as they are."""
+        # The values of a worker with weight 0 may be anything, NaN included.
         weighted = [
             tf.where(weight > 0, tf.cast(weight, value.dtype) * value, tf.zeros_like(value))
             for value in values
@@ -171,7 +171,8 @@ class BlockReplica:
 
         Args:
             blocks: list of `Block`, by optimizer.
-            steps_ahead: list: by how many minibatches its moments are ahead of what it has done.
+            steps_ahead: list of floats, by optimizer: number of minibatches by which the moments
+                are ahead of the steps made.
             block_momentum: eta of this block.
         """
         optimizers = self.variables.optimizers
@@ -180,19 +181,19 @@ class BlockReplica:
         self._begin()
 
     def show(self):
-        """Puts the global model in the place of this worker's own."""
+        """Puts the global model into the variables, and keeps this worker's own values."""
         self._local = [tf.identity(variable) for variable in _first_copies(self._shown)]
         for variable, value in zip(self._shown, self._global(), strict=True):
             assign_all(variable, tf.cast(value, variable.dtype))
 
     @property
     def is_changed(self):
-        """Whether somebody has given the model other weights than the global model's."""
+        """Whether the weights differ from the global model's, because they were assigned."""
         weights = zip(self._weights, self._globals, strict=True)
         return not all(bool(tf.reduce_all(w == tf.cast(kept, w.dtype))) for w, kept in weights)
 
     def hide(self):
-        """Undoes `show`."""
+        """Puts this worker's own values back: undoes `show`."""
         for variable, value in zip(self._shown, self._local, strict=True):
             assign_all(variable, tf.cast(value, variable.dtype))
         self._local = None
@@ -201,20 +202,23 @@ class BlockReplica:
         return [*self._globals, *self._statistics]
 
     def _kept(self):
-        """The state beside the global model, by name."""
+        """Returns the state beside the global model: dictionary of variables."""
         kept = {f"delta/{i}": delta for i, delta in enumerate(self._deltas)}
         for i, (kept_global, weight) in enumerate(zip(self._globals, self._weights, strict=True)):
-            if kept_global.dtype != weight.dtype:  # the model has it in 16 bits
+            if kept_global.dtype != weight.dtype:  # the model's own has 16 bits
                 kept[f"global/{i}"] = kept_global
         for i, begins in enumerate(self._begins):
             kept |= {f"begin_{i}/{j}": begin for j, begin in enumerate(begins)}
         return kept
 
     def state(self):
-        """Of a worker that shows the global model, which is the model's own state then."""
+        """Returns this worker's state: dictionary of NumPy arrays.
+
+        The worker must show the global model, which is then a part of the model's own state.
+        """
         return {
             **{name: variable.numpy() for name, variable in self._kept().items()},
-            # NumPy does not save all types that weights may have.
+            # NumPy cannot save all types of weights.
             **{
                 f"local/{i}": tf.cast(value, _state_type(value)).numpy()
                 for i, value in enumerate(self._local)
@@ -223,11 +227,11 @@ class BlockReplica:
         }
 
     def load_state(self, state, locals_of_all):
-        """Takes over a state, for the global model that the model shows.
+        """Loads a state. The model must hold the global model that belongs to it.
 
         Args:
             state: what `state` returned.
-            locals_of_all: list of such states; this worker goes on from their mean.
+            locals_of_all: list of such states. This worker's own model becomes the mean of theirs.
 
         Raises:
             ValueError: for a state of other settings.
@@ -263,12 +267,12 @@ def _first_copies(variables):
 
 
 def _state_like(variable):
-    """A variable that keeps the state of another."""
+    """Returns a variable of zeros to keep state of another in."""
     return tf.Variable(tf.zeros(variable.shape, _state_type(variable)), trainable=False)
 
 
 def _state_type(tensor):
-    """Of 32 bits at least."""
+    """Returns the type that state is kept in, of at least 32 bits."""
     return tf.float64 if tensor.dtype == tf.float64 else tf.float32
 
 

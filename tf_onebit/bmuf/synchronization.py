@@ -1,4 +1,4 @@
-"""Block synchronization: workers train apart, and meet at the end of every block."""
+"""Block synchronization: averages of models that workers train apart, once per block."""
 
 import collections
 import contextlib
@@ -22,12 +22,12 @@ from tf_onebit.training.gradient_exchange import GradientExchange
 
 # The worker whose steps alone count while the model is warmed up.
 _LEADER = 0
-# What exchanges say of gradients; here it is what a block has changed.
+# Exchanges report a gradient; here it is the change of a block.
 _NOT_FINITE = r"(All ranks|Rank \d+) met .* gradient of \W*([^'\\]+)"
 
 
 class End(enum.IntEnum):
-    """What has ended on a worker that comes to meet the others."""
+    """The end that a worker has reached when it meets the others."""
 
     BLOCK = 0
     EPOCH = 1
@@ -35,29 +35,28 @@ class End(enum.IntEnum):
 
 
 class BlockSynchronization:
-    """Synchronizes the models of workers that train apart (Chen, Ding, Huo 2020).
+    """Synchronization of the models of workers that train apart (Chen, Ding, Huo 2020).
 
-    Between blocks models hold the look-ahead, or what a worker has made of it since. In a `view`,
-    and where an epoch has ended, they hold the global model.
+    During a block a worker's model starts from the look-ahead and is trained locally. In a `view`,
+    and between epochs, models hold the global model.
 
     Args:
-        engine: `Engine` of the workers; with groups, of these.
+        engine: `Engine` of the workers, or of the groups if there are any.
         block_filter: `BlockFilter`.
-        template: the user's exchange, for what a block changes.
+        template: the user's exchange for the changes of a block.
         variables: list of `BlockVariables`, one for each of `engine.ranks`.
-        corrects_moments: whether moments are brought to where the look-ahead is, unless workers
-            keep them. Else they are averaged.
-        warmup_steps: number of steps in which worker 0 alone counts, at first.
+        corrects_moments: whether moments are moved to match the look-ahead, unless workers keep
+            them. Otherwise they are averaged.
+        warmup_steps: number of initial steps in which worker 0 alone counts.
         scope: prefix of the names of collectives.
         within: `Engine` of this worker's group, or None.
-        template_of: function from a `Moment` to the exchange that it goes through. Default: all
-            in full precision.
+        template_of: function from a `Moment` to its exchange. Default: all in full precision.
 
     Attributes:
         equivalent_steps: rho_n, by optimizer.
-        batches: number of this process's batches in the block, for whoever ends it to count.
-        latest: of the latest synchronizations, when each began, with waiting for the others, and
-            ended: in nanoseconds of `time.monotonic_ns`.
+        batches: number of this process's batches in the block. The caller counts them.
+        latest: begins and ends of the latest synchronizations, in nanoseconds of
+            `time.monotonic_ns`. They include waiting for the others.
     """
 
     def __init__(
@@ -90,13 +89,13 @@ class BlockSynchronization:
         self._corrects_moments = corrects_moments
         if engine.world_size == 1:
             templates = [None] * len(templates)
-        unit = 1.0 / engine.world_size  # what workers send are their parts of the mean
+        unit = 1.0 / engine.world_size  # workers send their parts of the mean
         self._exchanges = [t and GradientExchange(t, engine, False, unit=unit) for t in templates]
         self._synchronize = tf.function(self._synchronize_all, autograph=False)
         self.equivalent_steps, self._look_ahead_eta = [0.0] * len(self._optimizers), 0.0
         self._restarts = 0
         self._has_model = self._begun = self._shown = self._ended = False
-        self._blocks = self._steps = 0  # that have been synchronized
+        self._blocks = self._steps = 0  # numbers of synchronized blocks, and of their steps
         self.batches = 0
         self.latest = collections.deque(maxlen=100)
 
@@ -106,18 +105,19 @@ class BlockSynchronization:
         return self._replicas[0].variables.trained_by
 
     def begin(self):
-        """Is called where training begins on all workers, before anything else."""
+        """Begins a training. All workers call it first."""
         self._begun = False
-        if self._has_model:  # of a training that may have been interrupted
+        if self._has_model:  # the training before may have been interrupted
             self.show()
 
     def begin_epoch(self):
         self._ended = False
 
     def train(self):
-        """Has models hold what training goes on from.
+        """Puts the look-ahead into the models, for training to go on.
 
-        When it begins, that is what worker 0 has, unless all have the global model of before.
+        When training begins, all workers take worker 0's model, unless all still hold the earlier
+        global model. If weights were assigned between epochs, training restarts from them.
         """
         self._ended = False
         if not self._begun:
@@ -148,13 +148,16 @@ class BlockSynchronization:
         self._has_model, self._shown = True, False
 
     def synchronize(self, end=End.BLOCK):
-        """Ends a block, of which every worker has done some steps, or none.
+        """Ends a block. A worker may have made no steps in it.
+
+        Args:
+            end: `End`: what has ended on this worker.
 
         Returns:
             `End`: what has ended on all workers.
 
         Raises:
-            ValueError: on all workers, if some have been given other weights than the rest.
+            ValueError: on all workers, if weights were assigned on some of them only.
             InvalidArgumentError: on all workers, if one has weights that are not finite.
         """
         waits, began = self._ended, time.monotonic_ns()
@@ -165,7 +168,7 @@ class BlockSynchronization:
             for replica in self._replicas
         )
         *by_optimizer, ends, restarts = rows.T.tolist()
-        # A worker counts by the optimizer that has made the most steps.
+        # The optimizer with the most steps determines the steps of a worker.
         steps = tuple(map(max, zip(*by_optimizer, strict=True)))
         if not sum(steps):
             return End(min(ends))
@@ -236,17 +239,17 @@ class BlockSynchronization:
             for replica in self._replicas:
                 replica.forget_momentum()
             if self._warmup_left <= 0:
-                # All that the leader has learned, and nothing of what others have made meanwhile.
+                # All workers take the leader's whole state, and discard their own.
                 self.engine.run(replica.broadcast_from(block.leader) for replica in self._replicas)
 
     def _moves_moments(self, optimizer, block):
-        """Tells whether an optimizer's moments follow the model to where it looks ahead."""
-        # Those of a worker alone are too noisy for it: the correction multiplies their noise.
-        # And without a step nothing is known of where they go.
+        """Tells whether an optimizer's moments are moved to match the look-ahead."""
+        # Moments of a single worker are too noisy: the correction multiplies their noise.
+        # Without a step in the block their direction is not known.
         return self._corrects_moments and not optimizer.keeps_moments and block.mean_steps > 0
 
     def _average_within_group(self):
-        """Averages statistics in this group, of which only one worker meets the others."""
+        """Averages statistics within this group, since only one of its workers meets others."""
         if self._within is None or self._within.world_size == 1:
             return
         (replica,) = self._replicas
@@ -262,7 +265,7 @@ class BlockSynchronization:
                 assign_all(variable, average)
 
     def _synchronize_all(self, factors):
-        # Not the moments' paths: they have a number that depends on what else a program has made.
+        # Moments go by name, not path: a path has a number that depends on the rest of a program.
         names = [[v.path for v in self._weights]]
         names += [[v.name for v in moment.variables] for moment in self._moments]
         lists = [self._weights, *(moment.variables for moment in self._moments)]
@@ -277,9 +280,10 @@ class BlockSynchronization:
         )
 
     def end(self, end):
-        """Ends an epoch, or training, when all workers do: those with less data wait and answer.
+        """Ends an epoch or training together with all workers.
 
-        Then models hold the global model. An epoch that has ended does not end again.
+        A worker with less data takes part in the others' synchronizations until all have ended.
+        Then models hold the global model. Ending an epoch a second time does nothing.
 
         Args:
             end: `End`.
@@ -299,7 +303,10 @@ class BlockSynchronization:
 
     @contextlib.contextmanager
     def view(self):
-        """Context in which models hold the global model. Not all workers need to enter it."""
+        """Returns a context in which models hold the global model.
+
+        Not all workers need to enter it.
+        """
         shown = self._shown
         if self._has_model:
             self.show()
@@ -310,17 +317,17 @@ class BlockSynchronization:
                 self.train()
 
     def bytes_sent(self):
-        """Bytes that a worker sends per step, in exchanges at the end of a block."""
+        """Returns the bytes that a worker sends at the end of blocks, per step: float."""
         in_a_block = sum(built.bytes_sent() for built in self._built)
         in_a_block += self._replicas[0].bytes_of_averages(self.engine.world_size)
         return in_a_block * self._blocks / self._steps if self._steps else 0.0
 
     def residual_sum_of_squares(self):
-        """Of all that this process's first worker has not sent yet."""
+        """Returns the sum of squares of the first worker's residuals in this process."""
         return sum(built.residual_sum_of_squares() for built in self._built)
 
     def residual_squares(self):
-        """The same, by name of what has a residual: dictionary of floats."""
+        """Returns the sums of squares by name of what has a residual: dictionary of floats."""
         return summed(built.residual_squares() for built in self._built)
 
     @property
@@ -328,9 +335,9 @@ class BlockSynchronization:
         return [built for exchange in self._exchanges if exchange for built in exchange.built]
 
     def states(self):
-        """The states of this process's workers: list of dictionaries of NumPy arrays.
+        """Returns the states of this process's workers: list of dictionaries of NumPy arrays.
 
-        To be asked for in a `view`: the global model is the model's own state.
+        Call it in a `view`. The global model is not in the states, but in the model.
         """
         own = [*self.equivalent_steps, self._look_ahead_eta, self._warmup_left, self.batches]
         own = {"filter": np.array(own, np.float64)}
@@ -342,13 +349,17 @@ class BlockSynchronization:
         return states
 
     def load_states(self, states, ranks, as_many):
-        """Takes over the states of an earlier run, while models hold its global model.
+        """Loads the states of an earlier run. Models must hold its global model.
 
         Args:
             states: list of what `states` returned, by worker of that job.
             ranks: list of the ranks in the job of this process's workers.
-            as_many: whether there are as many workers as then: each goes on from where it was, and
-                the states of others may be empty. Else all go on from the mean.
+            as_many: whether the number of workers is the same as in the earlier run. If so, each
+                takes its own state, and the states of others may be empty. Otherwise all take the
+                mean.
+
+        Raises:
+            ValueError: for workers in groups, if their number is another.
         """
         if self._within is not None and not as_many:
             raise ValueError(

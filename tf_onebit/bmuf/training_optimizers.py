@@ -1,4 +1,4 @@
-"""The optimizers of a model that is trained in blocks: which they are, and how they must be."""
+"""The optimizers of a model that is trained in blocks: which they are, and checks of them."""
 
 import keras
 
@@ -12,12 +12,12 @@ from tf_onebit.training.model_optimizers import inner_optimizer, optimizers_of
 
 
 def training_optimizers(model):
-    """The optimizers that train a model in the calling `fit`.
+    """Returns the optimizers that train a model in the calling `fit`.
 
-    Keras' own training step uses the one that the model was compiled with. With a step of its own a
-    model may hold more than it uses: `compile` makes an RMSprop where it is told of none. So of
-    several those count that the step uses, which is traced for it, and gives them their variables;
-    where a model runs eagerly, those that are built.
+    Keras' own training step uses the optimizer that the model was compiled with. A model with its
+    own `train_step` may hold more than it uses: `compile` without an optimizer adds an RMSprop. So
+    of several optimizers, those that the step uses are returned. For this the step is traced, which
+    also builds them. If the model runs eagerly, the optimizers that are built are returned.
 
     Args:
         model: Keras model, built.
@@ -26,7 +26,8 @@ def training_optimizers(model):
         List of Keras optimizers. If there are several, all are built.
 
     Raises:
-        ValueError: if the model holds some, and it is none of these.
+        ValueError: if the model holds several optimizers, but its step uses no optimizer, or no
+            optimizer of an eager model is built.
     """
     held = optimizers_of(model)
     if len(held) < 2:
@@ -40,7 +41,7 @@ def training_optimizers(model):
         step = fit.traced_step(model)
         found, way = [o for o in held if _counts_in(step, o)], "uses none of them in its train_step"
         remedy = "Have the model hold those that it uses as attributes, in lists or dictionaries"
-    # One that a LossScaleOptimizer wraps may be held beside it.
+    # A model may hold a LossScaleOptimizer and also the optimizer inside it.
     found = list({id(inner_optimizer(o)): o for o in reversed(found)}.values())[::-1]
     if not found:
         raise ValueError(
@@ -51,19 +52,19 @@ def training_optimizers(model):
 
 
 def _counts_in(step, optimizer):
-    """Tells whether a traced step knows the number of an optimizer's iterations."""
+    """Tells whether a traced step uses the iteration counter of an optimizer."""
     counter = batch_counter_of(inner_optimizer(optimizer))
     handles = [copy.handle for copy in copies_of(counter)]
     return any(tensor is handle for tensor in step.captured_inputs for handle in handles)
 
 
 def named(optimizer):
-    """An optimizer, as messages name it."""
+    """Returns the name of an optimizer for messages."""
     return f"the {type(optimizer).__name__} {optimizer.name!r}"
 
 
 class Bystanders:
-    """The optimizers of a model that do not train it, and must not begin to.
+    """The optimizers of a model that do not train it, and must not begin to do so.
 
     Args:
         model: Keras model.
@@ -76,7 +77,7 @@ class Bystanders:
         self._others = [(o, _iterations(o)) for o in others if id(o) not in training]
 
     def require_idle(self):
-        """Raises ValueError if one has made a step."""
+        """Raises ValueError if one of them has made a step."""
         for optimizer, iterations in self._others:
             if _iterations(optimizer) != iterations:
                 raise ValueError(
@@ -92,16 +93,17 @@ def _iterations(optimizer):
 
 
 def require_trains_apart(optimizer, model, groups):
-    """The `GradientExchange` of an optimizer.
+    """Returns the `GradientExchange` of an optimizer, if it can train in blocks.
 
     Args:
-        optimizer: of Keras, or None.
+        optimizer: Keras optimizer, or None.
         model: Keras model that it trains.
-        groups: of `BlockMomentum`.
+        groups: as in `BlockMomentum`.
 
     Raises:
-        ValueError: unless it leaves workers their own gradients or, with groups, exchanges them
-            within a group.
+        ValueError: if the optimizer exchanges gradients between workers, or with groups does not
+            exchange them; if its exchange is delayed or asynchronous; if several workers share a
+            process; if a model in a strategy has groups.
     """
     gradient_exchange = getattr(optimizer, "gradient_exchange", None)
     who = "no optimizer" if optimizer is None else named(optimizer)

@@ -21,7 +21,7 @@ from tf_onebit.training.optimizer import settings
 
 CORRECTIONS = ("bmuf_adam", "average", "reset")
 
-# Of optimizers whose state means the same at another model: by attribute, whether it is of squares.
+# State of optimizers that stays valid when the model moves. By attribute: whether it is of squares.
 _SLOTS = {
     **MOMENTS,
     optimizers.NormalizedAdaGrad: {"_averages": True, "_velocities": False},
@@ -30,12 +30,12 @@ _SLOTS = {
 
 @dataclasses.dataclass
 class BlockVariables:
-    """What a block changes of one worker.
+    """One worker's variables that a block changes.
 
     Attributes:
         weights: list of variables that are trained.
-        statistics: list of variables of the model that are averaged, as of BatchNormalization.
-        own: list of variables that workers begin with alike, and then keep to themselves.
+        statistics: list of variables of the model that are averaged, such as BatchNormalization's.
+        own: list of variables that are equal at first, and that workers do not average.
         optimizers: list of `BlockOptimizer`.
     """
 
@@ -56,18 +56,18 @@ class BlockVariables:
 
     @property
     def averaged(self):
-        """List of what is averaged as it is."""
+        """List of variables that are averaged as they are."""
         return [*self.statistics, *(v for o in self.optimizers for v in o.averaged)]
 
     @property
     def trained(self):
-        """Weights, and the optimizers' state of them."""
+        """List of the weights and the optimizers' moments."""
         moments = [variable for moment in self.moments for variable in moment.variables]
         return [*self.weights, *moments]
 
     @property
     def kept(self):
-        """List of what workers keep to themselves."""
+        """List of variables that workers do not average."""
         return [*self.own, *(v for o in self.optimizers for v in o.own)]
 
     @property
@@ -75,7 +75,7 @@ class BlockVariables:
         return max(optimizer.batches_per_step for optimizer in self.optimizers)
 
     def description(self):
-        """What workers must agree on: list of (what, value) pairs of strings."""
+        """Returns what workers must agree on: list of (what, value) pairs of strings."""
         return [
             *enumerated(
                 "number of trained weights",
@@ -98,28 +98,30 @@ class BlockVariables:
 
 
 def block_variables(model, moment_correction, looks_ahead=True, compresses=False, optimizers=None):
-    """Sorts the variables of a model and its optimizers, which are built if they are not.
+    """Sorts the variables of a model and its optimizers by their roles.
+
+    Builds the optimizers that are not built.
 
     Args:
         model: Keras model, compiled and built.
         moment_correction: one of `CORRECTIONS`.
         looks_ahead: whether there may be a block momentum.
-        compresses: whether what blocks change is not exchanged in full precision. Moments that
-            would have to be corrected then stay with their workers.
-        optimizers: list of those that train it. Default: all that it has.
+        compresses: whether the changes of a block are exchanged in less than full precision. Then
+            moments that would have to be corrected stay with their workers.
+        optimizers: list of the optimizers that train the model. Default: all that it has.
 
     Returns:
         `BlockVariables`.
 
     Raises:
-        ValueError: if an optimizer has state for which nothing is known to be right.
+        ValueError: if weights have several types, or if an optimizer has state of unknown meaning.
     """
     outer = optimizers or optimizers_of(model)
     for optimizer in outer:
         if not optimizer.built:
             optimizer.build(model.trainable_variables)
     inner = list(map(inner_optimizer, outer))
-    # What no optimizer trains may be changed all the same: a copy that follows slowly.
+    # Weights without an optimizer may change, too: for example a slowly following copy.
     weights = [v for optimizer in inner for v in trained_variables_of(optimizer)]
     weights = _unique([*weights, *model.trainable_variables])
     dtypes = sorted({weight.dtype for weight in weights})
@@ -131,7 +133,7 @@ def block_variables(model, moment_correction, looks_ahead=True, compresses=False
     sorted_by_optimizer = [
         _sorted(optimizer, moment_correction, looks_ahead, compresses) for optimizer in inner
     ]
-    # Of layers that are not trained, and what scales the loss.
+    # The rest are variables of layers that are not trained, and loss scales.
     rest = [v for v in model.variables if _is_float(v)] + [v for o in outer for v in o.variables]
     of_optimizers = [v for optimizer in inner for v in optimizer.variables]
     rest = _without(rest, [*weights, *statistics, *of_optimizers])
@@ -139,7 +141,7 @@ def block_variables(model, moment_correction, looks_ahead=True, compresses=False
 
 
 def _sorted(optimizer, moment_correction, looks_ahead, compresses):
-    """The `BlockOptimizer` of an optimizer that is built."""
+    """Returns the `BlockOptimizer` of an optimizer that is built."""
     moments, reset, keeps_moments = [], None, False
     kept = _counters(optimizer)
     resets = moment_correction == "reset"
@@ -149,7 +151,7 @@ def _sorted(optimizer, moment_correction, looks_ahead, compresses):
         kept += zeroed
 
         def reset(block_momentum):
-            # Momentum of SGD's own would do once more what block momentum does.
+            # SGD's own momentum would repeat what block momentum does.
             if resets or block_momentum:
                 begin_anew()
 
@@ -170,7 +172,7 @@ def _sorted(optimizer, moment_correction, looks_ahead, compresses):
 
 
 def corrects_moments_of(optimizer):
-    """Whether it is known how an optimizer's moments go with a model that blocks have moved."""
+    """Tells whether an optimizer's moments can follow a model that block momentum has moved."""
     return hasattr(type(optimizer), "moments") or _slots_of(optimizer) is not None
 
 
@@ -188,12 +190,19 @@ def _slots(optimizer, attributes):
 
 
 def _own_moments(optimizer):
-    """Of an optimizer of `tf_onebit.optimizers`."""
+    """Returns the moments of an optimizer of `tf_onebit.optimizers`, AMSGrad's included."""
     return [*optimizer.moments, *_slots(optimizer, AMSGRAD_MOMENTS)]
 
 
 def _reset_of(optimizer):
-    """What begins every block anew, if that is known to be right, and what makes it so."""
+    """Finds the state that is reset at every block.
+
+    Returns:
+        The list of variables, and a function that resets them.
+
+    Raises:
+        ValueError: if the optimizer's state cannot be reset.
+    """
     if hasattr(optimizer, "moments"):
         return _variables_of(_own_moments(optimizer)), optimizer.reset_moments
     if not isinstance(optimizer, keras.optimizers.SGD):
@@ -225,7 +234,7 @@ def _is_float(variable):
 
 
 def _counters(optimizer):
-    """What follows the steps that a worker has made."""
+    """Returns the variables that depend on the number of a worker's steps."""
     names = ("_moment_steps_ahead", "_samples", "_samples_per_step")
     values = [batch_counter_of(optimizer), learning_rate_setting_of(optimizer)]
     values += [getattr(optimizer, name, None) for name in names]
@@ -233,7 +242,7 @@ def _counters(optimizer):
 
 
 def _accumulators(optimizer):
-    """Gradients that a worker has not used yet."""
+    """Returns the variables of accumulated gradients."""
     return accumulated_gradients_of(optimizer)
 
 
@@ -248,7 +257,7 @@ def _without(variables, excluded):
 
 def _require_known(optimizer, variables):
     if hasattr(optimizer, "moments") or isinstance(optimizer, keras.optimizers.Nadam):
-        return  # it is known what belongs to each: Nadam's product goes with its moments
+        return  # all of their state is known: Nadam's product goes with its moments
     shapes = {tuple(variable.shape) for variable in trained_variables_of(optimizer)}
     for variable in variables:
         if not _is_float(variable) or tuple(variable.shape) not in shapes:

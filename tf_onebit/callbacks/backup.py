@@ -1,4 +1,4 @@
-"""BackupAndRestore: interrupted training goes on as if it had not been interrupted."""
+"""BackupAndRestore: backups from which interrupted training resumes with the same bits."""
 
 import json
 import secrets
@@ -30,56 +30,58 @@ _BEGIN = "begin of training"  # an occasion at which workers meet
 
 
 class BackupAndRestore(keras.callbacks.Callback):
-    """Saves all that training goes on from, and goes on from it after an interruption.
+    """Callback that saves the whole state of training, and restores it after an interruption.
 
-    A run that is killed at any moment and started again ends with the weights that it would have
-    had, bit for bit: model, optimizers, the residuals of every worker's exchange, the position in
-    the data and the random generators of Python, NumPy and Keras' layers are saved together.
+    A run may be killed at any moment. Started again, it ends with the same weights as without the
+    interruption, bit for bit. A backup holds the model, optimizers, the residuals of every
+    worker's exchange and the position in the data. It also holds the states of the random
+    generators of Python, NumPy and Keras' layers.
 
-    All workers name the same directory, which one job uses at a time. A backup is written
-    completely or not at all; the previous one stays until the next but one, and is used, with a
-    warning, if the last is damaged. If a backup cannot be written, as on a full disk, all workers
-    warn, train on, and try again when the next is due.
+    All workers name the same directory, and only one job may use it at a time. A backup is written
+    completely or not at all. The two newest backups are kept: if the last is damaged, the callback
+    warns and uses the one before. If a backup cannot be written, for example on a full disk, all
+    workers warn, train on, and try again when the next is due.
 
-    The program that goes on must have the same model, and optimizers of the same classes. Of their
-    settings, what Keras keeps in a variable is the backup's: a learning rate that is a number. All
-    else is the program's: schedules, momentum, `clipnorm`, `weight_decay`. What differs is printed.
+    The resumed program must have the same model, and optimizers of the same classes. Settings that
+    Keras keeps in a variable come from the backup: a learning rate that is a number. All others
+    come from the program: schedules, momentum, `clipnorm`, `weight_decay`. Differences are
+    printed.
 
     `tf_onebit.ResizableBatches` are saved with their position, and a resumed run goes on from
-    there. To find its place in other data, it draws all batches up to there again, without
-    training on them. So the order of the data must be a function of seed and epoch: arrays,
-    `keras.utils.PyDataset`, or `tf.data`, with seeds (`keras.utils.set_random_seed`). With data
-    that come in another order each time (generators, shuffling without a seed) it says so, and
-    begins the epoch anew, from the weights in its midst. What is drawn at random while a batch is
-    read, to augment it, is the same only as a function of seed, epoch and the batch's number.
+    there. In other data it draws all batches up to the position again, without training on them.
+    So the order of the data must be a function of seed and epoch. Arrays,
+    `keras.utils.PyDataset` and `tf.data` with seeds (`keras.utils.set_random_seed`) satisfy this.
+    Generators and shuffling without a seed do not. With such data the callback prints so, and
+    starts the epoch again from the weights in its middle. Random augmentation repeats only if it
+    is a function of seed, epoch and the number of the batch.
 
-    Resumed with another number of workers, what had not been sent yet is divided among them anew.
+    If the number of workers has changed, unsent gradients are divided among the new workers.
 
-    When asynchronous workers lose one of them while they train, each saves what it has learned, up
-    to its last step, as `replica-<rank>.weights.h5` in the directory, for `model.load_weights`; the
-    job, started again, goes on from the last backup. It ends as well as it would have, but not with
-    the same bits: it never does.
+    If asynchronous workers lose one of them during training, each saves its model after its last
+    step. The file is `replica-<rank>.weights.h5` in the directory, for `model.load_weights`. The
+    job, started again, resumes from the last backup. Its result is as good, but not the same
+    bits: asynchronous training never repeats them.
 
-    Not saved are `tf.random` operations in the step, and what other callbacks remember, unless
-    they have the methods `backup_state()`, which returns a dictionary of NumPy arrays, and
-    `restore_state(state)`, as `AutoMinibatchSize` and `AutoLearningRate` do. Others see the batches
-    that are drawn again; put them after this one if they change the model.
+    Backups do not cover `tf.random` operations in the step. They cover the state of another
+    callback only if it has two methods: `backup_state()`, which returns a dictionary of NumPy
+    arrays, and `restore_state(state)`. `AutoMinibatchSize` and `AutoLearningRate` have them. Other
+    callbacks see the batches that are drawn again. Put those that change the model after this one.
 
     Args:
         directory: where backups are kept.
         save_freq: "epoch", or a number of batches between two backups.
         delete_checkpoint: whether backups are removed when training has ended.
-        save_before_exit: whether SIGTERM, to any worker, makes all of them save after the step
-            under way, and end with status 143. A handler that was there before is called then.
-            Workers meet after every batch for it, which takes 1 or 2 ms.
+        save_before_exit: whether SIGTERM to any worker makes all of them save after the current
+            step, and exit with status 143. An earlier signal handler is called then. For this
+            workers meet after every batch, which takes 1 or 2 ms.
 
     Raises:
-        ValueError: if `save_freq` is neither; on all workers when `fit` begins, if there are
-            backups, but none that can be used, if the directory is another job's, is not the
-            same for all, or cannot be written, if workers have other numbers of batches or
-            arguments, if Horovod connects several and their optimizer is not distributed by
-            `tf_onebit.horovod.DistributedOptimizer`, or if workers that train apart are to save
-            before they exit; later, if workers meet at different backups.
+        ValueError: if `save_freq` is neither. On all workers when `fit` begins: if there are
+            backups, but none can be used; if the directory belongs to another job, is not the same
+            for all, or cannot be written; if workers have other numbers of batches or arguments;
+            if Horovod connects several workers and their optimizer is not distributed by
+            `tf_onebit.horovod.DistributedOptimizer`; if `save_before_exit` is set and workers
+            train apart. Later: if workers meet at different backups.
 
     Example:
         >>> callback = BackupAndRestore("/tmp/backup", save_freq=100)
@@ -117,16 +119,16 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._termination = Termination(call)
         for exchange in gradient_exchanges_of(self.model):
             exchange.rescue_with(self._save_replica)
-        # Of this `fit`: (name, callback) of those with a state of their own.
+        # Pairs (name, callback) of this `fit`'s callbacks that have a state.
         self._with_state = [
             (f"callback/{i}/{type(callback).__name__}", callback)
             for i, callback in enumerate(c for c in call.callbacks if hasattr(c, "backup_state"))
         ]
         self._data = call.data if isinstance(call.data, ResizableBatches) else None
-        self._state_in_epoch = None  # to go on from in the midst of an epoch
+        self._state_in_epoch = None  # to resume from in the middle of an epoch
         self._number = 0
         self._replay = Replay(self.model, self._workers)
-        # As the program has made it: training may change it.
+        # Describes the model as the program has made it: training may change it.
         self._description = describe(self.model) if is_built(self.model) else None
         manifest, states = self._latest()
         if manifest is None:
@@ -149,20 +151,21 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._data.load_state(position)
         for prefix, callback in self._with_state:
             state = part_of(mine, prefix)
-            if state:  # else it was not there then
+            if state:  # else the earlier run had no such callback
                 callback.restore_state(state)
         if position:
             set_first_epoch(self.model, manifest["epoch"])
             self._state_in_epoch = mine
             return
         batch = manifest["batch"]
-        if self._steps and manifest["steps"]:  # with other workers an epoch may have others
+        # With another number of workers an epoch may have another number of batches.
+        if self._steps and manifest["steps"]:
             batch = batch * self._steps // manifest["steps"]
         self._replay.begin(manifest["epoch"], batch, self._steps, mine)
 
     @property
     def _steps(self):
-        """The number of batches of an epoch, or None."""
+        """Number of batches of an epoch, or None."""
         return (self.params or {}).get("steps")
 
     def on_epoch_begin(self, epoch, logs=None):
@@ -171,7 +174,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         if self._state_in_epoch is not None:
             self._replay.go_on(self._state_in_epoch)
             self._state_in_epoch = None
-        # Of this epoch: the next after the last backup.
+        # The batch of this epoch that follows the last backup.
         self._saved_batch = self._replay.begin_epoch(epoch)
 
     def on_train_batch_end(self, batch, logs=None):
@@ -205,7 +208,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._files.end(removes=self.delete_checkpoint)
 
     def _begin_directory(self):
-        """Has all workers use one directory, in which they can write, and no other job."""
+        """Takes the directory for this job; raises ValueError unless all workers can use it."""
         is_first = self._workers.rank == 0
         _, problem = _attempt(self._files.require_writable)
         self._require(problem, "cannot write there")
@@ -232,8 +235,8 @@ class BackupAndRestore(keras.callbacks.Callback):
     def _require_same_steps(self):
         """Raises ValueError on all workers if they know that they have other numbers of batches.
 
-        Before the first step: later those with fewer batches would wait here for others that wait
-        for them in a step.
+        The check runs before the first step. Later it would deadlock: workers with fewer batches
+        would wait here, while the others wait for them in a step.
         """
         if self._workers.in_strategy or may_differ_in_steps(self.model):
             return
@@ -246,14 +249,14 @@ class BackupAndRestore(keras.callbacks.Callback):
             )
 
     def _must_end(self):
-        """Tells whether a worker has been asked to end, so that all do."""
+        """Tells whether some worker has been asked to end. All get the same answer."""
         if self._termination is None:
             return False
         occasion = f"after {self._batch} batches of epoch {self._epoch + 1}"
         return self._workers.any_true(self._termination.is_requested, occasion)
 
     def _tell_settings(self, manifest):
-        """Says what the resumed training has where program and backup differ."""
+        """Prints which settings apply where program and backup differ."""
         if self._workers.rank == 0 and "optimizers" in manifest:
             optimizers = describe_optimizers(self.model)
             for sentence in resumed_settings(manifest["optimizers"], optimizers):
@@ -292,7 +295,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         )
 
     def _fields(self):
-        """Returns the description of a backup, which the first worker writes down."""
+        """Returns the description of a backup, which the first worker writes: dictionary."""
         return {
             "workers": self._workers.world_size,
             "epoch": self._epoch,
@@ -303,7 +306,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         }
 
     def _states_of_others(self):
-        """Of callbacks and data: dictionary of NumPy arrays."""
+        """Returns the states of callbacks and data: dictionary of NumPy arrays."""
         states = {prefix: callback.backup_state() for prefix, callback in self._with_state}
         if self._data is not None:
             states["data"] = self._data.state()
@@ -314,14 +317,21 @@ class BackupAndRestore(keras.callbacks.Callback):
         }
 
     def _save_replica(self):
-        """Saves the model as this worker has it, and returns where."""
+        """Saves this worker's model, and returns the path."""
         return self._files.write_replica(self._workers.rank, self.model.save_weights)
 
     def _latest(self):
-        """Manifest and processes' states of the newest backup that all workers can read."""
+        """Finds the newest backup that all workers can use.
+
+        Returns:
+            Its manifest and the processes' states, or (None, None) if there is no backup.
+
+        Raises:
+            ValueError: on all workers, if there are backups, but none can be used.
+        """
         problems = []
         for number in filter(None, self._workers.of_first(self._files.newest(), _BEGIN)):
-            # Variables are made by all workers together, or by none.
+            # All workers must build together, so they agree first that all have read it.
             found, problem = self._on_all(self._read, number)
             if not problem:
                 self._build(self._mine(found[1]))
@@ -338,15 +348,15 @@ class BackupAndRestore(keras.callbacks.Callback):
         return None, None
 
     def _on_all(self, function, *arguments):
-        """What a function returns, and what went wrong on this worker or another, or nothing."""
+        """Returns a function's result, and the error of the first worker that has one, or ""."""
         try:
             result, problem = function(*arguments), ""
-        except Exception as error:  # there is no end to what may be wrong with a file
+        except Exception as error:  # a damaged file may cause any error
             result, problem = None, str(error) or type(error).__name__
         return result, self._workers.first_problem(problem, _BEGIN)
 
     def _require_same(self, manifest, states):
-        """Raises ValueError unless a backup is of a model like this one."""
+        """Raises ValueError unless a backup has the same model and optimizers."""
         if self._description is None:
             self._description = describe(self.model)
         if "model" in manifest:  # not in all versions
@@ -358,7 +368,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         manifest = self._files.read_manifest(number)
         processes = manifest["processes"]
         place = self._workers.place_among(processes)
-        # Of others only what must be divided anew: together they may be larger than the memory.
+        # Reads all states only if they must be redistributed: together they may exceed the memory.
         wanted = [place] if processes == self._workers.count else range(processes)
         states = [{} for _ in range(processes)]
         for rank in wanted:
@@ -366,7 +376,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         return manifest, states
 
     def _build(self, state):
-        """Gives model and optimizers the variables that Keras gives them in the first step."""
+        """Creates the variables of model and optimizers that Keras creates in the first step."""
         fit.build_model(self.model, "is resumed")
         training_state.build_optimizers(self.model, state)
 
@@ -375,12 +385,12 @@ class BackupAndRestore(keras.callbacks.Callback):
 
 
 def _new_job():
-    """Returns the id of a job: list of int32."""
+    """Returns a random id for a job: list of two int32."""
     return np.frombuffer(secrets.token_bytes(8), np.int32).tolist()
 
 
 def _attempt(function, *arguments):
-    """Returns the result of a function, and the error of the system, or ""."""
+    """Returns a function's result, and the message of an OSError, or ""."""
     try:
         return function(*arguments), ""
     except OSError as error:

@@ -1,8 +1,8 @@
 """The files of backups: where they are, and how they are written, read and removed.
 
 At any moment a process may be killed, a disk may be full, and a bit may be wrong. So a directory
-gets its name when it is complete, and loses it before it is removed; and everything in it has a
-checksum.
+gets its final name when it is complete, and loses it before it is removed. All its files have
+checksums.
 """
 
 import contextlib
@@ -23,24 +23,26 @@ _FORMAT = "tf_onebit backup 2"
 _WITHOUT_CHECKSUMS = "tf_onebit backup 1"
 _MANIFEST = "manifest.json"
 _REMAINS = r"unfinished-\d{8}(-[0-9a-f]+)?|unfinished-replica-\d+\.weights\.h5|removed-\d{8}"
-_KEPT = 2  # the second in case that the first turns out to be damaged
+_KEPT = 2  # the second replaces the first if that is damaged
 
 
 class BackupFiles:
-    """The files of the backups in a directory::
+    """The files of the backups in a directory.
 
-        lock                        which job uses the directory
+    The directory contains::
+
+        lock                        names the job that uses the directory
         backup-00000007/            a complete backup
-            manifest.json           what it is of, and checksums
+            manifest.json           its description, and checksums
             process_0.npz           the state of each process
-        unfinished-00000008-<job>/  one that is being written
-        removed-00000005/           one that is being removed
-        replica-0.weights.h5        the model as a worker had it that lost another
+        unfinished-00000008-<job>/  a backup that is being written
+        removed-00000005/           a backup that is being removed
+        replica-0.weights.h5        the model of a worker that lost another worker
 
-    The first process of a job holds the lock. It alone completes and removes backups.
+    The first process of a job holds the lock. Only it completes and removes backups.
 
     Args:
-        directory: of all processes of a job.
+        directory: path, the same for all processes of a job.
     """
 
     def __init__(self, directory):
@@ -51,22 +53,22 @@ class BackupFiles:
         return self.directory / f"backup-{number:08d}"
 
     def require_writable(self):
-        """Makes the directory. Raises OSError if this process cannot, or cannot write in it."""
+        """Creates the directory, and raises OSError if this process cannot write in it."""
         self.directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=self.directory) as file:
             file.write(b"0")
             _flush(file)
 
     def begin(self, job, is_first):
-        """Has a process use the directory for a job.
+        """Begins to use the directory for a job.
 
         Args:
-            job: what names the job: hexadecimal digits.
-            is_first: whether it is the job's first process, which locks the directory and removes
-                what an earlier job has left unfinished.
+            job: name of the job: hexadecimal digits.
+            is_first: whether this is the job's first process, which locks the directory and removes
+                unfinished files of an earlier job.
 
         Raises:
-            OSError: for the first process, if another job that is running uses the directory.
+            OSError: for the first process, if another running job uses the directory.
         """
         self._job = job
         self._lock = DirectoryLock(self.directory / "lock", job)
@@ -76,24 +78,28 @@ class BackupFiles:
                 _remove(path)
 
     def is_of_this_job(self):
-        """Tells whether this process finds in the directory what the first has written."""
+        """Tells whether this process finds the lock file of this job in the directory."""
         return self._lock.is_of_this_job()
 
     def newest(self):
-        """The numbers of the newest complete backups, newest first: list, with 0 for none."""
+        """Returns the numbers of the newest complete backups, newest first.
+
+        Returns:
+            List of two ints. Missing backups are 0.
+        """
         numbers = [int(path.name.split("-")[1]) for path in self._backups()]
         return (numbers + [0] * _KEPT)[:_KEPT]
 
     def write(self, number, rank, state):
-        """Writes the state of a process, of a backup to come.
+        """Writes the state of a process into a backup that is not complete yet.
 
         Args:
-            number: of the backup.
-            rank: of the process.
+            number: number of the backup.
+            rank: rank of the process.
             state: dictionary of NumPy arrays.
 
         Returns:
-            The checksum of what was written: bytes.
+            The checksum of the written file: bytes.
         """
         unfinished = self._unfinished(number)
         unfinished.mkdir(parents=True, exist_ok=True)
@@ -104,17 +110,20 @@ class BackupFiles:
         return _checksum(path)
 
     def complete(self, number, checksums, fields):
-        """Makes a backup of what all processes have written, and removes those it replaces.
+        """Completes a backup that all processes have written, and removes the older ones.
 
         Args:
-            number: of the backup.
-            checksums: list of what `write` returned in each process.
-            fields: dictionary of what JSON can hold: what the backup is of.
+            number: number of the backup.
+            checksums: list of the checksums that `write` returned, by process.
+            fields: description of the backup: dictionary of JSON values.
+
+        Raises:
+            OSError: if a file is missing or cannot be written, or another job has the directory.
         """
         self._lock.require()
         target, unfinished = self.path(number), self._unfinished(number)
         for rank in range(len(checksums)):
-            _process(unfinished, rank).stat()  # raises if it is not there
+            _process(unfinished, rank).stat()  # raises OSError if the file is missing
         manifest = json.loads(json.dumps(fields)) | {
             "format": _FORMAT,
             "version": __version__,
@@ -131,19 +140,19 @@ class BackupFiles:
             self._discard(target)
         unfinished.rename(target)
         _flush_directory(self.directory)
-        with contextlib.suppress(OSError):  # the backup is complete all the same
+        with contextlib.suppress(OSError):  # the backup is complete even if this fails
             for old in self._backups()[_KEPT:]:
                 self._discard(old)
 
     def abandon(self, number):
-        """Removes what has been written of a backup that will not be completed."""
+        """Removes the files of a backup that will not be completed."""
         _remove(self._unfinished(number))
 
     def read_manifest(self, number):
         """Reads the description of a complete backup: dictionary.
 
         Raises:
-            ValueError: if it is not whole.
+            ValueError: if it is damaged or of another version.
         """
         manifest = json.loads((self.path(number) / _MANIFEST).read_bytes())
         if "manifest" in manifest:
@@ -159,10 +168,10 @@ class BackupFiles:
         return manifest
 
     def read_process(self, manifest, rank):
-        """The state of a process in a complete backup: dictionary of NumPy arrays.
+        """Reads the state of a process in a complete backup: dictionary of NumPy arrays.
 
         Raises:
-            ValueError: if it is not whole.
+            ValueError: if it is damaged.
         """
         path = _process(self.path(manifest["number"]), rank)
         checksums = manifest.get("checksums")  # not in all versions
@@ -172,7 +181,7 @@ class BackupFiles:
             return dict(file)
 
     def write_replica(self, rank, save):
-        """Has `save` write the weights of a worker's model to a path, which is returned."""
+        """Writes the weights of a worker's model by calling `save(path)`. Returns the path."""
         self.directory.mkdir(parents=True, exist_ok=True)
         path = self.directory / f"replica-{rank}.weights.h5"
         unfinished = self.directory / f"unfinished-{path.name}"
@@ -181,13 +190,14 @@ class BackupFiles:
         return path
 
     def end(self, removes):
-        """Gives the directory back.
+        """Releases the directory.
 
         Args:
-            removes: whether all that backups have made in it goes, and it, if nothing else is
-                there. Oldest first: whoever is killed meanwhile still has the newest.
+            removes: whether all files of backups are removed, and the directory if it is then
+                empty. The oldest backup goes first: a job that is killed meanwhile still has the
+                newest.
         """
-        with contextlib.suppress(OSError):  # of another job, where nothing can be locked
+        with contextlib.suppress(OSError):  # another job may have it, if locks do not work
             self._lock.require()
             for path in reversed(self._backups()) if removes else ():
                 self._discard(path)
@@ -195,11 +205,11 @@ class BackupFiles:
                 path.unlink()
         self._lock.release()
         if removes:
-            with contextlib.suppress(OSError):  # others' files are in it
+            with contextlib.suppress(OSError):  # the directory has other files
                 self.directory.rmdir()
 
     def _discard(self, path):
-        """Removes a directory, of which no part is ever found under its own name."""
+        """Removes a directory under another name, so that its own never names a part of it."""
         removed = self.directory / f"removed-{path.name.split('-')[1]}"
         _remove(removed)
         path.rename(removed)
@@ -209,16 +219,16 @@ class BackupFiles:
         return self.directory / f"unfinished-{number:08d}-{self._job}"
 
     def _backups(self):
-        """Directories of complete backups, newest first."""
+        """Returns the directories of complete backups, newest first: list."""
         return sorted(self._own(r"backup-\d{8}"), reverse=True)
 
     def _own(self, name):
-        """Lists what backups have made in the directory, by a pattern, and nothing else."""
+        """Returns the paths in the directory whose whole name matches a pattern: list."""
         return [path for path in self.directory.glob("*") if re.fullmatch(name, path.name)]
 
 
 def _require_fields(manifest, number):
-    """Raises ValueError unless a manifest has what is read of it, of the types it must have."""
+    """Raises ValueError unless a manifest has the fields that are read, of the right types."""
     least = {"processes": 1, "workers": 1, "epoch": 0, "batch": 0, "number": number}
     for name, bound in least.items():
         value = manifest.get(name)
@@ -258,7 +268,7 @@ def _flush_directory(path):
 
 
 def _remove(path):
-    """Removes what has no name of its own any more. What is left of it, the next job removes."""
+    """Removes a renamed file or directory. The next job removes what remains after an error."""
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     else:

@@ -1,4 +1,4 @@
-"""What training is judged by: a loss or metric in Keras' logs."""
+"""The criterion that training is judged by: a loss or metric in Keras' logs."""
 
 import math
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 def require_criterion(logs, monitor):
-    """Raises ValueError unless logs have a criterion. Does not wait for its value."""
+    """Raises ValueError unless logs contain a criterion. Does not wait for its value."""
     if monitor not in logs:
         raise ValueError(
             f"monitor must be in the logs of the model. Received: monitor={monitor!r}, and logs "
@@ -15,17 +15,17 @@ def require_criterion(logs, monitor):
 
 
 def criterion_in(logs, monitor):
-    """The criterion that logs have: float.
+    """Returns the criterion in logs: float.
 
-    NaN where the loss is not finite: a model that has diverged may have a finite accuracy, that of
-    taking all samples for one class.
+    It is NaN if the loss is not finite. A diverged model may still have a finite accuracy, because
+    it assigns all samples to one class.
 
     Args:
-        logs: dictionary, of a step of training or an evaluation.
-        monitor: name in it.
+        logs: dictionary, of a training step or an evaluation.
+        monitor: name in `logs`.
 
     Raises:
-        ValueError: if it is not there.
+        ValueError: if `logs` do not contain it.
     """
     require_criterion(logs, monitor)
     is_finite = math.isfinite(float(logs.get("loss", 0.0)))
@@ -33,15 +33,16 @@ def criterion_in(logs, monitor):
 
 
 def criterion_of_steps(logs, sizes, before, after, monitor):
-    """The criterion of several steps of training: float, as `criterion_in`.
+    """Returns the criterion of several training steps: float, as `criterion_in` does.
 
-    The result of the model's metric, if it has one that follows training. A `train_step` of the
-    user's may return what no metric follows: then it is the mean over the samples.
+    If a metric of the model tracks the criterion, its result is returned. The user's own
+    `train_step` may return values that no metric tracks. Then the mean over the samples is
+    returned.
 
     Args:
         logs: list of the dictionaries that the steps returned.
         sizes: list of ints, number of samples of each step.
-        before, after: dictionaries of the results of the model's metrics, when they were reset and
+        before, after: dictionaries of the results of the model's metrics, after their reset and
             after the steps.
         monitor: name in the logs.
     """

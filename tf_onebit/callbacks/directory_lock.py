@@ -1,4 +1,4 @@
-"""The lock on a directory of backups, which only one job uses at a time."""
+"""The lock on a directory of backups, which only one job may use at a time."""
 
 import contextlib
 import datetime
@@ -10,23 +10,23 @@ import socket
 import time
 import warnings
 
-_WAIT_SECONDS = 10  # for a job that is just being ended
+_WAIT_SECONDS = 10  # for a job that is just ending
 _POLL_SECONDS = 0.1
 _IN_USE = errno.EAGAIN, errno.EACCES
-# What this process holds: file descriptors by path. A `fit` that ended in an error holds its lock
-# on, as callbacks are not told, and the next `fit` takes it over.
+# The locks of this process: file descriptors by path. A `fit` that ended in an error still holds
+# its lock, because callbacks are not told. The next `fit` takes the lock over.
 _held = {}
 os.register_at_fork(after_in_child=_held.clear)
 
 
 class DirectoryLock:
-    """A lock that the first process of a job holds, in a file that tells whose it is.
+    """A lock that the first process of a job holds, in a file that names its owner.
 
-    It is one of POSIX, which the system takes from a process that ends, however it ends: a killed
-    job keeps nobody away, and neither do processes that it has started.
+    It is a POSIX lock, which the system releases when the process ends in any way. So a killed job
+    does not block others, and neither do processes that it has started.
 
     Args:
-        path: of the file.
+        path: path of the file.
         job: string that names the job.
     """
 
@@ -34,10 +34,10 @@ class DirectoryLock:
         self._path, self._job = path.resolve(), job
 
     def acquire(self):
-        """Takes the lock, and writes into its file whose it is.
+        """Takes the lock, and writes its owner into the file.
 
         Raises:
-            OSError: if another job that is running holds it, or the file cannot be written.
+            OSError: if another running job holds it, or the file cannot be written.
         """
         deadline = time.monotonic() + _WAIT_SECONDS
         while not self._acquired(may_wait=time.monotonic() < deadline):
@@ -54,16 +54,16 @@ class DirectoryLock:
         os.fsync(descriptor)
 
     def is_of_this_job(self):
-        """Tells whether the file names this job, as its other processes ask."""
+        """Tells whether the file names this job. Its other processes call this, too."""
         descriptor = _held.get(self._path)
         owner = _owner(self._path) if descriptor is None else _read(descriptor)
         return owner.get("job") == self._job
 
     def require(self):
-        """Takes the lock anew if its file has been removed.
+        """Takes the lock again if its file has been removed.
 
         Raises:
-            OSError: if another job has the directory, as it may where nothing can be locked.
+            OSError: if another job has the directory, which is possible where locks do not work.
         """
         descriptor = _held.get(self._path)
         if descriptor is None or not _is_file(descriptor, self._path):
@@ -72,7 +72,7 @@ class DirectoryLock:
             raise _in_use(owner)
 
     def release(self):
-        """Removes the file, and gives the lock back, if this process holds it."""
+        """Removes the file and releases the lock, if this process holds it."""
         descriptor = _held.pop(self._path, None)
         if descriptor is None:
             return
@@ -86,7 +86,7 @@ class DirectoryLock:
         if descriptor is not None:
             if _is_file(descriptor, self._path):
                 return True
-            os.close(_held.pop(self._path))  # of a file that has been removed
+            os.close(_held.pop(self._path))  # its file has been removed
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -102,7 +102,7 @@ class DirectoryLock:
                 "it that no two jobs use the directory at a time.",
                 stacklevel=2,
             )
-        if not _is_file(descriptor, self._path):  # which its holder has removed meanwhile
+        if not _is_file(descriptor, self._path):  # its holder has removed it meanwhile
             os.close(descriptor)
             return False
         _held[self._path] = descriptor
@@ -122,7 +122,10 @@ def _is_file(descriptor, path):
 
 
 def _read(descriptor):
-    """Reads an open lock's file: to close another handle would give the lock back."""
+    """Reads the file of an open lock.
+
+    It uses the open descriptor: closing another one of this file would release the lock.
+    """
     try:
         owner = json.loads(os.pread(descriptor, 4096, 0))
     except ValueError:

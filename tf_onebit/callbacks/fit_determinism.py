@@ -1,4 +1,4 @@
-"""Tells whether the data of a `fit` come in the same order when a program is started again."""
+"""The check whether the data of a `fit` come in the same order when a program starts again."""
 
 import tensorflow as tf
 
@@ -8,13 +8,13 @@ from tf_onebit.framework_internals.tf_datasets import local_datasets_of
 
 
 def why_not_repeatable(epoch_iterator):
-    """What makes the data of a `model.fit` come in another order each time, as far as one can see.
+    """Finds why the data of a `model.fit` may come in another order each time.
 
     Args:
-        epoch_iterator: Keras' own.
+        epoch_iterator: Keras' own epoch iterator.
 
     Returns:
-        None, or a string: what they are or do.
+        The reason as a string, or None if the order is known to repeat.
     """
     adapter = epoch_iterator.data_adapter
     if not is_known_to_repeat(adapter):
@@ -27,6 +27,6 @@ def why_not_repeatable(epoch_iterator):
 
 
 def _datasets(dataset):
-    """The `tf.data` of this process behind what a strategy may have made of it."""
+    """Returns this process's `tf.data` datasets behind a dataset that a strategy distributes."""
     is_distributed = isinstance(dataset, tf.distribute.DistributedDataset)
     return local_datasets_of(dataset) if is_distributed else [dataset]

@@ -1,4 +1,4 @@
-"""AutoLearningRate: reduces the learning rate by what held-out data say."""
+"""AutoLearningRate: a learning rate that is reduced by a criterion on held-out data."""
 
 import dataclasses
 import enum
@@ -24,57 +24,57 @@ from tf_onebit.validation import is_number, number_of_samples
 
 
 class _Ending(enum.Enum):
-    """Whether training has been ended by patience, and how far."""
+    """Stages of ending a training by patience."""
 
     NOT_YET = enum.auto()
-    BUT_FOR_A_STEP = enum.auto()  # which Keras makes after the decision
+    BUT_FOR_A_STEP = enum.auto()  # Keras makes one more step after the decision
     WITH_BEST = enum.auto()
     IN_RUN_RESUMED = enum.auto()
 
 
 class AutoLearningRate(keras.callbacks.Callback):
-    """Reduces the learning rate when held-out data say so, and goes back to the best model.
+    """Callback that reduces the learning rate by a criterion on held-out data.
 
-    At the beginning, and then after every `interval_samples` (Seide et al. 2014, ICASSP, section
-    4), it evaluates the model on held-out data. If the criterion grew slowly, the learning rate is
-    multiplied by `factor`. If it dropped, or it or the loss is not finite, weights, optimizer and
-    exchange go back, in memory, to where the criterion was best, and the learning rate is reduced
-    as well. Going back takes back the number of steps, which schedules follow, but neither the
-    position in the data nor random numbers. When patience ends training the model is the best one,
-    and what is validated and saved at the end of that epoch.
+    The model is evaluated on held-out data at the beginning and after every `interval_samples`
+    (Seide et al. 2014, ICASSP, section 4). If the criterion improved too little, the learning rate
+    is multiplied by `factor`. If it became worse, the callback also restores the best model: the
+    weights, optimizer and exchange of the best evaluation, from memory. It does the same if the
+    criterion or the loss is not finite.
 
-    The factor acts on the learning rate that the optimizer has by itself, by a schedule or by other
-    callbacks: see `AutoMinibatchSize`, with which it can be combined.
+    Restoring resets the number of steps, which schedules follow. It resets neither the position in
+    the data nor random generators. When patience ends training, the best model is restored before
+    that epoch ends, so it is the one that is validated and saved.
+
+    The factor acts on the optimizer's own learning rate, which a schedule or other callbacks may
+    set: see `AutoMinibatchSize`. The two callbacks can be combined.
 
     Args:
-        validation_data: held-out data, as `model.fit` takes them, the same in each evaluation. Over
-            Horovod each worker may be given a part of them, and the mean over the workers counts.
+        validation_data: held-out data, as for `model.fit`, the same in each evaluation. Over
+            Horovod each worker may have a part of them: the criterion is the mean over the workers.
         interval_samples: number of samples, over all workers, between two evaluations.
         monitor: the criterion: "loss" or a metric of the model.
         mode: "min", "max", or "auto": by the name.
-        factor: what the learning rate is multiplied with, between 0 and 1.
-        min_improvement: by how much the criterion must become better than the best so far,
-            relatively, for the learning rate to stay.
-        continue_reduce: whether, once it was reduced, the learning rate is reduced after every
-            interval.
-        min_learning_rate: it is not reduced further than to this, leaving aside what
-            `AutoMinibatchSize` multiplies it with.
-        patience: training ends after so many evaluations in a row without a `min_improvement`.
-            Default: never.
-        batch_size: of the evaluation, as in `model.evaluate`.
-        global_batch_size: number of samples of a step, over all workers. To be given where `fit`
-            has other data than `tf_onebit.ResizableBatches`. Every step counts as so many, also
+        factor: the learning rate is multiplied by this; between 0 and 1.
+        min_improvement: least improvement over the best criterion so far, relative to it, with
+            which the learning rate stays.
+        continue_reduce: whether the learning rate, once reduced, is reduced after every interval.
+        min_learning_rate: least learning rate, without the factor of `AutoMinibatchSize`.
+        patience: number of evaluations in a row without a `min_improvement` after which training
+            ends. Default: no limit.
+        batch_size: batch size of the evaluation, as in `model.evaluate`.
+        global_batch_size: number of samples of a step, over all workers. Required unless the data
+            of `fit` are `tf_onebit.ResizableBatches`. Every step counts as this many samples, also
             one with a short last batch of an epoch.
 
     Attributes:
         history: dictionary of lists, with an entry for each evaluation after the first, which is
-            of the model as it began: `position` in samples, `criterion`, `learning_rate` from
-            there on, and whether the model was `reverted`.
+            of the initial model: `position` in samples, `criterion`, `learning_rate` from there
+            on, and whether the model was `reverted`.
 
     Raises:
-        ValueError: for arguments of other types or values, and data without an end or that can be
-            read once; in `fit`, if the number of samples of a step or the criterion is not known,
-            or workers train apart.
+        ValueError: for arguments of other types or values, and for data that do not end or can be
+            read only once; in `fit`, if the number of samples of a step or the criterion is not
+            known, or workers train apart.
 
     Example:
         >>> import numpy, tf_onebit
@@ -142,7 +142,7 @@ class AutoLearningRate(keras.callbacks.Callback):
         self.history = {"position": [], "criterion": [], "learning_rate": [], "reverted": []}
         self._best = None  # a `Snapshot`
         self._best_is_of = None  # list of the model and its optimizers
-        self._factors_of_best = None  # on its learning rates, but for what is reduced here
+        self._factors_of_best = None  # other callbacks' factors on its learning rates
         self._reduced_by = 1.0
         self._steps = 0
         self._due = None
@@ -165,7 +165,7 @@ class AutoLearningRate(keras.callbacks.Callback):
             )
         learning_rate_factor.begin(self.model, self, self._reduced_by)
         trained = [self.model, *optimizers_of(self.model)]
-        if self._best_is_of not in (None, trained):  # compiled anew, with another optimizer
+        if self._best_is_of not in (None, trained):  # compiled again, with another optimizer
             self._best = self._control.best = None
         self._best_is_of = trained
         if self._due is None:
@@ -174,8 +174,8 @@ class AutoLearningRate(keras.callbacks.Callback):
             self._ending = _Ending.NOT_YET
 
     def on_train_batch_begin(self, batch, logs=None):
-        # Not at the end of the batch before, where a backup may be made before or after: see
-        # AutoMinibatchSize. For the same reason steps are counted here.
+        # A backup at the end of the previous batch may run before or after this callback. So
+        # evaluation and counting of steps happen here: see AutoMinibatchSize.
         if fit.is_replaying(self.model):
             return
         if self._ending is _Ending.IN_RUN_RESUMED:
@@ -190,19 +190,19 @@ class AutoLearningRate(keras.callbacks.Callback):
         self._end_with_best()
 
     def on_epoch_end(self, epoch, logs=None):
-        self._end_with_best()  # where the data had no more, no step ended
+        self._end_with_best()  # no step ends if the data end first
 
     def on_train_end(self, logs=None):
         optimizer = self.model.optimizer
         goes_on = self._ending is _Ending.NOT_YET
         if goes_on and self._evaluate_if_due() and optimizer is not None:
-            # As Keras has done before: of averages, if the optimizer has them.
+            # Keras has done this before: it assigns the optimizer's averages, if it has them.
             optimizer.finalize_variable_values(self.model.trainable_weights)
         learning_rate_factor.end(self.model, self)
         self._ending = _Ending.NOT_YET  # a later fit goes on
 
     def backup_state(self):
-        """What a backup keeps: dictionary of NumPy arrays."""
+        """Returns the state that a backup keeps: dictionary of NumPy arrays."""
         progress = {
             "due": self._due,
             "steps": self._steps,
@@ -219,7 +219,7 @@ class AutoLearningRate(keras.callbacks.Callback):
         }
 
     def restore_state(self, state):
-        """Goes on from what `backup_state` returned."""
+        """Restores the state that `backup_state` returned."""
         progress = json.loads(state["progress"].tobytes())
         self._due, self._steps = progress["due"], progress["steps"]
         self._reduced_by, self.history = progress["reduced_by"], progress["history"]
@@ -232,7 +232,7 @@ class AutoLearningRate(keras.callbacks.Callback):
         best = part_of(state, "best")
         for i, exchange in enumerate(gradient_exchanges_of(self.model)):
             workers, _ = best.get(f"exchange_{i}/built", (exchange.engine.world_size, 0))
-            if workers != exchange.engine.world_size:  # then the exchange keeps what it has
+            if workers != exchange.engine.world_size:  # the exchange keeps its current state
                 best = {k: v for k, v in best.items() if not k.startswith(f"exchange_{i}/")}
         self._best = Snapshot(best, training_state.random_state()) if best else None
 
@@ -243,7 +243,7 @@ class AutoLearningRate(keras.callbacks.Callback):
         return self._steps * self.global_batch_size
 
     def _begin_if_possible(self):
-        """Evaluates the model as it begins, for the first interval to be compared with."""
+        """Evaluates the initial model, which the first interval is compared with."""
         if can_be_taken(self.model):
             self._control.begin(self._mean_criterion())
             self._keep()
@@ -261,13 +261,16 @@ class AutoLearningRate(keras.callbacks.Callback):
         return [f / self._reduced_by for f in learning_rate_factor.factors(self.model)]
 
     def _end_with_best(self):
-        """When training ends, takes back the step that Keras has made after the decision."""
+        """Restores the best model when patience has ended training.
+
+        Keras makes one more step after the decision, which this undoes.
+        """
         if self._ending is _Ending.BUT_FOR_A_STEP:
             self._go_back()
             self._ending = _Ending.WITH_BEST
 
     def _evaluate_if_due(self):
-        """Returns whether the model has gone back to the best."""
+        """Evaluates the model if an evaluation is due. Returns whether it restored the best."""
         if self._position < self._due or not can_be_taken(self.model):
             return False
         criterion = self._mean_criterion()
@@ -296,19 +299,19 @@ class AutoLearningRate(keras.callbacks.Callback):
         self._ending = _Ending.BUT_FOR_A_STEP
 
     def _mean_criterion(self):
-        """The mean over the workers of the criterion on the held-out data."""
+        """Returns the mean of the criterion over the workers."""
         occasion = f"evaluation for the learning rate after {self._steps} steps"
         return self._workers.mean(self._criterion(), occasion)
 
     def _criterion(self):
-        """The criterion on the held-out data, as this worker has them."""
+        """Returns the criterion on this worker's held-out data."""
         random_state = training_state.random_state()
         metrics = training_state.metrics_of(self.model)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(self.validation_data)
         logs = self.model.evaluate(
             x, y, self.batch_size, verbose=0, sample_weight=sample_weight, return_dict=True
         )
-        self.model.reset_metrics()  # those that were not there before
+        self.model.reset_metrics()  # also those that the evaluation has created
         training_state.assign_variables(self.model, metrics)
         training_state.set_random_state(self.model, random_state)
         return criterion_in(logs, self.monitor)

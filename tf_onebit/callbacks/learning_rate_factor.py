@@ -1,11 +1,12 @@
-"""A factor on the learning rate of a Keras optimizer, whatever that is and whoever sets it.
+"""A factor on the learning rate of a Keras optimizer, for a number or a schedule alike.
 
-The factor acts within the update of a step, on a variable and on a schedule alike. Outside of it
-`optimizer.learning_rate` is the optimizer's own, as ever: other callbacks (`ReduceLROnPlateau`,
-`LearningRateScheduler`) read and set it, and saved models have it, without the factor.
+The factor acts only within the update of a step. Outside of it `optimizer.learning_rate` excludes
+the factor. Other callbacks (`ReduceLROnPlateau`, `LearningRateScheduler`) read and set that value,
+and saved models contain it.
 
-It is the product of what callbacks of a `fit` set, each its own, and is 1 outside of `fit`: from
-`begin` to `end` of each. Those keep what they have set, to begin the next `fit` with.
+The factor is the product of the callbacks' own factors. A callback's factor is in force from its
+`begin` until all callbacks have called `end`, so the product is 1 outside of `fit`. Callbacks
+remember their factors, and begin the next `fit` with them.
 """
 
 import itertools
@@ -25,11 +26,11 @@ from tf_onebit.training.scaled_learning_rate import (
     own_learning_rate_of,
 )
 
-# By what power of the minibatch size an optimizer's learning rate grows, by the names that it and
-# the classes it is derived from have. In Keras a gradient is the mean over a minibatch. Plain
-# updates stay the same, per sample, if the rate grows with the size. Updates that are divided by
-# the gradient's own size grow with the square root: then noise adds up, per sample, to the same
-# (Malladi et al. 2022).
+# The power of the minibatch size with which an optimizer's learning rate grows, by the name of its
+# class or a base class. In Keras a gradient is the mean over a minibatch. Plain updates stay the
+# same per sample if the rate is proportional to the size. Updates that are divided by the
+# gradient's own size need the square root, so that noise per sample stays the same (Malladi et al.
+# 2022).
 _POWERS = {"SGD": 1.0, "NormalizedAdaGrad": 1.0} | dict.fromkeys(
     (
         *("Adam", "AdamW", "Adamax", "Nadam", "RectifiedAdam", "ScheduleFreeAdamW", "Lamb", "Lion"),
@@ -50,7 +51,7 @@ def require_rule(rule):
 
 
 def power_of_size(optimizer, rule):
-    """By what power of the minibatch size the learning rate of an optimizer is to grow: float.
+    """Returns the power of the minibatch size that an optimizer's learning rate follows: float.
 
     Raises:
         ValueError: for `rule="auto"` and an optimizer that is not known.
@@ -69,7 +70,7 @@ def power_of_size(optimizer, rule):
 
 
 def scaled_optimizers(model):
-    """The optimizers of a model, each with a factor on its learning rate: 1 until it is set."""
+    """Returns the optimizers of a model, each with a factor on its learning rate: 1 at first."""
     optimizers = list(map(inner_optimizer, optimizers_of(model)))
     new = [o for o in optimizers if getattr(o, "scaling", None) is None]
     for optimizer in new:
@@ -77,34 +78,34 @@ def scaled_optimizers(model):
             mix_in(optimizer, ScaledLearningRate)
         optimizer.scaling = LearningRateFactor()
         if isinstance(optimizer, Distributed):
-            optimizer.trace_flushes_again()  # which have been traced without it
+            optimizer.trace_flushes_again()  # they have been traced without the factor
     if new:
         fit.trace_anew(model)
     return optimizers
 
 
 def begin(model, callback, values):
-    """Has the factors of a callback in force until its `end`.
+    """Puts the factors of a callback in force until its `end`.
 
     Args:
-        model: Keras model, whose `fit` calls.
-        callback: of that `fit`.
-        values: list of floats, for each of `scaled_optimizers`, or one for all.
+        model: Keras model whose `fit` is running.
+        callback: a callback of that `fit`.
+        values: list of floats, for each of `scaled_optimizers`, or one float for all.
     """
     present = fit.calling_fit(model).callbacks
     for optimizer in scaled_optimizers(model):
         scaling = optimizer.scaling
-        # Others are of a `fit` that ended in an error, which callbacks are not told of.
+        # Other factors are left from a `fit` that ended in an error: callbacks are not told.
         scaling.factor_of = {c: f for c, f in scaling.factor_of.items() if c in present}
         scaling.ended = []
     set_factors(model, callback, values)
 
 
 def end(model, callback):
-    """Has the factors of a callback in force no more.
+    """Ends the factors of a callback.
 
-    Nor those of others, as soon as all have come to their end: in whatever order that is, the
-    others may still ask for the learning rate.
+    They stay in force until all callbacks have called this, in any order, because the others may
+    still read the learning rate.
     """
     for optimizer in scaled_optimizers(model):
         scaling = optimizer.scaling
@@ -125,16 +126,16 @@ def set_factors(model, callback, values):
 
 
 def rescale_pending_gradients(model, before, now):
-    """Rescales gradients that are still to be applied, so that their update stays the same.
+    """Rescales pending gradients by `before / now`, which leaves their later updates the same.
 
-    Exchanges keep such gradients as residuals and in the velocities of transforms. Optimizers keep
-    them for an update of several minibatches, or in velocities of their own. They are multiplied by
-    the factor on the learning rate when they were computed, over that of now. (The velocities of
-    Keras' own optimizers hold updates, with their learning rate, and stay as they are.)
+    Exchanges keep pending gradients as residuals and in velocities of transforms. Optimizers keep
+    accumulated gradients, and `NormalizedAdaGrad` velocities. The velocities of Keras' own
+    optimizers already contain the learning rate, so they are not changed.
 
     Args:
         model: Keras model.
-        before, now: lists of floats, for each of `scaled_optimizers`.
+        before, now: factors on the learning rates when the gradients were computed, and now: lists
+            of floats, for each of `scaled_optimizers`.
     """
     for optimizer, old, new in zip(scaled_optimizers(model), before, now, strict=True):
         if old == new:
@@ -149,17 +150,17 @@ def rescale_pending_gradients(model, before, now):
 
 
 def factors(model):
-    """The factors on the learning rates of a model's optimizers: list of floats."""
+    """Returns the factors on the learning rates of a model's optimizers: list of floats."""
     return [float(optimizer.scaling.factor) for optimizer in scaled_optimizers(model)]
 
 
 def own_learning_rate(model):
-    """What the first optimizer of a model has by itself, without the factor: float."""
+    """Returns the learning rate of a model's first optimizer without the factor: float."""
     return own_learning_rate_of(_first_optimizer(model))
 
 
 def learning_rate(model):
-    """The learning rate of a model's next step, by its first optimizer: float."""
+    """Returns the learning rate of the next step of a model's first optimizer: float."""
     return learning_rate_of(_first_optimizer(model))
 
 

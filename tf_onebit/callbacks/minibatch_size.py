@@ -1,4 +1,4 @@
-"""AutoMinibatchSize: minibatches as large as training can bear."""
+"""AutoMinibatchSize: a search for the largest minibatch size that does not hurt convergence."""
 
 import contextlib
 import json
@@ -33,55 +33,58 @@ _DAY_OF_SPEECH = 24 * 3600 * 100  # frames of 10 ms
 
 
 class AutoMinibatchSize(keras.callbacks.Callback):
-    """Finds the largest minibatch size that does not hurt convergence, again and again.
+    """Callback that searches repeatedly for the largest minibatch size that does not hurt training.
 
-    After every `interval_samples` it tries sizes from half the last to twice of it (Seide et al.
-    2014, Interspeech, section 4; ICASSP, section 4), in steps of sqrt(2), on the next
-    `trial_samples`: each on the same samples, and from the same state of everything. Training goes
-    on from that state, on these samples, with the largest size whose criterion, over the trial, is
-    within `error_margin` of the smallest one's; with a loss that is not finite none is. Larger
-    sizes than the first that fails are not tried. Other callbacks and Keras' logs see nothing of
-    it.
+    A search runs after every `interval_samples` (Seide et al. 2014, Interspeech, section 4;
+    ICASSP, section 4). It tries sizes from half to twice the current one, in steps of sqrt(2), on
+    the next `trial_samples`. All trials use the same samples and start from the same state.
 
-    The learning rate, be it a number or a schedule, is multiplied by a factor that follows the
-    size: in proportion for SGD, which keeps the learning rate per sample, and with the square root
-    for Adam and its kin. Momentum and betas stay what they are, per step; gradients that wait, as
-    residuals of an exchange, in velocities (but those of Keras' SGD, which hold updates) and
-    accumulated, are divided by what the learning rate grows by. Outside of a step
-    `optimizer.learning_rate` is what it was without this callback, and after `fit` steps have that
-    again. A later `fit` with the same callback goes on with its factor.
+    A size passes if its criterion over the trial is within `error_margin` of the smallest size's.
+    It fails if the loss is not finite. The search stops at the first size that fails. Training
+    then goes back to the state before the search, and trains on these samples with the largest
+    size that passed. Other callbacks and Keras' logs do not see the trials.
 
-    A search that is due when the epoch has fewer samples left than a trial needs waits for the
-    beginning of the next. If all sizes fail (NaN), training goes on with the smallest, with a
-    warning.
+    The learning rate, a number or a schedule, is multiplied by a factor that follows the size. For
+    SGD the factor is proportional to the size, which keeps the learning rate per sample. For Adam
+    and its variants it grows with the square root. Momentum and betas stay the same per step.
+
+    Pending gradients are divided by the growth of the learning rate. They are residuals of an
+    exchange, velocities and accumulated gradients. The velocities of Keras' SGD hold updates, so
+    they stay as they are. Outside of a step `optimizer.learning_rate` excludes the factor, and
+    after `fit` steps do not use it either. A later `fit` with the same callback uses it again.
+
+    If a search is due and the epoch has fewer samples left than a trial needs, the search waits
+    for the next epoch. If all sizes fail (NaN), the callback warns and training goes on with the
+    smallest.
 
     Args:
         data: the `tf_onebit.ResizableBatches` that `fit` is given.
         interval_samples: number of samples between two searches. Default: 24 hours of speech.
-        trial_samples: number of samples of a trial. At least ten updates of the model, each of as
-            many minibatches as gradients are accumulated over, and with delayed gradients as
-            many more as these are late. Default: 2 % of `interval_samples`.
+        trial_samples: number of samples of a trial. It must hold at least ten updates of the
+            model, and with delayed gradients as many more as these are late. An update takes as
+            many minibatches as gradients are accumulated over. Default: 2 % of
+            `interval_samples`.
         min_size: least size. Default: the least multiple.
-        max_size: greatest size. Default: as large as `trial_samples` allows, a tenth of them or
-            less, which is a limit always.
-        error_margin: what a size may cost, relative to the smallest one's criterion.
+        max_size: greatest size. `trial_samples` always limits it, to a tenth of them or less.
+            Default: this limit.
+        error_margin: by how much the criterion may be worse than the smallest size's, relatively.
         monitor: the criterion, a name in the logs: "loss" or a metric.
         mode: "min", "max", or "auto": by the name.
         multiple: sizes are rounded to multiples of this, and of the number of workers.
         learning_rate_rule: "linear", "sqrt", "constant", or "auto": by the optimizer.
-        tune_without_delay: with a delayed exchange, whether the trials are without delay (Seide et
-            al., Interspeech, section 5.4): as the halves of a minibatch that are exchanged one
-            behind the other, steps of size N follow from trials of minibatches of 2 N.
+        tune_without_delay: with a delayed exchange, whether the trials run without delay (Seide et
+            al., Interspeech, section 5.4). A trial with minibatches of 2 N then decides on steps
+            of size N: these are the halves of a minibatch, exchanged one after the other.
 
     Attributes:
-        history: dictionary of lists, with an entry for the beginning of training and each search:
-            `position` in samples, `global_batch_size` and `learning_rate` from there on, and
-            `trials`, a list of (size, criterion).
+        history: dictionary of lists, with an entry for the beginning of training and each search.
+            `position` is in samples; `global_batch_size` and `learning_rate` apply from there on;
+            `trials` is a list of (size, criterion).
 
     Raises:
-        ValueError: for arguments of other types or values; in `fit`, for other data, sizes that
-            the workers cannot share, a data set or trials too small, an optimizer whose rule is
-            not known, workers that train apart, or logs without the criterion.
+        ValueError: for arguments of other types or values. In `fit`: for other data; for sizes
+            that the workers cannot share; for too small a data set or trial; for an optimizer
+            without a known rule; for workers that train apart; for logs without the criterion.
 
     Example:
         >>> import numpy, tf_onebit
@@ -183,10 +186,10 @@ class AutoMinibatchSize(keras.callbacks.Callback):
             self._note([])
 
     def on_train_batch_begin(self, batch, logs=None):
-        # Not at the end of the batch before: so it makes no difference which callback comes first
-        # there, and a backup that is made there is one of before the search.
+        # The search does not run at the end of the previous batch. So the order of the callbacks
+        # does not matter there, and a backup made there precedes the search.
         is_due = self.data.position >= self._due and not fit.is_replaying(self.model)
-        # Of a training that ends now nothing would come of a search.
+        # A training that ends now would not use what a search finds.
         if is_due and not self.model.stop_training:
             self._search_if_possible()
 
@@ -198,7 +201,7 @@ class AutoMinibatchSize(keras.callbacks.Callback):
         learning_rate_factor.end(self.model, self)
 
     def backup_state(self):
-        """What a backup keeps: dictionary of NumPy arrays."""
+        """Returns the state that a backup keeps: dictionary of NumPy arrays."""
         return {
             "due": np.int64(self._due),
             "factors": np.array(self._factors),
@@ -207,13 +210,13 @@ class AutoMinibatchSize(keras.callbacks.Callback):
         }
 
     def restore_state(self, state):
-        """Goes on from what `backup_state` returned."""
+        """Restores the state that `backup_state` returned."""
         self._due = int(state["due"])
         self._set_factors(state["factors"].tolist())
         self.history = json.loads(state["history"].tobytes())
         self.history["trials"] = [[tuple(t) for t in ts] for ts in self.history["trials"]]
         self._tell(self.data.global_batch_size)
-        # Other workers may have had to go on with another size.
+        # Another number of workers may need another size.
         growth = self.data.global_batch_size / int(state["global_batch_size"])
         if growth != 1:
             self._follow_size(growth)
@@ -223,7 +226,7 @@ class AutoMinibatchSize(keras.callbacks.Callback):
         """Writes a plot of minibatch size and trials over samples.
 
         Args:
-            path: of an image file, with a suffix that Matplotlib knows, like ".png".
+            path: path of an image file, with a suffix that Matplotlib knows, like ".png".
 
         Raises:
             ImportError: without Matplotlib.
@@ -240,7 +243,7 @@ class AutoMinibatchSize(keras.callbacks.Callback):
         if available >= self._range.trial_samples:
             self._search()
             return
-        self._waits_in = self.data.epoch  # of which ever less is left
+        self._waits_in = self.data.epoch  # its rest only gets shorter
         if self._is_at_begin_of_epoch:
             warnings.warn(
                 f"The minibatch size stays {self.data.global_batch_size}. "
@@ -250,7 +253,7 @@ class AutoMinibatchSize(keras.callbacks.Callback):
 
     @property
     def _available(self):
-        """How many samples the epoch has left, as far as a trial needs them."""
+        """Number of samples that the epoch has left, counted as far as a trial needs them."""
         if self.data.remaining is not None:
             return self.data.remaining
         samples = self._range.trial_samples
@@ -264,7 +267,7 @@ class AutoMinibatchSize(keras.callbacks.Callback):
         sizes, last = self._range.sizes(), self.data.global_batch_size
         search = SizeSearch(sizes, self.error_margin, self._higher_is_better)
         if sizes != [last]:
-            # What is under way has been computed with the learning rate until now.
+            # Gradients under way belong to the learning rate until now.
             flush(self.model)
         if len(sizes) > 1:
             with self._delay_of_trials():
@@ -283,7 +286,7 @@ class AutoMinibatchSize(keras.callbacks.Callback):
         self._note(search.trials)
 
     def _make_range(self):
-        """The sizes that can be tried: `SizeRange`."""
+        """Returns the `SizeRange` of the sizes that can be tried."""
         exchanges = gradient_exchanges_of(self.model)
         delay = max((exchange.steps_of_delay for exchange in exchanges), default=0)
         steps_of_minibatch = 2 if delay and self.tune_without_delay else 1
@@ -315,13 +318,13 @@ class AutoMinibatchSize(keras.callbacks.Callback):
                 self._tell(last)
 
     def _criterion(self, size):
-        """What comes of training on the next samples with a size."""
+        """Returns the criterion of training on the next samples with a size."""
         self.model.reset_metrics()
         before = self.model.get_metrics_result()
         peek = self.data.peek(self._range.trial_samples, size)
         try:
             logs = [self.model.train_function(minibatch) for minibatch in peek]
-            # Which applies gradients that are still under way: those of the last minibatches.
+            # This applies the gradients that are still under way: those of the last minibatches.
             after = logs_of_epoch(self.model, logs[-1])
         except tf.errors.InvalidArgumentError as error:
             if NOT_FINITE not in str(error):
@@ -333,14 +336,14 @@ class AutoMinibatchSize(keras.callbacks.Callback):
 
     @property
     def _powers(self):
-        """Of the size, which the learning rates of the optimizers follow."""
+        """Powers of the size that the optimizers' learning rates follow: list of floats."""
         return [
             learning_rate_factor.power_of_size(optimizer, self.learning_rate_rule)
             for optimizer in learning_rate_factor.scaled_optimizers(self.model)
         ]
 
     def _follow_size(self, growth):
-        """Has the learning rate follow a size that has grown by so much."""
+        """Adapts learning rates and pending gradients to a size that has grown by a factor."""
         before = self._factors
         factors = zip(before, self._powers, strict=True)
         self._set_factors([factor * growth**power for factor, power in factors])
@@ -351,7 +354,7 @@ class AutoMinibatchSize(keras.callbacks.Callback):
         learning_rate_factor.set_factors(self.model, self, factors)
 
     def _tell(self, size):
-        """Tells those whose rules count samples how many a step has."""
+        """Sets the global batch size of optimizers and exchanges that count samples."""
         for owner, steps in batch_size_dependents(self.model):
             owner.set_global_batch_size(size * steps)
 

@@ -1,4 +1,4 @@
-"""Descriptions of a model and its optimizers, for a backup to be compared with."""
+"""Descriptions of a model and its optimizers, which a backup is compared with."""
 
 import hashlib
 import json
@@ -12,23 +12,25 @@ import numpy as np
 from tf_onebit.framework_internals.keras_models import has_layers, layers_of
 from tf_onebit.training.model_optimizers import inner_optimizer, optimizers_of
 
-# Where things come from, what depends on the data, what is drawn anew, and what training changes.
+# Fields that say where a class comes from, depend on the data, are drawn at random, or change in
+# training.
 _LEFT_OUT = {
     *("module", "registered_name", "build_config", "build_input_shape", "batch_shape"),
     *("seed", "trainable"),
 }
-# Where Keras refers to layers by their names, in which it counts what a program has made before.
+# Fields in which Keras refers to layers by name. Names have numbers that depend on what a program
+# has made before.
 _REFERENCES = {"name", "keras_history", "input_layers", "output_layers"}
 _NUMBER = r"(_\d+)+$"
-_LONG = 100  # lists, of which a digest will do
+_LONG = 100  # longer lists are replaced by a digest
 _FUNCTION = "a function without a name"
 
 
 def describe(model):
-    """The architecture of a model, as far as its layers tell: list of what JSON can hold.
+    """Describes the architecture of a model by its layers: list of JSON values.
 
-    Names do not count, and neither does what cannot be known: the code of functions without a name,
-    and the configuration of layers that define none.
+    Names do not count. The description excludes what cannot be known: the code of functions without
+    a name, and the configuration of layers that do not define one.
 
     Args:
         model: Keras model that is built.
@@ -41,18 +43,18 @@ def describe(model):
             places.setdefault(operation.name, len(places))
     return [
         {"layer": layer.name, "class": type(layer).__name__, "config": _config(layer, places)}
-        for layer in sorted(layers, key=has_layers)  # by themselves first
+        for layer in sorted(layers, key=has_layers)  # layers without inner layers first
         if not isinstance(layer, keras.layers.InputLayer)
     ]
 
 
 def describe_optimizers(model):
-    """The optimizers of a model: list of what JSON can hold."""
+    """Describes the optimizers of a model: list of JSON values."""
     return [_description_of_optimizer(optimizer) for optimizer in optimizers_of(model)]
 
 
 def require_same_model(saved, description):
-    """Raises ValueError if the description of a backup's model is not that of a model."""
+    """Raises ValueError if the description of a backup's model differs from a model's."""
     if len(saved) != len(description):
         raise ValueError(f"it has {len(saved)} layers, the model's number is {len(description)}")
     for then, now in zip(saved, description, strict=True):
@@ -89,10 +91,10 @@ def require_same_optimizers(saved, description):
 
 
 def resumed_settings(saved, description):
-    """Finds the settings in which a backup's optimizers differ from those of now.
+    """Describes the settings in which a backup's optimizers differ from the program's.
 
-    What Keras keeps in a variable is the backup's: a learning rate that is a number. All else is
-    the program's.
+    A learning rate that is a number is a variable in Keras, and comes from the backup. All other
+    settings come from the program.
 
     Returns:
         List of sentences.
@@ -117,7 +119,7 @@ def _description_of_optimizer(optimizer):
         name = f"{type(optimizer).__name__} of {name}"
         config = (_config(optimizer, {}) or {}) | (config or {})
         config.pop("inner_optimizer", None)
-    # Their kinds, by the ends of their names: the rest says of which weight they are.
+    # The end of a variable's name is its kind; the rest names the weight.
     paths = [re.sub(_NUMBER, "", variable.name) for variable in optimizer.variables]
     kinds = [path.split("_")[-1] for path in paths] if optimizer.built else None
     return {"class": name, "variables": kinds, "config": config}
@@ -126,14 +128,14 @@ def _description_of_optimizer(optimizer):
 def _config(thing, places):
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of functions that could not be loaded again
+            warnings.simplefilter("ignore")  # Keras warns of functions that it could not reload
             return _plain({**thing.get_config(), "name": ""}, places)
-    except Exception:  # of whoever has written it
+    except Exception:  # a user's get_config may raise any error
         return None
 
 
 def _plain(value, places, key=""):
-    """A value of a configuration as JSON has it, without what differs between equal programs."""
+    """Converts a value of a configuration to JSON, without what differs between equal programs."""
     if isinstance(value, dict):
         if value.get("class_name") == "__lambda__" or list(value) == ["value"]:
             return _FUNCTION
@@ -141,7 +143,7 @@ def _plain(value, places, key=""):
             return _plain(value["config"]["keras_history"], places, "keras_history")
         known = {k: v for k, v in value.items() if k not in _LEFT_OUT}
         if key == "layers" and _name(value) in places:
-            known.pop("config", None)  # described by itself
+            known.pop("config", None)  # the layer has its own description
         return {str(k): _plain(v, places, _key(k, key)) for k, v in known.items()}
     if isinstance(value, (list, tuple)):
         plain = [_plain(one, places, key) for one in value]
@@ -166,7 +168,7 @@ def _plain(value, places, key=""):
 
 
 def _name(description):
-    """The name of a layer as Keras describes it."""
+    """Returns the name of a layer in Keras' description of it."""
     config = description.get("config")
     return description.get("name", config.get("name") if isinstance(config, dict) else None)
 
@@ -180,7 +182,7 @@ def _digest(data):
 
 
 def _differences(one, other, path=""):
-    """Lists the differences of two configurations: (name, value, value)."""
+    """Returns the differences of two configurations: list of (name, value, value)."""
     if one is None or other is None:  # not known
         return []
     found = []
@@ -197,7 +199,7 @@ def _differences(one, other, path=""):
 
 
 def _are_alike(one, other):
-    """Tells whether two values are to be compared part by part."""
+    """Tells whether two values can be compared part by part."""
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other)
     both = isinstance(one, dict) and isinstance(other, dict)

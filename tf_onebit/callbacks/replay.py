@@ -1,4 +1,4 @@
-"""The place in its data that a resumed training goes on from."""
+"""Replay of data up to the position of a backup."""
 
 import contextlib
 import json
@@ -10,34 +10,34 @@ from tf_onebit.training import fit
 
 
 class Replay:
-    """Brings a `fit` to the place in its data at which a backup was made.
+    """Replay of a `fit`'s data up to the position at which a backup was made.
 
     Args:
-        model: Keras model, whose `fit` calls.
+        model: Keras model whose `fit` is running.
         workers: `Workers`.
 
     Attributes:
-        random_states: dictionary: `training_state.random_state()` at the beginning of each epoch.
+        random_states: dictionary from an epoch to `training_state.random_state()` at its beginning.
     """
 
     def __init__(self, model, workers):
         self._model, self._workers = model, workers
         self._place = None
         self.random_states = {}
-        fit.end_replay(model)  # of a run that was interrupted
+        fit.end_replay(model)  # an interrupted run may have left one
 
     def begin_epoch(self, epoch):
-        """Notes that an epoch begins. Returns how many of its batches are drawn only."""
+        """Begins an epoch. Returns how many of its batches are drawn without training on them."""
         self.random_states[epoch] = training_state.random_state()
         return self._place[1] if self._place and self._place[0] == epoch else 0
 
     def begin(self, epoch, batch, steps, state):
-        """Draws the data up to a position, which Keras then goes on from.
+        """Draws the data up to a position, from which Keras then goes on.
 
         Args:
-            epoch, batch: the next to train on, counted from 0.
+            epoch, batch: next epoch and batch to train on, counted from 0.
             steps: number of batches of an epoch, or None.
-            state: of this process: dictionary of NumPy arrays.
+            state: state of this process: dictionary of NumPy arrays.
         """
         call = fit.calling_fit(self._model)
         epoch_iterator = call.epoch_iterator
@@ -79,7 +79,7 @@ class Replay:
             if logs is None:
                 logs = self._logs(data, state)
             if executions == 0:
-                # Once more: other callbacks may have changed something.
+                # The state is assigned again: other callbacks may have changed it meanwhile.
                 training_state.assign_variables(self._model, state)
                 training_state.set_random_state(self._model, random_state)
                 fit.end_replay(self._model)
@@ -88,24 +88,24 @@ class Replay:
         fit.begin_replay(self._model, draw)
 
     def go_on(self, state):
-        """Brings back what Keras has reset at the beginning of the epoch, in its midst."""
+        """Restores what Keras resets at the beginning of an epoch, to resume in its middle."""
         call = fit.calling_fit(self._model)
         logs = self._logs(call.batch_spec, state)
         training_state.set_random_state(self._model, str(state["random"]))
-        call.set_logs(logs)  # which count if all steps of the epoch have been made
+        call.set_logs(logs)  # Keras uses them if the epoch has no steps left
 
     def _set_random_state_at_begin_of(self, epoch):
-        """Sets the random state of an epoch, on which the order of its data may depend."""
+        """Sets the random state of an epoch's beginning: its data's order may depend on it."""
         if epoch in self.random_states:
             training_state.set_random_state(self._model, self.random_states[epoch])
 
     def _logs(self, data, state):
-        """Returns what Keras logged when the backup was made."""
+        """Returns the logs that Keras had when the backup was made."""
         before = training_state.random_state()
-        # Both may fail, in any way, for metrics that only a model's own `train_step` can build.
-        # Then there is nothing to log: their values so far are lost, the weights are not.
+        # If only a model's own `train_step` can build its metrics, both calls may fail with any
+        # error. Then there are no logs: the metrics' values so far are lost, but not the weights.
         with contextlib.suppress(Exception):
-            if not self._workers.in_strategy:  # else Keras has done it
+            if not self._workers.in_strategy:  # in a strategy Keras has built it
                 build_from(self._model, data)
         training_state.assign_variables(self._model, state)
         training_state.set_random_state(self._model, before)
@@ -114,7 +114,7 @@ class Replay:
         return {}
 
     def _draw(self, iterator):
-        """Draws the batches of one execution, of which the last may have fewer."""
+        """Draws the batches of one execution. The last execution may have fewer."""
         batch = next(iterator)
         for _ in range(self._model.steps_per_execution - 1):
             batch = next(iterator, batch)

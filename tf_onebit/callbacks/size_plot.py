@@ -2,12 +2,12 @@
 
 
 def plot_sizes(history, position, path):
-    """Writes a plot of how the minibatch size has grown, and of what was tried.
+    """Writes a plot of the minibatch size and the sizes that were tried, over samples.
 
     Args:
-        history: of `AutoMinibatchSize`.
+        history: `history` of `AutoMinibatchSize`.
         position: number of samples up to now.
-        path: of an image file.
+        path: path of an image file.
 
     Raises:
         ImportError: without Matplotlib.
@@ -28,7 +28,7 @@ def plot_sizes(history, position, path):
     sizes, positions = history["global_batch_size"], history["position"]
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.add_subplot()
-    # All that was tried and not taken, taken, and what training went on with.
+    # Crosses are the sizes tried, dots the sizes taken, and the line the size in training.
     tried = [
         (p, size) for p, ts in zip(positions, history["trials"], strict=True) for size, _ in ts
     ]

@@ -1,4 +1,4 @@
-"""Which minibatch sizes workers can share, and trials are long enough for."""
+"""The minibatch sizes that workers can share, and for which trials are long enough."""
 
 import math
 import warnings
@@ -7,21 +7,22 @@ from tf_onebit.tuning_rules import sizes_to_try
 
 
 class SizeRange:
-    """The minibatch sizes that can be tried in trials of so many samples.
+    """The minibatch sizes that can be tried in trials of a given number of samples.
 
     Args:
-        data: the `ResizableBatches`, as they are in a `fit`.
+        data: the `ResizableBatches` of a running `fit`.
         trial_samples, min_size, max_size, multiple: as in `AutoMinibatchSize`.
-        least_minibatches: how many minibatches a trial has at least.
-        steps_of_minibatch: how many steps of training a minibatch of a trial is divided into.
+        least_minibatches: least number of minibatches of a trial.
+        steps_of_minibatch: number of training steps that a minibatch of a trial stands for.
 
     Attributes:
-        trial_samples: number of samples of a trial, in which all workers have equal parts.
+        trial_samples: number of samples of a trial, divided equally among the workers.
         steps_of_minibatch: as given.
 
     Raises:
-        ValueError: for sizes that the workers cannot share equally, trials too short for the size
-            there is or the least, an epoch too short for a trial, or a range without a size.
+        ValueError: for sizes that the workers cannot share equally; for trials too short for the
+            current or the least size; for an epoch too short for a trial; for a range without a
+            size.
     """
 
     def __init__(
@@ -51,15 +52,15 @@ class SizeRange:
         self._require_trials_that_tell()
         if data.samples is not None and data.samples < self.trial_samples:
             raise self.too_few_samples(data.samples)
-        self.sizes()  # which are there
+        self.sizes()  # raises ValueError if the range has no size
 
     def sizes(self):
-        """The sizes to try after the one there is: list of ints, ascending."""
+        """Returns the sizes to try next: list of ints, ascending."""
         greatest = min(self._limit, self._max_size)
         return sizes_to_try(self._data.global_batch_size, self._least, greatest, self._multiple)
 
     def too_few_samples(self, samples):
-        """An error that says that an epoch is shorter than a trial."""
+        """Returns a ValueError that says that an epoch is shorter than a trial."""
         return ValueError(
             f"An epoch must have the samples of a trial. Received: trial_samples={self._given}, "
             f"and an epoch of {samples} samples. Use a shorter trial, or more data."

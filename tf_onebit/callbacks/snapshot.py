@@ -1,4 +1,4 @@
-"""What a model's training goes on from, kept in memory to come back to."""
+"""Snapshots of a training, kept in memory."""
 
 import numpy as np
 
@@ -13,11 +13,11 @@ from tf_onebit.training.model_optimizers import (
 
 
 def can_be_taken(model):
-    """Whether all is there that a snapshot of a model is to keep: if not, after the first step.
+    """Tells whether a snapshot of a model can be taken now. If not, it can after the first step.
 
-    So it is of a model that is not built, and of a backup by another number of workers, whose
-    states the exchanges share out in their first step. An optimizer that the model was compiled
-    with is built.
+    It cannot if the model is not built. Nor can it after a resume with another number of workers:
+    exchanges divide the states in their first step. This function builds the optimizer that the
+    model was compiled with.
     """
     exchanges = gradient_exchanges_of(model)
     if not model.built or not all(exchange.carried.is_whole for exchange in exchanges):
@@ -29,10 +29,10 @@ def can_be_taken(model):
 
 
 class Snapshot:
-    """The state of a training, as this process has it between two steps.
+    """The state of a training in this process, between two steps.
 
-    Of the model, its metrics, optimizers and their exchanges, and of the generators of random
-    numbers. All workers take it, and go back to it, together.
+    It contains the state of the model, its metrics, optimizers and their exchanges, and of the
+    random generators. All workers take and restore it together.
 
     Args:
         state: dictionary of NumPy arrays.
@@ -45,29 +45,28 @@ class Snapshot:
 
     @classmethod
     def of(cls, model, occasion):
-        """The snapshot of a model's training as it is.
+        """Takes a snapshot of a model's training.
 
         Args:
-            model: Keras model, of which one `can_be_taken`.
-            occasion: at which all workers take it, in a few words.
+            model: Keras model for which `can_be_taken` holds.
+            occasion: a few words for the occasion at which all workers take it.
         """
         state = training_state.collect(model, occasion)
-        # Copies: what NumPy shows of a variable may be its own memory.
+        # The arrays are copied, because they may share the variables' memory.
         copies = {name: np.array(array) for name, array in state.items()}
         return cls(copies, training_state.random_state())
 
     def restore(self, model):
-        """Brings a training back to what it was, to the last bit."""
-        model.reset_metrics()  # those that came later
+        """Restores the training to the last bit."""
+        model.reset_metrics()  # also those that were made later
         training_state.assign_variables(model, self.state)
         training_state.load_exchanges(model, [self.state])
         training_state.set_random_state(model, self._random_state)
 
     def restore_learned(self, model):
-        """Brings back what a model has learned: its weights, optimizers' state, exchanges.
+        """Restores what a model has learned: its weights, optimizers and exchanges.
 
-        Not its metrics, learning rates, minibatch size and generators of random numbers: they go
-        on.
+        Metrics, learning rates, minibatch size and random generators keep their current state.
         """
         going_on = {id(v) for v in model.metrics_variables}
         weights = {id(v) for v in model.weights}  # without the states of generators

@@ -1,4 +1,4 @@
-"""The request to end a process, SIGTERM, kept until a training can follow it."""
+"""A handler of SIGTERM that notes the signal until training can end."""
 
 import os
 import signal
@@ -9,16 +9,16 @@ _STATUS = 128 + signal.SIGTERM  # as a shell tells it
 
 
 class Termination:
-    """SIGTERM, noted from here on.
+    """A handler of SIGTERM, installed from its construction on.
 
     Attributes:
-        is_requested: whether it has come.
+        is_requested: whether the signal has arrived.
 
     Args:
-        call: `FitCall` in which it is noted. After it, the signal does what it did before.
+        call: `FitCall` during which the signal is noted. Afterwards it has its earlier effect.
 
     Raises:
-        ValueError: outside of the main thread, where Python handles no signals.
+        ValueError: outside of the main thread, where Python cannot handle signals.
     """
 
     def __init__(self, call):
@@ -29,18 +29,18 @@ class Termination:
             )
         self.is_requested = False
         self._call = call
-        # Also where TensorFlow has put a handler of its own in the place of Python's.
+        # This also replaces a handler that TensorFlow may have installed.
         self._previous = _outlived(signal.signal(signal.SIGTERM, self._note))
 
     def exit(self):
-        """Ends the process, as the signal asks: through the handler that was there before."""
+        """Ends the process: calls the earlier handler, and exits with status 143."""
         self.release()
         if callable(self._previous):
             self._previous(signal.SIGTERM, sys._getframe())
         sys.exit(_STATUS)
 
     def release(self):
-        """Gives the signal back to whoever handled it before."""
+        """Restores the earlier handler of the signal."""
         self._call = None
         if signal.getsignal(signal.SIGTERM) == self._note:
             signal.signal(signal.SIGTERM, self._previous)
@@ -49,7 +49,7 @@ class Termination:
         if self._is_in_fit():
             self.is_requested = True
             return
-        # That `fit` ended in an error, of which callbacks are not told.
+        # That `fit` ended in an error, and callbacks were not told.
         self.release()
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -58,7 +58,7 @@ class Termination:
 
 
 def _outlived(handler):
-    """A handler, or what was there before it if it is of a `fit` that has ended in an error."""
+    """Returns a handler, or the one before it if a `fit` that ended in an error left it."""
     owner = getattr(handler, "__self__", None)
     if isinstance(owner, Termination) and not owner._is_in_fit():
         return owner._previous

@@ -1,4 +1,4 @@
-"""All that training goes on from: of the model, its optimizers, their exchanges, and chance."""
+"""The state of training: of the model, its optimizers, their exchanges, and random generators."""
 
 import contextlib
 import itertools
@@ -30,9 +30,9 @@ from tf_onebit.training.model_optimizers import (
 
 
 def variables_of(model):
-    """Dictionary of the Keras variables of a model, its metrics and its optimizers.
+    """Returns the Keras variables of a model, its metrics and its optimizers: dictionary.
 
-    By their place: paths have numbers that depend on what else a program has made.
+    Keys contain the variables' positions. Paths have numbers that depend on the rest of a program.
     """
     variables = {f"model/{i}/{v.name}": v for i, v in enumerate(model.variables)}
     variables |= {f"metrics/{i}/{v.name}": v for i, v in enumerate(model.metrics_variables)}
@@ -42,13 +42,13 @@ def variables_of(model):
 
 
 def collect(model, occasion):
-    """The state of this process: dictionary of NumPy arrays.
+    """Collects the state of this process: dictionary of NumPy arrays.
 
-    Of variables that have a copy on each device, every copy.
+    If a variable has a copy on each device, the state has every copy.
 
     Args:
         model: Keras model.
-        occasion: at which all workers do so, in a few words.
+        occasion: a few words for the occasion at which all workers call this.
     """
     for exchange in gradient_exchanges_of(model):
         exchange.drain(occasion)
@@ -57,7 +57,7 @@ def collect(model, occasion):
 
 
 def metrics_of(model):
-    """The state of a model's metrics: dictionary of NumPy arrays."""
+    """Returns the state of a model's metrics: dictionary of NumPy arrays."""
     variables = variables_of(model).items()
     state = _arrays({name: v for name, v in variables if name.startswith("metrics/")})
     return {name: np.array(array) for name, array in state.items()}
@@ -99,7 +99,7 @@ def _collected(model):
 
 @contextlib.contextmanager
 def _global_models(model):
-    """Context in which workers that train apart have the model that they have in common."""
+    """Returns a context in which workers that train in blocks hold the global model."""
     with contextlib.ExitStack() as stack:
         for exchange in gradient_exchanges_of(model):
             if (blocks := synchronization_of(exchange)) is not None:
@@ -108,14 +108,14 @@ def _global_models(model):
 
 
 def end_epoch(model):
-    """Has workers that train apart meet, as all have come to the end of an epoch."""
+    """Synchronizes workers that train in blocks at the end of an epoch."""
     for exchange in gradient_exchanges_of(model):
         if (blocks := synchronization_of(exchange)) is not None:
             blocks.end(End.EPOCH)
 
 
 def build_optimizers(model, state):
-    """Gives the optimizers of a model the variables that they had, each for those it trained."""
+    """Builds the optimizers of a model, each for the variables that it trained in a state."""
     for i, optimizer in enumerate(optimizers_of(model)):
         trained, variables = state.get(f"optimizer_{i}/trained"), model.trainable_variables
         if optimizer.built or trained is None:
@@ -125,7 +125,7 @@ def build_optimizers(model, state):
 
 
 def require_same_variables(model, state):
-    """Raises ValueError unless a state is of a model with the same variables."""
+    """Raises ValueError unless a state has the variables of a model, with the same shapes."""
     expected = {
         f"{name}#0": tuple(variable.shape)
         for name, variable in variables_of(model).items()
@@ -139,33 +139,33 @@ def require_same_variables(model, state):
 
 
 def assign_variables(model, state, except_for=()):
-    """Gives the model's variables, and those of metrics that exist, the saved values.
+    """Assigns saved values to a model's variables, and to the variables of existing metrics.
 
     Args:
         model: Keras model.
         state: dictionary of NumPy arrays, as `collect` returns it.
-        except_for: the `id` of variables that are left as they are.
+        except_for: collection of the `id` of variables that are not changed.
     """
     for name, variable in variables_of(model).items():
         if id(variable) in except_for:
             continue
         for i, copy in enumerate(copies_of(variable)):
-            # Devices that were not there then begin with what the first had.
+            # Additional devices take the copy of the first.
             array = state.get(f"{name}#{i}", state.get(f"{name}#0"))
             if array is not None:
                 copy.assign(_typed(array, copy))
 
 
 def accumulated_anew(model, states, parts):
-    """Gradients that are being accumulated, divided among other workers than those they are of.
+    """Divides accumulated gradients among another number of workers.
 
     Args:
         model: Keras model.
-        states: list of processes' states.
-        parts: number of processes that they are divided among.
+        states: list of the processes' states.
+        parts: number of processes that the gradients are divided among.
 
     Returns:
-        Dictionary of what changes in the state of each process.
+        Dictionary of NumPy arrays that replace entries in the state of each process.
     """
     exchanges = gradient_exchanges_of(model)
     anew = {}
@@ -189,18 +189,18 @@ def accumulated_anew(model, states, parts):
 
 
 def load_exchanges(model, states):
-    """Gives the exchanges of a model what they had.
+    """Loads the states of a model's exchanges.
 
     Args:
         model: Keras model.
-        states: list of the processes' states. With as many workers as then, those of others may
-            be empty.
+        states: list of the processes' states. If the number of workers is the same, the states of
+            other processes may be empty.
     """
     together = {name: array for state in states for name, array in state.items()}
     for i, exchange in enumerate(gradient_exchanges_of(model)):
         saved = part_of(together, f"exchange_{i}")
         if not saved:
-            continue  # of a run without any
+            continue  # the earlier run had no exchange
         ranks, count = saved["built"]
         states = [[part_of(saved, f"{j}/{rank}") for rank in range(ranks)] for j in range(count)]
         exchange.load_states(states, float(saved["scale"]))
@@ -218,7 +218,10 @@ def load_exchanges(model, states):
 
 
 def _gradients_of(places, exchanges, variables):
-    """Gradients as a list of [place of the variable, type, whether it is sparse], or None."""
+    """Describes gradients: list of [position of the variable, type, whether it is sparse].
+
+    Returns None if a variable is not among the model's trainable ones.
+    """
     specs = exchanges[0].specs
     known = all(id(variable) in places for variable in variables)
     pairs = zip(specs, variables, strict=True)
@@ -226,7 +229,7 @@ def _gradients_of(places, exchanges, variables):
 
 
 def _build_delayed(model, exchange, built):
-    """Builds what has gradients under way, which may be flushed before there are new ones."""
+    """Builds exchanges with delayed gradients: they may be flushed before the next step."""
     for gradients in itertools.takewhile(bool, built):
         variables = [model.trainable_variables[place] for place, _, _ in gradients]
         exchange.exchanges.of(
@@ -240,23 +243,26 @@ def _build_delayed(model, exchange, built):
 
 
 def random_state():
-    """The states of the global random generators of Python, NumPy and Keras: string."""
+    """Returns the states of the global random generators of Python, NumPy and Keras: string."""
     name, keys, *rest = np.random.get_state()
     numpy = [name, keys.tolist(), *rest]
     return json.dumps([random.getstate(), numpy, global_generator_state()])
 
 
 def set_random_state(model, state):
-    """Sets the generators, of which Keras' is a model's, to what `random_state` returned."""
+    """Sets the random generators to what `random_state` returned.
+
+    Keras' generator is made in the scope of the model's strategy.
+    """
     python, numpy, keras_state = json.loads(state)
     if keras_state is not None:
         with model.distribute_strategy.scope():
             set_global_generator_state(keras_state)
-    # Last: to make Keras' generator takes a random number.
+    # These come last, because making Keras' generator draws a random number.
     random.setstate((python[0], tuple(python[1]), python[2]))
     np.random.set_state(tuple(numpy))
 
 
 def _typed(array, variable):
-    """A saved array: NumPy does not know all types, like bfloat16."""
+    """Returns a saved array in the type of its variable: NumPy lacks some, such as bfloat16."""
     return array.view(variable.dtype.as_numpy_dtype) if array.dtype.kind == "V" else array

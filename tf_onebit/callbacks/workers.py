@@ -1,4 +1,4 @@
-"""The processes of a job, as callbacks find them."""
+"""The processes of a job, for callbacks."""
 
 import hashlib
 import json
@@ -12,21 +12,27 @@ from tf_onebit.exchanges.handshake import gather_texts, handshake
 from tf_onebit.framework_internals.keras_models import strategy_of
 from tf_onebit.training.model_optimizers import gradient_exchanges_of
 
-# One name and shape for all that callbacks meet for: workers at different places meet, too.
+# All gathers of callbacks have one name and shape, so that workers at different places meet, too.
 _SCOPE = "tf_onebit/callbacks"
 _DIGEST_WORDS = 4
 _NUMBERS = 8
 
 
 class Workers:
-    """The processes of a job, as a model's optimizers know them.
+    """The processes of a job that a model's optimizers connect.
 
-    Whatever they meet for, they say on what occasion: those that differ are told so, instead of
-    taking each other's numbers for what they are not.
+    Processes name the occasion of every gather. If the occasions differ, all raise an error,
+    instead of taking each other's numbers for something else.
 
     Args:
         model: Keras model.
-        purpose: what a callback does with them, as "BackupAndRestore saves".
+        purpose: begin of the error's "... the workers of a job", such as "BackupAndRestore saves".
+
+    Attributes:
+        in_strategy: whether the model is in the scope of a strategy.
+        rank: rank of this process, 0 if it is alone.
+        count: number of processes.
+        world_size: number of workers. A process that is alone may have several.
 
     Raises:
         ValueError: if Horovod connects several workers, and the model's optimizer does not.
@@ -42,7 +48,7 @@ class Workers:
                 "connect them. Compile it with tf_onebit.horovod.DistributedOptimizer."
             )
         self.in_strategy = strategy_of(model) is not None
-        # Where all workers are in this process, it is alone.
+        # The process is alone if it has all workers.
         alone = engine is None or len(engine.ranks) == engine.world_size
         self._engine = None if alone else engine
         self.rank = self._engine.ranks[0] if self._engine else 0
@@ -50,14 +56,14 @@ class Workers:
         self.world_size = engine.world_size if engine else 1
 
     def place_among(self, count):
-        """Of an earlier run's processes, the one whose variables this one takes over."""
+        """Returns which of an earlier run's `count` processes this one takes its variables from."""
         return self.rank if count == self.count else 0
 
     def all_true(self, value, occasion):
         return bool(np.all(self.gather([int(value)], occasion)))
 
     def any_true(self, value, occasion):
-        """Tells whether one of the workers says so. All ask after the same step."""
+        """Tells whether `value` is true on some worker. All call this after the same step."""
         engine = self._engine
         return bool(np.any(self._gather([int(value)], occasion, engine and engine.run)))
 
@@ -65,15 +71,15 @@ class Workers:
         self.gather([], occasion)
 
     def of_first(self, numbers, occasion):
-        """What rank 0 gives for a list of whole numbers, which is as long on all."""
+        """Returns rank 0's list of whole numbers. All lists must have the same length."""
         return self.gather(numbers, occasion)[0].tolist()
 
     def first_problem(self, problem, occasion):
-        """The problem of the first worker that has one, on all of them, or "" if none has.
+        """Returns on all workers the problem of the first that has one, or "" without problems.
 
         Args:
-            problem: string, "" for none.
-            occasion: at which they tell, as in `gather`.
+            problem: string, "" for no problem.
+            occasion: as in `gather`.
         """
         text = problem.encode()
         (lengths,) = self.gather([len(text)], occasion).T
@@ -85,29 +91,29 @@ class Workers:
         """Raises ValueError on all workers if a callback's settings differ between them.
 
         Args:
-            callback: its name.
-            settings: dictionary of what JSON can hold.
+            callback: name of the callback.
+            settings: dictionary of JSON values.
         """
         if self._engine is not None:
             mine = [(f"{name} of {callback}", json.dumps(v)) for name, v in settings.items()]
             self._engine.meet([handshake(callback, mine)])
 
     def mean(self, value, occasion):
-        """The mean of a float over the processes, to the same bits on all."""
+        """Returns the mean of a float over the processes, with the same bits on all."""
         parts = np.array([value], np.float64).view(np.int32).tolist()
         gathered = np.ascontiguousarray(self.gather(parts, occasion), np.int32)
         return float(np.mean(gathered.view(np.float64)))
 
     def gather(self, numbers, occasion):
-        """The numbers of all processes.
+        """Gathers the numbers of all processes.
 
         Args:
-            numbers: list of int32, `_NUMBERS` at most, as many on all.
-            occasion: at which all of them meet, in a few words, as "backup after 7 batches of
-                epoch 1".
+            numbers: list of int32, at most `_NUMBERS`. All lists must have the same length.
+            occasion: a few words for the occasion at which all of them meet, such as "backup after
+                7 batches of epoch 1".
 
         Returns:
-            NumPy array `[count, len(numbers)]`.
+            NumPy array int32 `[count, len(numbers)]`.
 
         Raises:
             ValueError: on all workers, if they meet at different occasions.
@@ -135,14 +141,14 @@ class Workers:
         )
 
     def _texts(self, text, lengths):
-        """The texts of all processes: list of bytes."""
+        """Gathers the texts of all processes: list of bytes."""
         if self._engine is None:
             return [text]
         return self._engine.run([gather_texts(text, lengths.tolist(), f"{_SCOPE}/text")])[0]
 
 
 def by_rank(values):
-    """Words for what each worker has, those with the same together."""
+    """Formats the workers' values as text, with ranks of equal values together."""
     ranks = {}
     for rank, value in enumerate(values):
         ranks.setdefault(value, []).append(rank)
@@ -162,7 +168,7 @@ def require_together(model, callback):
 
     Args:
         model: Keras model.
-        callback: name of the callback whose decisions all make at the same step.
+        callback: name of the callback whose decisions all workers make at the same step.
     """
     for exchange in gradient_exchanges_of(model):
         if _trains_apart(exchange):

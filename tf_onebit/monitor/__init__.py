@@ -1,1 +1,1 @@
-"""The Monitor: what exchanges send, hold back and take, in logs, TensorBoard and a timeline."""
+"""The Monitor: bytes, residuals and times of exchanges, in logs, TensorBoard and a timeline."""

@@ -1,4 +1,4 @@
-"""Monitor: what the exchange costs and holds back, as Keras logs and TensorBoard scalars."""
+"""Monitor: bytes, residuals and times of exchanges, as Keras logs and TensorBoard scalars."""
 
 import math
 import os
@@ -20,60 +20,62 @@ from tf_onebit.training.model_optimizers import (
 )
 from tf_onebit.training.scaled_learning_rate import learning_rate_of
 
-# Fewer say little of times, and to make figures of them takes as long as the rest of a reading.
+# Times of fewer batches vary much, and evaluating them takes as long as the rest of a reading.
 _BATCHES_OF_TIMES = 50
 
 
 class Monitor(keras.callbacks.Callback):
-    """Shows what the exchange of gradients sends, holds back, and takes.
+    """Callback that reports bytes, residuals and times of the exchange of gradients.
 
-    Adds to the logs of every batch and epoch:
+    It adds to the logs of every batch and epoch:
 
-    - `bytes_sent`: bytes that this worker sends per exchange: per step, or, with gradient
-      accumulation, per update. With `BlockMomentum` also those of a block, per step of it.
-    - `compression_ratio`: bytes of the same exchange in float32, over `bytes_sent`.
-    - `residual_norm`: L2 norm of what this worker has not sent yet.
+    - `bytes_sent`: bytes that this worker sends per exchange, which is per step, or per update with
+      gradient accumulation. With `BlockMomentum` it includes the bytes of a block, divided by the
+      block's steps.
+    - `compression_ratio`: bytes of the same exchange in float32, divided by `bytes_sent`.
+    - `residual_norm`: L2 norm of this worker's residuals, the values not sent yet.
 
-    and of threshold-sparse exchanges
+    For threshold-sparse exchanges it adds
 
-    - `density`: the part of all values that exceeded the threshold `tau`.
+    - `density`: the share of values that exceeded the threshold `tau`.
 
-    and of asynchronous ones
+    For asynchronous exchanges it adds
 
-    - `staleness`: by how many steps the slowest worker is behind this one.
-    - `delay`: in how many of its own steps this worker's updates reach the others, on average.
+    - `staleness`: number of steps by which the slowest worker is behind this one.
+    - `delay`: mean number of its own steps after which this worker's updates reach the others.
 
-    The progress bar shows them, `History` keeps them, and so do TensorBoard's epoch logs.
+    The progress bar, `History` and TensorBoard's epoch logs show these values.
 
-    With `log_dir` they are also written as TensorBoard scalars, `exchange/bytes_sent` and so on,
-    together with `step/learning_rate`, `step/predicted_seconds` (`predicted_step_seconds`) and,
-    where it is known, of `ResizableBatches`, by `set_global_batch_size` or by Keras,
-    `step/global_batch_size`. At the end of an epoch, and of 50 batches or more, follow
+    With `log_dir` they are also written as TensorBoard scalars, such as `exchange/bytes_sent`.
+    Further scalars are `step/learning_rate`, `step/predicted_seconds` (`predicted_step_seconds`)
+    and, where it is known, `step/global_batch_size`. The batch size is known from
+    `ResizableBatches`, from `set_global_batch_size` or from Keras. At the end of an epoch, and
+    after 50 batches or more, the following are added:
 
-    - `exchange/seconds`: for how long an exchange is under way, of any bucket.
-    - `exchange/hidden_share`: the part of that in which local gradients were still being computed.
-    - `exchange/work_seconds`: for how long something is encoded, added up or decoded.
-    - `exchange/synchronization_seconds`: with `BlockMomentum`, what the end of a block takes.
-    - `step/seconds`: what a step takes, or, with gradient accumulation, an update.
-    - `residual_norm/<variable>`: that of each variable, at the end of an epoch only: it takes a
-      pass over all that has not been sent.
+    - `exchange/seconds`: time in which an exchange of some bucket is under way.
+    - `exchange/hidden_share`: share of that time in which local gradients were still computed.
+    - `exchange/work_seconds`: time in which gradients are encoded, added up or decoded.
+    - `exchange/synchronization_seconds`: with `BlockMomentum`, time of the end of a block.
+    - `step/seconds`: time of a step, or of an update with gradient accumulation.
+    - `residual_norm/<variable>`: L2 norm of each variable's residual, at the end of an epoch only,
+      because it takes a pass over all residuals.
 
-    Warns, once in a `fit`, when compression does not pay: when, with the time that encoding, adding
-    up and decoding take, the exchange is not a tenth faster than in full precision.
-    `docs/monitor.md` tells more of all of these.
+    The callback warns once per `fit` if compression does not pay. That is, if the exchange is not a
+    tenth faster than in full precision, counting the time to encode, add up and decode.
+    `docs/monitor.md` describes all values in detail.
 
-    Exchanges are timed in the graph, so that `fit` traces the training step anew for a Monitor; it
-    computes the same bits. After `fit` the model has its old training step; after one that was
-    interrupted, when the same Monitor begins another.
+    Exchanges are timed in the graph. For this `fit` traces the training step again, which computes
+    the same bits. After `fit` the model gets its old training step back. If `fit` was interrupted,
+    it gets that back when the same Monitor begins another.
 
     Args:
         update_freq: number of batches between two readings. Reading waits for the step.
-        log_dir: if given, every reading is also written there as TensorBoard scalars; in a job of
-            several processes by each into a folder of its own there, with its rank for a name.
-        predicted_step_seconds: what a step is expected to take, to be shown beside what it takes.
-        timeline: if given, the path of a file for chrome://tracing or ui.perfetto.dev: the first
-            100 steps, with what each bucket does. Each process writes one, with its rank before
-            the ending: "trace.json" becomes "trace.0.json".
+        log_dir: folder in which every reading is also written as TensorBoard scalars, if given. In
+            a job of several processes each writes into a subfolder with its rank as name.
+        predicted_step_seconds: expected time of a step, in seconds, shown beside the measured one.
+        timeline: path of a file for chrome://tracing or ui.perfetto.dev, if given. It shows the
+            first 100 steps and the work of each bucket. Each process writes one, with its rank
+            before the ending: "trace.json" becomes "trace.0.json".
 
     Raises:
         ValueError: if `update_freq` or `predicted_step_seconds` is not positive, or no optimizer
@@ -140,10 +142,10 @@ class Monitor(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         if not fit.is_replaying(self.model):
-            # The last that Keras executes together may be fewer than it says.
+            # Keras may execute fewer batches together at the end than `batch` says.
             steps = (self.params or {}).get("steps") or math.inf
             self._times.end(min(batch, steps - 1))
-        # With `steps_per_execution` not every batch comes by.
+        # With `steps_per_execution` Keras does not report every batch.
         if batch >= self._next_reading:
             self._read()
             self._add_reading()
@@ -169,14 +171,14 @@ class Monitor(keras.callbacks.Callback):
             self._scalars = None
 
     def _folder(self):
-        """Of this process's figures: TensorBoard has one writer to a folder."""
+        """Returns the folder of this process: TensorBoard allows one writer per folder."""
         engine = self._exchanges[0].engine
         if len(engine.ranks) == engine.world_size:
             return self.log_dir
         return os.path.join(self.log_dir, str(engine.ranks[0]))
 
     def _optimizer(self):
-        """The first that exchanges something, or else, as before the first step, would."""
+        """Returns the first optimizer that exchanges something, or before the first step any."""
         built = (o for o in self._optimizers if o.gradient_exchange.built)
         return next(built, self._optimizers[0])
 
@@ -194,7 +196,7 @@ class Monitor(keras.callbacks.Callback):
             self._latest |= exchange.metrics()
 
     def _settings(self):
-        """What steps are made with: dictionary of scalars."""
+        """Returns the settings of the next step: dictionary of scalars."""
         settings = {"step/learning_rate": learning_rate_of(inner_optimizer(self._optimizer()))}
         if self.predicted_step_seconds is not None:
             settings["step/predicted_seconds"] = self.predicted_step_seconds
@@ -207,11 +209,14 @@ class Monitor(keras.callbacks.Callback):
         return settings
 
     def _samples_of_update(self, call):
-        """Of all workers, where Keras knows how many are in a batch; else None."""
+        """Returns the number of samples of an update over all workers, if Keras knows it.
+
+        Returns None where Keras does not know the size of a batch.
+        """
         samples = call.batch_size
         if samples is None:
             return None
-        # In a strategy Keras' batches are those of all its workers.
+        # In a strategy Keras' batches hold the samples of all its workers.
         workers = self._exchanges[0].engine.world_size
         workers //= self.model.distribute_strategy.num_replicas_in_sync
         return samples * workers * self._batches_of_update()
@@ -220,7 +225,7 @@ class Monitor(keras.callbacks.Callback):
         return inner_optimizer(self._optimizer()).gradient_accumulation_steps or 1
 
     def _residual_norms(self):
-        """The norms of what has not been sent, by variable: dictionary of scalars."""
+        """Returns the norms of the residuals, by variable: dictionary of scalars."""
         if self._scalars is None:
             return {}
         parts = built_of(self._exchanges) + blocks_of(self._exchanges)

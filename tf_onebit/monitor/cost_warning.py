@@ -4,14 +4,14 @@ from tf_onebit.formatting import format_number
 from tf_onebit.monitor.exchange_times import seconds
 from tf_onebit.planner import pays
 
-# An exchange that sends nearly as much as in full precision does not compress, or not yet.
+# An exchange that sends nearly as many bytes as in full precision does not compress, or not yet.
 _LEAST_DIFFERENCE = 0.01
-# A step may be an exception, and a few readings are not.
+# One reading may be an exception; several are not.
 _READINGS = 3
 
 
 class ExchangeCost:
-    """Adds up what compression has cost in a job, and what it has saved."""
+    """Sums of the time that compression has cost in a job, and of the bytes that it has saved."""
 
     def __init__(self):
         self._readings = self._updates = 0
@@ -37,7 +37,7 @@ class ExchangeCost:
 
     @property
     def warning(self):
-        """What there is to say about it, or None."""
+        """Text of the warning that compression does not pay, or None."""
         if self._readings < _READINGS or not self._carried_seconds:
             return None
         bytes_per_second = self._bytes / self._carried_seconds

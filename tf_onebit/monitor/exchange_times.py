@@ -1,4 +1,4 @@
-"""Times of exchanges: how long they take, and how much of that is hidden."""
+"""Times of exchanges: how long they take, and how much of it is hidden by computation."""
 
 import dataclasses
 
@@ -10,13 +10,13 @@ _NONE = np.zeros([0, 2], np.int64)
 
 
 def pieces(intervals, without=_NONE):
-    """The time that is in some of `intervals` and in none of `without`.
+    """Returns the union of `intervals`, minus the union of `without`.
 
     Args:
-        intervals, without: `[number, 2]`, in any order.
+        intervals, without: int64 `[number, 2]`, in any order.
 
     Returns:
-        `[number, 2]`: in order, without overlap.
+        `[number, 2]`: intervals in order, without overlap.
 
     >>> pieces(np.array([[0, 4], [2, 6], [8, 9]]), np.array([[1, 3]])).tolist()
     [[0, 1], [3, 6], [8, 9]]
@@ -37,12 +37,12 @@ def pieces(intervals, without=_NONE):
 
 
 def seconds(intervals):
-    """The length of intervals that do not overlap."""
+    """Returns the total length in seconds of intervals in nanoseconds that do not overlap."""
     return float((intervals[:, 1] - intervals[:, 0]).sum()) / 1e9
 
 
 def joined(lists):
-    """One array of intervals, of several."""
+    """Concatenates arrays of intervals."""
     return np.concatenate([_NONE, *lists])
 
 
@@ -52,11 +52,12 @@ class ExchangeTimes:
 
     Attributes:
         updates: number of exchanges.
-        gradients: `[updates]`: when the last local gradient was there.
-        under_way: when one of the next two was going on.
-        visible: the part of that in which all local gradients were there already.
-        carried: when collectives were running.
-        worked: when some bucket was encoded, added up or decoded, or waited for its turn.
+        gradients: `[updates]`: when the last local gradient was ready.
+        under_way: intervals of `carried` or `worked`.
+        visible: intervals of `under_way` in which all local gradients were ready.
+        carried: intervals in which collectives were running.
+        worked: intervals in which some bucket was encoded, added up or decoded, or waited for its
+            turn.
     """
 
     updates: int
@@ -68,7 +69,11 @@ class ExchangeTimes:
 
     @classmethod
     def of(cls, spans):
-        """Of what a `Recorder` has recorded of one worker: dictionary from `Span` to intervals."""
+        """Returns the `ExchangeTimes` of one worker's spans.
+
+        Args:
+            spans: dictionary from `Span` to intervals, as a `Recorder` has recorded them.
+        """
         carried = joined(spans[span] for span in spans if span.part not in (None, WAITS))
         worked = joined(work_of(spans).values())
         under_way = pieces(np.concatenate([carried, worked]))
@@ -89,12 +94,12 @@ class ExchangeTimes:
 
     @property
     def hidden_share(self):
-        """What part of the exchange did not lengthen the step."""
+        """Share of the exchange that did not lengthen the step."""
         return 1 - seconds(self.visible) / seconds(self.under_way)
 
 
 def _last_of_buckets(spans, stages, begins=False):
-    """When in each exchange the last bucket ended, or began, one of some stages."""
+    """Returns when the last bucket of each exchange ended, or began, one of some stages."""
     times = {}
     for span, intervals in spans.items():
         if span.part is None and span.stage in stages:
@@ -107,12 +112,12 @@ def _last_of_buckets(spans, stages, begins=False):
 
 
 def _with_early_aggregates(done, spans):
-    """When each step was through also with what it aggregates for a later one to deliver."""
+    """Extends the ends of steps by aggregates that a later step delivers."""
     done = done.copy()
     for span, intervals in spans.items():
         if span.part is None and span.stage == "aggregate":
             encoded = spans.get(span._replace(stage="encode", name="encode"), _NONE)
-            # Else it is that of the step before, which comes first.
+            # Otherwise the aggregate is of the previous step's message, and comes before encoding.
             if len(encoded) == len(intervals) and (intervals[:, 0] >= encoded[:, 0]).all():
                 steps = min(len(done), len(intervals))
                 done[:steps] = np.maximum(done[:steps], intervals[:steps, 1])
@@ -120,7 +125,7 @@ def _with_early_aggregates(done, spans):
 
 
 def work_of(spans):
-    """What a stage does beside waiting: dictionary from the `Span` of a stage to intervals."""
+    """Returns when stages work and do not wait: dictionary from a stage's `Span` to intervals."""
     collectives, waits, work = {}, {}, {}
     for span, intervals in spans.items():
         if span.part is not None:
@@ -136,7 +141,10 @@ def work_of(spans):
 
 
 def _after_answers(rest, stages, answers):
-    """Those of `rest` that follow an answer within their stage: it asks as soon as it begins."""
+    """Returns the parts of `rest` that follow a collective's answer within their stage.
+
+    A stage starts its collective as soon as it begins, so it does not work before the answer.
+    """
     begins = rest[:, 0]
     latest = np.append(answers, -1)[np.searchsorted(answers, begins, side="right") - 1]
     began = stages[np.searchsorted(stages[:, 0], begins, side="right") - 1, 0]

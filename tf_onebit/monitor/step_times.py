@@ -1,4 +1,4 @@
-"""Times of the steps and exchanges of a `fit`."""
+"""Times of steps and exchanges in a `fit`."""
 
 import time
 import warnings
@@ -10,21 +10,21 @@ from tf_onebit.monitor.timeline import Timeline
 
 
 def built_of(exchanges):
-    """What a list of `GradientExchange` has built, together: list of `Exchange`."""
+    """Returns all that a list of `GradientExchange` has built: list of `Exchange`."""
     return [built for exchange in exchanges for built in exchange.built]
 
 
 def blocks_of(exchanges):
-    """List of the `BlockSynchronization` among a list of `GradientExchange`."""
+    """Returns the block synchronizations of a list of `GradientExchange`: list."""
     return [blocks for blocks in map(synchronization_of, exchanges) if blocks is not None]
 
 
 class StepTimes:
-    """Adds up times of a `fit`, for the Monitor, and writes its timeline.
+    """Times of a `fit` that the Monitor shows, and its timeline.
 
     Args:
         exchanges: list of `GradientExchange`, of all optimizers.
-        recorder: `Recorder` of what is traced.
+        recorder: `Recorder` that the training step is traced with.
         timeline: path of a file, or None.
 
     Attributes:
@@ -39,29 +39,34 @@ class StepTimes:
         self._timeline = None if timeline is None else Timeline(timeline, self._worker)
         self._cost = ExchangeCost()
         self._is_first = True
-        self._synchronized = time.monotonic_ns()  # blocks of a `fit` before are not its own
+        self._synchronized = time.monotonic_ns()  # excludes blocks of an earlier `fit`
         self._times = {}
 
     def begin(self, batch):
         self._first_batch, self._began = batch, time.monotonic_ns()
 
     def end(self, batch):
-        """Ends the step, or what Keras executes at once, whose last batch this is."""
+        """Ends the step, or several that Keras executes together, with this as the last batch."""
         ended = time.monotonic_ns()
-        if self._is_first:  # it has been traced
+        if self._is_first:  # its time includes tracing
             self._is_first = False
             self._recorder.take()
             return
         blocks = self._latest_blocks()
         if blocks and blocks[-1][0] > self._began:
-            ended = blocks[-1][0]  # by a callback that comes before the Monitor
+            # A callback before the Monitor has ended a block, which is no part of the step.
+            ended = blocks[-1][0]
         self.batches += batch - self._first_batch + 1
         self._seconds += (ended - self._began) / 1e9
         if self._timeline is not None and not self._timeline.is_full:
             self._timeline.add_step(self._began, ended, batch)
 
     def read(self, batches_per_update):
-        """What is known by now: dictionary of scalars. Warns where compression does not pay."""
+        """Returns the latest times: dictionary of scalars. Warns if compression does not pay.
+
+        Args:
+            batches_per_update: number of batches that gradients are accumulated over, or 1.
+        """
         if self.batches:
             self._times["step/seconds"] = batches_per_update * self._seconds / self.batches
             self.batches, self._seconds = 0, 0.0
@@ -69,7 +74,7 @@ class StepTimes:
         spans = self._recorder.take()
         if self._timeline is not None:
             self._timeline.add_exchanges(spans)
-            self._timeline.write()  # training may end with an error, of which nobody tells
+            self._timeline.write()  # callbacks are not told when training ends with an error
             if self._timeline.is_full:
                 self._timeline = None
         times = ExchangeTimes.of({s: spans[s] for s in spans if s.worker == self._worker})
@@ -90,7 +95,7 @@ class StepTimes:
                 self._timeline.add_synchronizations(new)
 
     def _latest_blocks(self):
-        """When the last blocks have been synchronized: list of (begin, end)."""
+        """Returns the times of the latest block synchronizations: list of (begin, end) in ns."""
         blocks = blocks_of(self._exchanges)
         return blocks[0].latest if blocks else []
 
@@ -105,7 +110,7 @@ class StepTimes:
             self._cost = None
 
     def write_timeline(self):
-        """Writes the timeline, if there is one that has not been written."""
+        """Writes the timeline, unless there is no timeline or it has been written."""
         if self._timeline is not None:
             self._timeline.write()
             self._timeline = None

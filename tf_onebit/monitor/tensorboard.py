@@ -1,4 +1,4 @@
-"""Scalars over steps, written for TensorBoard."""
+"""TensorBoard scalars over steps."""
 
 import time
 
@@ -6,13 +6,13 @@ import tensorflow as tf
 
 # `tf.summary.scalar` would need TensorBoard to be installed where the job runs.
 _SCALAR = tf.compat.v1.SummaryMetadata(plugin_data={"plugin_name": "scalars"}, data_class=1)
-# Between two steps of training the code that writes is in no cache: to write a second figure
-# right after the first costs a fifth of it.
+# Between two training steps the code that writes has left the caches. A second scalar right after
+# the first costs a fifth of it, so scalars are written together.
 _SECONDS_BETWEEN_WRITES = 1.0
 
 
 class Scalars:
-    """Writes scalars into a folder of logs, at most once per second.
+    """A writer of scalars into a folder of logs, at most once per second.
 
     Args:
         log_dir: path of the folder.
@@ -24,19 +24,19 @@ class Scalars:
         self._written = time.monotonic()
 
     def add(self, step, scalars):
-        """Adds figures of a step: dictionary from tags to floats."""
+        """Adds the scalars of a step: dictionary from tags to floats."""
         if scalars:
             self._pending.append((step, scalars))
         if time.monotonic() - self._written > _SECONDS_BETWEEN_WRITES:
             self._write()
 
     def close(self):
-        """Writes what has not been written."""
+        """Writes the pending scalars, and closes the writer."""
         self._write()
         self._writer.close()
 
     def _write(self):
-        # In a `fit` with Keras' TensorBoard, summaries of other steps than its own are left out.
+        # Keras' TensorBoard callback would leave out summaries of steps other than its own.
         with self._writer.as_default(), tf.summary.record_if(True):
             for step, scalars in self._pending:
                 tf.summary.experimental.write_raw_pb(_summary(scalars), step)
@@ -45,7 +45,10 @@ class Scalars:
 
 
 def _summary(scalars):
-    """Made by hand: all of it at once takes less than a single `tf.summary.scalar` would."""
+    """Serializes the scalars of a step.
+
+    The message is made by hand: all scalars together take less time than one `tf.summary.scalar`.
+    """
     summary = tf.compat.v1.Summary()
     for tag, value in scalars.items():
         scalar = summary.value.add(tag=tag, metadata=_SCALAR).tensor

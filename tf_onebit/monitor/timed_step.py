@@ -1,11 +1,11 @@
-"""A training step that takes times of its exchanges, for the time of a `fit`."""
+"""A training step that times its exchanges during a `fit`."""
 
 from tf_onebit.training import fit
 from tf_onebit.training.recorder import Recorder
 
 
 class TimedStep:
-    """Has a model's training step traced with times of its exchanges, and without them again.
+    """A model's training step that times its exchanges from `begin` to `end`.
 
     Attributes:
         recorder: `Recorder` of these times.
@@ -17,8 +17,8 @@ class TimedStep:
         self._functions = None, None  # without times, and with them
 
     def begin(self, model, exchanges):
-        """Begins to take times of a list of `GradientExchange`, where there are any to take."""
-        self.end()  # of a `fit` that was interrupted
+        """Begins to time the `GradientExchange`s of a list, if they run within the step."""
+        self.end()  # an interrupted `fit` did not call it
         self._exchanges = [
             exchange
             for exchange in exchanges
@@ -31,13 +31,13 @@ class TimedStep:
             exchange.record_times(self.recorder)
         function = model.train_function
         if function is not None and function is self._functions[0]:
-            model.train_function = self._functions[1]  # as the last `fit` has traced it
+            model.train_function = self._functions[1]  # the last `fit` has traced it
         else:
             fit.trace_anew(model)
             self._functions = function, model.train_function
 
     def end(self):
-        """Ends it: the model has the step that it had."""
+        """Ends timing, and gives the model its old training step back."""
         model, self._model = self._model, None
         if model is None:
             return
@@ -45,5 +45,5 @@ class TimedStep:
             exchange.record_times(None)
         if model.train_function is self._functions[1]:
             model.train_function = self._functions[0]
-        else:  # somebody has had it traced anew meanwhile
+        else:  # other code has made it trace again meanwhile
             fit.trace_anew(model)

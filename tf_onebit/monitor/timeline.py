@@ -7,10 +7,10 @@ import time
 from tf_onebit.monitor.exchange_times import work_of
 from tf_onebit.training.recorder import WAITS
 
-# More would not be looked at, and take long to load.
+# A longer trace takes long to load, and few users look at more.
 MOST_STEPS = 100
 
-# Where one thing ends and the next begins, both times are taken, in any order.
+# The end of one span and the begin of the next are recorded in any order.
 _JITTER = 100_000  # nanoseconds
 
 _WORK = {"encode": "ENCODE", "aggregate": "AGGREGATE", "deliver": "DECODE"}
@@ -18,14 +18,14 @@ _STEPS = "steps"
 
 
 class Timeline:
-    """Collects what happens in the first steps, and writes it in the Chrome trace event format.
+    """The spans of the first steps, written in the Chrome trace event format.
 
-    A process of the trace is a worker. A thread is a bucket, or two or more of what overlaps in
-    it; the first are the worker's steps.
+    A process of the trace is a worker. Its first thread shows the steps. Each bucket has a thread,
+    or several where its spans overlap.
 
     Args:
-        path: of the file to be. The rank of this process goes before its ending.
-        rank: of this process's first worker.
+        path: path of the file. The rank of this process is inserted before its ending.
+        rank: rank of this process's first worker.
     """
 
     def __init__(self, path, rank):
@@ -34,26 +34,26 @@ class Timeline:
         self._rank = rank
         self._steps, self._spans = [], []
         self._end = 0
-        # Each machine counts from a time of its own: what the file has is since 1970. Where
-        # something comes between the two clocks, the difference is too small.
+        # Monotonic clocks of machines have different origins, so the file has times since 1970.
+        # The largest difference of the clocks is the best: a delay between both makes it smaller.
         self._epoch = max(time.time_ns() - time.monotonic_ns() for _ in range(5)) // 1000
-        self.write()  # fails before the training does
+        self.write()  # an error of the path shows before training begins
 
     @property
     def is_full(self):
         return len(self._steps) >= MOST_STEPS
 
     def add_step(self, begin, end, batch):
-        """Adds a step, or what Keras executes at once; times are of `time.monotonic_ns`."""
+        """Adds a step, or several that Keras executes together; times of `time.monotonic_ns`."""
         self._steps.append((self._rank, _STEPS, "STEP", begin, end, {"batch": batch}))
         self._end = end
 
     def add_synchronizations(self, intervals):
-        """Adds synchronizations of blocks: list of (begin, end)."""
+        """Adds block synchronizations: list of (begin, end), of `time.monotonic_ns`."""
         self._spans += [(self._rank, "blocks", "SYNCHRONIZE", *one, {}) for one in intervals]
 
     def add_exchanges(self, spans):
-        """Adds what a `Recorder` has recorded: dictionary from `Span` to intervals."""
+        """Adds spans of a `Recorder`: dictionary from `Span` to intervals."""
         for span, intervals in work_of(spans).items():
             self._add(span, _WORK[span.stage], intervals, {})
         for span, intervals in spans.items():
@@ -67,19 +67,19 @@ class Timeline:
         ]
 
     def write(self):
-        """Writes what has been collected."""
+        """Writes the steps and spans so far."""
         spans = [*self._steps, *(span for span in self._spans if span[3] <= self._end)]
         spans.sort(key=lambda span: (span[1] != _STEPS, *span[:2], span[3], -span[4]))
         threads, free, events = {}, {}, []
         for worker, row, name, begin, end, details in spans:
-            # The first thread of the row in which nothing else is going on.
+            # The span goes to the first thread of its row that is free.
             lane = next(
                 n for n in range(len(spans)) if free.get((worker, row, n), 0) <= begin + _JITTER
             )
             begin = max(begin, free.get((worker, row, lane), 0))
             free[worker, row, lane] = end = max(begin, end)
             thread = threads.setdefault((worker, row, lane), len(threads))
-            # In whole microseconds: floating-point numbers would overlap.
+            # Times are whole microseconds: floating-point numbers would overlap.
             times = {"ts": self._epoch + begin // 1000, "dur": end // 1000 - begin // 1000}
             place = {"pid": worker, "tid": thread}
             events.append({"name": name, "ph": "X", **place, **times, "args": details})
@@ -88,7 +88,7 @@ class Timeline:
 
 
 def _names(threads):
-    """What processes and threads are called."""
+    """Returns the events that name and sort processes and threads."""
     events = []
     for (worker, row, _), thread in threads.items():
         place = {"ph": "M", "pid": worker, "tid": thread}

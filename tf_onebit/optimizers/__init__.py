@@ -1,4 +1,4 @@
-"""Keras optimizers that the methods need."""
+"""Keras optimizers for block momentum and for normalized AdaGrad."""
 
 from tf_onebit.optimizers.adagrad import NormalizedAdaGrad
 from tf_onebit.optimizers.moments import Adam, AdamW, Moment, Nadam, RectifiedAdam

@@ -11,7 +11,7 @@ from tf_onebit.validation import number_of_samples, time_constant_in_samples
 
 @keras.saving.register_keras_serializable(package="tf_onebit")
 class NormalizedAdaGrad(keras.optimizers.Optimizer):
-    """SGD, with or without momentum, on gradients in units of their own standard deviation.
+    """SGD, with or without momentum, on gradients normalized by their own standard deviation.
 
     Equation (Seide et al. 2014, "On parallelizability of stochastic gradient descent for speech
     DNNs", section 4), with n samples in a step and s samples up to its end::
@@ -20,36 +20,35 @@ class NormalizedAdaGrad(keras.optimizers.Optimizer):
         a = (1 - exp(-n / time_constant)) / (1 - exp(-s / time_constant))
         g' = g / max(sigma / mean(sigma), epsilon)
 
-    sigma^2 is a low-pass filter's of unit gain from the first step on: the average of the squares
-    that there have been, by weights that decay. The mean is over the whole of a weight's tensor, so
-    that gradients keep their size, and learning rates their meaning. With momentum::
+    sigma^2 is the average of all squared gradients so far, with weights that decay. The weights sum
+    to 1 from the first step on. The mean of sigma is over the whole tensor, so that the gradient
+    keeps its scale and the learning rate its meaning. With momentum::
 
         adagrad_on="gradient":   velocity <- momentum * velocity + g'
                                  theta <- theta - learning_rate velocity
         adagrad_on="momentum":   velocity <- momentum * velocity + g
                                  theta <- theta - learning_rate velocity'
 
-    where velocity' is made of velocity as g' of g. In place of a velocity, Nesterov's momentum uses
-    (g or g') + momentum * velocity.
+    velocity' results from velocity as g' from g. Nesterov's momentum uses
+    (g or g') + momentum * velocity instead of the velocity.
 
-    Between workers gradients are exchanged first: all have the same state. To normalize each
-    worker's own gradients, or to do it on 1 / world_size of the model per worker, see
-    `tf_onebit.transforms.NormalizedAdaGrad`. `tf.IndexedSlices` are made dense, as rows without
-    gradients in a step have averages that go on decaying. Averages are float32 at least, whatever
-    the type of the variables.
+    Gradients are exchanged first, so all workers have the same state.
+    `tf_onebit.transforms.NormalizedAdaGrad` can normalize each worker's own gradients, or normalize
+    1 / world_size of the model per worker. `tf.IndexedSlices` are made dense, because the averages
+    of rows without gradients decay, too. Averages are at least float32 for every type of variables.
 
     Attributes:
-        global_batch_size: int, the one in use: given, set or restored.
+        global_batch_size: int, the current one: given, set or restored.
 
     Args:
         learning_rate: float, schedule or function without arguments.
         time_constant: in samples. In the paper two hours of speech, 720000 frames.
-        global_batch_size: number of samples that all workers together take per update.
+        global_batch_size: number of samples of an update, over all workers.
         momentum: float, at least 0 and less than 1.
         nesterov: bool.
         adagrad_on: "gradient" or "momentum".
-        epsilon: float, positive: the least that gradients are divided by.
-        **kwargs: as of `keras.optimizers.Optimizer`.
+        epsilon: float, positive: the least divisor of gradients.
+        **kwargs: see `keras.optimizers.Optimizer`.
 
     Raises:
         ValueError: for other values.
@@ -103,7 +102,7 @@ class NormalizedAdaGrad(keras.optimizers.Optimizer):
         self._velocities = []
         if self.momentum:
             self._velocities = self.add_optimizer_variables(variables, "velocity")
-        # Of a step, and of all steps.
+        # Numbers of samples: of a step, and of all steps.
         self._samples_per_step, self._samples = (
             self.add_variable(
                 (),
@@ -116,8 +115,8 @@ class NormalizedAdaGrad(keras.optimizers.Optimizer):
         )
 
     def _add_average(self, variable):
-        # As Keras adds variables like others, but of a type of its own: in bfloat16 an average
-        # stays where it is when what a step adds is less than half of its last digit.
+        # Like Keras' add_variable_from_reference, but at least float32. In bfloat16 an average
+        # would lose changes below half of its last digit.
         value, path = variable, variable.name
         if isinstance(variable, keras.Variable):
             value, path = variable.value, variable.path
@@ -133,12 +132,12 @@ class NormalizedAdaGrad(keras.optimizers.Optimizer):
         return int(self._samples_per_step.numpy()) if self.built else self._initial_batch_size
 
     def set_global_batch_size(self, samples):
-        """Tells how many samples the gradients of an update are of, from the next one on.
+        """Sets the number of samples of an update, from the next update on.
 
-        May be called between steps, or before the first; nothing is traced anew.
+        May be called between steps, or before the first. Nothing is traced again.
 
         Args:
-            samples: number of samples that all workers together take per update.
+            samples: number of samples of an update, over all workers.
 
         Raises:
             ValueError: if it is not a positive whole number.
@@ -151,7 +150,7 @@ class NormalizedAdaGrad(keras.optimizers.Optimizer):
 
     @property
     def velocities(self):
-        """Variables of gradients that learning rates of later steps will be multiplied with."""
+        """List of variables of gradients that later steps will multiply by their learning rate."""
         return list(self._velocities) if self.built else []
 
     def _backend_update_step(self, grads, trainable_variables, learning_rate):
@@ -180,19 +179,19 @@ class NormalizedAdaGrad(keras.optimizers.Optimizer):
         followed = average + ops.cast(self._share(), gradient.dtype) * (
             ops.square(gradient) - average
         )
-        # A gradient that is not finite, or whose square is not, ends with its step.
+        # The average excludes gradients that are not finite, or whose squares are not.
         followed = ops.where(ops.isfinite(followed), followed, average)
         self.assign(average, followed)
         deviation = ops.sqrt(followed)
-        # Row by row, and then in float64, because workers may have other numbers of threads, which
-        # a sum of everything at once would depend on.
+        # The mean is by rows, and then in float64: one sum over all would depend on the number of
+        # threads, which may differ between workers.
         rows = ops.mean(deviation, axis=-1) if deviation.shape.rank else deviation
         mean = ops.cast(ops.mean(ops.cast(rows, "float64")), gradient.dtype)
         relative = ops.maximum(deviation / ops.where(mean > 0, mean, 1), self.epsilon)
         return ops.cast(ops.where(mean > 0, gradient / relative, gradient), given.dtype)
 
     def _share(self):
-        """Of this step's squares in the average: float64 tensor."""
+        """Computes the weight of this step's squares in the average: float64 tensor."""
         per_step, up_to_now = (
             ops.expm1(-ops.cast(samples, "float64") / self.time_constant)
             for samples in (self._samples_per_step, self._samples)

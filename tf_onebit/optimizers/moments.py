@@ -1,16 +1,16 @@
-"""Keras optimizers with moments, whose number of steps can be moved.
+"""Keras optimizers with moments whose number of steps can be moved.
 
-The moments of Adam and its kin are exponential moving averages that begin at zero. After k steps
-they are divided by `1 - beta^k` to make up for that. In Keras k is `iterations`, which learning
-rate schedules follow too. Block momentum (Chen et al. 2020, Algorithm 1) moves a model, and its
-moments with it, as if more steps had been made, by a number that is no integer:
-`k <- k + eta rho_n`. So optimizers count here
+The moments of Adam and its variants are exponential moving averages that start at zero. After k
+steps they are divided by `1 - beta^k` to correct this bias. In Keras k is `iterations`, which
+learning rate schedules use as well. Block momentum (Chen et al. 2020, Algorithm 1) moves a model
+and its moments as if more steps had been made. Their number is no integer: `k <- k + eta rho_n`.
+So the optimizers of this module count
 
     k = iterations + moment_steps_ahead
 
-where the second is a variable of theirs, saved and restored with the others. Schedules, callbacks,
-moving averages of weights and accumulation of gradients follow `iterations` as ever. As long as
-nobody moves k, weights are those of the Keras optimizer of the same name, to the last bit.
+`moment_steps_ahead` is a variable of the optimizer, saved and restored with the others. Schedules,
+callbacks, moving averages of weights and gradient accumulation use `iterations`, as in Keras. Until
+k is moved, the Keras optimizer of the same name gives the same weights, to the last bit.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ import numpy as np
 import tensorflow as tf
 from keras import ops
 
-# Keras' rules for updates ask for `iterations`, and under a strategy in several threads.
+# Keras' update rules read `iterations`; a strategy runs them in several threads.
 _updating = contextvars.ContextVar("updating", default=False)
 
 
@@ -41,8 +41,8 @@ class Moment(typing.NamedTuple):
 
     Attributes:
         variables: list of `keras.Variable`.
-        decay: float. The share of the past in the average, per step: a beta.
-        of_squares: bool. Whether the average is of squares, so that it is never negative.
+        decay: float: the share of the past in the average, per step; a beta.
+        of_squares: bool: whether the average is of squares, and therefore never negative.
     """
 
     variables: list
@@ -51,9 +51,9 @@ class Moment(typing.NamedTuple):
 
 
 class _MomentSteps:
-    """Counts steps of the moments apart from `iterations`.
+    """A mixin that counts steps of the moments separately from `iterations`.
 
-    A mixin for classes of Keras optimizers with `_momentums` and `_velocities`.
+    It is for classes of Keras optimizers with `_momentums` and `_velocities`.
     """
 
     def build(self, variables):
@@ -62,7 +62,7 @@ class _MomentSteps:
         super().build(variables)
         self._moment_steps_ahead = self.add_variable(
             (),
-            # Float32 would count no parts of steps after 2^23 of them.
+            # Beyond 2^23 steps float32 cannot count fractions of a step.
             dtype="float64",
             aggregation="only_first_replica",
             name="moment_steps_ahead",
@@ -77,12 +77,12 @@ class _MomentSteps:
             super().update_step(gradient, variable, learning_rate)
 
     def _moment_steps(self):
-        """k as float64 tensor. Where it is an integer, casting it on equals casting the integer."""
+        """Returns k as float64 tensor. An integral k casts to other types as the integer does."""
         return ops.cast(super().iterations, "float64") + self._moment_steps_ahead
 
     @property
     def moments(self):
-        """List of `Moment`: the averages of gradients, and those of their squares."""
+        """List of `Moment`: the averages of gradients, and the averages of their squares."""
         self._require_state("has moments")
         return [
             Moment(_present(self._momentums), float(self.beta_1), of_squares=False),
@@ -91,13 +91,12 @@ class _MomentSteps:
 
     @property
     def moment_steps(self):
-        """Float k, the number of steps that the moments count for.
+        """Number of steps in the moments' bias correction, k: float.
 
-        May be set. This changes nothing but k: for when moments and `iterations` have come from
-        elsewhere, such as the means over workers that have made different numbers of steps. What
-        else depends on k (Nadam's product) is a variable as the moments are, to be averaged with
-        them: the mean of the workers' products belongs to the mean of their moments, where the
-        product at the mean k would not.
+        It can be set, which changes only k. Set it after moments and `iterations` were assigned,
+        for example as means over workers with different numbers of steps. Nadam's product depends
+        on k, too, and is a variable. Average it with the moments: the mean of the workers' products
+        fits the mean of their moments. The product at the mean k does not.
         """
         self._require_state("counts steps")
         return float(self._moment_steps().numpy())
@@ -111,7 +110,7 @@ class _MomentSteps:
     def advance_moments(self, steps):
         """Counts steps that the moments have been moved by: `k <- k + steps`.
 
-        The moments are left to the caller. To be called between steps, outside of `tf.function`.
+        The caller moves the moments. Call this between steps, outside of `tf.function`.
 
         Args:
             steps: float, not negative. With BMUF-Adam `eta rho_n` (Chen et al. 2020, Algorithm 1).
@@ -123,8 +122,8 @@ class _MomentSteps:
         self._moment_steps_ahead.assign_add(_number_of_steps("steps", steps))
 
     def reset_moments(self):
-        """Begins anew: k and all moments become zero. `iterations` and weights stay."""
-        maxima = _present(getattr(self, "_velocity_hats", []))  # AMSGrad's, of second moments
+        """Sets k and all moments to zero. `iterations` and weights stay."""
+        maxima = _present(getattr(self, "_velocity_hats", []))  # AMSGrad's maxima of second moments
         for variable in sum((moment.variables for moment in self.moments), maxima):
             variable.assign(ops.zeros_like(variable))
         self.moment_steps = 0.0
@@ -143,7 +142,7 @@ class _MomentSteps:
 
 
 def _present(variables):
-    # Keras has None for weights that their gradients overwrite.
+    # Keras has None for weights whose gradients overwrite them.
     return [variable for variable in variables if variable is not None]
 
 
@@ -158,18 +157,18 @@ def _number_of_steps(name, value):
 
 @keras.saving.register_keras_serializable(package="tf_onebit")
 class Adam(_MomentSteps, keras.optimizers.Adam):
-    """`keras.optimizers.Adam` whose bias correction counts steps of its own.
+    """`keras.optimizers.Adam` with its own count of steps for the bias correction.
 
-    Equation (Kingma and Ba 2015, as in Keras; k is that of Chen et al. 2020, Algorithm 1)::
+    Equation (Kingma and Ba 2015, as in Keras; k as in Chen et al. 2020, Algorithm 1)::
 
         m <- beta_1 m + (1 - beta_1) g          v <- beta_2 v + (1 - beta_2) g^2
         theta <- theta - learning_rate sqrt(1 - beta_2^(k+1)) / (1 - beta_1^(k+1)) m
                          / (sqrt(v) + epsilon)
 
-    `k = iterations` until it is moved by `advance_moments`, `moment_steps` or `reset_moments`.
+    `k = iterations` until `advance_moments`, `moment_steps` or `reset_moments` change it.
 
     Args:
-        **kwargs: as of `keras.optimizers.Adam`.
+        **kwargs: see `keras.optimizers.Adam`.
 
     Attributes:
         moments: list of `Moment`: m and v of all weights.
@@ -189,13 +188,13 @@ class Adam(_MomentSteps, keras.optimizers.Adam):
 
 @keras.saving.register_keras_serializable(package="tf_onebit")
 class AdamW(_MomentSteps, keras.optimizers.AdamW):
-    """`keras.optimizers.AdamW` whose bias correction counts steps of its own.
+    """`keras.optimizers.AdamW` with its own count of steps for the bias correction.
 
-    As `Adam`, after `theta <- theta - learning_rate weight_decay theta` in each step (Loshchilov
-    and Hutter 2019), which does not depend on k.
+    Each step computes `theta <- theta - learning_rate weight_decay theta` (Loshchilov and Hutter
+    2019), which does not depend on k. Then it updates the model like `Adam`.
 
     Args:
-        **kwargs: as of `keras.optimizers.AdamW`.
+        **kwargs: see `keras.optimizers.AdamW`.
 
     Attributes:
         moments: list of `Moment`: m and v of all weights.
@@ -213,24 +212,24 @@ class AdamW(_MomentSteps, keras.optimizers.AdamW):
 
 @keras.saving.register_keras_serializable(package="tf_onebit")
 class Nadam(_MomentSteps, keras.optimizers.Nadam):
-    """`keras.optimizers.Nadam` whose bias correction counts steps of its own.
+    """`keras.optimizers.Nadam` with its own count of steps for the bias correction.
 
-    Equation (Dozat 2015, as in Keras; k is that of Chen et al. 2020, Algorithm 1)::
+    Equation (Dozat 2015, as in Keras; k as in Chen et al. 2020, Algorithm 1)::
 
         u(j) = beta_1 (1 - 0.5 * 0.96^j)        U <- U u(k+1)
         m <- beta_1 m + (1 - beta_1) g          v <- beta_2 v + (1 - beta_2) g^2
         m_hat = u(k+2) m / (1 - U u(k+2)) + (1 - u(k+1)) g / (1 - U)
         theta <- theta - learning_rate m_hat / (sqrt(v / (1 - beta_2^(k+1))) + epsilon)
 
-    The product U over all steps is a variable. `advance_moments(s)` moves it too, as s steps would
-    from k on, the last of them, if s is no integer, by a part of its exponent::
+    The product U over all steps is a variable. `advance_moments(s)` multiplies it by the factors of
+    s steps. If s is no integer, the last factor has a fractional exponent::
 
         U <- U u(k+1) ... u(k+n) u(k+n+1)^(s-n)         n = floor(s)
 
-    `reset_moments` makes it 1 again; setting `moment_steps` leaves it.
+    `reset_moments` sets U to 1. Setting `moment_steps` does not change it.
 
     Args:
-        **kwargs: as of `keras.optimizers.Nadam`.
+        **kwargs: see `keras.optimizers.Nadam`.
 
     Attributes:
         moments: list of `Moment`: m and v of all weights.
@@ -248,12 +247,12 @@ class Nadam(_MomentSteps, keras.optimizers.Nadam):
         if self.built:
             return
         super().build(variables)
-        # Keras overlooks it within a LossScaleOptimizer, and would not save it.
+        # Within a LossScaleOptimizer Keras does not track the product, and would not save it.
         if not any(variable is self._u_product for variable in self.variables):
             self._track_variable(self._u_product)
 
     def _backend_update_step(self, grads, trainable_variables, learning_rate):
-        # Moves the product of momenta.
+        # Keras' method multiplies the product of momenta by this step's factor.
         with _iterations_are_moment_steps():
             super()._backend_update_step(grads, trainable_variables, learning_rate)
 
@@ -273,7 +272,7 @@ class Nadam(_MomentSteps, keras.optimizers.Nadam):
 
 @keras.saving.register_keras_serializable(package="tf_onebit")
 class RectifiedAdam(_MomentSteps, keras.optimizers.Optimizer):
-    """Adam that adapts no faster than its second moments are known (RAdam).
+    """Rectified Adam (RAdam), which adapts its steps only once second moments are reliable.
 
     Equation (Liu et al. 2020, arXiv:1908.03265, Algorithm 2), with t = k + 1::
 
@@ -285,16 +284,16 @@ class RectifiedAdam(_MomentSteps, keras.optimizers.Optimizer):
         theta <- theta - learning_rate r m_hat / (sqrt(v_hat) + epsilon)    if rho > 4
         theta <- theta - learning_rate m_hat                                otherwise
 
-    With beta_2 = 0.999 the first four steps are of the second kind, which are as large as those of
+    With beta_2 = 0.999 the first four steps are of the second kind, and as large as the steps of
     SGD with momentum. The paper has no epsilon; it stands where Keras' optimizers have it. k is
-    that of `Adam`.
+    counted as in `Adam`.
 
     Args:
         learning_rate: float, schedule or function without arguments.
-        beta_1: float. Decay of the averages of gradients.
-        beta_2: float. Decay of the averages of their squares.
+        beta_1: float: decay of the averages of gradients.
+        beta_2: float: decay of the averages of their squares.
         epsilon: float, for gradients that are zero.
-        **kwargs: as of `keras.optimizers.Optimizer`.
+        **kwargs: see `keras.optimizers.Optimizer`.
 
     Attributes:
         moments: list of `Moment`: m and v of all weights.
@@ -335,8 +334,8 @@ class RectifiedAdam(_MomentSteps, keras.optimizers.Optimizer):
         self.assign_sub(variable, ops.divide(step, denominator))
 
     def _corrections(self, learning_rate):
-        """Factor of m, divisor of v, and whether v is used at all: scalar tensors."""
-        # In float64, as rho is a difference of large numbers. (`ops.cast` of a float is float32.)
+        """Computes the factor of m, the divisor of v, and whether v is used: scalar tensors."""
+        # rho is a difference of large numbers, so it is float64. (`ops.cast` makes floats float32.)
         t = self._moment_steps() + 1
         second_power = self.beta_2**t
         second_correction = 1 - second_power

@@ -1,4 +1,4 @@
-"""The `model.fit` that calls a callback, and what is done to its training step."""
+"""The `model.fit` that calls a callback: its training step, and replays of its batches."""
 
 import tensorflow as tf
 
@@ -8,10 +8,10 @@ from tf_onebit.training.model_optimizers import is_built
 
 
 def calling_fit(model):
-    """The `FitCall` of the `model.fit` that calls.
+    """Returns the `FitCall` of the calling `model.fit`.
 
     Raises:
-        RuntimeError: if there is none.
+        RuntimeError: if the caller is not in `model.fit`.
     """
     fit = find_fit(model)
     if fit is None:
@@ -20,11 +20,11 @@ def calling_fit(model):
 
 
 def build_model(model, purpose):
-    """Gives a model the variables that Keras gives it in the first step.
+    """Builds a model: creates the variables that Keras creates in the first step.
 
     Args:
         model: Keras model.
-        purpose: what it is to have them for, as "is resumed".
+        purpose: end of the error's "A model that ...", such as "is resumed".
 
     Raises:
         ValueError: if it cannot be built from the data.
@@ -42,10 +42,10 @@ def build_model(model, purpose):
 
 
 def traced_step(model):
-    """Traces the training step of the calling `fit`, which it then need not do again.
+    """Traces the training step of the calling `fit`, which then does not trace it again.
 
-    Nothing is computed, and no data are drawn. What the step makes in its first trace, as the
-    variables of optimizers, is there after it.
+    It computes nothing, and draws no data. The trace creates the variables that the step creates at
+    first, such as the variables of optimizers.
 
     Returns:
         A concrete function of a batch.
@@ -57,7 +57,7 @@ def traced_step(model):
 
 
 def trace_anew(model):
-    """Has the training step traced again, as something in it has changed."""
+    """Makes Keras trace the training step again, after something in it has changed."""
     function = model.train_function
     if function is None:
         return
@@ -67,7 +67,7 @@ def trace_anew(model):
 
 
 def begin_replay(model, draw):
-    """Has `draw` called in the place of steps, until `end_replay`."""
+    """Makes Keras call `draw` instead of training steps, until `end_replay`."""
     draw.stands_in_for = model.train_function
     model.train_function = draw
 
@@ -78,5 +78,5 @@ def end_replay(model):
 
 
 def is_replaying(model):
-    """Whether batches are drawn without being trained on."""
+    """Tells whether batches are drawn without training on them."""
     return hasattr(model.train_function, "stands_in_for")
