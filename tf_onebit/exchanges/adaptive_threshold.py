@@ -33,8 +33,8 @@ class Tau(tf.Module):
         tau     <- tau * (1 + 4 * (average - target)), changing by a tenth at most
 
     Gradients may suddenly grow: after a pause, or after a first step that was not typical. Then
-    the average exceeds ten times the target, and tau becomes at least the value of its initial
-    formula, with the residuals in place of the gradients.
+    the average exceeds ten times the target. In this case the initial formula, with the residuals
+    in place of the gradients, is a lower bound of tau.
 
     The rule uses only sums, products and roots, which have the same bits on every processor.
 

@@ -27,9 +27,8 @@ class Bucketed(Configurable, tf.Module):
 
     Gradients are listed in the order of the variables. Buckets are filled in reverse order, which
     is roughly the order in which the backward pass computes them. A bucket holds gradients of one
-    type. `FullPrecision` exchanges the gradients that the user's exchange excludes, and those of
-    types that it does not take. `SparseGather` exchanges `tf.IndexedSlices`. All follow the same
-    schedule.
+    type. `FullPrecision` exchanges gradients that the user's exchange excludes, or whose type it
+    does not take. `SparseGather` exchanges `tf.IndexedSlices`. All follow the same schedule.
 
     If the user's exchange transforms gradients, its full-precision substitute transforms them too.
 
@@ -147,7 +146,7 @@ class Bucketed(Configurable, tf.Module):
                 answers.append(answer)
             for index, gradient in zip(bucket.indices, gradients, strict=True):
                 exchanged[index] = gradient
-            # From 1 + the index in the bucket to 1 + the index in the list.
+            # Converts 1 + the index in the bucket to 1 + the index in the list.
             flags.append(tf.gather([0, *(1 + index for index in bucket.indices)], own_flags))
         flags = tf.reduce_max(tf.stack(flags), axis=0)
         names = [spec.name for spec in self.specs]

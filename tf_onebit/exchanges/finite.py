@@ -61,8 +61,8 @@ def require_finite(gradients, flags, names, awaited=()):
 
     Args:
         gradients: list of tensors or `tf.IndexedSlices`.
-        flags: int32 `[world_size]`; entry k is 0, or 1 + the index in `names` of the gradient in
-            which rank k met a value that is not finite.
+        flags: int32 `[world_size]`; flag k is 0 if all gradients of rank k are finite. Otherwise
+            it is 1 + the index in `names` of a gradient that is not.
         names: list of the variables' names.
         awaited: list of tensors that must be ready before an error; gradients do not wait for
             them.

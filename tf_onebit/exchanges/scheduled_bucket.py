@@ -21,7 +21,7 @@ class ScheduledBucket(tf.Module):
 
     Args:
         schedule: `Schedule`, whose exchange is cloned.
-        indices: list of the places of its gradients among those of the model.
+        indices: list of its gradients' places in the list of the model's gradients.
         is_early: whether its gradients come early in the backward pass.
 
     Attributes:

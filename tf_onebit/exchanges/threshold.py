@@ -69,7 +69,7 @@ class Threshold(Exchange):
     carries_flags = True
     # Sums of many steps that are sent all at once disturb the averages of an optimizer.
     suits_moments = False
-    # Number of values that one message is about.
+    # Number of values that one part of a message covers.
     part_size = words.MAX_PART_SIZE
 
     def __init__(

@@ -75,7 +75,7 @@ def measure_work(exchange, world_size):
 
 
 def compressed_buckets(exchange, specs):
-    """Returns the buckets of an exchange, except those of sparse gradients.
+    """Returns the buckets of an exchange, without sparse gradients.
 
     Args:
         exchange: `Exchange`, as a template.

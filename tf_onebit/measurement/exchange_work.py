@@ -238,7 +238,7 @@ def measure_block(size):
     """Measures the end of a block without its exchange, in seconds per value.
 
     Args:
-        size: number of values of the model. Of more than 8 million only a part is measured.
+        size: number of values of the model. If there are more than 8 million, a part is measured.
 
     Returns:
         Two floats: the time to compute the change in a block, and the time to update the model.

@@ -83,9 +83,9 @@ def block_update(
 ):
     """Ends a block: filters the update of the model, and sets variables for the next block.
 
-    Equations (Chen, Ding, Huo 2020, Eq. 1, 6 and 9), with begin as in `block_difference`, and
-    base = begin + zeta (mean - begin), which is the mean if zeta is 1:
+    Equations (Chen, Ding, Huo 2020, Eq. 1, 6 and 9), with begin as in `block_difference`:
 
+        base      = begin + zeta (mean - begin)           the mean, if zeta is 1
         delta'    = eta delta + zeta (mean - begin)
         nesterov:   global_model' = base                  variable' = base + eta delta'
         classical:  global_model' = base + eta delta      variable' = global_model'
@@ -137,10 +137,13 @@ def block_update(
 def moments_update(means, variables, begins, extrapolation, floor, relative):
     """Ends a block: sets an optimizer's moments for the next block.
 
-    Equation (Chen, Ding, Huo 2020, Eq. 16 to 18 combined), with kappa = b (1 - beta^s) / (1 - b),
-    b = beta^tau for a block of tau steps, and a look-ahead that stands for s steps:
+    Equations (Chen, Ding, Huo 2020, Eq. 16 to 18 combined):
 
         variable' = begin' = max(mean + kappa (mean - begin), floor * begin)
+        kappa     = b (1 - beta^s) / (1 - b)
+        b         = beta^tau
+
+    for a block of tau steps, and a look-ahead that stands for s steps.
 
     It makes one pass over memory, in place. With kappa = 0, and no floor above the mean, the
     result is the mean.

@@ -6,7 +6,9 @@ from tf_onebit.ops.library import library
 
 
 def record_time(token, recorder, event):
-    """Records the time of an event. In a graph it is the time when this op's inputs are ready.
+    """Records the time of an event.
+
+    In a graph it is the time when all that this op waits for is ready.
 
     Args:
         token: variable on the CPU, whose value is not read. TensorFlow runs the ops with one

@@ -21,8 +21,8 @@ class BuiltExchanges:
     """Collection of exchanges, one for each list of variables whose gradients are exchanged.
 
     Args:
-        build: function from a tuple of `GradientSpec` and the number of exchanges built so far to
-            a list of `Bucketed`, one for each worker of this process.
+        build: function of a tuple of `GradientSpec` and the number of exchanges built so far. It
+            returns a list of `Bucketed`, one for each worker of this process.
     """
 
     def __init__(self, build):

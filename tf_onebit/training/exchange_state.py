@@ -41,7 +41,7 @@ class ExchangeState:
         return alike and (not self._waiting or self._ratio == 1.0)
 
     def states(self):
-        """Returns the states of built exchanges, and those of an earlier run that still wait.
+        """Returns the states of built exchanges, and the states that still wait for theirs.
 
         Returns:
             List of lists of dictionaries, by exchange and by `engine.ranks`.

@@ -26,8 +26,8 @@ class Span(typing.NamedTuple):
         bucket: scope of the bucket.
         stage: "encode", "aggregate", "deliver" or "hold". "hold" marks a step that returns no
             gradients, and has no length.
-        part: None for the whole stage, or the kind of a collective ("ALLTOALL" and so on), or
-            `WAITS` for the wait for the memory of delayed gradients.
+        part: None for the whole stage; the kind of a collective ("ALLTOALL" and so on); or
+            `WAITS`, for the memory of delayed gradients.
         name: name of the collective or the stage.
     """
 
