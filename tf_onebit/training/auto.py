@@ -121,7 +121,7 @@ def _weighed(auto, specs, full, compressed):
 
 
 def paying(specs, full, compressed):
-    """Returns the gradients whose exchange compression makes faster by a tenth: list.
+    """Returns the gradients whose compression makes their exchange a tenth faster or more: list.
 
     Args:
         specs: list of `GradientSpec`.

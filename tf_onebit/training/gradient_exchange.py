@@ -134,7 +134,7 @@ class GradientExchange:
             warnings.warn(advice, stacklevel=2)
 
     def drain(self, occasion, last=False):
-        """Waits until no messages are under way: here nothing to do, as none are between steps.
+        """Waits until no messages are under way. By default none are between steps.
 
         Args:
             occasion: occasion of the call in a few words; the same on all workers.
@@ -250,7 +250,7 @@ class GradientExchange:
 
     @tf.autograph.experimental.do_not_convert
     def hold(self, gradients, variables):
-        """Takes gradients as a call does, but exchanges none. Returns the given gradients."""
+        """Takes gradients in a step that returns no exchanged ones. Returns them unchanged."""
         present = _present(gradients[0])
         exchanges = self._exchanges_of(gradients[0], variables)
         self.group.run(
