@@ -23,7 +23,7 @@ __all__ = [*_MODULE_OF, *_SUBMODULES, "__version__"]
 
 
 def __getattr__(name):
-    # On first use: the command line needs no TensorFlow, and only some programs need Horovod.
+    # Imported on first use: the command line needs no TensorFlow, and few programs need Horovod.
     if name in _SUBMODULES:
         return importlib.import_module(f"{__name__}.{name}")
     if name in _MODULE_OF:

@@ -1,4 +1,4 @@
-"""What a cluster must be: its jobs, its addresses, and the place of this process in it."""
+"""Checks of a cluster specification: jobs, addresses, and the task of this process."""
 
 import json
 import os
@@ -52,10 +52,10 @@ def _source(cluster_resolver):
 
 
 def addresses_of(cluster_resolver):
-    """The addresses of a valid cluster, and the task of this process.
+    """Returns the addresses of a valid cluster, and the task of this process.
 
     Returns:
-        Dictionary: `host:port` by task, (job, index); and such a task.
+        Dictionary from tasks, (job, index), to `host:port`; and the task of this process.
     """
     spec = cluster_resolver.cluster_spec()
     addresses = {
@@ -67,7 +67,7 @@ def addresses_of(cluster_resolver):
 
 
 def host_and_port(address):
-    """The two parts of `host:port`; an IPv6 address is in brackets there.
+    """Splits `host:port`, in which an IPv6 address is in brackets.
 
     >>> host_and_port("[::1]:2222")
     ('::1', 2222)

@@ -1,4 +1,4 @@
-"""Objects that can be described by their hyper-parameters, and made again from them."""
+"""Objects that are described by their hyper-parameters, and can be rebuilt from them."""
 
 import functools
 import importlib
@@ -6,10 +6,10 @@ import inspect
 
 
 class Configurable:
-    """Has hyper-parameters: `get_config` and `from_config` as in Keras, `clone` from both."""
+    """Base class with hyper-parameters: `get_config` and `from_config` as in Keras, and `clone`."""
 
     def get_config(self):
-        """Hyper-parameters as a dictionary of JSON values: the arguments of the constructor."""
+        """Returns the constructor's arguments: a dictionary of JSON values."""
         raise NotImplementedError(f"{type(self).__name__} must define get_config.")
 
     @classmethod
@@ -23,23 +23,23 @@ class Configurable:
 
 
 class _ClassPath(str):
-    """A path that knows its class, which need not be importable: functions make classes, too."""
+    """Path that knows its class, also a class made in a function, which cannot be imported."""
 
     __slots__ = ("named",)
 
 
 def class_path(cls):
-    """Names a class: "module:qualified name"."""
+    """Returns the path of a class: "module:qualified name"."""
     path = _ClassPath(f"{cls.__module__}:{cls.__qualname__}")
     path.named = cls
     return path
 
 
 def import_class(path):
-    """The class that `class_path` named, maybe in another process.
+    """Returns the class of a path from `class_path`, also from another process.
 
     Raises:
-        ValueError: if that process has made it in a function.
+        ValueError: if another process has made the class in a function.
     """
     if isinstance(path, _ClassPath):
         return path.named
@@ -58,18 +58,18 @@ def serialize(configurable):
 
 
 def deserialize(description):
-    """Makes the object that `serialize` described; what is no description stays as it is."""
+    """Makes the object that `serialize` described. Returns other values unchanged."""
     if not isinstance(description, dict):
         return description
     return import_class(description["class"]).from_config(description["config"])
 
 
 def as_python(value, package=""):
-    """Returns the expression that makes what was serialized, without default arguments.
+    """Returns the Python expression for a serialized object, without default arguments.
 
     Args:
-        value: what `serialize` returned, or a JSON value.
-        package: what stands before the names of classes, as "tf_onebit.".
+        value: result of `serialize`, or a JSON value.
+        package: prefix of the names of classes, for example "tf_onebit.".
 
     Example:
         >>> from tf_onebit.exchanges import OneBit, WarmStart

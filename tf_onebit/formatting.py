@@ -1,14 +1,14 @@
-"""Numbers as text, for sentences and tables."""
+"""Formatting of numbers for sentences and tables."""
 
 
 def format_number(number, digits=3):
-    """Formats a number to so many significant digits, and without an exponent.
+    """Formats a number with a given number of significant digits, without an exponent.
 
-    Whole numbers keep all of their digits.
+    Numbers from 1000 up keep all digits before the decimal point.
 
     Args:
-        number: at least 0.
-        digits: how many.
+        number: number, at least 0.
+        digits: number of significant digits.
 
     Returns:
         String.

@@ -1,8 +1,8 @@
-"""How a list of gradients is cut into columns, and columns into shards.
+"""Layout of a list of gradients: columns, and shards of columns.
 
 A *column* is a run of values that share one pair of reconstruction levels (Seide et al. 2014,
 section 3: one column of a weight matrix). A *shard* is the run of columns that one worker
-aggregates (section 3.1). Tensors that are not cut are *plain* and travel in full precision.
+aggregates (section 3.1). Tensors that are not cut are *plain*, and travel in full precision.
 """
 
 import math
@@ -20,18 +20,19 @@ def _ceil_div(a, b):
 
 
 def column_cut(shape, min_column_size, max_column_size):
-    """Row and column size with which a tensor is cut, in values.
+    """Returns the row size and the column size of a tensor, in values.
 
-    A row is the innermost axis: for a Keras `Dense` kernel `[in, out]` the weights that leave one
-    input unit, the paper's column. Rows shorter than `min_column_size` are merged, longer ones
-    than `max_column_size` are cut into equal pieces of whole 32-bit words of codes.
+    A row is the innermost axis. In a Keras `Dense` kernel `[in, out]` it holds the weights that
+    leave one input unit, which the paper calls a column. Rows shorter than `min_column_size` are
+    merged. Rows longer than `max_column_size` are cut into equal pieces of whole 32-bit words of
+    codes.
 
     >>> column_cut((2048, 9304), min_column_size=64, max_column_size=512)
     (9304, 512)
     >>> column_cut((3, 3, 16, 24), min_column_size=64, max_column_size=512)
     (72, 72)
     """
-    row_size = max(1, shape[-1])  # an empty tensor has no rows, of whatever size
+    row_size = max(1, shape[-1])  # an empty tensor has no rows, so any size does
     if row_size > max_column_size:
         pieces = _ceil_div(row_size, max_column_size)
         return row_size, CODES_PER_WORD * _ceil_div(_ceil_div(row_size, pieces), CODES_PER_WORD)
@@ -40,24 +41,25 @@ def column_cut(shape, min_column_size, max_column_size):
 
 
 class Layout:
-    """The columns and shards of a list of gradients, and the message of a shard.
+    """Columns and shards of a list of gradients, and the size of a shard's message.
 
     A message is a run of 32-bit words: `[flag | levels | codes | plain values]`. It has the same
-    length for every shard; the message of the second stage ends before the plain values.
+    length for every shard. The message of the second stage ends before the plain values.
 
     Args:
         cuts: list with one entry per gradient: `(size, row_size, column_size)` in values, with
             `column_size=0` for a plain tensor.
-        world_size: number of workers, and so of shards.
+        world_size: number of workers, which is also the number of shards.
 
     Attributes:
         size: number of values in columns; the size of the worker's residual.
         plain_size: number of values that travel in full precision.
         num_columns: number of columns.
-        shard_starts: `[world_size + 1]`; shard k is the columns from `shard_starts[k]` to
-            `shard_starts[k + 1]`, balanced to within one column.
+        shard_starts: `[world_size + 1]`; shard k has the columns from `shard_starts[k]` up to, but
+            not including, `shard_starts[k + 1]`. Shards are balanced to within one column.
         shard_sizes: `[world_size]`; number of values in each shard.
-        worker_message_bytes, shard_message_bytes: of one message of the first and second stage.
+        worker_message_bytes, shard_message_bytes: size of one message of the first and the second
+            stage.
 
     Example:
         >>> layout = Layout([(4096, 64, 64), (64, 0, 0)], world_size=2)
@@ -76,7 +78,7 @@ class Layout:
         self.size = int(counts.sum())
         self.code_words = int(words.sum())
         self.plain_size = sum(self.sizes) - self.size
-        # A shard ends at the column boundary that is nearest to its share of the code words.
+        # A shard ends at the column boundary nearest to its equal share of the code words.
         ends = np.concatenate([[0], np.cumsum(words)])
         shares = ends[-1] * np.arange(1, world_size) / world_size
         right = np.searchsorted(ends, shares)
@@ -90,7 +92,7 @@ class Layout:
         self._shard_words = int(np.diff(ends[bounds]).max())
 
     def _column_value_counts(self):
-        """Number of values of each column, in order: int64 `[num_columns]`."""
+        """Returns the number of values of each column, in order: int64 `[num_columns]`."""
         counts = [np.zeros(0, np.int64)]
         for size, row_size, column_size in zip(
             self.sizes, self.row_sizes, self.column_sizes, strict=True
@@ -105,11 +107,11 @@ class Layout:
         return np.concatenate(counts).astype(np.int64)
 
     def shard_runs(self, rank):
-        """The runs of values of one tensor each that a shard is made of, in order.
+        """Returns the runs of values that make up a shard, in order, one run per tensor.
 
         Returns:
-            List of `(tensor, size)`: the index of the tensor in the list of gradients, and how
-            many of its values are in the shard.
+            List of `(tensor, size)`: the index of the tensor in the list of gradients, and the
+            number of its values in the shard.
 
         >>> layout = Layout([(4096, 64, 64), (64, 0, 0), (4096, 64, 64)], world_size=3)
         >>> layout.shard_runs(1)
@@ -131,7 +133,7 @@ class Layout:
 
     @property
     def plain_runs(self):
-        """As `shard_runs`, of the values that travel in full precision."""
+        """Runs of the values that travel in full precision, in the form of `shard_runs`."""
         pairs = zip(self.sizes, self.column_sizes, strict=True)
         return [(i, size) for i, (size, column) in enumerate(pairs) if size and not column]
 
@@ -144,7 +146,7 @@ class Layout:
         return self.shard_message_bytes + WORD_BYTES * self.plain_size
 
     def attributes(self):
-        """The layout as attributes of the compiled ops."""
+        """Returns the layout as attributes of the compiled ops."""
         return {
             "sizes": self.sizes,
             "row_sizes": self.row_sizes,
@@ -154,5 +156,5 @@ class Layout:
 
 
 def plain_cut(shape):
-    """The entry of `Layout`'s `cuts` for a tensor that travels in full precision."""
+    """Returns the entry of `Layout`'s `cuts` for a tensor that travels in full precision."""
     return math.prod(shape), 0, 0

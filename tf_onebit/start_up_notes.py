@@ -1,4 +1,4 @@
-"""Notes that TensorFlow's libraries write while they are loaded, at any TF_CPP_MIN_LOG_LEVEL."""
+"""Notes that TensorFlow's libraries write when loaded, despite TF_CPP_MIN_LOG_LEVEL."""
 
 import contextlib
 import os
@@ -13,15 +13,15 @@ _NOTE = re.compile(
 
 
 def is_start_up_note(line):
-    """Tells whether a line, bytes, is a note that every start writes, and no error."""
+    """Tells whether a line (bytes) is a note of every start, and not an error."""
     return _NOTE.match(line) is not None
 
 
 @contextlib.contextmanager
 def without_start_up_notes():
-    """Leaves them out of standard error while TensorFlow is imported.
+    """Removes start-up notes from standard error within a context that imports TensorFlow.
 
-    A process of its own looks at the lines: none is lost if this one crashes.
+    A child process filters the lines, so that no line is lost if this process crashes.
     """
     if "tensorflow" in sys.modules:
         yield

@@ -1,29 +1,29 @@
-"""Control of minibatch size and learning rate: rules of decision, free of frameworks.
+"""Decision rules for minibatch size and learning rate, without Keras or TensorFlow.
 
 Minibatch size (Seide et al. 2014, Interspeech, section 4; ICASSP, section 4): at any time there is
-a size up to which training converges as well as with smaller ones, per sample. It grows while a
-model matures. It is found by trying sizes on the samples to come.
+a largest size with which training converges as well per sample as with smaller ones. It grows as
+the model matures. Trials on the next samples find it.
 
-Learning rate (ICASSP, section 4): halved when the accuracy on held-out data grows slowly; when it
-drops, the model is taken back to its best as well.
+Learning rate (ICASSP, section 4): it is halved when the accuracy on held-out data grows slowly.
+When the accuracy drops, the model also goes back to its best state.
 """
 
 import dataclasses
 import math
 
-# A momentum of 0.9 remembers ten updates; what a size does to a model hardly shows in fewer.
+# A momentum of 0.9 remembers ten updates. Fewer updates hardly show the effect of a size.
 _LEAST_UPDATES_OF_TRIAL = 10
 
 
 def higher_is_better(monitor, mode="auto"):
-    """Whether a criterion is to grow, as an accuracy is, and not to shrink, as a loss.
+    """Tells whether a criterion should grow, like an accuracy, or shrink, like a loss.
 
     Args:
-        monitor: its name in Keras' logs.
-        mode: "min", "max", or "auto": by its name.
+        monitor: name of the criterion in Keras' logs.
+        mode: "min", "max", or "auto" to decide by the name.
 
     Raises:
-        ValueError: for another mode, or a name that does not tell.
+        ValueError: if the mode is unknown, or "auto" cannot decide by the name.
 
     Example:
         >>> higher_is_better("sparse_categorical_accuracy")
@@ -44,11 +44,11 @@ def higher_is_better(monitor, mode="auto"):
 
 
 def least_steps_of_trial(accumulated, delay):
-    """How many minibatches a trial must have to tell something.
+    """Returns the minimum number of minibatches of a trial.
 
     Args:
-        accumulated: number of minibatches of an update.
-        delay: number of updates by which gradients are late.
+        accumulated: number of minibatches per update.
+        delay: number of updates by which gradients are delayed.
 
     Example:
         >>> least_steps_of_trial(accumulated=1, delay=0), least_steps_of_trial(8, 1)
@@ -58,23 +58,23 @@ def least_steps_of_trial(accumulated, delay):
 
 
 def sizes_to_try(last, min_size, max_size, multiple):
-    """Minibatch sizes from half the last to twice of it, in steps of sqrt(2).
+    """Returns minibatch sizes from half to twice the last size, in steps of sqrt(2).
 
-    Each is rounded to the nearest multiple that is no more than twice the last, and brought into
-    the range from `min_size` to `max_size`. Where all of them are larger than the last, that is
-    the smallest, to hold them against.
+    Each is rounded to the nearest multiple that is at most twice the last size, and clipped to the
+    range from `min_size` to `max_size`. If all of them are larger than the last size, it is added
+    for comparison.
 
     Args:
-        last: number of samples of a minibatch until now.
-        min_size: least number of samples, a multiple.
-        max_size: greatest number of samples.
-        multiple: what sizes are multiples of.
+        last: number of samples in the last minibatches.
+        min_size: smallest number of samples, which is rounded up to a multiple.
+        max_size: largest number of samples.
+        multiple: number of which all sizes are multiples.
 
     Returns:
         List of ints, ascending.
 
     Raises:
-        ValueError: if the range has no multiple, or none up to twice the last.
+        ValueError: if the range has no multiple, or no multiple up to twice the last size.
 
     Example:
         >>> sizes_to_try(256, min_size=64, max_size=448, multiple=64)
@@ -105,16 +105,16 @@ def sizes_to_try(last, min_size, max_size, multiple):
 
 
 class SizeSearch:
-    """Finds the largest minibatch size that costs no accuracy.
+    """Search for the largest minibatch size that costs no accuracy.
 
-    Sizes are tried in ascending order. The first, the smallest, says what can be had. A later one
-    fails if its criterion is worse than that by more than `error_margin`, relatively, or not
-    finite. Larger ones than that are not tried.
+    Sizes are tried in ascending order. The criterion of the first, smallest size is the reference.
+    A later size fails if its criterion is not finite, or worse than the reference by more than
+    `error_margin`, relatively. Sizes above a failed one are not tried.
 
     Args:
         sizes: list of ints, ascending.
-        error_margin: relative: 0.01 is 1 %.
-        higher_is_better: whether the criterion is to grow.
+        error_margin: relative margin: 0.01 is 1 %.
+        higher_is_better: whether the criterion should grow.
 
     Attributes:
         trials: list of (size, criterion).
@@ -135,19 +135,19 @@ class SizeSearch:
 
     @property
     def next_size(self):
-        """The size to try next, or None."""
+        """Next size to try, or None."""
         tried = len(self.trials)
         if tried == len(self._sizes) or (tried and not self._is_feasible(self.trials[-1][1])):
             return None
         return self._sizes[tried]
 
     def add(self, criterion):
-        """Notes what came of trying `next_size`."""
+        """Records the criterion of a trial of `next_size`."""
         self.trials.append((self.next_size, float(criterion)))
 
     @property
     def best(self):
-        """The size to go on with: if all have failed the smallest, which is the safest."""
+        """Largest size that has not failed. If all have failed, the smallest as the safest."""
         feasible = [size for size, criterion in self.trials if self._is_feasible(criterion)]
         return feasible[-1] if feasible else self._sizes[0]
 
@@ -164,10 +164,10 @@ class SizeSearch:
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """What to do after an evaluation.
+    """Decision after an evaluation.
 
     Attributes:
-        keep: whether this model is the best so far, to be kept.
+        keep: whether to keep this model as the best so far.
         revert: whether to go back to the best model.
         reduce: whether to reduce the learning rate.
         stop: whether to end training.
@@ -181,7 +181,7 @@ class Decision:
 
 @dataclasses.dataclass
 class LearningRateControl:
-    """When to reduce the learning rate, by a criterion on held-out data.
+    """Rule that reduces the learning rate by a criterion on held-out data.
 
     | criterion against the best so far | model | learning rate |
     |---|---|---|
@@ -189,16 +189,18 @@ class LearningRateControl:
     | better by less, or equal ("grew slowly") | kept | reduced |
     | worse ("dropped"), or not finite | back to the best | reduced |
 
-    The first best is the model as it begins.
+    The first best model is the initial one.
 
     Attributes:
-        min_improvement: relative to the best: 0.01 is 1 %.
-        higher_is_better: whether the criterion is to grow.
-        continue_reduce: whether, once it was reduced, it is reduced after every evaluation.
-        patience: stop after so many evaluations in a row without a `min_improvement`, or None.
-        best: the best criterion so far, or None.
-        reduced: whether the learning rate has been reduced by now.
-        waited: number of evaluations, in a row, without a `min_improvement`.
+        min_improvement: improvement relative to the best: 0.01 is 1 %.
+        higher_is_better: whether the criterion should grow.
+        continue_reduce: whether every evaluation after the first reduction reduces the learning
+            rate again.
+        patience: number of successive evaluations without a `min_improvement` after which
+            training stops, or None.
+        best: best criterion so far, or None.
+        reduced: whether the learning rate has been reduced.
+        waited: number of successive evaluations without a `min_improvement`.
 
     Example:
         >>> control = LearningRateControl(0.01, higher_is_better=True)
@@ -216,15 +218,15 @@ class LearningRateControl:
     waited: int = 0
 
     def begin(self, criterion):
-        """Notes the criterion of the model as it begins, which any finite one beats if it is not.
+        """Records the criterion of the initial model. Any finite one beats it if it is not finite.
 
-        Without it the first evaluation would pass for the best, even of a model that is ruined.
+        Without it the first evaluation would count as the best, even for a ruined model.
         """
         if math.isfinite(criterion):
             self.best = criterion
 
     def decide(self, criterion):
-        """The `Decision` after an evaluation."""
+        """Returns the `Decision` after an evaluation."""
         finite = math.isfinite(criterion)
         improved = dropped = False
         if finite and self.best is None:
@@ -244,7 +246,9 @@ class LearningRateControl:
 
 
 def reduced_rate(learning_rate, factor, min_learning_rate):
-    """The learning rate times a factor below 1, but no less than the least, or what it was.
+    """Returns the learning rate times a factor below 1, but at least `min_learning_rate`.
+
+    A learning rate that is already below `min_learning_rate` stays unchanged.
 
     Example:
         >>> reduced_rate(0.1, 0.5, 0.0), reduced_rate(0.1, 0.5, 0.08), reduced_rate(0.1, 0.5, 0.2)

@@ -12,7 +12,7 @@ def is_number(value, least=-math.inf, below=math.inf):
 
 
 def is_whole(value, least):
-    """Tells whether a value is a whole number of at least `least`, and not a boolean."""
+    """Tells whether a value is a whole number, at least `least`, and not a boolean."""
     return isinstance(value, numbers.Integral) and is_number(value, least)
 
 
@@ -20,8 +20,8 @@ def number_of_samples(name, value):
     """Checks a number of samples, and returns it as int.
 
     Args:
-        name: of the argument, for the error.
-        value: what was given.
+        name: name of the argument, for the error.
+        value: given value.
 
     Raises:
         ValueError: if it is not a positive whole number.
@@ -40,7 +40,7 @@ def number_of_samples(name, value):
 def time_constant_in_samples(value):
     """Checks a time constant, and returns it as float.
 
-    It is a number of samples, not necessarily whole.
+    It is a number of samples, which may have a fraction.
 
     Raises:
         ValueError: if it is not positive.

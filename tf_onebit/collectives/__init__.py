@@ -1,4 +1,4 @@
-"""Who carries messages between workers: requests, and the drivers that answer them."""
+"""Collectives between workers: requests, and the engines that answer them."""
 
 from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, Broadcast, Cond
 

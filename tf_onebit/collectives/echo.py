@@ -1,4 +1,4 @@
-"""Answers of workers that all send the same: what an exchange is run by without anybody else."""
+"""Echo: runs an exchange without other workers, as if all workers sent the same."""
 
 import tensorflow as tf
 
@@ -6,15 +6,15 @@ from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, Cond
 
 
 def run(generator, world_size, note=lambda request: None):
-    """Runs the exchange of one worker, whose messages come back as those of the others.
+    """Runs the exchange of one worker, and answers as if all workers sent the same messages.
 
     Args:
-        generator: exchange of a worker of `world_size`.
+        generator: exchange of one of `world_size` workers.
         world_size: number of workers.
-        note: function that is called with each request but `Cond`. Of a branch, `then` is run.
+        note: function that is called with each request except `Cond`, of which `then` is run.
 
     Returns:
-        What the generator returned.
+        The return value of the generator.
     """
     answer = None
     while True:
@@ -30,7 +30,7 @@ def run(generator, world_size, note=lambda request: None):
 
 
 def answer_to(request, world_size):
-    """Returns the answer to a request if all workers ask with the same tensors."""
+    """Returns the answer to a request if all workers send the same tensors."""
     if isinstance(request, AllToAll):
         return tf.stack([request.tensor[0]] * world_size)
     if isinstance(request, AllGather):

@@ -1,4 +1,4 @@
-"""What carries the messages of the workers that run in this process."""
+"""Engine: carries the messages of the workers that run in this process."""
 
 import tensorflow as tf
 
@@ -8,12 +8,12 @@ from tf_onebit.framework_internals.tf_variables import plain_variables
 
 
 class Engine:
-    """The workers of a job that run in this process, and who carries their messages.
+    """Carrier of the messages of the workers in this process.
 
     Attributes:
-        world_size: number of workers of the job.
-        ranks: list of the ranks of those in this process: one of them, or all.
-        members: sequence: by rank, what rank a worker has among all of the job.
+        world_size: number of workers of the engine.
+        ranks: list of the ranks of the workers in this process: one of them, or all.
+        members: sequence from each rank to the worker's rank among all workers of the job.
         whereabouts: `Whereabouts` of this process.
     """
 
@@ -26,34 +26,34 @@ class Engine:
         return range(self.world_size)
 
     def run(self, generators):
-        """Runs the exchanges of `ranks`, in that order.
+        """Runs the exchanges of the workers `ranks`, in that order.
 
         Returns:
-            List of what each generator returned.
+            List of the generators' return values.
         """
         raise NotImplementedError(f"{type(self).__name__} must define run.")
 
     def meet(self, generators, occasion="", detail=""):
-        """Runs exchanges between two steps, in eager mode, where all workers of the job must come.
+        """Runs exchanges in eager mode, between two steps; all workers of the job must come.
 
         Args:
-            generators: as of `run`.
+            generators: see `run`.
             occasion, detail: see `Whereabouts.meet`.
 
         Raises:
-            RuntimeError: if one is at another place, or trains on.
+            RuntimeError: if a worker is at another place, or continues to train.
         """
         self.whereabouts.meet(occasion, detail)
         with self.whereabouts.naming_who_left():
             return self.run(generators)
 
     def place(self, index):
-        """Context in which the state of worker `ranks[index]` is created."""
+        """Returns a context in which to create the state of worker `ranks[index]`."""
         return plain_variables()
 
 
 class ProcessEngine(Engine):
-    """One worker in this process. Subclasses define how each of its requests is carried."""
+    """Engine with one worker in this process. Subclasses define how to carry each request."""
 
     def run(self, generators):
         (generator,) = generators
@@ -62,14 +62,14 @@ class ProcessEngine(Engine):
     def run_one(self, generator):
         """Runs the exchange of this worker, and answers its requests.
 
-        Works in eager mode and while a `tf.function` is traced, where every request becomes ops
-        of the graph.
+        It works in eager mode, and while a `tf.function` is traced. There every request becomes
+        ops of the graph.
 
         Args:
             generator: the exchange of this worker.
 
         Returns:
-            What the generator returned.
+            The return value of the generator.
         """
         answer = None
         while True:

@@ -1,4 +1,4 @@
-"""Horovod's collectives: one process per worker."""
+"""HorovodEngine: Horovod's collectives, with one process per worker."""
 
 import contextlib
 import functools
@@ -20,24 +20,24 @@ from tf_onebit.framework_internals.tf_variables import on_device, plain_variable
 
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.005, 0.5
 _SECONDS_TO_ANSWER = 10
-# The environment variable that says how many seconds workers wait for each other.
+# Environment variable with the number of seconds that workers wait for each other.
 STALL_LIMIT = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
 _RENDEZVOUS = "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"
 
-# What Horovod's collectives all carry: no bfloat16.
+# The types that all of Horovod's collectives carry: no bfloat16.
 _CARRIED = frozenset(
     [tf.float16, tf.float32, tf.float64, tf.uint8, tf.int8, tf.int32, tf.int64],
 )
 
 
 class HorovodEngine(ProcessEngine):
-    """One process per worker, connected by Horovod.
+    """Engine of one worker per process, connected by Horovod.
 
-    Horovod matches collectives by name, so a name must be in use once at a time. An exchange that
-    runs several times in a graph has the same names: each run waits for the one before.
+    Horovod matches collectives by name, so a name may be in use only once at a time. An exchange
+    that runs several times in a graph uses the same names. So each run waits for the one before.
 
     Args:
-        process_set: the workers, of which this process is one. Default: all of the job.
+        process_set: set of the workers, which includes this process. Default: all of the job.
         device: name of the device that carries messages. Default: Horovod's choice.
     """
 
@@ -56,8 +56,8 @@ class HorovodEngine(ProcessEngine):
         if self._turn is None:
             with tf.init_scope(), plain_variables("CPU:0"):
                 self._turn = tf.Variable(0, trainable=False)
-        # TensorFlow runs what changes a variable in the order of the program, across functions and
-        # branches. So no run begins before the one traced before it has ended.
+        # TensorFlow runs the ops that change a variable in program order, across functions and
+        # branches. So a run begins only after the run traced before it has ended.
         with tf.control_dependencies([self._turn.assign_add(1)]):
             results = super().run(generators)
         answers = tf.nest.flatten(results, expand_composites=True)
@@ -78,12 +78,12 @@ class HorovodEngine(ProcessEngine):
         return [self.members.index(hvd.rank())]
 
     def meet(self, generators, occasion="", detail=""):
-        # A part of the workers meets without the others.
+        # A group of the workers meets without the others, and so without `Whereabouts`.
         is_whole = self._process_set is None
         return super().meet(generators, occasion, detail) if is_whole else self.run(generators)
 
     def by_node(self):
-        """The engines of the workers on this node, and of the nodes, each as one worker."""
+        """Returns two engines: of the workers on this node, and of the nodes as workers."""
         nodes = _nodes(self)
         within = [HorovodEngine(_process_set(node)) for node in nodes]
         leaders = _process_set(tuple(node[0] for node in nodes))
@@ -97,8 +97,8 @@ class HorovodEngine(ProcessEngine):
         return self._carry(hvd.allgather, request.tensor, request.name)
 
     def _all_reduce(self, request):
-        # What Horovod sums together, and so in what order, depends on what is ready; and what goes
-        # over the wire as another type is no sum.
+        # Horovod fuses the tensors that are ready, and so may add in another order in each run.
+        # And it cannot add values that travel as another type.
         dtypes = {tensor.dtype for tensor in request.tensors}
         floating = any(dtype.is_floating for dtype in dtypes)
         if not dtypes <= _CARRIED or (self.world_size > 2 and floating):
@@ -113,8 +113,9 @@ class HorovodEngine(ProcessEngine):
         return self._carry(hvd.broadcast, tensor, name, root_rank=self.members[root])
 
     def _carry(self, collective, tensor, name, **options):
-        # Keras numbers the scopes of optimizers, and workers need not have made equally many.
-        # Horovod ignores a scope by cutting the name after its last slash.
+        # The scope is ignored: Keras numbers the scopes of optimizers, and workers may have created
+        # different numbers of them. Horovod then cuts a name after its last slash, so names must
+        # have none.
         options |= {"name": name.replace("/", "."), "ignore_name_scope": True}
         if self._process_set is not None:
             options["process_set"] = self._process_set
@@ -124,7 +125,7 @@ class HorovodEngine(ProcessEngine):
 
 
 class _BetweenNodes(ProcessEngine):
-    """The nodes of a job, each a worker: their first processes meet, and tell the others.
+    """Engine of a job's nodes, each one worker. First processes communicate for their nodes.
 
     Every process of a node runs the same generator with the same state, so that all keep it.
     """
@@ -155,12 +156,17 @@ class _BetweenNodes(ProcessEngine):
         return self._forwarded(Broadcast([tensor], root, name), [tensor])[0]
 
     def _forwarded(self, request, like):
-        """The answer that the first process of this node gets; tensors `like` it elsewhere."""
+        """Returns the leaders' answer to a request, broadcast to all processes of this node.
+
+        Args:
+            request: the request.
+            like: list of tensors with the answer's shapes and dtypes.
+        """
         if self._leaders is not None:
             answer = self._leaders.run_one(_as_list(request))
         else:
-            # Not constants: TensorFlow would run their collectives to optimize the graph, and, of
-            # those with the same constant, keep one; other processes have no constants there.
+            # Constants would not do. TensorFlow would run their collectives while it optimizes the
+            # graph, and merge those with the same constant, unlike on the first process.
             answer = [tf.raw_ops.Empty(shape=tf.shape(t), dtype=t.dtype) for t in like]
         if self._within.world_size == 1:
             return answer
@@ -168,23 +174,23 @@ class _BetweenNodes(ProcessEngine):
 
 
 def _as_list(request):
-    """Generator of one request. Returns its answer as a list of tensors."""
+    """Generator: makes one request, and returns its answer as a list of tensors."""
     answer = yield request
     return answer if isinstance(request, AllReduce | Broadcast) else [answer]
 
 
 def run(generator):
-    """`HorovodEngine().run_one(generator)`."""
+    """Runs `HorovodEngine().run_one(generator)`."""
     return HorovodEngine().run_one(generator)
 
 
 def meet(generator):
-    """`HorovodEngine().meet` for the generator of this worker."""
+    """Runs `HorovodEngine().meet` for the generator of this worker."""
     return HorovodEngine().meet([generator])[0]
 
 
 def _nodes(engine):
-    """The ranks on each node: tuples, of which Horovod gives consecutive numbers to each."""
+    """Returns the ranks on each node: list of tuples of consecutive numbers."""
     request = AllGather(tf.constant([hvd.local_rank()]), "tf_onebit/nodes")
     local_ranks = engine.run_one(_as_list(request))[0].numpy().tolist()
     nodes = []
@@ -201,11 +207,11 @@ def _nodes(engine):
 
 
 class _RendezvousBoard(Board):
-    """Kept by the launcher of a job whose processes find each other by Gloo."""
+    """Board in the launcher of a job whose processes find each other by Gloo."""
 
     def __init__(self, address, port):
         self._folder = f"http://{address}:{port}/tf_onebit"
-        # Horovod's own requests take no way over a proxy, either.
+        # No proxy, as in Horovod's own requests.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def leave(self, key, text):
@@ -223,7 +229,7 @@ class _RendezvousBoard(Board):
             self._ask("DELETE", key)
 
     def _ask(self, method, key, data=None):
-        """The answer of the launcher, or None where there is no note."""
+        """Returns the answer of the launcher, or None if there is no such note."""
         url = f"{self._folder}/{key.replace('/', '.')}"
         request = urllib.request.Request(url, data, method=method)
         try:

@@ -1,4 +1,4 @@
-"""N workers inside one program: simulation, tests, several local devices."""
+"""LockstepEngine: all workers in one program, for simulation, tests and several local devices."""
 
 import tensorflow as tf
 
@@ -9,7 +9,7 @@ from tf_onebit.framework_internals.tf_variables import on_device, plain_variable
 
 
 class LockstepEngine(Engine):
-    """All workers in this program, each on a device of its own.
+    """Engine of all workers in this program, each on a device of its own.
 
     Args:
         devices: list of the devices' names, in the order of ranks.
@@ -35,10 +35,10 @@ def run(generators, devices=None):
         devices: list; entry k is the device of rank k. Default: TensorFlow chooses.
 
     Returns:
-        List of what each generator returned.
+        List of the generators' return values.
 
     Raises:
-        RuntimeError: if workers ask for different collectives.
+        RuntimeError: if workers request different collectives.
 
     Example:
         >>> def total(rank):
@@ -80,14 +80,13 @@ def _answer(requests, devices):
     if isinstance(first, AllReduce):
         columns = zip(*(request.tensors for request in requests), strict=True)
         sums = [added_in_order(column) for column in columns]
-        # Not rounded to float32, the default, on its way to the tensors' type.
+        # In float64: the default, float32, would round it before the cast to the tensors' type.
         scale = tf.constant(first.scale, tf.float64)
         return [[total * tf.cast(scale, total.dtype) for total in sums]] * world_size
     if isinstance(first, Broadcast):
         return [list(requests[first.root].tensors)] * world_size
     if isinstance(first, Cond):
-        # One branch for all workers: they agree on the predicate, and only so can they
-        # communicate inside it.
+        # One branch for all workers: they have the same predicate, and must communicate inside.
         def branch(side):
             return lambda: run([getattr(request, side)() for request in requests], devices)
 

@@ -1,19 +1,19 @@
-"""An all-reduce with the same bits on every engine and in every run."""
+"""All-reduce with the same bits on every engine and in every run."""
 
 import tensorflow as tf
 
 from tf_onebit.collectives.requests import AllGather, AllToAll
 
-# Smaller sums take one collective instead of two, for more bytes.
+# Up to this size one collective is used instead of two, although it sends more bytes.
 _SMALL_SIZE = 1024
 
 
 def ordered_sum(request, world_size):
-    """Generator: answers an `AllReduce` by other requests, adding in the order of ranks.
+    """Generator: answers an `AllReduce` by other requests, and adds in the order of ranks.
 
-    A ring adds every part of a tensor in another order, and where the parts lie may depend on
-    what else is under way. This sends as many bytes: every worker adds up one part and hands it
-    to the others.
+    A ring adds each part of a tensor in another order. The borders of the parts may depend on
+    other tensors that are under way. Here every worker adds up one part and sends it to the
+    others, which takes as many bytes as a ring.
     """
     totals = [None] * len(request.tensors)
     for dtype in dict.fromkeys(tensor.dtype for tensor in request.tensors):
@@ -29,10 +29,10 @@ def ordered_sum(request, world_size):
 
 
 def added_in_order(terms):
-    """The sum of tensors, added one after another.
+    """Returns the sum of tensors, added one after another.
 
-    `tf.add_n` starts with any of them, whose memory can be reused. And TensorFlow joins sums with
-    those that made their terms, in an order of its own, unless there is something in between.
+    `tf.add_n` may begin with any term whose memory can be reused. TensorFlow also merges nested
+    sums into one, in an order of its own. The snapshots between the additions prevent that.
 
     bfloat16, with its 8 bits of precision, is added up in float32.
     """

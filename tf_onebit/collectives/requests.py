@@ -1,8 +1,8 @@
-"""The collectives that an exchange can ask for: plain data.
+"""Requests: the collectives that an exchange can ask for, as plain data.
 
-An exchange is written as a generator, from one worker's point of view. It yields a request and
-is sent the answer; a driver (`lockstep`, `horovod`) decides how. Every worker yields the same
-requests in the same order.
+An exchange is a generator, written from one worker's point of view. It yields a request, and
+receives the answer. An engine (`lockstep`, `horovod`) decides how to carry it. Every worker
+yields the same requests in the same order.
 """
 
 import dataclasses
@@ -12,7 +12,10 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class AllToAll:
-    """Row k of `tensor` `[world_size, ...]` goes to rank k. Answer: row k came from rank k."""
+    """All-to-all of `tensor` `[world_size, ...]`, whose row k goes to rank k.
+
+    The answer has the same shape, and its row k came from rank k.
+    """
 
     tensor: Any
     name: str
@@ -20,11 +23,11 @@ class AllToAll:
 
 @dataclasses.dataclass(frozen=True)
 class AllGather:
-    """Answer: the workers' tensors, joined along axis 0 in the order of ranks.
+    """All-gather, which joins the workers' tensors along axis 0 in the order of ranks.
 
-    Their shapes are the same, but for the first dimension if it is `uneven`. A shape that changes
-    from step to step must be one of few: then `variant` says which, as an int32 scalar from 0 to
-    127 that is the same on all workers.
+    All workers' shapes are the same. With `uneven` their first dimensions may differ. A shape that
+    changes from step to step must be one of a few. Then `variant` says which: an int32 scalar from
+    0 to 127, the same on all workers.
     """
 
     tensor: Any
@@ -35,7 +38,7 @@ class AllGather:
 
 @dataclasses.dataclass(frozen=True)
 class AllReduce:
-    """Answer: for each of `tensors`, `scale` times the sum over the workers."""
+    """All-reduce, which returns `scale` times the sum over the workers for each of `tensors`."""
 
     tensors: list
     name: str
@@ -44,7 +47,7 @@ class AllReduce:
 
 @dataclasses.dataclass(frozen=True)
 class Broadcast:
-    """Answer: for each of `tensors`, that of rank `root`."""
+    """Broadcast of the `tensors` of rank `root`, which all workers receive."""
 
     tensors: list
     root: int
@@ -53,9 +56,9 @@ class Broadcast:
 
 @dataclasses.dataclass(frozen=True)
 class Cond:
-    """A branch that communicates. Answer: what the chosen generator returns.
+    """Branch that communicates, answered by the return value of the chosen generator.
 
-    `predicate` is a boolean tensor, the same on all workers. `then` and `otherwise` make
+    `predicate` is a boolean tensor, the same on all workers. `then` and `otherwise` create
     generators that return the same structure of tensors.
     """
 
@@ -65,11 +68,11 @@ class Cond:
 
 
 def sent_bytes(request, size_bytes, world_size):
-    """Returns the kind of a request, and the bytes of its tensors that each worker sends.
+    """Returns the kind of a request, and the bytes that each worker sends for it.
 
     Args:
         request: `AllToAll`, `AllGather` or `AllReduce`.
-        size_bytes: bytes of its tensors: int, or int tensor.
+        size_bytes: size of its tensors in bytes: int or int tensor.
         world_size: number of workers.
     """
     others = world_size - 1
@@ -83,17 +86,17 @@ def sent_bytes(request, size_bytes, world_size):
 
 
 def all_reduce_bytes(size_bytes, world_size):
-    """Returns what each worker sends in an all-reduce of so many bytes."""
+    """Returns the bytes that each worker sends in an all-reduce of `size_bytes` bytes."""
     return 2 * (world_size - 1) * size_bytes // world_size
 
 
 def tensors_of(request):
-    """Returns the tensors that a worker sends by a request: list."""
+    """Returns the tensors of a request: list."""
     return list(request.tensors) if isinstance(request, AllReduce) else [request.tensor]
 
 
 def with_tensors(request, tensors):
-    """Returns the same request for other tensors."""
+    """Returns the same request with other tensors."""
     if isinstance(request, AllReduce):
         return dataclasses.replace(request, tensors=tensors)
     (tensor,) = tensors
@@ -101,14 +104,14 @@ def with_tensors(request, tensors):
 
 
 def one_request(request):
-    """Generator of one request. Returns its answer."""
+    """Generator: makes one request, and returns its answer."""
     return (yield request)
 
 
 def tap_requests(generator, note):
     """Generator: passes on the requests of another, and calls `note` with each of them.
 
-    `note` is called with the requests within the branches of a `Cond`, and not with the `Cond`.
+    `note` gets the requests within the branches of a `Cond`, but not the `Cond` itself.
     """
 
     def noted(request):
@@ -122,8 +125,8 @@ def map_requests(generator, answer_of):
     """Generator: replaces the requests of another, also in the branches of a `Cond`.
 
     Args:
-        generator: makes the requests.
-        answer_of: function from a request, other than a `Cond`, to a generator that yields other
+        generator: generator of the requests.
+        answer_of: function from a request, never a `Cond`, to a generator. That yields other
             requests in its place, and returns the answer.
     """
 

@@ -1,4 +1,4 @@
-"""TensorFlow's own collectives: one process per worker."""
+"""TensorFlowEngine: TensorFlow's own collectives, with one process per worker."""
 
 import itertools
 
@@ -9,10 +9,11 @@ from tf_onebit.collectives.ordered_sum import ordered_sum
 from tf_onebit.collectives.wire_types import from_wire, to_wire
 from tf_onebit.framework_internals.tf_variables import plain_variables
 
-# What TensorFlow's collectives all carry. NCCL and processors alike: no bfloat16, no bytes.
+# The types that all of TensorFlow's collectives carry, with NCCL and on CPUs: no bfloat16, no
+# bytes.
 CARRIED = frozenset([tf.float16, tf.float32, tf.float64, tf.int32, tf.int64])
 
-# tf.distribute counts its own instance keys up from 100, in the same groups.
+# tf.distribute counts its own instance keys from 100 up, in the same groups.
 _FIRST_KEY = 1 << 29
 # Tensors of unknown length are padded to one of these many lengths per factor of two.
 _LENGTHS_PER_OCTAVE = 4
@@ -21,28 +22,28 @@ _KEYS_PER_NAME = 2 * 32 * _LENGTHS_PER_OCTAVE
 
 
 class TensorFlowEngine(ProcessEngine):
-    """One process per worker, connected by the collectives of a TensorFlow cluster.
+    """Engine of one worker per process, connected by the collectives of a TensorFlow cluster.
 
-    A collective has two instance keys, which take turns, for good: for its name and shape, in
-    every step and every trace. So several steps may run in one loop of a graph, and nothing
-    accumulates. One key would not do: the fastest worker could use it again while others are
-    still at it. But when it comes to use the first again, all are through with that.
+    Each collective, known by its name and shape, has two permanent instance keys that take turns.
+    It uses them in every step and every trace. So several steps may run in one loop of a graph,
+    and no keys accumulate. With one key the fastest worker could use it again while others still
+    wait for it. With two, all workers have finished with the first before its next use.
 
-    Each collective has an ordering token of its own: without one, or with a common one, they
-    would run one after another in the order of tracing, and no bucket would overlap another. NCCL
-    needs that order, which is the same on all workers. A token is on the worker's device: where it
-    is, a collective runs.
+    Each collective has its own ordering token. Without a token, or with a common one, collectives
+    run one after another in the order of tracing, and buckets cannot overlap. NCCL needs that
+    order, which is the same on all workers. A token lies on the worker's device, because a
+    collective runs on the device of its token.
 
     Args:
-        rank: of this worker.
+        rank: rank of this worker.
         world_size: number of workers.
-        device: name of the device of this worker that takes part.
-        group_key: of the group of these devices, as in `tf.distribute`.
+        device: name of this worker's device that takes part.
+        group_key: key of the group of these devices, as in `tf.distribute`.
         implementation: "auto", "ring" or "nccl".
-        whereabouts: `Whereabouts` of this process. Default: it tells nobody.
+        whereabouts: `Whereabouts` of this process. Default: it tells no other process.
 
     Raises:
-        RuntimeError: unless each rank answers once.
+        RuntimeError: if the workers' ranks are not all different.
     """
 
     def __init__(
@@ -67,7 +68,10 @@ class TensorFlowEngine(ProcessEngine):
             self._find_places()
 
     def _find_places(self):
-        """TensorFlow sorts the names of devices as text: task 10 comes before task 2."""
+        """Finds the place of each rank in TensorFlow's order of devices.
+
+        TensorFlow sorts the names of devices as text: task 10 comes before task 2.
+        """
         with tf.init_scope():
             rank_at = self._gather_rows(tf.constant(self.ranks), "tf_onebit/places").numpy().ravel()
         if sorted(rank_at) != list(range(self.world_size)):
@@ -105,7 +109,7 @@ class TensorFlowEngine(ProcessEngine):
     def _all_gather_uneven(self, tensor, name):
         length = tf.shape(tensor)[0]
         lengths = self._gather_rows(length, f"{name}/lengths")
-        # One key carries tensors of one shape only, so a few lengths must do.
+        # A key carries tensors of one shape only, so tensors are padded to one of a few lengths.
         longest = tf.cast(tf.maximum(tf.reduce_max(lengths), 1), tf.float64)
         octaves = tf.math.log(longest) / tf.math.log(tf.constant(2.0, tf.float64))
         step = tf.math.ceil(_LENGTHS_PER_OCTAVE * octaves)
@@ -115,9 +119,9 @@ class TensorFlowEngine(ProcessEngine):
         return tf.boolean_mask(rows, tf.sequence_mask(lengths, padded_length))
 
     def _gather_rows(self, tensor, name, variant=0):
-        """The tensors of all workers, stacked in the order of ranks."""
+        """Returns the tensors of all workers, stacked in the order of ranks."""
         if tensor.shape.num_elements() == 0:
-            # TensorFlow would crash. The shape is the same on all workers.
+            # TensorFlow would crash. All workers have this shape, so all skip the collective.
             return tf.zeros([self.world_size, *tensor.shape], tensor.dtype)
         rows = self._carry(tf.raw_ops.CollectiveGatherV2, tensor[tf.newaxis], name, variant)
         rows = tf.ensure_shape(rows, [self.world_size, *tensor.shape])
@@ -132,7 +136,7 @@ class TensorFlowEngine(ProcessEngine):
             sent = tf.raw_ops.CollectiveBcastRecvV2(
                 shape=tf.shape(wire), T=wire.dtype, instance_key=key, **self._group
             )
-        # The sender would not wait, and could come around to the same key again too early.
+        # Otherwise the sender would not wait, and could use the same key again too early.
         with tf.control_dependencies([sent]):
             all_have_it = self._gather_rows(tf.constant(0), f"{name}/received")
         with tf.control_dependencies([all_have_it]):
@@ -152,9 +156,9 @@ class TensorFlowEngine(ProcessEngine):
         return from_wire(carried, tensor.dtype)
 
     def _next_key(self, name, tensor):
-        """The instance key for the next use of a collective, and its ordering token.
+        """Returns the instance key for the next use of a collective, and its ordering token.
 
-        One key carries tensors of one type and shape only.
+        A key carries tensors of one type and shape only.
         """
         channel = name, tensor.dtype, str(tensor.shape)
         if channel not in self._channels:
@@ -162,7 +166,7 @@ class TensorFlowEngine(ProcessEngine):
                 uses = tf.Variable(0, trainable=False)
             self._channels[channel] = next(self._first_keys), uses, self._new_token()
         first_key, uses, token = self._channels[channel]
-        # Not in a step that ends for want of data.
+        # A step that runs out of data must not take a turn.
         with tf.control_dependencies([tensor]):
             return first_key + uses.assign_add(1) % 2, token
 

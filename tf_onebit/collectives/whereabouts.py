@@ -1,6 +1,6 @@
-"""Places of the processes of a job in their program, so that none waits in vain for another.
+"""Places of a job's processes in their programs, so that no process waits in vain for another.
 
-A collective waits for all workers, however long, and knows nothing of why one does not come.
+A collective waits for all workers without a limit, and does not know why a worker does not come.
 """
 
 import contextlib
@@ -8,12 +8,12 @@ import time
 
 import tensorflow as tf
 
-# How long a worker between two steps waits for one that is in the midst of training, if nobody says
-# so. That one can make no step alone, so what takes so long is a callback.
+# Default limit for which a worker between two steps waits for one that is within an epoch. That one
+# can make no step alone, so only a callback can take so long.
 _SECONDS_TO_WAIT = 300
-# How long, at most, where nobody does anything between a step and the meeting.
+# Limit if workers do nothing between a step and the meeting.
 _SECONDS_TO_WAIT_AT_ONCE = 60
-# How long a busy board takes to answer.
+# Time in which even a busy board answers.
 _SECONDS_TO_ANSWER = 5
 _REMEDY = (
     "All workers must do the same, step by step: give them the same number of batches and epochs, "
@@ -22,45 +22,45 @@ _REMEDY = (
 
 
 class Board:
-    """Board for notes that the processes of a job leave for each other, beside its collectives.
+    """Board for notes between the processes of a job, apart from its collectives.
 
-    This one keeps none.
+    This base class keeps no notes.
     """
 
     def leave(self, key, text):
-        """Leaves a note for all. A key is used once.
+        """Leaves a note for all processes. Each key is used once.
 
         Raises:
-            ConnectionError: if the board is gone, because the process that kept it has ended.
+            ConnectionError: if the process that keeps the board has ended.
         """
 
     def read(self, key, seconds=0.0):
-        """Reads a note. Returns None if there is none, also after `seconds`.
+        """Returns a note, or None if there is none after `seconds`.
 
         Raises:
-            ConnectionError: as `leave`.
+            ConnectionError: if the process that keeps the board has ended.
         """
         return None
 
     def remove(self, key):
-        """Removes a note that nobody reads any more."""
+        """Removes a note that no process will read."""
 
 
 class Whereabouts:
-    """Tells the other processes of a job where this one is, and finds out where they are.
+    """Place of this process in its program, exchanged with the other processes of the job.
 
     A *pass* is once through the data that `fit` trains on. A *meeting* is a collective between
-    steps: all workers make the same ones, in the same order.
+    steps. All workers have the same meetings in the same order.
 
     Args:
-        board: `Board`. Default: one that keeps nothing.
-        rank: of this process.
-        world_size: number of processes. One alone tells nobody.
+        board: `Board`. Default: one that keeps no notes.
+        rank: rank of this process.
+        world_size: number of processes. A single process leaves no notes.
 
     Attributes:
-        are_in_step: whether workers make all steps together. Those that train apart come when they
-            come, and are waited for.
-        seconds: how long to wait for a worker that is in the midst of a pass.
+        are_in_step: whether workers make all steps together. Workers that train apart may come
+            late to a meeting, and are waited for without a limit.
+        seconds: time to wait for a worker that is within a pass.
     """
 
     def __init__(self, board=None, rank=0, world_size=1):
@@ -72,16 +72,16 @@ class Whereabouts:
         self.seconds = _SECONDS_TO_WAIT
 
     def begin_pass(self):
-        """Tells that this process begins a pass."""
+        """Announces that this process begins a pass."""
         self._passes += 1
         self._leave(f"pass_{self._passes}_begun", "")
 
     def end_pass(self):
-        """Tells that this process has made all of its steps of a pass."""
+        """Announces that this process has made all steps of a pass."""
         self._leave(f"pass_{self._passes}_ended", "")
 
     def end_fit(self, steps):
-        """Tells that this process has come to the end of a `fit`, after so many steps in all."""
+        """Announces that this process has ended a `fit`, after `steps` steps in total."""
         self._fits += 1
         self._leave(f"fit_{self._fits}_ended", str(steps))
 
@@ -89,12 +89,12 @@ class Whereabouts:
         """Waits until the next worker has come to the same meeting, before the collective itself.
 
         Args:
-            occasion: at which all come, in a few words that are the same on all.
+            occasion: occasion of the meeting in a few words, the same on all workers.
             detail: words that may differ, for an error.
-            at_once: whether all come right after a step.
+            at_once: whether all workers come directly after a step.
 
         Raises:
-            RuntimeError: if that worker does something else, or trains on.
+            RuntimeError: if the next worker does something else, or continues to train.
         """
         if self._world_size == 1 or not self.are_in_step:
             return
@@ -103,19 +103,19 @@ class Whereabouts:
         if occasion:
             place = f"{occasion}, {place}"
         self._leave(f"meeting_{self._meetings}", place)
-        # Whom the next worker waits for is its own affair.
+        # Each worker waits for the next one only, which in turn waits for its own next.
         other = (self._rank + 1) % self._world_size
         seconds = min(self.seconds, _SECONDS_TO_WAIT_AT_ONCE) if at_once else self.seconds
         try:
             theirs = self._wait_for(other, seconds, f"{place}, {detail}" if detail else place)
         except ConnectionError:
-            return  # Where the board is gone, the collective fails, or goes on without it.
+            return  # without a board, the collective itself succeeds or fails
         if theirs != place:
             self._give_up(
                 f"Worker {self._rank} is at another place than worker {other}. Here: {place}. "
                 f"There: {theirs}."
             )
-        # All have made the meeting before, so the one before that is over for all.
+        # All workers have come to the meeting before, so the meeting before that is over for all.
         self._board.remove(f"meeting_{self._meetings - 2}/{self._rank}")
 
     def _wait_for(self, other, seconds, place):
@@ -143,7 +143,7 @@ class Whereabouts:
 
     @contextlib.contextmanager
     def naming_who_left(self):
-        """Context in which an error that a departure has caused says which worker has left."""
+        """Adds to errors within the context which worker has left, if one has caused them."""
         try:
             yield
         except tf.errors.OutOfRangeError:  # the end of data
@@ -156,7 +156,7 @@ class Whereabouts:
             raise type(error)(error.node_def, error.op, message) from error
 
     def _who_left(self):
-        """Which worker has ended the `fit` that this one is in, or given up: sentence, or None."""
+        """Returns a sentence about a worker that has ended this `fit` or given up, or None."""
         try:
             for other in set(range(self._world_size)) - {self._rank}:
                 steps = self._read(f"fit_{self._fits + 1}_ended", other)
@@ -171,7 +171,7 @@ class Whereabouts:
 
     def _leave(self, key, text):
         if self._world_size > 1:
-            with contextlib.suppress(ConnectionError):  # who reads in vain will tell
+            with contextlib.suppress(ConnectionError):  # a process that misses it will report it
                 self._board.leave(f"{key}/{self._rank}", text)
 
     def _read(self, key, rank, seconds=0.0):

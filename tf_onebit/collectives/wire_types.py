@@ -1,26 +1,26 @@
-"""Types that a collective does not carry, sent as others."""
+"""Conversion of types that a collective does not carry."""
 
 import tensorflow as tf
 
-# By bytes of a value. Smaller values are widened, because lengths need not fit two of them.
+# By bytes per value. Smaller values are widened, because a tensor may have an odd number of them.
 _SAME_SIZE = {2: tf.float16, 4: tf.int32, 8: tf.int64, 16: tf.int64}
 
 
 def to_wire(tensor, carried):
-    """Returns a tensor as one of the types that a collective carries.
+    """Converts a tensor to one of the types that a collective carries.
 
     Values of 2 bytes and more keep their bits. Smaller ones become float32, which holds them
     exactly. A complex128 becomes two int64 in a last dimension.
 
     Args:
-        tensor: of numbers or booleans.
-        carried: collection of the `tf.DType` that are sent as they are.
+        tensor: tensor of numbers or booleans.
+        carried: collection of the `tf.DType` that are sent unchanged.
 
     Returns:
         A tensor of one of `carried`, or of float16, float32, int32 or int64.
 
     Raises:
-        TypeError: for strings, resources and the like.
+        TypeError: if the values are neither numbers nor booleans.
     """
     dtype = tensor.dtype
     if dtype in carried:
@@ -37,7 +37,7 @@ def to_wire(tensor, carried):
 
 
 def from_wire(tensor, dtype):
-    """Returns what `to_wire` was given, of the type `dtype`."""
+    """Inverts `to_wire`. Returns a tensor of the type `dtype`."""
     if tensor.dtype == dtype:
         return tensor
     return tf.bitcast(tensor, dtype) if dtype.size in _SAME_SIZE else tf.cast(tensor, dtype)

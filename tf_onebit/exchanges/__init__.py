@@ -1,4 +1,4 @@
-"""What is sent: exchanges. They know no Keras, no Horovod, no tf.distribute."""
+"""Exchanges: what workers send. This package knows no Keras, no Horovod, no tf.distribute."""
 
 from tf_onebit.exchanges.auto import Auto
 from tf_onebit.exchanges.base import Exchange, GradientSpec

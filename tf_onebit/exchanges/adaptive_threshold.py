@@ -1,4 +1,4 @@
-"""Tau: a threshold that is given, or found for a density."""
+"""Tau: a threshold that is given, or adapted to a target density."""
 
 import math
 import statistics
@@ -6,41 +6,42 @@ import statistics
 import numpy as np
 import tensorflow as tf
 
-# Many values lie close below tau. To lower it by a part of itself sends up to the same part of all
-# values at once; so it must not change much faster than they come.
+# Many values lie just below tau. If tau falls by some fraction, up to that fraction of all values
+# is sent at once. So tau must not change much faster than values grow.
 _CHANGE_PER_DENSITY = 4.0
 _MOST_CHANGE = 0.1
-# From so many times the target on, tau is not close to what it should be, but of another size:
-# then to wait for it would be to send nearly everything for many steps.
+# Beyond this multiple of the target density, tau has the wrong order of magnitude. Slow adaptation
+# would then send nearly all values for many steps.
 _FAR_TOO_DENSE = 10.0
-# Squares of larger values overflow.
+# The squares of larger values overflow.
 _LARGEST = 1e19
 # Weight of the last exchange in the average density.
 _LAST_WEIGHT = 0.2
 
 
 class Tau(tf.Module):
-    """The threshold of an exchange, as a variable.
+    """Threshold of an exchange, kept in a variable.
 
-    With a target it is unknown before the first exchange, in which nothing is sent. It begins as
-    what so many of normally distributed gradients exceed,
+    With a target density it is unknown before the first exchange, which sends nothing. It begins
+    as the value that the target fraction of normally distributed gradients would exceed:
 
         tau = Phi^-1(1 - target / 2) * root mean square of the gradients
 
-    and then rises, as the residuals do, and follows the density:
+    It then rises with the residuals, and follows the density:
 
         average <- average + 0.2 * (density - average)
         tau     <- tau * (1 + 4 * (average - target)), changing by a tenth at most
 
-    Where gradients have grown all at once (after a pause, or a first step that was no example of
-    those to come), the average exceeds ten times the target. Then tau is at least what it would
-    begin as, with the residuals in place of the gradients.
+    Gradients may suddenly grow: after a pause, or after a first step that was not typical. Then
+    the average exceeds ten times the target. In this case the initial formula, with the residuals
+    in place of the gradients, is a lower bound of tau.
 
-    Only sums, products and roots, which have the same bits on every processor.
+    The rule uses only sums, products and roots, which have the same bits on every processor.
 
     Args:
         tau: float, in units of `unit`, or None.
-        target_density: float, or None: the part of all values that is to exceed the threshold.
+        target_density: float: the fraction of all values that should exceed the threshold; or
+            None.
         unit: see `Exchange.build`.
     """
 
@@ -52,19 +53,20 @@ class Tau(tf.Module):
         self._average = tf.Variable(target_density or 0.0, dtype=tf.float32, trainable=False)
 
     def threshold(self):
-        """What values must exceed; infinite while it is unknown."""
+        """Returns the threshold that values must exceed; infinite while it is unknown."""
         return tf.where(self.value > 0, self.value, math.inf)
 
     def step(self):
-        """What is sent in place of a value that exceeds it."""
+        """Returns the magnitude that is sent for a value above the threshold."""
         return tf.where(self.value > 0, self.value, 1.0)
 
     def follow(self, density, mean_square):
-        """Takes the outcome of an exchange into account.
+        """Updates the threshold after an exchange.
 
         Args:
-            density: float32 scalar, the part of all values that exceeded the threshold.
-            mean_square: float32 scalar, of what stayed behind: at first, of the gradients.
+            density: float32 scalar, the fraction of all values that exceeded the threshold.
+            mean_square: float32 scalar, the mean square of the residuals. After the first
+                exchange these are the gradients.
         """
         if self._target is None:
             return
@@ -79,15 +81,15 @@ class Tau(tf.Module):
         self.value.assign(tf.where(known, tau, first))
 
     def in_units(self):
-        """The threshold in units of the gradient of a worker's mean loss: float."""
+        """Returns the threshold in units of the gradient of a worker's mean loss: float."""
         return float(self.value) / self._unit
 
     def state(self):
-        """What it goes on from: NumPy array."""
+        """Returns the state to continue from: NumPy array."""
         return np.array([self.value.numpy(), self._average.numpy(), self._unit])
 
     def load(self, state):
-        """Goes on from an earlier `state`, maybe of gradients in another unit."""
+        """Restores an earlier `state`, also one of gradients in another unit."""
         if self._target is not None:
             value, average, unit = state
             self.value.assign(self._unit / unit * value)

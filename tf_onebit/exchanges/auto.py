@@ -1,4 +1,4 @@
-"""Auto: compresses what it pays to compress."""
+"""Auto: compresses the gradients whose exchange becomes faster."""
 
 import re
 
@@ -8,24 +8,27 @@ from tf_onebit.exchanges.schedule import Recipe, innermost, is_exchange, with_in
 
 
 class Auto(Recipe):
-    """Decides, before the first step, which gradients are compressed: `exchange="auto"`.
+    """Exchange that decides before the first step which gradients to compress.
 
-    Then workers measure, for some seconds, what collectives take between them and what encoding and
-    decoding take on them. A gradient is compressed if that makes its exchange faster by a tenth
-    at least, by its type, its shape and the bytes that follow from these, without overlap; unless
-    that of all dense ones, with the latency of each bucket, is made faster by less than that.
-    Others travel in full precision, as with the `exclude` of `compressed`. The decision is logged
-    by Python's logger "tf_onebit", as the exchange that does the same without measuring. A run that
-    is resumed from a backup keeps it; others may come to another, and so to other bits. All workers
-    in one process send nothing, and do not compress.
+    `exchange="auto"` means `Auto()`. Before the first step, workers measure for some seconds how
+    long collectives between them take, and how long encoding and decoding take. A gradient is
+    compressed if that makes its exchange faster by at least a tenth. This estimate uses its type,
+    its shape and the bytes that follow from these, without overlap. No gradient is compressed if
+    the exchange of all dense gradients, with each bucket's latency, gains less than a tenth.
 
-    `tf-onebit plan` knows what a model computes, too, and weighs more methods against each other.
+    The other gradients travel in full precision, as if `compressed` had them in `exclude`.
+    Python's logger "tf_onebit" logs the decision, as the exchange that does the same without
+    measuring. A run that is resumed from a backup keeps the decision. Another run may decide
+    differently, and then computes different bits. If all workers are in one process, they send
+    nothing, and do not compress.
+
+    `tf-onebit plan` also knows what a model computes, and compares more methods.
 
     Args:
-        compressed: the exchange of what it pays to compress. Default: `OneBit()`.
+        compressed: the exchange of the gradients that are compressed. Default: `OneBit()`.
 
     Raises:
-        ValueError: for an exchange that compresses nothing.
+        ValueError: if `compressed` compresses nothing.
 
     Example:
         >>> from tf_onebit.exchanges import OneBit, WarmStart
@@ -60,10 +63,10 @@ class Auto(Recipe):
         return self.inner.uncompressed()
 
     def excluding(self, names):
-        """Returns the exchange that compresses all but the gradients with these names.
+        """Returns the exchange that compresses all gradients except those with these names.
 
         Args:
-            names: list of strings, or None for all there are.
+            names: list of strings, or None to exclude all gradients.
         """
         exchange = innermost(self.inner)
         patterns = [".*"] if names is None else [f"^{re.escape(name)}$" for name in names]

@@ -15,13 +15,13 @@ FLOAT_BYTES = 4
 
 @dataclasses.dataclass(frozen=True)
 class GradientSpec:
-    """What is known of a gradient before the first step.
+    """Description of a gradient, known before the first step.
 
     Attributes:
-        name: of its variable.
-        shape: tuple of ints, of its variable.
+        name: name of its variable.
+        shape: shape of its variable, a tuple of ints.
         dtype: name of its type, for example "float32".
-        sparse: whether it comes as `tf.IndexedSlices`.
+        sparse: whether it is a `tf.IndexedSlices`.
     """
 
     name: str
@@ -37,33 +37,32 @@ class GradientSpec:
 class Exchange(DeprecatedNames, Configurable, tf.Module):
     """An algorithm that turns the gradients of each worker into their sum over all workers.
 
-    A user's exchange is a template that holds hyper-parameters. What runs are clones of it, one
-    per bucket of gradients. Each clone is built once, and keeps its state (residuals, counters)
-    in variables.
+    A user's exchange is a template that holds hyper-parameters. Clones of it run, one per bucket
+    of gradients. Each clone is built once, and keeps its state (residuals, counters) in variables.
 
     A subclass defines `get_config`, `create_state`, `encode`, `deliver` and `bytes_sent`. It also
     defines `residuals` if it keeps variables, and `aggregate` if it exchanges messages in two
-    stages. docs/your_own_exchange.md shows a whole one. When the stages run is not its concern:
-    `WarmStart` and `Delayed` go with every exchange.
+    stages. docs/your_own_exchange.md shows a whole one. An exchange does not decide when its
+    stages run: `WarmStart` and `Delayed` work with every exchange.
 
     Args:
         bucket_bytes: size of a bucket of gradients, before compression. A bucket travels while
             the backward pass computes the gradients of the next.
-        exclude: list of regular expressions. Gradients of variables with a name in which one is
-            found are exchanged in full precision.
+        exclude: list of regular expressions. A gradient travels in full precision if one of them
+            is found in the name of its variable.
 
     Attributes:
-        dtypes: names of the types of gradients that it takes. Others are exchanged in full
-            precision.
-        takes_sparse: whether it takes `tf.IndexedSlices`. Those of others are gathered exactly.
+        dtypes: names of the gradient types that it takes. Gradients of other types are exchanged
+            in full precision.
+        takes_sparse: whether it takes `tf.IndexedSlices`. If not, these are gathered exactly.
         carries_flags: whether its messages say that a gradient was not finite. Otherwise a flag is
             sent beside them, which costs a small all-gather per bucket.
         can_be_delayed: whether a later step can deliver its messages.
         trains_apart: whether workers keep their own gradients.
-        suits_moments: whether it goes with optimizers that average gradients (momentum, Adam).
+        suits_moments: whether it suits optimizers that average gradients (momentum, Adam).
         advised_warm_up: number of steps in full precision that a plan advises before it.
-        built: whether `build` has been called. It sets `specs`, `rank`, `world_size`, `scope` and
-            `unit`, its arguments.
+        built: whether `build` has been called, which sets `specs`, `rank`, `world_size`, `scope`
+            and `unit` to its arguments.
 
     Raises:
         ValueError: if `bucket_bytes` is not positive, or `exclude` is not a list of regular
@@ -108,14 +107,15 @@ class Exchange(DeprecatedNames, Configurable, tf.Module):
 
         Args:
             specs: list of `GradientSpec`.
-            rank: of this worker, from 0 to `world_size - 1`.
+            rank: rank of this worker, from 0 to `world_size - 1`.
             world_size: number of workers.
             scope: prefix of the names of this exchange's collectives; unique in a job.
-            unit: what a gradient of 1 of a worker's mean loss is given as: less than 1 where the
-                loss has been divided by the number of workers before the backward pass.
+            unit: scale of the given gradients: the value that stands for 1 in the gradient of a
+                worker's mean loss. It is less than 1 if the loss was divided by the number of
+                workers before the backward pass.
 
         Raises:
-            ValueError: if there are no gradients, no workers, or `rank` is not among them.
+            ValueError: if there are no gradients or no workers, or `rank` is out of range.
         """
         if not specs:
             raise ValueError(
@@ -135,13 +135,13 @@ class Exchange(DeprecatedNames, Configurable, tf.Module):
         with tf.init_scope():
             self.create_state()
         self.built = True
-        self.residuals()  # an exchange that must define it says so now, and not in a backup
+        self.residuals()  # an exchange that must define it raises now, and not during a backup
 
     def create_state(self):
-        """Creates the variables. It is called once, by `build`, outside of any graph."""
+        """Creates the variables. `build` calls it once, outside of any graph."""
 
     def encode(self, gradients):
-        """Returns the message of this worker: the first stage, which does not communicate.
+        """Returns the message of this worker. This first stage does not communicate.
 
         Args:
             gradients: list of tensors, as in `specs`. Sums or means over the local minibatch.
@@ -152,44 +152,45 @@ class Exchange(DeprecatedNames, Configurable, tf.Module):
         raise NotImplementedError(f"{type(self).__name__} must define encode.")
 
     def aggregate(self, message):
-        """Generator: combines the messages of all workers, where that takes a stage of its own.
+        """Generator: combines the messages of all workers, if that takes a stage of its own.
 
         Args:
             message: list of tensors that `encode` returned.
 
         Returns:
-            List of tensors, for `deliver`. By default the message as it is.
+            List of tensors, for `deliver`. By default the unchanged message.
         """
-        yield from ()  # a generator that asks for nothing
+        yield from ()  # makes this a generator; it requests nothing
         return message
 
     def deliver(self, message, like, scale):
-        """Generator: returns the exchanged gradients: the last stage.
+        """Generator: returns the exchanged gradients. This is the last stage.
 
         Args:
             message: list of tensors that `aggregate` returned, in this step or an earlier one.
-            like: list of tensors of the gradients' shapes and dtypes, whose memory may be taken.
+            like: list of tensors with the gradients' shapes and dtypes. Their memory may be
+                reused for the result.
             scale: factor on the sum: `1 / world_size` for the mean over the workers.
 
         Returns:
             List of tensors with the shapes and dtypes of `like`, the same on all workers. If the
-            exchange `carries_flags`, a pair of these and the flags: int32 `[world_size]`, of which
-            entry k is 0, or 1 + the index of the first gradient in which rank k met a value that
-            is not finite.
+            exchange `carries_flags`, a pair of this list and the flags, int32 `[world_size]`.
+            Flag k is 0 if all gradients of rank k are finite. Otherwise it is 1 + the index of
+            the first gradient that is not.
         """
         raise NotImplementedError(f"{type(self).__name__} must define deliver.")
 
     def uncompressed(self):
-        """Returns an exchange that does the same without compressing, or None for the mere sum.
+        """Returns an exchange that does the same without compression, or None for a plain sum.
 
-        That of a built exchange shares what this one has learned of the gradients.
+        If this exchange is built, the returned one shares its state.
         """
         return None
 
     def set_global_batch_size(self, samples):
-        """Takes the number of samples of a step, for rules that count samples and not steps.
+        """Sets the number of samples per step, for rules that count samples and not steps.
 
-        Nothing is traced again. It may be called between steps.
+        It may be called between steps. Nothing is traced again.
 
         Args:
             samples: number of samples that all workers together take per step.
@@ -200,12 +201,12 @@ class Exchange(DeprecatedNames, Configurable, tf.Module):
         raise NotImplementedError(f"{type(self).__name__} must define bytes_sent.")
 
     def expected_bytes(self, specs, world_size):
-        """Returns what each worker will send per step, by kind of collective.
+        """Returns the bytes that each worker will send per step, by kind of collective.
 
         By default it builds a clone and looks at the shapes of its messages.
 
         Args:
-            specs: list of `GradientSpec`, of one bucket.
+            specs: list of `GradientSpec` of one bucket.
             world_size: number of workers.
 
         Returns:
@@ -213,18 +214,18 @@ class Exchange(DeprecatedNames, Configurable, tf.Module):
             the order in which a step waits for them.
 
         Raises:
-            ValueError: if a message has a length that is not known before it is made.
+            ValueError: if the length of a message is not known before it is made.
         """
         return tracing.expected_bytes(self.clone(), specs, world_size)
 
     def residuals(self):
         """Returns what this worker has not sent yet: iterable of (name of the gradient, values).
 
-        Values are tensors or variables. `load_state` scales those that are variables, and divides
-        them between another number of workers.
+        Values are tensors or variables. `load_state` scales the variables among them, and divides
+        them between the workers if their number has changed.
 
         Raises:
-            NotImplementedError: if the exchange has variables and does not say which are unsent.
+            NotImplementedError: if the exchange has variables but does not define this method.
         """
         if self.variables:
             raise NotImplementedError(
@@ -239,11 +240,11 @@ class Exchange(DeprecatedNames, Configurable, tf.Module):
         return sum(sum_of_squares(values) for _, values in self.residuals())
 
     def metrics(self):
-        """Returns further figures of the last exchange, for the Monitor: dictionary of floats."""
+        """Returns further metrics of the last exchange, for the Monitor: dictionary of floats."""
         return {}
 
     def state(self):
-        """Returns what training needs to go on as if it had not been interrupted.
+        """Returns the state with which training continues as if it had not been interrupted.
 
         Returns:
             Dictionary of NumPy arrays: by default all variables of the exchange.
@@ -251,17 +252,17 @@ class Exchange(DeprecatedNames, Configurable, tf.Module):
         return {f"variable_{i}": variable.numpy() for i, variable in enumerate(self.variables)}
 
     def load_state(self, states, ratio=1.0):
-        """Takes over what `state` returned on all workers of an earlier run.
+        """Restores what `state` returned on all workers of an earlier run.
 
         Args:
-            states: list of dictionaries, by rank. With as many as there are workers, each takes
-                its own, and those of others may be empty. With another number, residuals are
-                summed and divided between the workers.
-            ratio: factor on the residuals, by which the update that they will make stays the same.
+            states: list of dictionaries, by rank. If there are as many as workers, each worker
+                takes its own, and the others may be empty. If their number differs, residuals
+                are summed and divided between the workers.
+            ratio: factor on the residuals, which keeps the update that they will make.
 
         Raises:
-            ValueError: if the number of workers or the ratio is another, and there are variables
-                that `residuals` does not list.
+            ValueError: if the number of workers differs or `ratio` is not 1, and there are
+                variables that `residuals` does not list.
         """
         unsent = {id(values) for _, values in self.residuals()}
         others = [variable for variable in self.variables if id(variable) not in unsent]
@@ -282,12 +283,12 @@ class Exchange(DeprecatedNames, Configurable, tf.Module):
 
 
 def is_excluded(name, exchange):
-    """Tells whether an exchange leaves the gradient of this name in full precision."""
+    """Tells whether `exclude` of an exchange leaves the gradient of this name uncompressed."""
     return any(re.search(pattern, name) for pattern in exchange.exclude)
 
 
 def runs_of(residual, runs):
-    """Returns the runs that a residual is made of: list of (name, float32 tensor).
+    """Splits a residual into runs. Returns a list of (name, float32 tensor).
 
     Args:
         residual: float32 vector or variable.
@@ -296,12 +297,12 @@ def runs_of(residual, runs):
     sizes = [size for _, size in runs]
     if not sizes:
         return []
-    # Split along its only axis each run is a view of it.
+    # A split along the only axis makes views, and copies nothing.
     parts = tf.split(residual[: sum(sizes)], sizes)
     return [(name, part) for (name, _), part in zip(runs, parts, strict=True)]
 
 
 def sum_of_squares(values):
     """Returns the sum of squares of a tensor or variable: a float."""
-    # Of a view, whose squares are not kept.
+    # `l2_loss` computes the sum without a tensor of the squares.
     return 2.0 * float(tf.nn.l2_loss(values))

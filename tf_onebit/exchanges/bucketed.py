@@ -16,29 +16,30 @@ from tf_onebit.exchanges.schedule import schedule_of
 from tf_onebit.exchanges.scheduled_bucket import ScheduledBucket
 from tf_onebit.exchanges.state import part_of, prefixed, require_same_kind, summed
 
-# Part of a model's gradients that come early in a backward pass. A little more than what is left
-# to do after them takes: the links have work until the end of a step, and not much beyond.
+# Fraction of a model's gradients that counts as early in a backward pass. Their first stage takes
+# a little longer than the rest of the pass: links are busy until the end of a step, and not much
+# longer.
 EARLY = 2 / 3
 
 
 class Bucketed(Configurable, tf.Module):
-    """Exchanges all gradients of a model, each bucket by a clone of the user's exchange.
+    """Exchange of all gradients of a model: each bucket by a clone of the user's exchange.
 
-    Gradients come in the order of the variables. The backward pass produces them roughly in the
-    reverse order, and so the buckets are filled. A bucket holds gradients of one type. Gradients
-    that the user's exchange excludes, or has no type for, go through `FullPrecision`, and
-    `tf.IndexedSlices` go through `SparseGather`. All follow the same schedule.
+    Gradients are listed in the order of the variables. Buckets are filled in reverse order, which
+    is roughly the order in which the backward pass computes them. A bucket holds gradients of one
+    type. `FullPrecision` exchanges gradients that the user's exchange excludes, or whose type it
+    does not take. `SparseGather` exchanges `tf.IndexedSlices`. All follow the same schedule.
 
-    If the user's exchange transforms gradients, so does what they are exchanged by instead.
+    If the user's exchange transforms gradients, its full-precision substitute transforms them too.
 
-    Buckets depend on nothing but their own gradients. In the graph of a training step they are
-    therefore exchanged as soon as these are there, while others are still computed.
+    Buckets depend on nothing but their own gradients. In the graph of a training step each bucket
+    is therefore exchanged as soon as its gradients are ready, while others are still computed.
 
     Args:
-        template: the user's `Exchange` or `Recipe`; cloned, not used itself.
+        template: the user's `Exchange` or `Recipe`; only clones of it are used.
 
     Attributes:
-        buckets: list of `ScheduledBucket`, once it is built.
+        buckets: list of `ScheduledBucket`; set by `build`.
         specs, rank, world_size, scope, unit: see `Exchange`.
     """
 
@@ -66,7 +67,7 @@ class Bucketed(Configurable, tf.Module):
             self.buckets.append(bucket)
 
     def partition(self, specs):
-        """Returns the buckets of gradients: list of (`Schedule`, indices of the gradients)."""
+        """Assigns gradients to buckets. Returns a list of (`Schedule`, gradient indices)."""
         schedule = schedule_of(self.template)
         takes = schedule.exchange.dtypes
         in_full_precision, sparse = self._beside(schedule)
@@ -87,10 +88,10 @@ class Bucketed(Configurable, tf.Module):
         return partition
 
     def _beside(self, schedule):
-        """The schedules of gradients that are not compressed: in full precision, and sparse ones.
+        """Returns the schedules of full-precision gradients and of sparse ones.
 
-        They are as late as the others. A warm-up changes something for them only because their
-        delay begins after it.
+        They have the same delay as compressed gradients. A warm-up matters to them only with a
+        delay, which begins after it.
         """
         beside = schedule if schedule.delay else dataclasses.replace(schedule, warm_up=None)
         uncompressed = self.template.uncompressed()
@@ -102,21 +103,23 @@ class Bucketed(Configurable, tf.Module):
         return in_full_precision, dataclasses.replace(beside, exchange=SparseGather())
 
     def handshake(self, specs, world_size, scope):
-        """Generator: raises ValueError on all workers unless they are about to build the same.
+        """Generator: raises ValueError on all workers if they would build different exchanges.
 
-        Runs in eager mode, before `build`, whose arguments it takes.
+        It runs in eager mode, before `build`, and takes the same arguments.
         """
         yield from handshake(scope, describe(self.template, specs, world_size))
 
     def run(self, gradients, scale=1.0):
-        """Generator: takes the gradients of a step, and gives some back: those, or earlier ones.
+        """Generator: takes the gradients of a step, and returns exchanged ones.
+
+        With a delay these are the gradients of an earlier step.
 
         Args:
             gradients: list of tensors, as in `specs`. Sums or means over the local minibatch.
             scale: factor on the sum: `1 / world_size` for the mean over the workers.
 
         Returns:
-            As `run_stages`.
+            The exchanged gradients and the flags, as `run_stages` does.
 
         Raises:
             InvalidArgumentError: on all workers, when the graph runs, if a value is not finite.
@@ -128,14 +131,14 @@ class Bucketed(Configurable, tf.Module):
         return (yield from self._run_buckets(run_bucket, gradients))
 
     def _run_buckets(self, run_bucket, tensors):
-        """Generator: what all buckets give back, in the order of `specs`.
+        """Generator: runs all buckets, and returns their gradients in the order of `specs`.
 
         Args:
             run_bucket: function of a bucket, its part of `tensors`, and answers to wait for.
-            tensors: list, as the gradients.
+            tensors: list like the gradients.
         """
         exchanged, flags, answers = [None] * len(self.specs), [], []
-        # The late ones first: early ones, which have less left to send, let them pass.
+        # Late buckets go first, because early ones have less left to send.
         for bucket in sorted(self.buckets, key=lambda bucket: bucket.is_early):
             own = [tensors[index] for index in bucket.indices]
             gradients, own_flags, answer = yield from run_bucket(bucket, own, tuple(answers))
@@ -143,50 +146,50 @@ class Bucketed(Configurable, tf.Module):
                 answers.append(answer)
             for index, gradient in zip(bucket.indices, gradients, strict=True):
                 exchanged[index] = gradient
-            # From 1 + the index in the bucket to 1 + the index in the list.
+            # Converts 1 + the index in the bucket to 1 + the index in the list.
             flags.append(tf.gather([0, *(1 + index for index in bucket.indices)], own_flags))
         flags = tf.reduce_max(tf.stack(flags), axis=0)
         names = [spec.name for spec in self.specs]
-        # Only when all buckets are through: a check on one of them could end the step of one
-        # worker while the others still wait for its part of the next.
+        # Flags are checked when all buckets are done. An earlier check could end the step of one
+        # worker while the others still wait for its part of another bucket.
         with tf.control_dependencies(tf.nest.flatten(exchanged, expand_composites=True)):
             flags = tf.identity(flags)
-        # An error would end what is still under way, and a bucket with a delay would give the
-        # same message, with the same error, in each step to come.
+        # An error cancels the ops that still run. A bucket with a delay would then keep its
+        # message, and raise the same error in every later step.
         kept = [tf.convert_to_tensor(bucket.delivers()) for bucket in self.buckets]
         return require_finite(exchanged, flags, names, kept), flags
 
     @property
     def delay(self):
-        """Number of steps by which gradients come back later."""
+        """Number of steps by which gradients are delayed."""
         return self.buckets[0].delay
 
     def delivers(self):
-        """Returns whether the next step gives gradients back: boolean or boolean tensor.
+        """Tells whether the next step returns gradients: boolean or boolean tensor.
 
-        Where it does not, `hold` takes the place of `run`. The same on all workers.
+        If not, `hold` takes the place of `run`. The answer is the same on all workers.
         """
-        # All buckets began in the same step.
+        # All buckets began in the same step, so the first speaks for all.
         return self.buckets[0].delivers()
 
     def hold(self, gradients):
-        """Generator: takes the gradients of a step that gives none back."""
+        """Generator: takes the gradients of a step that returns none."""
         for bucket in self.buckets:
             yield from bucket.hold([gradients[index] for index in bucket.indices])
 
     def number_held(self):
-        """Returns the number of steps whose gradients have been taken and not given back."""
+        """Returns the number of steps whose gradients have been taken and not yet returned."""
         return self.buckets[0].number_held()
 
     def release(self, number, like, scale):
-        """Generator: gives back the oldest gradients that are held, and takes none.
+        """Generator: returns the oldest gradients that are held, and takes none.
 
         Args:
             number: `number_held()`, positive.
             like, scale: see `Exchange.deliver`.
 
         Returns:
-            As `run`.
+            The exchanged gradients and the flags, as `run` does.
         """
 
         def release_bucket(bucket, own, answers):
@@ -195,7 +198,7 @@ class Bucketed(Configurable, tf.Module):
         return (yield from self._run_buckets(release_bucket, like))
 
     def set_stages(self, stages_of):
-        """Says who runs the stages of what is traced from now on.
+        """Sets the objects that run the stages in graphs traced from now on.
 
         Args:
             stages_of: function from a bucket's scope to its `Stages`.
@@ -204,7 +207,7 @@ class Bucketed(Configurable, tf.Module):
             bucket.stages = stages_of(bucket.scope)
 
     def set_delay(self, on):
-        """Turns the delay on or off, if there is any. While it changes nothing may be held."""
+        """Turns the delay on or off, if there is any. No gradients may be held at that time."""
         for bucket in self.buckets:
             bucket.set_delay(on)
 
@@ -235,7 +238,10 @@ class Bucketed(Configurable, tf.Module):
         return sum(bucket.bytes_sent() for bucket in self.buckets)
 
     def full_precision_bytes(self):
-        """Returns what the same exchange would send in float32: `IndexedSlices` as they are."""
+        """Returns the bytes that the same exchange would send in float32.
+
+        `IndexedSlices` count as they are sent.
+        """
         dense_bytes = sum(spec.size * FLOAT_BYTES for spec in self.specs if not spec.sparse)
         sparse = [bucket for bucket in self.buckets if self.specs[bucket.indices[0]].sparse]
         sparse_bytes = sum(bucket.bytes_sent() for bucket in sparse)
@@ -246,9 +252,9 @@ class Bucketed(Configurable, tf.Module):
         return sum(bucket.residual_sum_of_squares() for bucket in self.buckets)
 
     def residual_squares(self):
-        """Returns the sum of squares of what is not sent, by gradient: dictionary of floats.
+        """Returns the sum of squares of the residual of each gradient: dictionary of floats.
 
-        It takes a pass over the residuals. Gradients without a residual are not in it.
+        It takes a pass over the residuals. Gradients without a residual are left out.
         """
         return summed(
             {name: sum_of_squares(values)}
@@ -257,11 +263,11 @@ class Bucketed(Configurable, tf.Module):
         )
 
     def advice(self):
-        """Returns advice to the user if training ends now: a text, or None."""
+        """Returns advice for the user, if training ends now: a text, or None."""
         return next(filter(None, (bucket.advice() for bucket in self.buckets)), None)
 
     def metrics(self):
-        """Returns the figures of the buckets, averaged by their numbers of values."""
+        """Returns the buckets' metrics, averaged with their numbers of values as weights."""
         values, weights = {}, {}
         for bucket in self.buckets:
             size = max(1, sum(self.specs[index].size for index in bucket.indices))

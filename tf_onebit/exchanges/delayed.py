@@ -1,4 +1,4 @@
-"""Delayed: gradients come back a step later, and travel meanwhile."""
+"""Delayed: applies gradients a step later, so that they travel during the next step."""
 
 import dataclasses
 import numbers
@@ -8,36 +8,36 @@ from tf_onebit.exchanges.schedule import Recipe, is_exchange, schedule_of
 
 
 class Delayed(Recipe):
-    """Double buffering: what a step exchanges travels during the next (Seide et al. 2014, 2.2).
+    """Double buffering: messages of a step travel during the next (Seide et al. 2014, 2.2).
 
-    Step t encodes its gradients g_t, bucket by bucket as they come, and keeps the messages. They
-    travel while step t + 1 computes: what they need of it is nothing, and so they take no time of
-    their own unless they take longer than the step. Buckets that come early are aggregated in step
-    t already, so that links are in use until its end; the encoded aggregate is kept then. Weights
-    are changed by gradients of the model that was there before::
+    Step t encodes its gradients g_t, bucket by bucket as they are computed, and keeps the
+    messages. They travel while step t + 1 computes. They depend on nothing in that step, and so
+    take no extra time unless they take longer than the step. Early buckets are aggregated in
+    step t already, which keeps the links busy until its end. Their encoded aggregate is kept
+    instead. Weights are changed by the gradients of an earlier model::
 
         w_(t+1) = w_t - learning_rate * sum over workers of g(w_(t-steps))
 
-    with g as `exchange` gives it. The paper halves the minibatch, which keeps the delay at N
-    samples for a minibatch of N; so do the user or the program: `Delayed` leaves batches as they
-    are. With half of the batch size, a learning rate per sample stays what it was.
+    where g is the gradient that `exchange` returns. The paper halves the minibatch, which keeps
+    the delay at N samples for a minibatch of N. `Delayed` does not change the batch size: the
+    user or the program does. With half the batch size, a learning rate per sample stays the same.
 
-    A step at first, or after a flush, has nothing to apply, and changes neither weights nor the
-    optimizer. `fit` flushes, which applies what is under way, at the end of each epoch and before
-    the model is evaluated, used for prediction or saved; other programs call
-    `tf_onebit.flush`.
+    The first `steps` steps, and those after a flush, have no gradients to apply. They change
+    neither the weights nor the optimizer. A flush applies the gradients that are still under way.
+    `fit` flushes at the end of each epoch, and before the model is evaluated, used for prediction
+    or saved. Other programs call `tf_onebit.flush`.
 
-    With one worker there is nothing to wait for, and optimizers delay nothing.
+    A single worker has nothing to wait for, and its optimizer delays nothing.
 
     Args:
-        exchange: the exchange that is delayed. Put `WarmStart` around `Delayed`, which then begins
-            when the warm start is over.
-        steps: after how many steps gradients are applied; more than one where messages take longer
-            than a step.
+        exchange: the exchange that is delayed. Put `WarmStart` around `Delayed`; the delay then
+            begins when the warm start is over.
+        steps: number of steps after which gradients are applied; more than one if messages take
+            longer than a step.
 
     Raises:
-        ValueError: if `steps` is not a positive whole number, or for what is no exchange, or cannot
-            be delayed.
+        ValueError: if `steps` is not a positive whole number, or `exchange` is not an exchange or
+            cannot be delayed.
 
     Example:
         >>> from tf_onebit.exchanges import OneBit
@@ -75,7 +75,7 @@ class Delayed(Recipe):
         return dataclasses.replace(schedule_of(self.inner), delay=self.steps)
 
     def uncompressed(self):
-        return self.inner.uncompressed()  # of one worker, whose gradients are never late
+        return self.inner.uncompressed()  # only one worker runs it, and it delays nothing
 
 
 _REMEDIES = {

@@ -1,4 +1,4 @@
-"""Names that exchanges had before 0.2, for subclasses that users have written."""
+"""Names of exchange methods before 0.2, for subclasses that users have written."""
 
 import warnings
 
@@ -8,7 +8,7 @@ _METHODS = {"in_full_precision": "uncompressed", "measures": "metrics"}
 
 
 class DeprecatedNames:
-    """Has methods of exchanges work by their old names, too. The old names go in 0.3."""
+    """Mixin that keeps old method names of exchanges working. They are removed in 0.3."""
 
     def __init_subclass__(cls, **arguments):
         super().__init_subclass__(**arguments)

@@ -1,22 +1,22 @@
-"""Finding gradients that are not finite."""
+"""Detection of gradients that are not finite."""
 
 import tensorflow as tf
 
 from tf_onebit.collectives.requests import AllReduce
 
-# How the error begins that a step ends in on all workers.
+# First words of the error in which the step ends on all workers.
 NOT_FINITE = "Gradients must be finite."
 
 
 def values_of(gradient):
-    """The tensor of a gradient's values, of `tf.IndexedSlices` those that it has."""
+    """Returns the tensor of a gradient's values; for `tf.IndexedSlices` its `values`."""
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
 def not_finite_flag(gradients):
-    """0, or 1 + the index of the first gradient with a value that is not finite: int32 `[]`."""
+    """Returns 0, or 1 + the index of the first gradient that is not finite: int32 `[]`."""
     values = [values_of(gradient) for gradient in gradients]
-    # A sum that is finite has only finite terms, and takes half as long as looking at each.
+    # A finite sum has only finite terms, and takes half as long as a check of each value.
     sums_are_finite = tf.stack([tf.math.is_finite(tf.reduce_sum(v)) for v in values])
     none = tf.constant(0)
     return tf.cond(tf.reduce_all(sums_are_finite), lambda: none, lambda: _first_not_finite(values))
@@ -29,7 +29,9 @@ def _first_not_finite(values):
 
 
 def with_overflow(flags, exchanged):
-    """Flags of the workers, or that of the result on all of them: finite values may overflow.
+    """Returns the flags of the workers, or for all of them the flag of an overflow in the result.
+
+    A sum of finite values may overflow.
 
     Args:
         flags: int32 `[world_size]`, of the workers' own gradients.
@@ -39,27 +41,31 @@ def with_overflow(flags, exchanged):
 
 
 def with_narrow_overflow(flags, exchanged):
-    """As `with_overflow`, where it may happen to a few values: in 16 bits."""
+    """Does the same as `with_overflow` for types of 16 bits, and returns other flags unchanged.
+
+    A few values of 16 bits may overflow although the sums were finite.
+    """
     narrow = any(tensor.dtype.size < tf.float32.size for tensor in exchanged)
     return with_overflow(flags, exchanged) if narrow else flags
 
 
 def all_finite(gradients, name):
-    """Generator: whether all gradients of all workers are finite. The same on all workers."""
+    """Generator: tells whether all gradients of all workers are finite. Same on all workers."""
     flag = tf.minimum(not_finite_flag(gradients), 1)
     (failures,) = yield AllReduce([flag], name)
     return tf.equal(failures, 0)
 
 
 def require_finite(gradients, flags, names, awaited=()):
-    """The gradients, behind a check that no worker met a value that is not finite.
+    """Returns the gradients after a check that they were finite on all workers.
 
     Args:
         gradients: list of tensors or `tf.IndexedSlices`.
-        flags: int32 `[world_size]`; entry k is 0, or 1 + the index in `names` of the gradient in
-            which rank k met such a value.
+        flags: int32 `[world_size]`; flag k is 0 if all gradients of rank k are finite. Otherwise
+            it is 1 + the index in `names` of a gradient that is not.
         names: list of the variables' names.
-        awaited: list of tensors that an error waits for, and gradients do not.
+        awaited: list of tensors that must be ready before an error; gradients do not wait for
+            them.
 
     Raises:
         InvalidArgumentError: on all workers, when the graph runs.

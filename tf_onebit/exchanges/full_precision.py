@@ -7,9 +7,9 @@ from tf_onebit.exchanges.base import Exchange
 
 
 class FullPrecision(Exchange):
-    """Sums gradients as they are, by an all-reduce.
+    """Sum of uncompressed gradients by an all-reduce.
 
-    Sends `2 (K - 1) / K` times the size of the gradients per worker and step.
+    Each worker sends `2 (K - 1) / K` times the size of the gradients per step.
 
     Args:
         bucket_bytes: see `Exchange`.
@@ -34,7 +34,7 @@ class FullPrecision(Exchange):
         return [tensor for tensor, _ in pairs]
 
     def deliver(self, message, like, scale):
-        # A shape may be unknown in the graph; its variable's is not.
+        # A shape may be unknown in the graph, but the variable's is known.
         self._wire_bytes = sum(
             (spec.size if (size := tensor.shape.num_elements()) is None else size)
             * tensor.dtype.size
@@ -45,11 +45,11 @@ class FullPrecision(Exchange):
         return [self.decompress(total, c) for total, c in zip(sums, contexts, strict=True)]
 
     def compress(self, gradient):
-        """Returns what is sent in the place of a gradient, and what `decompress` needs of it."""
+        """Returns the tensor to send for a gradient, and a context for `decompress`."""
         return gradient, None
 
     def decompress(self, total, context):
-        """Returns the sum over the workers, from the sum of what was sent."""
+        """Returns the sum of the gradients, from the sum of the tensors that were sent."""
         return total
 
     def bytes_sent(self):

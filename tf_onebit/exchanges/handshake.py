@@ -1,4 +1,4 @@
-"""The comparison between workers before they first communicate."""
+"""Comparison of the workers' programs before they first communicate."""
 
 import hashlib
 import json
@@ -14,18 +14,18 @@ from tf_onebit.exchanges.base import is_excluded
 _DIGEST_WORDS = 8
 _REMEDY = "Start all workers with the same program, arguments and packages."
 
-# One name for all uses: workers that are about to do different things meet here.
+# One name for all uses, so that workers that are about to do different things still meet here.
 _SCOPE = "tf_onebit/handshake"
 
 
 def enumerated(number, item, values, names=()):
-    """Description of a list: how many there are, then each.
+    """Describes a list: its length, then each value.
 
     Args:
-        number: what the number of values is called, for example "number of gradients".
-        item: what one is called, with its index as "{}".
+        number: label of the length, for example "number of gradients".
+        item: label of a value, with "{}" for its index.
         values: list of strings.
-        names: list of what the program calls them, for an error.
+        names: list of the values' names in the program, for an error.
     """
     items = [(item.format(i), value) for i, value in enumerate(values)]
     if names:
@@ -34,10 +34,10 @@ def enumerated(number, item, values, names=()):
 
 
 def describe(exchange, specs, world_size):
-    """What workers must agree on to exchange gradients: see `handshake`.
+    """Describes what workers must agree on to exchange gradients: see `handshake`.
 
-    Not the names of variables: one worker may have made more models before, or have loaded what
-    others have built. So what an exchange excludes by name is compared by place.
+    Names of variables may differ: a worker may have made more models before, or loaded a model
+    that others have built. So gradients that are excluded by name are compared by position.
     """
     settings = serialize(exchange)
     return [
@@ -71,8 +71,8 @@ def handshake(use, description, remedy=_REMEDY):
     """Generator: compares the workers' descriptions. Runs in eager mode.
 
     Args:
-        use: what the workers are about to do: the name of it in this program.
-        description: list of (what, value), or of (what, value, words that may differ): strings.
+        use: name in this program of what the workers are about to do.
+        description: list of (what, value) or (what, value, words that may differ), all strings.
         remedy: sentence that says what to do if they differ.
 
     Raises:
@@ -87,18 +87,18 @@ def handshake(use, description, remedy=_REMEDY):
     summaries = (yield AllGather(summary, f"{_SCOPE}/digest")).numpy()
     if (summaries == summaries[0])[:, :_DIGEST_WORDS].all():
         return
-    # Only now the whole text: to say what differs.
+    # The whole texts are gathered only to say what differs.
     texts = yield from gather_texts(text, summaries[:, _DIGEST_WORDS], f"{_SCOPE}/text")
     raise ValueError(f"{_difference(list(map(json.loads, texts)))} {remedy}")
 
 
 def gather_texts(text, lengths, name):
-    """Generator: the texts of all workers, as list of bytes. Runs in eager mode.
+    """Generator: returns the texts of all workers, a list of bytes. Runs in eager mode.
 
     Args:
         text: bytes of this worker.
-        lengths: list of the numbers of bytes that each worker has.
-        name: of the collective.
+        lengths: list of the lengths of all workers' texts in bytes.
+        name: name of the collective.
     """
     words = np.zeros([1, -(-max(lengths) // 4)], np.int32)
     words.view(np.uint8)[0, : len(text)] = np.frombuffer(text, np.uint8)

@@ -1,4 +1,4 @@
-"""SparseGather: gradients of embeddings, exchanged exactly."""
+"""SparseGather: exact exchange of the gradients of embeddings."""
 
 import tensorflow as tf
 
@@ -7,10 +7,11 @@ from tf_onebit.exchanges.base import Exchange
 
 
 class SparseGather(Exchange):
-    """Sums `tf.IndexedSlices` of all workers exactly: gathers the rows, then adds equal ones.
+    """Exact sum of the `tf.IndexedSlices` of all workers.
 
-    Each row of the result has another index, so that optimizers which are not linear in the
-    gradient (Adam, AdaGrad) see the whole gradient of a row at once.
+    It gathers the rows of all workers, and adds rows with the same index. Each index then occurs
+    once. So optimizers that are not linear in the gradient (Adam, AdaGrad) see the whole gradient
+    of a row at once.
     """
 
     takes_sparse = True
@@ -54,7 +55,7 @@ class SparseGather(Exchange):
         return []
 
     def state(self):
-        return {}  # the next exchange counts its bytes
+        return {}  # the next exchange sets the number of bytes
 
     def load_state(self, states, ratio=1.0):
         pass

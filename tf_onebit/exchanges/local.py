@@ -1,4 +1,4 @@
-"""Local: nothing is exchanged."""
+"""Local: no exchange at all."""
 
 import tensorflow as tf
 
@@ -6,11 +6,10 @@ from tf_onebit.exchanges.base import Exchange
 
 
 class Local(Exchange):
-    """Leaves every worker its own gradients: workers train apart.
+    """No exchange: each worker keeps its own gradients, and trains apart.
 
-    For methods that synchronize the workers' models now and then, in place of their gradients.
-    Whatever the sum over the workers would be scaled to, the own gradients are scaled as if all
-    workers had the same: the mean becomes the local mean.
+    It serves methods that synchronize models now and then, instead of gradients. Gradients are
+    scaled as if all workers had the same ones: the mean over the workers becomes the local mean.
 
     Example:
         >>> Local().get_config()
@@ -33,7 +32,7 @@ class Local(Exchange):
         return list(gradients)
 
     def deliver(self, message, like, scale):
-        yield from ()  # a generator that asks for nothing
+        yield from ()  # makes this a generator; it requests nothing
         factor = self.world_size * scale
         return [_scaled(g, factor) for g in message], tf.zeros([self.world_size], tf.int32)
 

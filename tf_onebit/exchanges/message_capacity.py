@@ -1,34 +1,37 @@
-"""Capacity: how many values a message has room for."""
+"""Capacity: the number of values that a message has room for."""
 
 import math
 
 import numpy as np
 import tensorflow as tf
 
-# A message has room for so many times what is needed on average: what does not fit waits, and most
-# of the time soon comes a message with room to spare.
+# Room in a message, relative to the average need. Values that do not fit wait, and usually fit
+# into one of the next messages.
 _HEADROOM = 1.1
-# Number of exchanges that the average is taken over, and after which it may change.
+# Number of exchanges in an average. The capacity may change after each such window.
 _WINDOW = 32
-# It changes at once where so many times as much is needed.
+# The capacity changes at once if the need exceeds it by this factor.
 _TOO_MUCH = 2
 
 
 def _ladder(most):
-    """The capacities that are used: four per factor of two, because every one costs a collective
-    of its own, and as many as there are variants of a request."""
+    """Returns the capacities that are used, four per factor of two.
+
+    Each capacity needs a collective of its own, and a request has a limited number of variants.
+    """
     steps = range(math.ceil(4 * math.log2(max(most, 1))) + 1)
     return [min(most, math.ceil(2 ** (step / 4))) for step in steps]
 
 
 class Capacity(tf.Module):
-    """Room in a message of varying content, which changes rarely.
+    """Room in a message of varying content. It changes rarely.
 
-    It follows what is needed on average, every 32 exchanges, and grows at once when more than twice
-    as much is to be sent as it has room for. All workers know what all needed, and so do the same.
+    It follows the average need every 32 exchanges. It grows at once when more than twice as many
+    values are to be sent as it has room for. All workers know the needs of all, and so make the
+    same change.
 
     Args:
-        most: number of values that there are at all.
+        most: total number of values.
         expected: number of values that are expected to be sent.
     """
 
@@ -36,21 +39,25 @@ class Capacity(tf.Module):
         super().__init__()
         self._ladder = tf.constant(_ladder(most), tf.int64)
         self.step = tf.Variable(self._step_for(expected), dtype=tf.int32, trainable=False)
-        self._needed = tf.Variable(0, dtype=tf.int64, trainable=False)  # in this window, in all
+        self._needed = tf.Variable(0, dtype=tf.int64, trainable=False)  # sum over this window
         self._exchanges = tf.Variable(0, dtype=tf.int32, trainable=False)
 
     def _step_for(self, need):
-        """The first step with headroom for as many values."""
+        """Returns the first step of the ladder with headroom for `need` values."""
         wanted = tf.cast(tf.math.ceil(_HEADROOM * tf.cast(need, tf.float64)), tf.int64)
         step = tf.searchsorted(self._ladder, wanted[tf.newaxis])[0]
         return tf.minimum(step, tf.size(self._ladder) - 1)
 
     def at(self, step):
-        """Number of values that a message has room for in a step of the ladder."""
+        """Returns the capacity at a step of the ladder, in values."""
         return tf.gather(self._ladder, step)
 
     def follow(self, need):
-        """Takes the most values that any worker was to send into account: int64 scalar."""
+        """Updates the capacity after an exchange.
+
+        Args:
+            need: int64 scalar, the largest number of values that any worker had to send.
+        """
         step = tf.convert_to_tensor(self.step)
         needed, exchanges = self._needed + need, self._exchanges + 1
         too_much = need > _TOO_MUCH * self.at(step)
@@ -63,10 +70,10 @@ class Capacity(tf.Module):
         self._exchanges.assign(tf.where(changes, tf.zeros_like(exchanges), exchanges))
 
     def state(self):
-        """What it goes on from: NumPy array."""
+        """Returns the state to continue from: NumPy array."""
         return np.array([v.numpy() for v in (self.step, self._needed, self._exchanges)], np.int64)
 
     def load(self, state):
-        """Goes on from an earlier `state`."""
+        """Restores an earlier `state`."""
         for variable, value in zip((self.step, self._needed, self._exchanges), state, strict=True):
             variable.assign(value)

@@ -1,37 +1,37 @@
-"""Messages that wait for a later step."""
+"""MessageQueue: messages that wait for a later step."""
 
 import numpy as np
 import tensorflow as tf
 
 
 class MessageQueue(tf.Module):
-    """Holds the messages of the last steps in variables, the oldest first.
+    """Queue of the last steps' messages, kept in variables, the oldest first.
 
     Args:
-        specs: list of `tf.TensorSpec`, of a message.
-        length: number of messages.
+        specs: list of `tf.TensorSpec` of a message.
+        length: maximum number of messages.
     """
 
     def __init__(self, specs, length):
         super().__init__()
         self._places = [[_variable(spec) for spec in specs] for _ in range(length)]
-        # The last `held` of the places are in use.
+        # The last `held` places are in use.
         self._held = tf.Variable(0, trainable=False)
 
     @property
     def length(self):
-        """Number of messages that it has room for."""
+        """Maximum number of messages."""
         return len(self._places)
 
     def is_full(self):
-        """Returns whether as many messages are held as it has room for: boolean tensor.
+        """Tells whether the maximum number of messages is held: boolean tensor.
 
-        Where messages are pushed before in a graph, it waits until they are kept.
+        After a push in the same graph, it waits until that message is kept.
         """
         return self._held >= self.length
 
     def number_held(self):
-        """Returns the number of messages that are held: integer."""
+        """Returns the number of messages that are held: int."""
         return int(self._held)
 
     def oldest(self):
@@ -39,29 +39,29 @@ class MessageQueue(tf.Module):
         return self._at(0)
 
     def pop(self, number):
-        """Removes the oldest of `number` messages that are held, and returns it."""
-        # First: it is gone, also if it turns out not to be finite.
+        """Removes the oldest of the `number` messages that are held, and returns it."""
+        # The count decreases first, so that a message with values that are not finite is gone, too.
         with tf.control_dependencies([self._held.assign_sub(1)]):
             return [tf.identity(tensor) for tensor in self._at(self.length - number)]
 
     def push(self, message, more=0):
-        """Moves all messages up by a place, and keeps another in the last.
+        """Moves all messages up by one place, and puts another in the last place.
 
         Args:
             message: list of tensors.
-            more: by how many messages more are held then.
+            more: increase of the number of messages that are held.
         """
         moved = [self._at(place) for place in range(1, self.length)]
         for variables, tensors in zip(self._places, [*moved, message], strict=True):
             for variable, tensor in zip(variables, tensors, strict=True):
                 variable.assign(tensor)
-        # What is added may be 0: then the value stays, but comes later.
+        # `more` may be 0: then the count keeps its value, but is ready only after the push.
         kept = [tensor for place in range(self.length) for tensor in self._at(place)]
         with tf.control_dependencies(kept):
             self._held.assign_add(more)
 
     def typed(self, message):
-        """Returns a message with the types and shapes of what is held."""
+        """Returns a message with the types and shapes of the queue's variables."""
         return [
             tf.ensure_shape(tf.cast(tensor, variable.dtype), variable.shape)
             for tensor, variable in zip(message, self._places[0], strict=True)
@@ -71,21 +71,21 @@ class MessageQueue(tf.Module):
         return [tf.convert_to_tensor(variable) for variable in self._places[place]]
 
     def state(self):
-        """Returns all messages, and how many are held: dictionary of NumPy arrays."""
+        """Returns all messages, and the number that is held: dictionary of NumPy arrays."""
         state = {"held": self._held.numpy()}
         for i, variables in enumerate(self._places):
             for j, variable in enumerate(variables):
                 array = variable.numpy()
-                # As bytes: messages differ in length, and NumPy's files do not know all types.
+                # Stored as bytes: messages differ in length, and NumPy's files lack some types.
                 state[f"message_{i}/{j}/shape"] = np.array(array.shape, np.int64)
                 state[f"message_{i}/{j}/bytes"] = np.void(array.tobytes() + b"\0")
         return state
 
     def load_state(self, states, rank, world_size):
-        """Goes on from the earlier states of all workers.
+        """Restores the earlier states of all workers.
 
         Raises:
-            ValueError: if messages are held, and the number of workers is another.
+            ValueError: if messages are held, and the number of workers has changed.
         """
         as_many = len(states) == world_size
         mine = states[rank if as_many else 0]
@@ -107,6 +107,6 @@ class MessageQueue(tf.Module):
 
 
 def _variable(spec):
-    """A variable for tensors like this; one whose length is not known is empty at first."""
+    """Returns a variable for tensors of this spec; empty at first if the length is unknown."""
     empty = tf.zeros([size or 0 for size in spec.shape], spec.dtype)
     return tf.Variable(empty, shape=spec.shape, trainable=False)

@@ -27,31 +27,32 @@ class OneBit(Exchange):
 
         code_t  = Q(g_t + r_(t-1))        r_t = g_t + r_(t-1) - Q^-1(code_t)
 
-    and sends shard k of the codes to worker k. That one sums them, applies `transforms`,
-    quantizes the sum in the same way, with a residual of its own, and sends it to all. Both
-    stages together send `2 (K - 1) / K` bits per value, two levels per column, and the plain
-    tensors: those with one axis or fewer than `min_size` values travel in full precision.
+    It sends shard k of the codes to worker k, the owner of the shard. The owner sums the shards
+    of all workers and applies `transforms`. It quantizes the sum in the same way, with a residual
+    of its own, and sends it to all workers. Both stages together send `2 (K - 1) / K` bits per
+    value, two levels per column, and the plain tensors. Tensors with one axis or with fewer than
+    `min_size` values are plain: they travel in full precision.
 
     Args:
-        error_feedback: if False, quantization errors are dropped. Diverges in general; to show
-            what error feedback does.
-        levels: "mean": threshold 0, the levels are the means of either side, which minimizes the
-            squared error. "symmetric": threshold at the column's mean, levels at the mean minus
-            and plus the mean absolute deviation.
+        error_feedback: if False, quantization errors are dropped. Training then diverges in
+            general; this only shows what error feedback does.
+        levels: "mean": the threshold is 0, and the levels are the means of the values on either
+            side, which minimize the squared error. "symmetric": the threshold is the column's
+            mean, and the levels are the mean minus and plus the mean absolute deviation.
         min_column_size: shorter rows are merged until they have that many values.
         max_column_size: longer rows are cut into columns of at most that many values. A
-            multiple of 32. Shorter columns follow the gradient more closely and send more
+            multiple of 32. Shorter columns follow the gradient more closely, and send more
             levels: 64 bits per column.
         min_size: tensors with fewer values are plain.
         bucket_bytes, exclude: see `Exchange`.
         transforms: list of `tf_onebit.transforms.Transform`, applied to the aggregate in order.
         local_transforms: the same, applied by each worker to its own gradients before they are
-            quantized. With transforms of either kind, `tf.IndexedSlices` are made dense, and
+            quantized. With transforms of either kind, `tf.IndexedSlices` become dense, and
             gradients that are exchanged in full precision are transformed as well.
 
     Raises:
-        ValueError: for sizes that are not positive or do not fit each other, and for transforms and
-            patterns that are none.
+        ValueError: if a size is not positive, sizes contradict each other, or a transform or
+            pattern is not one.
 
     Example:
         >>> exchange = OneBit(max_column_size=1024)
@@ -60,7 +61,7 @@ class OneBit(Exchange):
     """
 
     carries_flags = True
-    # Gradients of a model that is not yet trained are uneven.
+    # The gradients of an untrained model are uneven.
     advised_warm_up = 1000
 
     def __init__(
@@ -100,7 +101,7 @@ class OneBit(Exchange):
         self.local_transforms = [deserialize(transform) for transform in local_transforms]
         require_transforms("transforms", self.transforms)
         require_transforms("local_transforms", self.local_transforms)
-        # A row without gradients in a step has a past, too.
+        # Transforms have a state for every row, also for rows without a gradient in this step.
         self.takes_sparse = bool(self._all_transforms)
 
     @property
@@ -133,7 +134,7 @@ class OneBit(Exchange):
             transform.build(self._local_layout, 0, f"{self.scope}/local_transform_{i}")
 
     def layout_of(self, specs, world_size):
-        """Returns the `Layout` of the gradients of a bucket, between so many workers."""
+        """Returns the `Layout` of the gradients of a bucket for `world_size` workers."""
         return Layout([self._cut(spec) for spec in specs], world_size)
 
     def _cut(self, spec):
@@ -167,19 +168,23 @@ class OneBit(Exchange):
         return exchanged, with_narrow_overflow(flags, exchanged)
 
     def transformed_locally(self, gradients):
-        """The gradients of this worker after `local_transforms`: list of tensors."""
+        """Returns the gradients of this worker after `local_transforms`: list of tensors."""
         if not self.local_transforms:
             return gradients
         return transformed_alone(self.local_transforms, gradients, self._local_layout)
 
     def _aggregate(self, received):
-        """Generator: from what all workers sent about this shard to what all are sent of it."""
+        """Generator: turns the workers' messages about this shard into the message to all.
+
+        Returns:
+            The message, the sum of squares of the shard's residual, and the plain values.
+        """
         if not self.transforms:
             return ops.one_bit_aggregate(
                 received, self.shard_residual, self.layout, self.rank, **self._quantizer
             )
         aggregate, plain = ops.one_bit_decode_sum(received, self.layout, self.rank)
-        # A step that ends in an error leaves the transforms' state as it was.
+        # Values that are not finite end the step in an error, and must not reach their state.
         aggregate, plain = yield Cond(
             tf.reduce_all(tf.equal(integers(received[:, 0]), 0)),
             lambda: transformed(self.transforms, aggregate, plain),
@@ -254,7 +259,7 @@ class OneBit(Exchange):
             )
 
     def _shard_of(self, states, name):
-        """This worker's shard of what all workers together have had."""
+        """Returns this worker's shard of the concatenated shards of an earlier run."""
         whole = np.concatenate([state[name] for state in states])
         end = sum(self.layout.shard_sizes[: self.rank + 1])
         return whole[end - self.layout.shard_sizes[self.rank] : end]
@@ -271,7 +276,7 @@ class OneBit(Exchange):
         return (self.world_size - 1) * messages_bytes + self.transforms_bytes()
 
     def transforms_bytes(self):
-        """Bytes that this worker sends for the transforms in each step."""
+        """Returns the bytes that this worker sends for the transforms in each step."""
         return sum(transform.bytes_sent() for transform in self.transforms)
 
     def residual_sum_of_squares(self):

@@ -1,4 +1,4 @@
-"""When an exchange runs: `Schedule`, and the recipes that users write it with."""
+"""Schedule: when an exchange runs, and the recipes with which users say so."""
 
 import dataclasses
 
@@ -8,12 +8,12 @@ from tf_onebit.exchanges.base import Exchange
 
 @dataclasses.dataclass(frozen=True)
 class WarmUp:
-    """How long gradients are exchanged in full precision at first.
+    """Length of the first phase, in which gradients are exchanged in full precision.
 
     Attributes:
         length: number of steps or samples.
         unit: "steps" or "samples".
-        per_exchange: how many of them an exchange adds.
+        per_exchange: number of steps or samples per exchange.
     """
 
     length: int
@@ -23,12 +23,12 @@ class WarmUp:
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """What the recipes around an exchange mean.
+    """Meaning of the recipes around an exchange.
 
     Attributes:
         exchange: `Exchange`, the algorithm.
         warm_up: `WarmUp`, or None.
-        delay: number of steps by which gradients come back later, once the warm-up is over.
+        delay: number of steps by which gradients are delayed after the warm-up.
     """
 
     exchange: Exchange
@@ -37,9 +37,9 @@ class Schedule:
 
 
 class Recipe(Configurable):
-    """Says when the exchange inside it runs. It runs nothing itself.
+    """Wrapper that says when the exchange inside it runs. It runs nothing itself.
 
-    A subclass defines `schedule`, which changes that of what is inside.
+    A subclass defines `schedule`, which changes the schedule of `inner`.
 
     Args:
         inner: `Exchange` or `Recipe`.
@@ -54,11 +54,11 @@ class Recipe(Configurable):
         self.inner = inner
 
     def schedule(self):
-        """Returns the `Schedule` that is meant."""
+        """Returns the `Schedule` that this recipe means."""
         raise NotImplementedError(f"{type(self).__name__} must define schedule.")
 
     def uncompressed(self):
-        """As `Exchange.uncompressed`, for the same schedule."""
+        """Does the same as `Exchange.uncompressed`, and keeps the schedule."""
         inner = self.inner.uncompressed()
         return None if inner is None else self.around(inner)
 
@@ -97,7 +97,7 @@ def with_innermost(exchange, other):
 
 
 def delay_of(exchange):
-    """Returns by how many steps the gradients of an `Exchange` or `Recipe` come back later."""
+    """Returns by how many steps an `Exchange` or `Recipe` delays gradients."""
     delay = 0
     while isinstance(exchange, Recipe):
         delay, exchange = delay + getattr(exchange, "delay", 0), exchange.inner
@@ -105,5 +105,5 @@ def delay_of(exchange):
 
 
 def is_exchange(value):
-    """Tells whether something is an `Exchange` or `Recipe`."""
+    """Tells whether a value is an `Exchange` or `Recipe`."""
     return isinstance(value, Exchange | Recipe)

@@ -1,4 +1,4 @@
-"""ScheduledBucket: the gradients of one bucket, exchanged when a schedule says."""
+"""ScheduledBucket: the exchange of one bucket's gradients, at the times of a schedule."""
 
 import tensorflow as tf
 
@@ -12,21 +12,21 @@ from tf_onebit.exchanges.warm_up import WarmUpProgress
 
 
 class ScheduledBucket(tf.Module):
-    """Runs the stages of an exchange, each in the step that the schedule says.
+    """Exchange of a bucket, whose stages run in the steps that a schedule says.
 
-    During the warm-up the uncompressed exchange runs all its stages in one step. Then, with a
-    delay, `encode` runs in the step of the gradients, and `deliver` that many steps later. In
-    between, the message waits in variables. `aggregate` runs in the step of the gradients too if
-    these come early in the backward pass. That of others runs before `deliver`.
+    During the warm-up the uncompressed exchange runs all its stages in one step. With a delay,
+    `encode` then runs in the step of the gradients, and `deliver` that many steps later. In
+    between, the message waits in variables. `aggregate` also runs in the step of the gradients
+    if they come early in the backward pass. Otherwise it runs directly before `deliver`.
 
     Args:
         schedule: `Schedule`, whose exchange is cloned.
-        indices: list: where its gradients are among those of the model.
+        indices: list of its gradients' places in the list of the model's gradients.
         is_early: whether its gradients come early in the backward pass.
 
     Attributes:
         exchange: `Exchange`, built.
-        stages: `Stages`, who runs the stages of what is traced from now on.
+        stages: `Stages` that runs the stages in graphs traced from now on.
     """
 
     def __init__(self, schedule, indices, is_early):
@@ -55,23 +55,23 @@ class ScheduledBucket(tf.Module):
             full = self.exchange.uncompressed() or FullPrecision(self.exchange.bucket_bytes)
             if not full.built:
                 full.build(specs, rank, world_size, full_scope, unit)
-            # Where both do the same at once, there is nothing to choose between.
+            # If both would do the same, no branch is needed.
             self._uncompressed = None if full is self.exchange and not delay else full
 
     @property
     def delay(self):
-        """Number of steps by which gradients come back later."""
+        """Number of steps by which gradients are delayed."""
         return self._schedule.delay
 
     def delivers(self):
-        """Returns whether the next step gives gradients back: boolean or boolean tensor."""
+        """Tells whether the next step returns gradients: boolean or boolean tensor."""
         if not self.delay:
             return True
         delivers = self._queue.is_full() | ~self._is_on
         return delivers if self._warm_up is None else self._warm_up.is_warm() | delivers
 
     def run(self, gradients, scale, answers):
-        """Generator: takes gradients, and gives some back: those, or earlier ones.
+        """Generator: takes gradients, and returns exchanged ones, with a delay earlier ones.
 
         Args:
             gradients: list of tensors.
@@ -79,8 +79,8 @@ class ScheduledBucket(tf.Module):
             answers: list of tensors. The last messages of early gradients wait for them.
 
         Returns:
-            The exchanged gradients, the flags of all workers, and a tensor of no values that is
-            there as soon as the first answer of late gradients is.
+            The exchanged gradients, the flags of all workers, and an empty tensor. If the
+            gradients are late ones, it is ready as soon as their first collective has completed.
         """
         if self._warm_up is None:
             return (yield from self._scheduled(gradients, scale, answers))
@@ -105,14 +105,14 @@ class ScheduledBucket(tf.Module):
             return (yield from self._at_once(self.exchange, gradients, scale))
         like, newest = yield from self._taken(gradients)
         oldest = self._queue.oldest()
-        # Not a choice between all: what has been held for long does not wait for what is new.
+        # Only the choice is in the branch, so that an old message does not wait for the new one.
         message = tf.cond(self._is_on, lambda: oldest, lambda: newest)
         delivered = yield from self._deliver(self._queue.typed(message), like, scale, answers)
         self._queue.push(newest)
         return delivered
 
     def hold(self, gradients):
-        """Generator: takes gradients in a step that gives none back."""
+        """Generator: takes gradients in a step that returns none."""
         if self._warm_up is not None:
             self._warm_up.count(gradients, False)
         _, newest = yield from self._taken(gradients)
@@ -120,30 +120,31 @@ class ScheduledBucket(tf.Module):
         self._queue.push(newest, more=1)
 
     def release(self, number, like, scale, answers):
-        """Generator: gives back the oldest gradients that are held, and takes none.
+        """Generator: returns the oldest gradients that are held, and takes none.
 
         Args:
             number: `number_held()`, positive.
-            like, scale, answers: as of `Exchange.deliver` and `run`.
+            like, scale: see `Exchange.deliver`.
+            answers: see `run`.
 
         Returns:
-            As `run`.
+            The same as `run`.
         """
         return (yield from self._deliver(self._queue.pop(number), like, scale, answers))
 
     def number_held(self):
-        """Returns the number of steps whose gradients have been taken and not given back."""
+        """Returns the number of steps whose gradients have been taken and not yet returned."""
         return 0 if self._queue is None else self._queue.number_held()
 
     def set_delay(self, on):
-        """Turns the delay on or off. While it changes nothing may be held."""
+        """Turns the delay on or off. No gradients may be held at that time."""
         if self.delay:
             self._is_on.assign(on)
 
     def _taken(self, gradients):
-        """Generator: the gradients, once nobody needs them any more, and their message."""
+        """Generator: encodes gradients. Returns them, free for reuse, and their message."""
         message = self.stages.encode(self.exchange, gradients)
-        # What is delivered takes the memory of the gradients, which must have been read by then.
+        # The result takes the memory of the gradients, which must have been read by then.
         with tf.control_dependencies(message):
             like = [
                 tf.nest.map_structure(tf.identity, g, expand_composites=True) for g in gradients
@@ -155,7 +156,7 @@ class ScheduledBucket(tf.Module):
     def _deliver(self, message, like, scale, answers):
         if self.is_early:
             first_answer = _nothing()
-            # Within a branch tensors of the graph around can be awaited only as its own.
+            # A branch cannot wait for tensors of the outer graph; `identity` brings them in.
             with tf.control_dependencies([tf.identity(answer) for answer in answers]):
                 message = [tf.identity(tensor) for tensor in message]
         else:
@@ -172,12 +173,12 @@ class ScheduledBucket(tf.Module):
         self.exchange.set_global_batch_size(samples)
 
     def _last(self):
-        """The exchange that ran last."""
+        """Returns the exchange that ran last."""
         is_full = self._uncompressed is not None and self._warm_up.was_warm()
         return self._uncompressed if is_full else self.exchange
 
     def bytes_sent(self):
-        """Returns the bytes that this worker sent in the last exchange, with flags."""
+        """Returns the bytes that this worker sent in the last exchange, flags included."""
         last = self._last()
         return last.bytes_sent() + flag_bytes(last)
 
@@ -190,7 +191,7 @@ class ScheduledBucket(tf.Module):
         return self._last().metrics()
 
     def advice(self):
-        """Returns advice to the user if training ends now: a text, or None."""
+        """Returns advice for the user, if training ends now: a text, or None."""
         return self._warm_up.advice() if self._uncompressed is not None else None
 
     def state(self):
@@ -219,9 +220,9 @@ def _nothing():
 
 
 def _with_first_answer(generator):
-    """Generator: what another returns, and a tensor of no values that comes with its first answer.
+    """Generator: runs another, and returns its result and an empty tensor.
 
-    What waits for that tensor keeps no answer in memory.
+    The tensor is ready when the first answer is. To wait for it keeps no answer in memory.
     """
     answer = first = None
     while True:

@@ -1,4 +1,4 @@
-"""The three stages of an exchange, with the flags of its messages."""
+"""Stages: the three stages of an exchange, with the flags of its messages."""
 
 import tensorflow as tf
 
@@ -9,10 +9,10 @@ FLAG_BYTES = 4
 
 
 class Stages:
-    """Runs the stages of exchanges one by one.
+    """Runner of the stages of exchanges.
 
-    An exchange that does not carry flags is sent one beside its message. To take the times of
-    stages, a subclass comes in the place of this class.
+    If the messages of an exchange carry no flags, it sends a flag beside each message. A subclass
+    also records the times of stages.
     """
 
     def encode(self, exchange, gradients):
@@ -21,7 +21,7 @@ class Stages:
         return message if exchange.carries_flags else [not_finite_flag(gradients), *message]
 
     def aggregate(self, exchange, message):
-        """Generator: returns the message that is delivered: list of tensors."""
+        """Generator: returns the message for `deliver`: list of tensors."""
         if exchange.carries_flags:
             return (yield from exchange.aggregate(message))
         flag, *message = message
@@ -38,7 +38,7 @@ class Stages:
         return gradients, with_overflow(flags, gradients)
 
     def hold(self, message):
-        """Is told that a step gives no gradients back, and keeps a message: list of tensors."""
+        """Notes that a step returns no gradients, and keeps a message: list of tensors."""
 
 
 def run_stages(exchange, gradients, scale=1.0, stages=None):
@@ -52,8 +52,8 @@ def run_stages(exchange, gradients, scale=1.0, stages=None):
 
     Returns:
         A list of tensors with the shapes and dtypes of `gradients`, the same on all workers, and
-        flags, int32 `[world_size]`: entry k is 0, or 1 + the index of the first gradient in which
-        rank k met a value that is not finite.
+        the flags, int32 `[world_size]`. Flag k is 0 if all gradients of rank k are finite.
+        Otherwise it is 1 + the index of the first gradient that is not.
     """
     stages = stages or Stages()
     message = stages.encode(exchange, gradients)
@@ -62,5 +62,5 @@ def run_stages(exchange, gradients, scale=1.0, stages=None):
 
 
 def flag_bytes(exchange):
-    """Returns the bytes of flags that a worker sends beside the messages of an exchange."""
+    """Returns the bytes that a worker sends for flags beside the messages of an exchange."""
     return 0 if exchange.carries_flags else (exchange.world_size - 1) * FLAG_BYTES

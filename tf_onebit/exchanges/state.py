@@ -1,4 +1,4 @@
-"""What exchanges carry over from step to step, as dictionaries of NumPy arrays."""
+"""State of exchanges, as dictionaries of NumPy arrays."""
 
 import collections
 
@@ -6,27 +6,27 @@ from tf_onebit.configurable import serialize
 
 
 def part_of(state, prefix):
-    """Returns the part of a state whose names have a prefix, without it."""
+    """Returns the entries whose names begin with a prefix, and removes the prefix."""
     prefix += "/"
     return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
 
 
 def prefixed(prefix, state):
-    """Returns a state with a prefix before each name: the inverse of `part_of`."""
+    """Adds a prefix to each name: the inverse of `part_of`."""
     return {f"{prefix}/{name}": array for name, array in state.items()}
 
 
 def has_unsent(state):
-    """Returns whether there is room for what has not been sent in the state of an exchange."""
+    """Tells whether the state of an exchange has residuals that are not empty."""
     return any(array.size for name, array in state.items() if name.endswith("residual"))
 
 
 def require_same_kind(exchange, template, states):
-    """Raises ValueError for states of another exchange: what it has not sent would be lost.
+    """Raises ValueError for states of another exchange, whose residuals would be lost.
 
     Args:
-        exchange: built: has `rank`, `world_size` and `state`.
-        template: the user's exchange that it was made of.
+        exchange: built exchange, with `rank`, `world_size` and `state`.
+        template: the user's exchange from which it was cloned.
         states: list of dictionaries, by rank.
     """
     with_as_many = len(states) == exchange.world_size
@@ -42,7 +42,7 @@ def require_same_kind(exchange, template, states):
 
 
 def summed(dictionaries):
-    """Returns one dictionary of what several have under the same names, added up.
+    """Adds up the values that dictionaries have under the same names.
 
     >>> summed([{"kernel": 1.0}, {"kernel": 2.0, "bias": 0.0}])
     {'kernel': 3.0, 'bias': 0.0}

@@ -1,4 +1,4 @@
-"""Threshold: only what exceeds a threshold is sent, with error feedback."""
+"""Threshold: sends only values that exceed a threshold, with error feedback."""
 
 import math
 import numbers
@@ -20,45 +20,45 @@ WORD_BYTES = 4
 CODINGS = ("packed", "golomb_rice")
 DEFAULT_DENSITY = 0.001
 
-# That a given tau is expected to lead to, before it is known.
+# Assumed for a given tau, until the actual density is known.
 _EXPECTED_DENSITY = 0.01
 
 
 class Threshold(Exchange):
     """Threshold-sparse updates (Strom 2015).
 
-    Each worker adds its gradients to a residual. Of the values that exceed the threshold tau, it
-    sends where they are and their sign, as +-tau, and subtracts what it sends::
+    Each worker adds its gradients to a residual. For each value that exceeds the threshold tau,
+    it sends the index and the sign, which stand for +-tau, and subtracts what it sends::
 
         corrected_t = g_t + r_(t-1)
         sent_t      = tau * sign(corrected_t) where |corrected_t| > tau, else 0
         r_t         = corrected_t - sent_t
 
-    and all workers add up what all have sent. A value takes 32 bits, or 9 to 15 with
-    `coding="golomb_rice"`, in messages with up to a third of room to spare. In full precision
-    travel only the gradients that are excluded, and `tf.IndexedSlices`.
+    Each worker adds up what all workers have sent. A value takes 32 bits, or 9 to 15 with
+    `coding="golomb_rice"`. Up to a third of a message may be unused. Only excluded gradients and
+    `tf.IndexedSlices` travel in full precision.
 
     A useful tau grows with the gradients, and so with the loss, and is hard to guess.
-    `target_density` finds one and follows the density, averaged over the workers and the last few
-    exchanges (`exchanges/adaptive_threshold.py` has the rule). It is the same on all workers, and
-    each bucket has one of its own.
+    `target_density` makes the exchange find one. It then follows the density, averaged over the
+    workers and the last few exchanges (`exchanges/adaptive_threshold.py` has the rule). Tau is
+    the same on all workers, and each bucket has its own.
 
-    Messages have room for a little more values than exceed tau on average. It changes rarely: every
-    32 exchanges, and when more than twice as many are to be sent. What does not fit waits in the
-    residual.
+    Messages have room for a few more values than exceed tau on average. This capacity changes
+    rarely: every 32 exchanges, and when more than twice as many values are to be sent. Values
+    that do not fit wait in the residual.
 
     Args:
-        tau: the threshold, and what is sent in place of what exceeds it. In units of the gradient
-            of a worker's mean loss.
-        target_density: instead of `tau`: the part of all values that a worker should send.
+        tau: the threshold, and the magnitude that is sent for each value above it. In units of
+            the gradient of a worker's mean loss.
+        target_density: instead of `tau`: the fraction of all values that a worker should send.
             Default: 0.001.
-        coding: "packed": a word for each value. "golomb_rice": the gaps between indices take as
-            many bits as they need, for some time to code them.
+        coding: "packed": one word per value. "golomb_rice": the gaps between indices take only
+            as many bits as they need, at the cost of some time to code them.
         bucket_bytes, exclude: see `Exchange`.
 
     Raises:
-        ValueError: for a tau that is not positive and finite, a density that is not between 0 and
-            1, both of them, or another coding.
+        ValueError: if tau is not positive and finite, the density is not between 0 and 1, both
+            are given, or the coding is unknown.
 
     Example:
         >>> exchange = Threshold(target_density=0.01, coding="golomb_rice")
@@ -67,9 +67,9 @@ class Threshold(Exchange):
     """
 
     carries_flags = True
-    # What has been held back for long, and then comes at once, is more than averages are made for.
+    # Sums of many steps that are sent all at once disturb the averages of an optimizer.
     suits_moments = False
-    # Number of values that one message is about.
+    # Number of values that one part of a message covers.
     part_size = words.MAX_PART_SIZE
 
     def __init__(
@@ -128,7 +128,7 @@ class Threshold(Exchange):
 
     @property
     def expected_density(self):
-        """The part of all values that is expected to be sent, before more is known."""
+        """Fraction of all values that is expected to be sent, before more is known."""
         return self.target_density or _EXPECTED_DENSITY
 
     @property
@@ -140,12 +140,12 @@ class Threshold(Exchange):
 
         Args:
             gradients: list of tensors, as in `specs`.
-            capacity: int64 scalar, the most values in a message.
-            rate: float32 scalar: the message says `rate * tau` in place of tau.
-            pad: whether the message is as long as one of `capacity` values can be.
+            capacity: int64 scalar, the maximum number of values in a message.
+            rate: float32 scalar. Values in the message stand for `rate * tau` instead of tau.
+            pad: whether the message gets the maximum length of one with `capacity` values.
 
         Returns:
-            `[1, parts, words]`, words of `WIRE_DTYPE`, coded as the exchange does.
+            Words of `WIRE_DTYPE`, `[1, parts, words]`, in the exchange's coding.
         """
         encoded = ops.threshold_encode(
             gradients,
@@ -162,20 +162,20 @@ class Threshold(Exchange):
         return encoded
 
     def decode(self, messages):
-        """Messages of any workers, words `[number, parts, words]`, without their coding."""
+        """Decodes messages of any workers, words `[number, parts, words]`, into packed ones."""
         if self.coding == "golomb_rice":
             return ops.golomb_rice_decode(messages, **self._parts)
         return messages
 
     def follow(self, messages, mine):
-        """Lets tau follow what was sent.
+        """Updates tau by the density of messages.
 
         Args:
-            messages: `[number, parts, words]` of `WIRE_DTYPE`, of workers that have the same tau.
-            mine: the index of the own one.
+            messages: `[number, parts, words]` of `WIRE_DTYPE`, from workers with the same tau.
+            mine: index of this worker's message.
 
         Returns:
-            int64 scalar, the most values that a message was to have room for.
+            int64 scalar, the largest number of values that a message should have held.
         """
         self._message_words.assign(tf.size(messages[mine], tf.int64))
         headers = messages[:, :, : words.HEADER_WORDS]
@@ -205,7 +205,7 @@ class Threshold(Exchange):
             self._capacity.follow(self.follow(gathered, self.rank))
             return True
 
-        # What all workers must share, all change or none: an error of this step waits for it.
+        # All workers change this common state, or none. So an error of this step must wait for it.
         followed = tf.cond(tf.reduce_all(tf.equal(flags, 0)), follow, lambda: False)
         with tf.control_dependencies([followed]):
             return exchanged, tf.identity(flags)

@@ -1,4 +1,4 @@
-"""What the messages of an exchange look like, from a graph that is traced and never run."""
+"""Shapes of an exchange's messages, from a graph that is traced and never run."""
 
 import tensorflow as tf
 
@@ -12,7 +12,7 @@ def message_specs(exchange, aggregated):
 
     Args:
         exchange: `Exchange`, built.
-        aggregated: whether it is the message that `aggregate` returns, or that of `encode`.
+        aggregated: True for the message that `aggregate` returns, False for `encode`'s message.
     """
 
     def message_of(*gradients):
@@ -33,7 +33,7 @@ def expected_bytes(exchange, specs, world_size):
         world_size: number of workers.
 
     Raises:
-        ValueError: if a message has a length that is not known before it is made.
+        ValueError: if the length of a message is not known before it is made.
     """
     exchange.build(specs, 0, world_size, "tf_onebit/tracing")
     total = {}

@@ -1,4 +1,4 @@
-"""How exchanges apply transforms."""
+"""Application of transforms in exchanges."""
 
 import tensorflow as tf
 
@@ -6,7 +6,7 @@ from tf_onebit.transforms import Transform
 
 
 def require_transforms(name, transforms):
-    """Raises ValueError unless all of a list, the argument `name`, are transforms."""
+    """Raises ValueError unless the argument `name` is a list of transforms."""
     for transform in transforms:
         if not isinstance(transform, Transform):
             raise ValueError(
@@ -23,7 +23,7 @@ def transformed(transforms, aggregate, plain):
 
 
 def unchanged(aggregate, plain):
-    """Generator: applies none."""
+    """Generator: returns its arguments; the branch without transforms."""
     yield from ()
     return aggregate, plain
 
@@ -40,7 +40,7 @@ def transformed_alone(transforms, gradients, layout):
         List of float32 tensors.
 
     Raises:
-        ValueError: if one of them asks for a collective.
+        ValueError: if one of them requests a collective.
     """
     generator = transformed(transforms, *joined(gradients, layout))
     try:
@@ -55,7 +55,7 @@ def transformed_alone(transforms, gradients, layout):
 
 
 def joined(gradients, layout):
-    """A list of gradients as two float32 vectors: values in columns, and plain values."""
+    """Joins gradients into two float32 vectors: values in columns, and plain values."""
     vectors = [[], []]
     for gradient, column_size in zip(gradients, layout.column_sizes, strict=True):
         vector = tf.reshape(tf.cast(gradient, tf.float32), [-1])
@@ -64,7 +64,7 @@ def joined(gradients, layout):
 
 
 def parted(aggregate, plain, like, layout):
-    """The inverse of `joined`: a list of tensors with the shapes and dtypes of those of `like`."""
+    """Inverts `joined`. Returns a list of tensors with the shapes and dtypes of `like`."""
     sizes = [[], []]
     for size, column_size in zip(layout.sizes, layout.column_sizes, strict=True):
         sizes[column_size == 0].append(size)

@@ -1,4 +1,4 @@
-"""Uncompressed: what `OneBit` does to gradients, but for compressing them."""
+"""Uncompressed: the exchange and transforms of `OneBit` without quantization."""
 
 import tensorflow as tf
 
@@ -13,15 +13,16 @@ FLAG_SIZE = 1
 
 
 class Uncompressed(Exchange):
-    """Sums and transforms gradients as `OneBit` does, and sends them as they are.
+    """Exchange that sums and transforms gradients as `OneBit` does, but sends them in float32.
 
-    The owner of a shard sums what all workers send of it, in the order of ranks, applies the
-    transforms, and sends it to all: `2 (K - 1) / K` times 4 bytes per value, beside plain tensors.
-    Arithmetic is in float32, whatever the gradients' type. `tf.IndexedSlices` become dense.
+    The owner of a shard sums the shards of all workers in the order of ranks, applies the
+    transforms, and sends the result to all. Each worker sends `2 (K - 1) / K` times 4 bytes per
+    value, and the plain tensors. Arithmetic is in float32 for gradients of every type.
+    `tf.IndexedSlices` become dense.
 
     Args:
-        compressed: `OneBit`. Of a built one the transforms are applied, with their state; else
-            transforms of the same hyper-parameters.
+        compressed: `OneBit`. If it is built, its transforms and their state are used. Otherwise
+            transforms with the same hyper-parameters are created.
     """
 
     takes_sparse = True
@@ -73,7 +74,7 @@ class Uncompressed(Exchange):
         return exchanged, with_overflow(flags, exchanged)
 
     def _rows(self, flag, values, plain):
-        """What goes to the owner of each shard: flag, shard and plain values."""
+        """Returns the rows for the owners of the shards: flag, shard and plain values."""
         sizes = self.compressed.layout.shard_sizes
         rows = [
             tf.concat([tf.cast(flag, tf.float32)[tf.newaxis], shard, padding, plain], axis=0)

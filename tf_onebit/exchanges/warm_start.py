@@ -1,4 +1,4 @@
-"""WarmStart: full precision first."""
+"""WarmStart: full precision in the first steps."""
 
 import dataclasses
 
@@ -8,25 +8,25 @@ from tf_onebit.validation import number_of_samples
 
 
 class WarmStart(Recipe):
-    """Exchanges in full precision at first, then as `exchange` does.
+    """Full precision at first, then the exchange `exchange`.
 
-    Gradients of a model that is not yet trained are uneven and change quickly; Seide et al. 2014
-    (section 5.2) train the first 24 hours of 309 without quantization. Transforms of the exchange
-    work from the first step on.
+    The gradients of an untrained model are uneven and change quickly. Seide et al. 2014 (section
+    5.2) train the first 24 hours of 309 without quantization. Transforms of the exchange work
+    from the first step on.
 
-    About a tenth of the job's steps is a good length, and no more than a part of the first epoch. A
-    `fit` that ends within the warm start has compressed nothing: worker 0 then warns, once.
+    A good length is about a tenth of the job's steps, and no more than a part of the first epoch.
+    A `fit` that ends within the warm start has compressed nothing. Worker 0 then warns once.
 
     Args:
         exchange: the exchange that follows.
         steps: number of exchanges in full precision.
-        samples: instead of `steps`, of how many samples the exchanges in full precision are: the
-            first that begins after as many is compressed.
-        global_batch_size: with `samples`, the number of samples that all workers together take per
-            step, unless `set_global_batch_size` says another.
+        samples: instead of `steps`: number of samples in full precision. The first exchange that
+            begins after that many samples is compressed.
+        global_batch_size: with `samples`: number of samples that all workers together take per
+            step, until `set_global_batch_size` changes it.
 
     Raises:
-        ValueError: if `steps` is negative or not a whole number, `samples` comes without
+        ValueError: if `steps` is negative or not a whole number, `samples` is given without
             `global_batch_size`, or `exchange` is not an exchange.
 
     Example:

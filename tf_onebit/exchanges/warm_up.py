@@ -1,10 +1,10 @@
-"""How far the warm-up of a bucket is."""
+"""WarmUpProgress: the progress of a bucket's warm-up."""
 
 import tensorflow as tf
 
 
 class WarmUpProgress(tf.Module):
-    """Counts the exchanges of a bucket until its `WarmUp` is over.
+    """Counter of a bucket's exchanges until its `WarmUp` is over.
 
     Args:
         warm_up: `WarmUp`.
@@ -20,35 +20,35 @@ class WarmUpProgress(tf.Module):
         self._was_warm = tf.Variable(warm_up.length > 0, trainable=False)
 
     def is_warm(self):
-        """Returns whether the next exchange is within it: boolean tensor."""
+        """Tells whether the next exchange is within the warm-up: boolean tensor."""
         return self._progress < self.warm_up.length
 
     def was_warm(self):
-        """Returns whether the last exchange was within it: boolean."""
+        """Tells whether the last exchange was within the warm-up: boolean."""
         return bool(self._was_warm)
 
     def count(self, gradients, warm):
-        """Counts an exchange once its gradients are there: not where data have ended."""
+        """Counts an exchange when its gradients are ready, so not after the end of the data."""
         with tf.control_dependencies(tf.nest.flatten(gradients, expand_composites=True)):
             self._was_warm.assign(warm)
             self._progress.assign_add(self._increment)
 
     def set_global_batch_size(self, samples):
-        """Takes the number of samples of an exchange from now on."""
+        """Sets the number of samples per exchange."""
         if self.warm_up.unit == "samples":
             self._increment.assign(samples)
 
     def state(self):
-        """Returns what it goes on from: dictionary of NumPy arrays."""
+        """Returns the state to continue from: dictionary of NumPy arrays."""
         return {"progress": self._progress.numpy(), "increment": self._increment.numpy()}
 
     def load_state(self, state):
-        """Goes on from an earlier `state`."""
+        """Restores an earlier `state`."""
         self._progress.assign(state["progress"])
         self._increment.assign(state["increment"])
 
     def advice(self):
-        """Returns advice to the user if training ends within it: a text, or None."""
+        """Returns advice for the user, if training ends within the warm-up: a text, or None."""
         progress, length, unit = int(self._progress), self.warm_up.length, self.warm_up.unit
         if progress == 0 or progress >= length:
             return None

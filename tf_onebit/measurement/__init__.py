@@ -1,4 +1,4 @@
-"""Takes the time of exchanges, and of collectives between the workers of a job."""
+"""Measurement of exchanges, and of collectives between the workers of a job."""
 
 from tf_onebit.measurement.exchange_seconds import (
     ExchangeSeconds,

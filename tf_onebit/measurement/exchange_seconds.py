@@ -1,23 +1,23 @@
-"""What exchanges of gradients take one after another, with nothing to overlap with."""
+"""Duration of exchanges that run one after another, without overlap."""
 
 import dataclasses
 
 from tf_onebit.exchanges import Bucketed, Exchange, FullPrecision, GradientSpec
 from tf_onebit.measurement.exchange_work import measure_exchange
 
-# What is measured in place of a model: a kernel, [in, out].
+# The kernel [in, out] that is measured in place of a model.
 _SAMPLE = GradientSpec("sample", (1024, 2048), "float32")
 
 
 @dataclasses.dataclass(frozen=True)
 class ExchangeSeconds:
-    """Of an exchange, between some workers.
+    """Estimated duration of an exchange between some workers.
 
     Attributes:
         exchange: `Exchange`, as a template.
-        links: dictionary of `planner.Link`.
+        links: dictionary from kinds of collectives to `planner.Link`.
         world_size: number of workers.
-        work_seconds: what encoding and decoding take per value.
+        work_seconds: time of encoding and decoding, in seconds per value.
     """
 
     exchange: Exchange
@@ -27,7 +27,7 @@ class ExchangeSeconds:
     _known: dict = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
     def of_gradients(self, specs):
-        """What gradients take in a bucket: work, and bytes that travel; latency comes to that.
+        """Returns the seconds of gradients within a bucket: work and transfer, without latency.
 
         Args:
             specs: list of `GradientSpec`.
@@ -39,15 +39,19 @@ class ExchangeSeconds:
         return self.work_seconds * sum(spec.size for spec in specs) + sending
 
     def of_bucket(self, specs):
-        """The same with the latency of its collectives, one after another.
+        """Returns the seconds of a bucket: `of_gradients`, and the latency of its collectives.
 
-        That of flags in full precision, which is under way beside the gradients', does not count.
+        The collectives run one after another. The flags of full precision do not count, because
+        they travel beside the gradients.
+
+        Args:
+            specs: list of `GradientSpec`.
         """
         kinds = self._sent_bytes(specs)
         return self.of_gradients(specs) + sum(self.links[kind].latency_seconds for kind in kinds)
 
     def _sent_bytes(self, specs):
-        """By each worker, by kind of collective: dictionary."""
+        """Returns the bytes that each worker sends: dictionary by kind of collective."""
         key = tuple(dataclasses.replace(spec, name="") for spec in specs)
         if key not in self._known:
             self._known[key] = self.exchange.expected_bytes(specs, self.world_size)
@@ -60,10 +64,10 @@ class ExchangeSeconds:
 
 
 def measure_work(exchange, world_size):
-    """What encoding and decoding take, in seconds per value.
+    """Measures encoding and decoding, in seconds per value.
 
     Args:
-        exchange: as of `measure_exchange`; nothing is excluded.
+        exchange: see `measure_exchange`; it excludes no gradients.
         world_size: number of workers.
     """
     (bucket,) = measure_exchange(exchange, [_SAMPLE], world_size)
@@ -71,14 +75,14 @@ def measure_work(exchange, world_size):
 
 
 def compressed_buckets(exchange, specs):
-    """The buckets of an exchange, but for those of sparse gradients.
+    """Returns the buckets of an exchange, without sparse gradients.
 
     Args:
         exchange: `Exchange`, as a template.
         specs: list of `GradientSpec`.
 
     Returns:
-        List of (whether it is compressed, list of its `GradientSpec`).
+        List of (whether the bucket is compressed, list of its `GradientSpec`).
     """
     buckets = [
         (schedule.exchange is exchange, [specs[index] for index in indices])

@@ -1,4 +1,4 @@
-"""What an exchange computes and sends, by running it without anybody else."""
+"""Work and messages of an exchange, measured by running it without other workers."""
 
 import dataclasses
 import time
@@ -13,31 +13,31 @@ from tf_onebit.collectives.requests import sent_bytes as sent_bytes_of
 from tf_onebit.exchanges import Bucketed, run_stages
 from tf_onebit.planner import Bucket, Collective
 
-# Memory is to be found first, and a threshold.
+# The untimed runs allocate memory, and find a threshold.
 _UNTIMED_RUNS, _RUNS = 2, 5
-# Normal numbers take longer to make than to encode: of more, they are repeated.
+# Normal numbers take longer to generate than to encode. Beyond this number they are repeated.
 _MOST_NUMBERS = 2**20
-# Of more, a part says what all would take.
+# Beyond this number of values, only a part is measured.
 _MOST_VALUES = 8 * 2**20
 
 
 def measure_exchange(exchange, specs, world_size, rows=None, runs=_RUNS):
-    """Takes the time of what an exchange computes, with random gradients.
+    """Measures the computing time of an exchange with random gradients.
 
     Args:
         exchange: `Exchange`, as a template. Without branches: no transforms.
-        specs: list of `GradientSpec`, of a model.
-        world_size: number of workers, of which this one hears only itself.
-        rows: list: number of rows of each gradient that is sparse; default: one.
-        runs: how often each bucket is timed, for the median.
+        specs: list of `GradientSpec` of a model.
+        world_size: number of workers. Only this one runs, and receives its own messages.
+        rows: list with the number of rows of each sparse gradient. Default: one row.
+        runs: number of timed runs of each bucket; their median counts.
 
     Returns:
-        List of `planner.Bucket`, in the order in which a backward pass has their gradients.
+        List of `planner.Bucket`, in the order in which a backward pass computes their gradients.
     """
     rows = rows or [1] * len(specs)
     bucketed = Bucketed(exchange)
     bucketed.build(specs, 0, world_size, "tf_onebit/measurement")
-    measured = {}  # layers that are alike have buckets that are: each is measured once
+    measured = {}  # equal layers have equal buckets, and each kind is measured once
     buckets = []
     for exchange, indices in ((bucket.exchange, bucket.indices) for bucket in bucketed.buckets):
         gradients = tuple((dataclasses.replace(specs[i], name=""), rows[i]) for i in indices)
@@ -49,11 +49,16 @@ def measure_exchange(exchange, specs, world_size, rows=None, runs=_RUNS):
 
 
 def with_world_size(buckets, before, after):
-    """Dense buckets in full precision, between another number of workers: their work is the same.
+    """Converts dense buckets in full precision to another number of workers.
+
+    Their work stays the same.
 
     Args:
         buckets: list of `planner.Bucket`.
-        before, after: number of workers, at least 2.
+        before, after: the old and the new number of workers, at least 2.
+
+    Returns:
+        List of `planner.Bucket`.
     """
     factors = {
         "all_gather": (after - 1) / (before - 1),
@@ -71,11 +76,14 @@ def with_world_size(buckets, before, after):
 
 
 def with_block_work(buckets, seconds_per_value):
-    """The buckets of a block that `BlockMomentum` ends, from those of its exchange.
+    """Adds the work of `BlockMomentum` at the end of a block to the buckets of its exchange.
 
     Args:
-        buckets: list of `planner.Bucket`, as from `measure_exchange`.
-        seconds_per_value: as from `measure_block`.
+        buckets: list of `planner.Bucket`, from `measure_exchange`.
+        seconds_per_value: result of `measure_block`.
+
+    Returns:
+        List of `planner.Bucket`.
     """
     difference, update = seconds_per_value
 
@@ -102,14 +110,15 @@ def _measured(specs, rows, exchange, runs):
         seconds, sent, kinds[:], beside[:], exchanged = _timed(exchange, gradients(sign))
         return seconds, sent, exchanged
 
-    # Gradients that change their signs are not all sent sooner or later, as steady ones are.
+    # Signs alternate, because the residual of a steady gradient would exceed any threshold.
     signs = [tf.constant((-1.0) ** i) for i in range(_UNTIMED_RUNS + runs)]
     results = [run(sign) for sign in signs]
     times = np.array([seconds.numpy() for seconds, *_ in results[_UNTIMED_RUNS:]])
     *before, after = np.median(times, axis=0).clip(0).tolist()
     sent_bytes = results[-1][1].numpy().tolist()
     if tf.config.list_logical_devices("GPU"):
-        # Its kernels run behind the back of what takes times in the graph: only all is known.
+        # GPU kernels run asynchronously, so times in the graph mean nothing. Only the total is
+        # known.
         making = tf.function(gradients, autograph=False)
         work = _seconds(lambda sign: run(sign)[-1], signs) - _seconds(making, signs)
         *before, after = [max(0.0, work) / (len(before) + 1)] * (len(before) + 1)
@@ -118,7 +127,7 @@ def _measured(specs, rows, exchange, runs):
 
 
 def _one_after_another(collectives, beside):
-    """What is under way beside the one before is a part of it: the latency is that of one."""
+    """Merges each collective that runs beside the one before into it, with one latency."""
     joined = []
     for collective, is_beside in zip(collectives, beside, strict=True):
         if is_beside:
@@ -134,12 +143,12 @@ def _one_after_another(collectives, beside):
 
 
 def _seconds(function, signs):
-    """Median time of calls, until what they return is computed."""
+    """Returns the median time of calls, until their results are computed."""
     times = []
     for sign in signs:
         start = time.perf_counter()
         first, *_ = tf.nest.flatten(function(sign), expand_composites=True)
-        tf.reshape(first, [-1])[:1].numpy()  # comes after all that a GPU has been given before
+        tf.reshape(first, [-1])[:1].numpy()  # waits for all earlier work of a GPU
         times.append(time.perf_counter() - start)
     return float(np.median(times[_UNTIMED_RUNS:]))
 
@@ -151,7 +160,7 @@ def _random_gradient(spec, rows, sign):
             values = tf.ones([rows, *spec.shape[1:]], dtype)
         else:
             values = _random_values(spec.size, dtype)
-    values *= tf.cast(sign, dtype)  # made in the graph, as of a step: its memory may be taken
+    values *= tf.cast(sign, dtype)  # made in the graph, as in a step, so its memory can be reused
     if not spec.sparse:
         return tf.reshape(values, spec.shape)
     indices = tf.range(rows) % spec.shape[0]
@@ -164,20 +173,21 @@ def _random_values(size, dtype):
 
 
 def _timed(exchange, gradients):
-    """Runs an exchange whose requests are answered at once.
+    """Runs an exchange, and answers its requests at once.
 
     Returns:
-        Seconds of the work before each request and after the last answer, float64
-        `[requests + 1]`; bytes that each worker sends for each, int64 `[requests]`; the list of
-        their kinds; that of whether each can be asked for before the one before is answered; and
-        what the exchange returns, because what nobody uses is not computed.
+        A tuple of five. The seconds of work before each request and after the last answer,
+        float64 `[requests + 1]`. The bytes that each worker sends for each request, int64
+        `[requests]`. The list of the requests' kinds. The list of booleans: whether a request can
+        be made before the previous one is answered. The results of the exchange, because
+        TensorFlow does not compute unused results.
     """
     seconds, sent_bytes, kinds, beside, answers = [], [], [], [], set()
     last, gradients = _at(gradients)
 
     def answered(request):
         nonlocal last
-        yield from ()  # a generator that asks for nothing
+        yield from ()  # makes this a generator; it requests nothing
         tensors = tensors_of(request)
         beside.append(bool(answers) and answers.isdisjoint(ops_before(t.op for t in tensors)))
         if not beside[-1]:
@@ -202,7 +212,10 @@ def _timed(exchange, gradients):
 
 
 def _at(tensors):
-    """When all tensors were there, float64 scalar, and these, which nobody has before."""
+    """Returns the time at which all tensors were ready, float64 scalar, and the tensors.
+
+    The returned tensors are ready only after that time is taken.
+    """
     parts = tf.nest.flatten(tensors, expand_composites=True)
     with tf.control_dependencies(parts):
         time = tf.timestamp()
@@ -211,7 +224,7 @@ def _at(tensors):
 
 
 def ops_before(ops):
-    """The operations of a graph that a list of them waits for, and these: set."""
+    """Returns the set of the given operations of a graph, and of all that they wait for."""
     found, left = set(), list(ops)
     while left:
         op = left.pop()
@@ -222,13 +235,13 @@ def ops_before(ops):
 
 
 def measure_block(size):
-    """What the end of a block takes beside its exchange, in seconds per value.
+    """Measures the end of a block without its exchange, in seconds per value.
 
     Args:
-        size: number of values of the model; of more than 8 million a part is measured.
+        size: number of values of the model. If there are more than 8 million, a part is measured.
 
     Returns:
-        What it takes to compute what a block has changed, and to update the model by it.
+        Two floats: the time to compute the change in a block, and the time to update the model.
     """
     size = min(size, _MOST_VALUES)
     weight, begin, delta = (tf.Variable(tf.zeros([size])) for _ in range(3))

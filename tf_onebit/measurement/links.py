@@ -1,4 +1,4 @@
-"""How fast workers exchange messages: latency, bandwidth, and what that takes of a processor."""
+"""Links: latency, bandwidth and processor time of messages between workers."""
 
 import hashlib
 import os
@@ -19,14 +19,14 @@ from tf_onebit.exchanges.base import FLOAT_BYTES
 from tf_onebit.planner import Link
 
 _FIRST_BYTES = 16 * 1024
-# Fewer values may be added up in a shorter way than gradients are (`collectives/ordered_sum.py`).
+# Smaller sums may be computed in a shorter way than gradients (`collectives/ordered_sum.py`).
 _LEAST_SUM = 2048
 _MOST_BYTES = 64 * 2**20
-# What a message must take to say something, beyond what links let pass at once after a pause.
+# Shorter messages say little, because links let a burst pass at once after a pause.
 _LEAST_SECONDS = 0.15
-# A lost packet costs a message of 0.15 s half of its time: the median is to be of others.
+# A lost packet costs a message of 0.15 s half of its time. Enough runs keep it out of the median.
 _LATENCY_RUNS, _RUNS = 20, 5
-# A bit for each core, 32 in a number, of which a float holds all.
+# One bit per core, and 32 bits in each number, which a float64 holds exactly.
 _CORE_WORDS = 64
 
 _REQUESTS = {
@@ -37,7 +37,7 @@ _REQUESTS = {
 
 
 class Alone:
-    """A worker that has nobody to exchange messages with."""
+    """Single worker, without others to exchange messages with."""
 
     world_size, rank = 1, 0
 
@@ -49,7 +49,7 @@ class Alone:
 
 
 class Links:
-    """The workers of a job, and what lies between them.
+    """Workers of a job, and the links between them.
 
     Args:
         engine: `Engine` of one worker in this process.
@@ -62,14 +62,14 @@ class Links:
         self._functions = {}
 
     def all(self, values):
-        """The numbers of all workers: array `[world_size, len(values)]`."""
+        """Gathers numbers of all workers: array `[world_size, len(values)]`."""
         row = tf.constant([list(map(float, values))], tf.float64)
         request = AllGather(row, f"tf_onebit/measurement/numbers_{len(values)}")
         (rows,) = self._engine.run([one_request(request)])
         return rows.numpy()
 
     def slowest(self, *values):
-        """The largest of each of the workers' numbers: list."""
+        """Returns the maximum of each number over the workers: list."""
         return self.all(values).max(axis=0).tolist()
 
     def wait_for_all(self):
@@ -77,9 +77,9 @@ class Links:
         self.all([0])
 
     def workers_per_core(self):
-        """How many workers share a core that this one may use: 1 / n for n cores of its own."""
+        """Returns the number of workers per core that this one may use: 1 / n for n own cores."""
         mine = os.sched_getaffinity(0)
-        # As many bits as a float holds, of the whole name.
+        # A hash of the whole name, with as many bits as a float64 holds exactly.
         host = int.from_bytes(hashlib.sha256(socket.gethostname().encode()).digest()[:6], "big")
         sets = self.all([host, *_as_words(mine)])
         shares = [
@@ -90,7 +90,7 @@ class Links:
         return sum(shares) / len(mine)
 
     def measure(self):
-        """What the collectives of this job take: dictionary: `Link` by kind."""
+        """Measures the collectives of this job. Returns a dictionary from kinds to `Link`."""
         crowding = self.workers_per_core()
         return {kind: self._measure(kind, crowding) for kind in _REQUESTS}
 
@@ -100,7 +100,7 @@ class Links:
         while seconds < _LEAST_SECONDS and sent_bytes < _MOST_BYTES:
             sent_bytes *= 2 if seconds > _LEAST_SECONDS / 2 else 4
             seconds, _ = self._seconds(kind, sent_bytes, 1)
-        # The difference of two, because the first bytes after a pause may pass at any rate.
+        # The rate comes from two sizes, because the first bytes after a pause pass at any rate.
         short, _ = self._seconds(kind, sent_bytes // 4, _RUNS)
         long, work = self._seconds(kind, sent_bytes, _RUNS)
         rate = (
@@ -114,7 +114,7 @@ class Links:
         return Link(latency, rate, crowding * work_per_byte, crowding * least_work)
 
     def _seconds(self, kind, sent_bytes, runs):
-        """Median time of a collective, and of processors that a worker needs for it."""
+        """Returns the median time of a collective, and the median processor time of a worker."""
         function = self._function(kind, sent_bytes)
         times = []
         for _ in range(1 + runs):
@@ -125,7 +125,7 @@ class Links:
         return self.slowest(*np.median(times[1:], axis=0))
 
     def _function(self, kind, sent_bytes):
-        # A collective has a name, and that has one shape.
+        # A name of a collective has one shape only.
         name = f"tf_onebit/measurement/{kind}_{sent_bytes}"
 
         def run(*tensors):
@@ -140,21 +140,21 @@ class Links:
         return lambda: [answer[..., :1].numpy() for answer in function(*tensors)]
 
     def _shapes(self, kind, sent_bytes):
-        """Of the tensors of which a worker sends so many bytes: list."""
+        """Returns the shapes of tensors with which a worker sends `sent_bytes` bytes: list."""
         size = sent_bytes / FLOAT_BYTES
         others = self.world_size - 1
         if kind == "all_to_all":
             return [[self.world_size, max(1, int(size / others))]]
         if kind == "all_gather":
             return [[1, max(1, int(size / others))]]
-        # Two, because a bucket has several: to join and to part them is some of what it takes.
+        # Two tensors, because a bucket has several: to join and split them takes time, too.
         return 2 * [[max(1, int(size * self.world_size / (4 * others)))]]
 
 
 def _as_words(cores):
     words = [0] * _CORE_WORDS
     for core in cores:
-        if core < 32 * _CORE_WORDS:  # further ones count for nobody
+        if core < 32 * _CORE_WORDS:  # further cores are ignored on all workers
             words[core // 32] |= 1 << core % 32
     return words
 

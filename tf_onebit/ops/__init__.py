@@ -1,4 +1,4 @@
-"""The compiled ops: one thin function per op."""
+"""Compiled ops: one thin function per op."""
 
 from tf_onebit.ops.block_momentum import block_difference, block_update, moments_update
 from tf_onebit.ops.one_bit import (

@@ -1,15 +1,17 @@
-"""The ops of blockwise model-update filtering, BMUF (Chen, Ding, Huo 2020).
+"""Ops of blockwise model-update filtering, BMUF (Chen, Ding, Huo 2020).
 
-Workers train a block of steps each on its own. Then the mean of their models, theta_bar, and what
-they began the block with, theta_init, become the update of a global model, as if by momentum:
+Each worker trains a block of steps on its own. The block begins with the model theta_init, and
+ends with the mean of the workers' models, theta_bar. Their difference updates a global model as
+momentum does:
 
     Delta_n = eta Delta_(n-1) + zeta (theta_bar - theta_init)                            Eq. 1
 
-with a block momentum eta and a block learning rate zeta. The state, the global model and Delta, is
-in float32 for variables in float32, float16 or bfloat16, and in float64 for those in float64; so is
-the arithmetic. theta_init is not stored, but computed from the state, to the bit.
+where eta is the block momentum, and zeta the block learning rate. The state is the global model
+and Delta. State and arithmetic are in float32 for variables in float32, float16 or bfloat16, and
+in float64 for variables in float64. theta_init is not stored, but computed from the state, with
+the same bits.
 
-Variables are `tf.Variable`s, or whatever else has `handle`, `dtype` and `shape`. Numbers are
+Variables are `tf.Variable`s, or other objects with `handle`, `dtype` and `shape`. Numbers are
 Python's or float64 tensors, so that one graph serves all blocks.
 """
 
@@ -23,32 +25,32 @@ def _handles(variables):
 
 
 def _coefficients(*numbers):
-    # One by one: a list with tensors in it would make float32 of the numbers beside them.
+    # Converted one by one: in a list with tensors, Python's numbers would become float32.
     return tf.stack([tf.convert_to_tensor(number, tf.float64) for number in numbers])
 
 
 def block_difference(variables, global_model, deltas, scale, look_ahead):
-    """Computes how far variables have come since a block began.
+    """Computes the change of variables since the begin of a block.
 
         begin      = global_model + look_ahead * delta      rounded to the variable's type
         difference = scale * (variable - begin)
 
-    One pass over memory, from all variables at once.
+    It makes one pass over memory, and reads all variables at the same time.
 
     Args:
         variables: list of variables, all float32, float64, float16 or bfloat16.
-        global_model: list of variables of the same shapes, of the state's type.
-        deltas: list like `global_model`; or an empty one, for begin = global_model.
-        scale: scalar: 1 / world_size where differences are to be added up to their mean.
-        look_ahead: scalar: the block momentum when the block began, if it is Nesterov's; 0 if it is
-            classical.
+        global_model: list of variables with the same shapes and the state's type.
+        deltas: list like `global_model`, or an empty list for begin = global_model.
+        scale: scalar; 1 / world_size if the workers' differences are summed to their mean.
+        look_ahead: scalar; the block momentum at the begin of the block for Nesterov's block
+            momentum, and 0 for the classical one.
 
     Returns:
-        List of tensors of the shapes and dtypes of `variables`.
+        List of tensors with the shapes and dtypes of `variables`.
 
     Raises:
         InvalidArgumentError: if shapes or dtypes do not agree, a variable is not initialized or
-            given twice, or a number is not finite.
+            occurs twice, or a number is not finite.
 
     Example:
         >>> import tensorflow as tf
@@ -81,33 +83,35 @@ def block_update(
 ):
     """Ends a block: filters the update of the model, and sets variables for the next block.
 
-    Equations (Chen, Ding, Huo 2020, Eq. 1, 6 and 9), where begin is that of `block_difference`, and
-    base = begin + zeta (mean - begin), which is the mean if zeta is 1:
+    Equations (Chen, Ding, Huo 2020, Eq. 1, 6 and 9), with begin as in `block_difference`:
 
+        base      = begin + zeta (mean - begin)           the mean, if zeta is 1
         delta'    = eta delta + zeta (mean - begin)
         nesterov:   global_model' = base                  variable' = base + eta delta'
         classical:  global_model' = base + eta delta      variable' = global_model'
 
-    One pass over memory, in place. If eta = 0 and zeta = 1, variables become the means to the bit.
+    It makes one pass over memory, in place. If eta = 0 and zeta = 1, variables become exactly the
+    means.
 
     Args:
-        means: list of tensors of the shapes and dtypes of `variables`: their means over the
-            workers, or those of their differences.
+        means: list of tensors with the shapes and dtypes of `variables`: means over the workers
+            of the variables, or of their differences.
         variables: list of variables, all float32, float64, float16 or bfloat16. Only written.
-        global_model: list of variables of the same shapes, of the state's type.
+        global_model: list of variables with the same shapes and the state's type.
         deltas: list like `global_model`.
         block_momentum: scalar, eta.
         block_learning_rate: scalar, zeta.
-        look_ahead: scalar: as in `block_difference`, of the block that ends. The next block's is
-            `block_momentum`, or 0 if it is classical.
-        nesterov: bool: Nesterov's block momentum, or classical.
-        relative: bool: whether `means` are of differences, to which begin is to be added.
+        look_ahead: scalar; see `block_difference`, for the block that ends. For the next block it
+            is `block_momentum`, or 0 for the classical block momentum.
+        nesterov: bool; True for Nesterov's block momentum, False for the classical one.
+        relative: bool; whether `means` are means of differences, to which begin is added.
 
     Returns:
         The operation, in a graph.
 
     Raises:
-        InvalidArgumentError: as `block_difference`. Nothing is changed then.
+        InvalidArgumentError: in the same cases as `block_difference`. All variables then keep
+            their values.
 
     Example:
         >>> import tensorflow as tf
@@ -133,28 +137,34 @@ def block_update(
 def moments_update(means, variables, begins, extrapolation, floor, relative):
     """Ends a block: sets an optimizer's moments for the next block.
 
-    Equation (Chen, Ding, Huo 2020, Eq. 16 to 18, put together), with kappa = b (1 - beta^s) /
-    (1 - b), b = beta^tau for a block of tau steps, and s steps that the look-ahead stands for:
+    Equations (Chen, Ding, Huo 2020, Eq. 16 to 18 combined):
 
         variable' = begin' = max(mean + kappa (mean - begin), floor * begin)
+        kappa     = b (1 - beta^s) / (1 - b)
+        b         = beta^tau
 
-    One pass over memory, in place. With kappa = 0, and no floor above the mean, it is the mean.
+    for a block of tau steps, and a look-ahead that stands for s steps.
+
+    It makes one pass over memory, in place. With kappa = 0, and no floor above the mean, the
+    result is the mean.
 
     Args:
-        means: list of tensors of the shapes and dtypes of `variables`: their means over the
-            workers, or those of their differences.
+        means: list of tensors with the shapes and dtypes of `variables`: means over the workers
+            of the variables, or of their differences.
         variables: list of variables, all float32, float64, float16 or bfloat16. Only written.
-        begins: list of variables of the same shapes, of the state's type: what the moments began
-            the block with.
+        begins: list of variables with the same shapes and the state's type: the moments at the
+            begin of the block.
         extrapolation: scalar, kappa.
-        floor: scalar: beta^(tau + s) for second moments, which decay no faster; negative: none.
-        relative: bool: whether `means` are of differences, to which begin is to be added.
+        floor: scalar; beta^(tau + s) for second moments, which decay no faster. Negative for no
+            floor.
+        relative: bool; whether `means` are means of differences, to which begin is added.
 
     Returns:
         The operation, in a graph.
 
     Raises:
-        InvalidArgumentError: as `block_difference`. Nothing is changed then.
+        InvalidArgumentError: in the same cases as `block_difference`. All variables then keep
+            their values.
 
     Example:
         >>> import tensorflow as tf

@@ -1,13 +1,13 @@
-"""The driver of NVIDIA's GPUs, and whether it runs the compiled kernels."""
+"""Check whether the driver of NVIDIA's GPUs can run the compiled kernels."""
 
 import ctypes
 
-# The first drivers for CUDA's major versions.
+# First driver version for each major version of CUDA.
 _FIRST_DRIVERS = {12: "525", 13: "580"}
 
 
 def driver_version():
-    """The newest version of CUDA that the installed driver runs: (major, minor), or None."""
+    """Returns the newest CUDA version that the installed driver runs: (major, minor), or None."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -19,11 +19,12 @@ def driver_version():
 
 
 def driver_fault(cuda_version, driver):
-    """Why a driver does not run kernels, with what to do about it: a sentence, or None.
+    """Says why a driver cannot run the kernels, and what to do: a sentence, or None if it can.
 
     Args:
-        cuda_version: that the kernels are compiled with, for example "13.0.88"; empty: none are.
-        driver: what `driver_version` returned.
+        cuda_version: version with which the kernels were compiled, for example "13.0.88"; empty
+            if there are no kernels for GPUs.
+        driver: result of `driver_version`.
     """
     if not cuda_version or driver is None:
         return None

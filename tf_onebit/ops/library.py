@@ -1,4 +1,4 @@
-"""The library of compiled ops."""
+"""Library of compiled ops."""
 
 import ctypes
 import pathlib
@@ -16,24 +16,28 @@ PATH = pathlib.Path(__file__).parents[1] / "libtf_onebit_ops.so"
 
 
 def _require_whole(path):
-    """Raises OSError for an ELF file that is cut short: to load one would kill the process."""
+    """Raises OSError if an ELF file is cut short, because loading it would kill the process."""
     with path.open("rb") as file:
         header = file.read(64)
-    # The table of sections, which the header locates, is the end of the file.
+    # The table of sections is at the end of the file, and the header says where.
     table_at, entry_bytes, entries = struct.unpack("<40xQ10xHH2x", header.ljust(64, b"\0"))
     if not 0 < table_at + entry_bytes * entries <= path.stat().st_size:
         raise OSError(f"{path} is cut short")
 
 
 def _text(path, name):
-    """What a function of a library returns, which is a string of C."""
+    """Calls a function of a library that returns a C string."""
     function = getattr(ctypes.CDLL(str(path)), name)
     function.restype = ctypes.c_char_p
     return function().decode()
 
 
 def load(path):
-    """Loads the op library, after making sure that it was built for what is installed."""
+    """Loads the op library, and checks that it was built for the installed versions.
+
+    Raises:
+        ImportError: if the library is missing, does not load, or was built for other versions.
+    """
     if not path.exists():
         raise ImportError(
             f"The compiled ops of tf_onebit are missing. Expected: {path}. "
@@ -42,7 +46,7 @@ def load(path):
     expected = f"version={__version__} tensorflow={tf.__version__}"
     try:
         _require_whole(path)
-        # TensorFlow first: it notes which ops a library brings while it loads it.
+        # TensorFlow must load it first: it registers a library's ops only while it loads it.
         loaded = tf.load_op_library(str(path))
         built = _text(path, "tf_onebit_build_info")
     except (tf.errors.OpError, OSError, AttributeError) as error:
@@ -70,18 +74,21 @@ def _warn_of_driver():
 
 
 def simd():
-    """The instructions that kernels on the CPU use: "avx512", "avx2" or "plain"."""
+    """Returns the instruction set of the kernels on the CPU: "avx512", "avx2" or "plain"."""
     return _text(PATH, "tf_onebit_simd")
 
 
 def cuda_version():
-    """The version of CUDA that kernels for GPUs were compiled with; empty without such kernels."""
+    """Returns the CUDA version with which kernels for GPUs were compiled; empty without them."""
     return _text(PATH, "tf_onebit_cuda_version")
 
 
 def gpu_targets():
-    """What GPUs the kernels were compiled for, for example "80-real 90-real 100": machine code for
-    compute capabilities 8.0, 9.0 and 10.0, and what later ones are translated from; or empty."""
+    """Returns the GPUs for which kernels were compiled; empty without such kernels.
+
+    For example "80-real 90-real 100" means machine code for the compute capabilities 8.0, 9.0 and
+    10.0, and code that a driver translates for later ones.
+    """
     return _text(PATH, "tf_onebit_gpu_targets")
 
 

@@ -1,4 +1,4 @@
-"""The memory of one step's tensors stays with the process, for the next step's."""
+"""Options of malloc that keep the memory of one step's tensors for the next step."""
 
 import ctypes
 import os
@@ -15,22 +15,22 @@ _USERS_CHOICE = (
 
 
 def keep_freed_memory():
-    """Has `free` leave 64 MiB at the end of each heap, instead of giving them to the system.
+    """Makes `free` keep 64 MiB at the end of each heap, instead of returning them to the system.
 
-    TensorFlow 2.21 sets the trimming threshold of glibc to 128 KiB as soon as a process has a
-    data set that Python generates: any `keras.utils.PyDataset` or generator, be it for validation
-    only. From then on the activations and gradients of each step go back to the system, and the
-    next step takes a page fault for every 4 KiB of them. What is left untrimmed at the end of a
-    heap, the padding, remains in force.
+    TensorFlow 2.21 sets glibc's trimming threshold to 128 KiB as soon as a process has a data set
+    that Python generates: any `keras.utils.PyDataset` or generator, even one for validation. From
+    then on, each step returns the memory of its activations and gradients to the system. The next
+    step takes a page fault for every 4 KiB of it. TensorFlow leaves the padding unchanged, which
+    is the memory that trimming keeps at the end of a heap.
 
-    Without glibc nothing is done, nor where a variable of the environment says how to allocate.
+    It does nothing without glibc, or if an environment variable sets malloc options.
     """
     if any(name in os.environ for name in _USERS_CHOICE):
         return
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is None:
         return
-    # To set one of them keeps glibc from adapting the others: they are set where it would end.
+    # Setting one option stops glibc from adapting the others. So each is set to its final value.
     set_option(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
     set_option(_M_TRIM_THRESHOLD, _KEPT_BYTES)
     set_option(_M_TOP_PAD, _KEPT_BYTES)

@@ -1,4 +1,4 @@
-"""The ops of 1-bit SGD.
+"""Ops of 1-bit SGD.
 
 Messages are 32-bit words: int32, or float32 with the same bits.
 """
@@ -15,7 +15,7 @@ def one_bit_encode(gradients, residual, layout, levels="mean", error_feedback=Tr
 
         corrected = gradient + residual
         code      = corrected >= 0
-        level[c]  = mean of the corrected values with code c; 0 where there are none
+        level[c]  = mean of the corrected values with code c; 0 if there are no such values
         residual  = corrected - level[code]
 
     With `levels="symmetric"` the threshold is the column's mean, and the levels are the mean
@@ -27,7 +27,7 @@ def one_bit_encode(gradients, residual, layout, levels="mean", error_feedback=Tr
         layout: `tf_onebit.layout.Layout`.
         levels: "mean" or "symmetric".
         error_feedback: if False, the residual is neither read nor written.
-        dtype: of the words: `tf.int32`, or `tf.float32` for those that are to stay on a GPU.
+        dtype: dtype of the words: `tf.int32`, or `tf.float32` to keep them on a GPU.
 
     Returns:
         `messages`, words `[world_size, words]`: row k goes to the owner of shard k. Word 0 is 0,
@@ -57,12 +57,12 @@ def one_bit_encode(gradients, residual, layout, levels="mean", error_feedback=Tr
 
 
 def one_bit_decode_sum(messages, layout, rank):
-    """Sums what all workers sent about the shard that `rank` owns (Seide et al. 2014, 3.1).
+    """Sums the workers' messages about the shard that `rank` owns (Seide et al. 2014, 3.1).
 
         aggregate = sum over k of level_k[code_k]
 
     Args:
-        messages: words `[world_size, words]`; row k came from rank k. Summed in that order.
+        messages: words `[world_size, words]`; row k came from rank k. Summed in this order.
         layout: `tf_onebit.layout.Layout`.
         rank: the owner of the shard.
 
@@ -91,7 +91,7 @@ def one_bit_encode_shard(
 ):
     """Quantizes the aggregate of a shard, by the equation of `one_bit_encode`.
 
-    The second quantization of Seide et al. 2014, section 3.1, with a residual of its own.
+    This is the second quantization of Seide et al. 2014, section 3.1, with its own residual.
 
     Args:
         aggregate: float32 `[layout.shard_sizes[rank]]`.
@@ -125,15 +125,15 @@ def one_bit_encode_shard(
 
 
 def one_bit_aggregate(messages, residual, layout, rank, levels="mean", error_feedback=True):
-    """`one_bit_decode_sum` and `one_bit_encode_shard` in one pass over memory.
+    """Runs `one_bit_decode_sum` and `one_bit_encode_shard` in one pass over memory.
 
     Args:
         messages, layout, rank: as in `one_bit_decode_sum`.
         residual, levels, error_feedback: as in `one_bit_encode_shard`.
 
     Returns:
-        `message`, of the type of `messages`, and `residual_sum_of_squares`, as
-        `one_bit_encode_shard`, and `plain`, as `one_bit_decode_sum`: the same bits.
+        `message`, with the type of `messages`, and `residual_sum_of_squares`, see
+        `one_bit_encode_shard`; and `plain`, see `one_bit_decode_sum`. All have the same bits.
 
     Raises:
         InvalidArgumentError: if the messages or the residual do not fit the layout.
@@ -166,13 +166,13 @@ def one_bit_decode(messages, plain, gradients, layout, scale=1.0):
     Args:
         messages: words `[world_size, words]`; row k holds shard k.
         plain: float32 `[layout.plain_size]`, from `one_bit_decode_sum`.
-        gradients: list of the local gradients. Their values are not read: in a graph, where
-            nothing else needs them, the result takes their memory.
+        gradients: list of the local gradients, whose values are not read. In a graph, the result
+            takes their memory if no other op needs them.
         layout: `tf_onebit.layout.Layout`.
         scale: factor on the result: 1 / world_size for the mean over the workers.
 
     Returns:
-        List of tensors of the shapes and dtypes of `gradients`.
+        List of tensors with the shapes and dtypes of `gradients`.
 
     Raises:
         InvalidArgumentError: if the messages or the gradients do not fit the layout.

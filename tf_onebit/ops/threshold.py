@@ -1,18 +1,19 @@
-"""The ops of threshold-sparse updates.
+"""Ops of threshold-sparse updates.
 
 A message is `[parts, words]`, of 32-bit words: int32, or float32 with the same bits. There is one
-row for each run of `part_size` values, because an index has 31 bits. A row is a header, the values
-sent, and padding. Words of the header:
+row for each run of `part_size` values, because an index has 31 bits. A row consists of a header,
+the values sent, and padding. The words of the header are:
 
     FLAG       0, or 1 + the index of the first gradient with a value that is not finite
-    WORDS      length of the message, header included and padding not
+    WORDS      length of the message in words, with the header and without padding
     COUNT      number of values that are sent
-    EXCEEDING  number of values above the threshold: those sent, and those that did not fit
-    STEP       what a value that is sent stands for: the bits of a float32
+    EXCEEDING  number of values above the threshold, sent or without room
+    STEP       magnitude of each sent value: the bits of a float32
     SQUARES    sum of squares of the residual: the bits of a float32
 
-Then follows a word for each value that is sent, in ascending order: its index, with the highest bit
-set if it is negative. `golomb_rice_encode` puts fewer bits in their place.
+The header is followed by one word for each sent value, in ascending order of indices. The word is
+the index, with the highest bit set if the value is negative. `golomb_rice_encode` replaces these
+words by fewer bits.
 """
 
 import tensorflow as tf
@@ -34,26 +35,26 @@ def threshold_encode(
     pad=True,
     dtype=tf.int32,
 ):
-    """Encodes what exceeds a threshold, with error feedback (Strom 2015, section 2.6, 4 to 7).
+    """Encodes values above a threshold, with error feedback (Strom 2015, section 2.6, 4 to 7).
 
         corrected = gradient + residual
         sent      = +1 if corrected > threshold, -1 if corrected < -threshold, else 0
         residual  = corrected - threshold * sent
 
-    One pass over memory. What does not fit into `capacity` values, those with the highest indices,
-    waits in the residual.
+    It makes one pass over memory. If more than `capacity` values exceed the threshold, those with
+    the highest indices wait in the residual.
 
     Args:
         gradients: list of tensors, all float32, float16 or bfloat16.
-        residual: float32 variable with as many values as all of them. Updated in place.
-        threshold: float32 scalar, positive. Nothing exceeds infinity.
-        step: float32 scalar, at least 0 and finite: what a value that is sent stands for.
-        capacity: int64 scalar: the most values in a message of a part.
+        residual: float32 variable with as many values as all gradients. Updated in place.
+        threshold: float32 scalar, positive. With infinity no value is sent.
+        step: float32 scalar, at least 0 and finite: the magnitude of each sent value.
+        capacity: int64 scalar: the maximum number of values in the message of a part.
         sizes: list of the gradients' numbers of values.
-        part_size: number of values that one message is about.
-        pad: whether a message has the length of one with `capacity` values. On a GPU it always
-            has.
-        dtype: of the words: `tf.int32`, or `tf.float32` for those that are to stay on a GPU.
+        part_size: number of values that one part covers.
+        pad: whether a message gets the length of one with `capacity` values. On a GPU it always
+            does.
+        dtype: dtype of the words: `tf.int32`, or `tf.float32` to keep them on a GPU.
 
     Returns:
         Words `[parts, words]`.
@@ -89,15 +90,15 @@ def threshold_decode_sum(messages, gradients, sizes, part_size=MAX_PART_SIZE, sc
         gradient = scale * sum over k of step_k * sent_k
 
     Args:
-        messages: words `[world_size, parts, words]`; row k came from rank k. Added in that order,
+        messages: words `[world_size, parts, words]`; row k came from rank k. Added in this order,
             in float32.
-        gradients: list of the local gradients. Their values are not read: in a graph, where
-            nothing else needs them, the result takes their memory.
+        gradients: list of the local gradients, whose values are not read. In a graph, the result
+            takes their memory if no other op needs them.
         sizes, part_size: as in `threshold_encode`.
         scale: factor on the result: 1 / world_size for the mean over the workers.
 
     Returns:
-        List of tensors of the shapes and dtypes of `gradients`.
+        List of tensors with the shapes and dtypes of `gradients`.
 
     Raises:
         InvalidArgumentError: if a message is corrupt, or the gradients do not have these sizes.
@@ -116,7 +117,7 @@ def threshold_decode_sum(messages, gradients, sizes, part_size=MAX_PART_SIZE, sc
 
 
 def threshold_apply(variables, messages, part_size=MAX_PART_SIZE):
-    """Subtracts what messages say from variables (Strom 2015, section 2.6, 1 and 9).
+    """Subtracts the values of messages from variables (Strom 2015, section 2.6, 1 and 9).
 
         variable = variable - step_k * sent_k        for one message after another
 
@@ -129,7 +130,7 @@ def threshold_apply(variables, messages, part_size=MAX_PART_SIZE):
         The operation, in a graph.
 
     Raises:
-        InvalidArgumentError: if a message is corrupt. No variable is changed then.
+        InvalidArgumentError: if a message is corrupt. All variables then keep their values.
 
     Example:
         >>> import tensorflow as tf
@@ -149,14 +150,14 @@ def threshold_apply(variables, messages, part_size=MAX_PART_SIZE):
 def golomb_rice_encode(messages, sizes, part_size=MAX_PART_SIZE, pad=True):
     """Codes the gaps between the indices of messages (Strom 2015, section 2.5).
 
-    Of a gap g the quotient `g >> b` is coded in unary, and its b low bits, with the sign, as they
-    are. Each block of 256 values has the parameter b that makes it shortest. Independent positions
-    with density d take about `1.5 + log2(1 / d)` bits and the sign: 11.5 + 1 for d = 0.001.
+    A gap g is coded as the quotient `g >> b` in unary, its b low bits, and the sign. Each block of
+    256 values has the parameter b that makes it shortest. Independent positions with density d
+    take about `1.5 + log2(1 / d)` bits and the sign: 11.5 + 1 for d = 0.001.
 
     Args:
-        messages: words `[number of messages, parts, words]`, as from `threshold_encode`.
-        sizes, part_size: as there.
-        pad: whether the result has the length that any messages of that many words fit in.
+        messages: words `[number of messages, parts, words]`, from `threshold_encode`.
+        sizes, part_size: as in `threshold_encode`.
+        pad: whether the result gets a length that is enough for any messages of that many words.
 
     Returns:
         Words `[number of messages, parts, words]`.
@@ -178,14 +179,14 @@ def golomb_rice_encode(messages, sizes, part_size=MAX_PART_SIZE, pad=True):
 
 
 def golomb_rice_decode(coded, sizes, part_size=MAX_PART_SIZE):
-    """The inverse of `golomb_rice_encode`, without padding.
+    """Inverts `golomb_rice_encode`, and returns messages without padding.
 
     Args:
         coded: words `[number of messages, parts, words]`.
-        sizes, part_size: as there.
+        sizes, part_size: as in `threshold_encode`.
 
     Returns:
-        Words `[number of messages, parts, words]`, as long as the longest needs to be.
+        Words `[number of messages, parts, words]`, with the length of the longest message.
 
     Raises:
         InvalidArgumentError: if a message is corrupt.

@@ -1,4 +1,4 @@
-"""The ops that take times in a graph."""
+"""Ops that record times in a graph."""
 
 import tensorflow as tf
 
@@ -6,13 +6,15 @@ from tf_onebit.ops.library import library
 
 
 def record_time(token, recorder, event):
-    """Records that an event has come: in a graph, when all is there that this op waits for.
+    """Records the time of an event.
+
+    In a graph it is the time when all that this op waits for is ready.
 
     Args:
-        token: variable on the CPU, which is not looked at. TensorFlow has the ops with one token
-            wait for each other, in the order of the program.
-        recorder: int, at least 0: what the event is recorded by, one of this process.
-        event: int, at least 0: what has come.
+        token: variable on the CPU, whose value is not read. TensorFlow runs the ops with one
+            token one after another, in program order.
+        recorder: int, at least 0: number of a recorder in this process.
+        event: int, at least 0: number of the event.
 
     Returns:
         The operation, in a graph.
@@ -29,9 +31,9 @@ def record_time(token, recorder, event):
 
 
 def take_times(recorder):
-    """Takes from a recorder what it has recorded, in the order in which it came.
+    """Removes all events from a recorder, and returns them in the order of recording.
 
-    Of what is never taken only the first 65,536 events are kept.
+    A recorder keeps only the first 65,536 events that have not been taken.
 
     Args:
         recorder: as in `record_time`.

@@ -1,4 +1,4 @@
-"""The ops of transforms: normalized AdaGrad (Seide et al. 2014, ICASSP, section 4) and momentum."""
+"""Ops of transforms: normalized AdaGrad (Seide et al. 2014, ICASSP, section 4) and momentum."""
 
 import tensorflow as tf
 
@@ -6,21 +6,21 @@ from tf_onebit.ops.library import library
 
 
 def adagrad_accumulate(gradient, average, share, run_sizes):
-    """Takes a gradient into the average of its squares, and sums up standard deviations.
+    """Updates the average of a gradient's squares, and sums up standard deviations.
 
         average <- average + share * (gradient^2 - average)
         sums[k]  = sum over run k of sqrt(average)
 
-    One pass over memory, in place. Averages that would not be finite stay as they were.
+    It makes one pass over memory, in place. Averages that would not be finite keep their values.
 
     Args:
         gradient: float32 `[sum(run_sizes)]`: runs of values, one after another.
         average: float32 variable of the same size, zeros before the first gradient.
-        share: float64 scalar from 0 to 1: of the new square in the average.
+        share: float64 scalar from 0 to 1: weight of the new square in the average.
         run_sizes: list of ints: number of values of each run.
 
     Returns:
-        `sums`, float64 `[len(run_sizes)]`: the same bits from any number of threads.
+        `sums`, float64 `[len(run_sizes)]`: the same bits with any number of threads.
 
     Raises:
         InvalidArgumentError: if sizes do not agree, or `share` is not from 0 to 1.
@@ -45,8 +45,8 @@ def adagrad_normalize(gradient, average, means, run_sizes, epsilon):
 
         normalized = gradient / max(sqrt(average) / means[k], epsilon)      in run k
 
-    One pass over memory; in a graph, where nothing else needs the gradient, in its place. Where
-    `means[k]` is 0, gradients stay what they are.
+    It makes one pass over memory. In a graph, the result takes the gradient's memory if no other
+    op needs it. If `means[k]` is 0, the gradients of run k stay unchanged.
 
     Args:
         gradient, average, run_sizes: as in `adagrad_accumulate`.
@@ -54,10 +54,10 @@ def adagrad_normalize(gradient, average, means, run_sizes, epsilon):
         epsilon: float, positive.
 
     Returns:
-        float32, like `gradient`.
+        float32 tensor like `gradient`.
 
     Raises:
-        InvalidArgumentError: if sizes do not agree, or a number is not one of these.
+        InvalidArgumentError: if sizes do not agree, or a number is out of its range.
 
     Example:
         >>> average = tf.Variable([1.0, 9.0])
@@ -80,8 +80,8 @@ def momentum(gradient, velocity, momentum, nesterov=False):
         velocity <- momentum * velocity + gradient
         moved     = velocity, or gradient + momentum * velocity with Nesterov's
 
-    One pass over memory; in a graph, where nothing else needs the gradient, in its place. A
-    velocity that would not be finite stays as it was.
+    It makes one pass over memory. In a graph, the result takes the gradient's memory if no other
+    op needs it. A velocity that would not be finite keeps its value.
 
     Args:
         gradient: float32 tensor.
@@ -90,10 +90,10 @@ def momentum(gradient, velocity, momentum, nesterov=False):
         nesterov: bool.
 
     Returns:
-        float32, like `gradient`.
+        float32 tensor like `gradient`.
 
     Raises:
-        InvalidArgumentError: if sizes do not agree, or `momentum` is not one.
+        InvalidArgumentError: if sizes do not agree, or `momentum` is out of its range.
 
     Example:
         >>> velocity = tf.Variable([2.0])

@@ -1,2 +1,4 @@
-"""What the adapters share: the exchange of a training program's gradients, and where Keras
-optimizers call it."""
+"""Exchange of a training program's gradients, as the adapters share it.
+
+Keras optimizers call it in their updates.
+"""

@@ -1,4 +1,4 @@
-"""What `Auto` becomes, for the gradients of a model and the workers of a job."""
+"""Decision of `Auto`, for the gradients of a model and the workers of a job."""
 
 import dataclasses
 import json
@@ -14,19 +14,19 @@ from tf_onebit.measurement import ExchangeSeconds, Links, compressed_buckets, me
 from tf_onebit.planner import pays
 
 _DECISION = "decision"
-# Arguments that change which gradients are compressed, or what is done to all of them.
+# Arguments that choose which gradients are compressed, or that transform all gradients.
 _NOT_MEASURED = "exclude", "transforms", "local_transforms"
 
 
 def decide(auto, specs, engine, states=()):
-    """Decides which gradients are compressed. The same on all workers.
+    """Decides which gradients are compressed. The decision is the same on all workers.
 
     Args:
         auto: `Auto`.
         specs: list of `GradientSpec`.
-        engine: `Engine`, of the workers that exchange these gradients.
-        states: list of the workers' states in an earlier run, the own one first: whose decision
-            is kept.
+        engine: `Engine` of the workers that exchange these gradients.
+        states: list of the workers' states in an earlier run, this worker's first. A decision in
+            them is kept.
 
     Returns:
         An `Exchange`.
@@ -34,7 +34,7 @@ def decide(auto, specs, engine, states=()):
     for state in states:
         if _DECISION in state:
             return deserialize(json.loads(bytes(state[_DECISION])))
-    if innermost(auto).takes_sparse:  # as the dense gradients that it makes of them
+    if innermost(auto).takes_sparse:  # it turns them into dense gradients
         specs = [dataclasses.replace(spec, sparse=False) for spec in specs]
     decision = _Decision(auto.excluding(None), "all workers are in this process")
     if len(engine.ranks) < engine.world_size:
@@ -50,7 +50,7 @@ def decide(auto, specs, engine, states=()):
 
 @dataclasses.dataclass(frozen=True)
 class _Decision:
-    """What is decided: the exchange, why, in words, and how many values it compresses."""
+    """Decision: the exchange, the reason in words, and the number of compressed values."""
 
     exchange: Exchange | Recipe
     reason: str
@@ -58,7 +58,7 @@ class _Decision:
 
 
 def _measured(auto, engine):
-    """`ExchangeSeconds` in full precision and compressed, on the slowest worker."""
+    """Returns the `ExchangeSeconds` of the slowest worker, in full precision and compressed."""
     workers = Links(engine)
     links = workers.measure()
     exchanges = FullPrecision(auto.bucket_bytes), _as_measured(innermost(auto))
@@ -71,7 +71,7 @@ def _measured(auto, engine):
 
 
 def _weighed(auto, specs, full, compressed):
-    """The `_Decision` about gradients.
+    """Decides by measured times. Returns a `_Decision`.
 
     Args:
         auto: `Auto`.
@@ -95,9 +95,10 @@ def _weighed(auto, specs, full, compressed):
     if not gaining:
         return _Decision(none, f"no gradient gains enough: all take {in_full_precision}")
     others = [spec for spec in specs if spec not in gaining]
-    # What is not compressed in any case may share the messages of the others, or have its own.
+    # Gradients that stay plain in any case may share messages with compressed ones, or have
+    # messages of their own. Both choices are compared.
     left_out = [spec for spec in others if compressed.compresses(spec)]
-    # A name may be that of several: what does not pay then follows what does.
+    # Several gradients may share a name. If one of them gains, all of them are compressed.
     compressed_names = {spec.name for spec in gaining}
     choices = [
         auto.excluding([spec.name for spec in excluded if spec.name not in compressed_names])
@@ -120,7 +121,7 @@ def _weighed(auto, specs, full, compressed):
 
 
 def paying(specs, full, compressed):
-    """Returns the gradients whose exchange is faster by a tenth if they are compressed: list.
+    """Returns the gradients whose compression makes their exchange a tenth faster or more: list.
 
     Args:
         specs: list of `GradientSpec`.
@@ -134,24 +135,30 @@ def paying(specs, full, compressed):
 
 
 def with_decision(state, exchange):
-    """The state of what is built of an exchange that was decided for."""
+    """Returns the state of built exchanges together with the decision for `exchange`."""
     description = json.dumps(serialize(exchange)).encode()
     return state | {_DECISION: np.frombuffer(description, np.uint8)}
 
 
 def without_decision(state):
-    """The state itself, of what `with_decision` returned."""
+    """Returns the state without the decision: the inverse of `with_decision`."""
     return {name: array for name, array in state.items() if name != _DECISION}
 
 
 def _as_measured(exchange):
-    """The exchange that is measured: nothing is excluded, and transforms are made in any case."""
+    """Returns the exchange to measure: it excludes no gradients, and has no transforms.
+
+    Transforms take the same time whether or not gradients are compressed.
+    """
     without = {name: [] for name in _NOT_MEASURED if name in exchange.get_config()}
     return exchange.from_config(exchange.get_config() | without)
 
 
 def _logger():
-    """Python's logger "tf_onebit", which writes to standard error unless a program has its own."""
+    """Returns Python's logger "tf_onebit".
+
+    It writes to standard error, unless the program has configured logging.
+    """
     logger = logging.getLogger("tf_onebit")
     if not logger.hasHandlers():
         logger.addHandler(logging.StreamHandler())

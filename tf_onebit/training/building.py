@@ -1,4 +1,4 @@
-"""How the exchange of a list of gradients is built, once workers are known to agree."""
+"""Construction of the exchange of a list of gradients, after a comparison of the workers."""
 
 import tensorflow as tf
 
@@ -7,10 +7,10 @@ from tf_onebit.exchanges.schedule import is_exchange
 
 
 def resolve_exchange(exchange):
-    """Returns the exchange that a user asked for: full precision by None, `Auto` by "auto".
+    """Returns the exchange that a user asked for: `FullPrecision` for None, `Auto` for "auto".
 
     Raises:
-        ValueError: for anything else that is no exchange.
+        ValueError: if the argument is neither of these nor an exchange.
     """
     if exchange is None:
         return FullPrecision()
@@ -25,7 +25,7 @@ def resolve_exchange(exchange):
 
 
 def build(template, specs, scope, engine, unit=1.0):
-    """Builds a clone of `template` on all workers, once these are known to agree.
+    """Builds clones of `template`, after a check that all workers agree.
 
     Args:
         template: the user's exchange.
@@ -51,7 +51,7 @@ def build(template, specs, scope, engine, unit=1.0):
 
 
 def spec_of(gradient, variable):
-    """Returns what is known of the gradient of a variable: `GradientSpec`."""
+    """Returns the `GradientSpec` of the gradient of a variable."""
     return GradientSpec(
         name=getattr(variable, "path", variable.name),
         shape=tuple(variable.shape),

@@ -1,4 +1,4 @@
-"""The exchanges of a program's gradients: built on first use, kept for good."""
+"""BuiltExchanges: the exchanges of a program's gradients, built on first use and kept."""
 
 from typing import NamedTuple
 
@@ -6,11 +6,11 @@ import tensorflow as tf
 
 
 class Built(NamedTuple):
-    """The exchange of a list of gradients.
+    """Exchange of a list of gradients.
 
     Attributes:
         exchanges: list of `Bucketed`, one for each worker of this process.
-        variables: list of the variables that the gradients are of.
+        variables: list of the gradients' variables.
     """
 
     exchanges: list
@@ -18,11 +18,11 @@ class Built(NamedTuple):
 
 
 class BuiltExchanges:
-    """Holds an exchange for each list of variables whose gradients a program exchanges.
+    """Collection of exchanges, one for each list of variables whose gradients are exchanged.
 
     Args:
-        build: function from a tuple of `GradientSpec`, and the number of what is built by now, to a
-            list of `Bucketed`, one for each worker of this process.
+        build: function of a tuple of `GradientSpec` and the number of exchanges built so far. It
+            returns a list of `Bucketed`, one for each worker of this process.
     """
 
     def __init__(self, build):
@@ -45,13 +45,13 @@ class BuiltExchanges:
         return [exchange for built in self for exchange in built.exchanges]
 
     def of(self, specs, variables):
-        """Returns the exchanges of the gradients of variables: one for each worker here.
+        """Returns the exchanges of variables' gradients, one for each worker of this process.
 
         Args:
             specs: tuple of `GradientSpec`.
-            variables: list.
+            variables: list of the gradients' variables.
         """
-        # Names alone do not tell variables apart: many are called "Variable:0".
+        # Names do not identify variables: many are called "Variable:0".
         key = specs, tuple(map(id, variables))
         if key not in self._built:
             exchanges = self._build(specs, len(self))
@@ -59,7 +59,7 @@ class BuiltExchanges:
                 for setting in self._settings.values():
                     for exchange in exchanges:
                         setting(exchange)
-            # With the variables, because the ids of objects that are gone come again.
+            # The variables are kept because Python reuses the ids of freed objects.
             self._built[key] = Built(exchanges, variables)
         return self._built[key].exchanges
 
@@ -67,8 +67,8 @@ class BuiltExchanges:
         """Applies a setting to all exchanges, also to those that are not built yet.
 
         Args:
-            name: of the setting. An earlier one of this name is not applied to new exchanges.
-            setting: function of a `Bucketed`; or None, for new ones to stay as they are.
+            name: name of the setting. It replaces an earlier setting of this name.
+            setting: function of a `Bucketed`, or None to leave new exchanges unchanged.
         """
         self._settings.pop(name, None)
         if setting is not None:

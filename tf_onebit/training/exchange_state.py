@@ -1,18 +1,18 @@
-"""What the exchanges of a program carry over from one run to the next."""
+"""ExchangeState: what a program's exchanges keep from one run to the next."""
 
 from tf_onebit.exchanges import Bucketed
 from tf_onebit.training.auto import with_decision, without_decision
 
 
 class ExchangeState:
-    """Saves and restores exchanges, also those that are not built yet.
+    """State of a program's exchanges, also of those that are not built yet.
 
     Args:
         exchanges: `BuiltExchanges`.
-        gradient_exchange: `GradientExchange` that they are of, for its workers.
+        gradient_exchange: `GradientExchange` to which they belong; it knows the workers.
 
     Attributes:
-        decided: dictionary from the index of what is built to what `Auto` has become there.
+        decided: dictionary from the index of an exchange to the decision of `Auto` for it.
     """
 
     def __init__(self, exchanges, gradient_exchange):
@@ -22,23 +22,26 @@ class ExchangeState:
         self.decided = {}
 
     def waiting(self, index):
-        """Returns the states, by rank, that wait for what will be built with an index: list."""
+        """Returns the states that wait for the exchange with an index: list by rank."""
         return self._waiting.get(index, [])
 
     @property
     def is_empty(self):
-        """Whether nothing waits for what will be built."""
+        """Whether no state waits for an exchange that is not built yet."""
         return not self._waiting
 
     @property
     def is_whole(self):
-        """Whether `states` has all: not before the first step of other workers than earlier."""
+        """Whether `states` is complete.
+
+        After a restart with another number of workers, it is not before the first step.
+        """
         world_size = self._workers.engine.world_size
         alike = all(len(states) == world_size for states in self._waiting.values())
         return alike and (not self._waiting or self._ratio == 1.0)
 
     def states(self):
-        """Returns the states of what is built, and those of an earlier run that still wait.
+        """Returns the states of built exchanges, and the states that still wait for theirs.
 
         Returns:
             List of lists of dictionaries, by exchange and by `engine.ranks`.
@@ -57,12 +60,14 @@ class ExchangeState:
         return state if decided is None else with_decision(state, decided)
 
     def load(self, states, ratio):
-        """Takes over the states of an earlier run. What is built now and was not then begins anew.
+        """Restores the states of an earlier run.
+
+        Exchanges that the earlier run had not built are reset.
 
         Args:
-            states: list of lists of what `Exchange.state` returned, by exchange and by rank. With
-                as many workers as then, those of other processes may be missing (empty).
-            ratio: what unsent gradients are multiplied with.
+            states: list of lists of what `Exchange.state` returned, by exchange and by rank. If
+                the number of workers is the same, the states of other processes may be empty.
+            ratio: factor on gradients that are not sent yet.
         """
         self._waiting = dict(enumerate(states))
         self._ratio = ratio
@@ -73,7 +78,7 @@ class ExchangeState:
                 self._begin_anew(exchanges)
 
     def restore(self, index, exchanges):
-        """Gives exchanges that are built the states that wait for them, if there are any."""
+        """Loads the states that wait for built exchanges, if there are any."""
         states = self._waiting.pop(index, None)
         if states is None:
             return
@@ -97,20 +102,20 @@ class ExchangeState:
             _load_own(old, new.state())
 
     def scale_unsent(self, ratio):
-        """Multiplies all that is of gradients and has yet to have an effect.
+        """Multiplies pending gradients by `ratio`: residuals, and velocities of transforms.
 
-        Residuals, and velocities of transforms, keep the update that they will make when the
-        learning rate is divided by `ratio`. Nothing may be under way.
+        They then make the same update with a learning rate that is divided by `ratio`. No
+        messages may be under way.
         """
         if ratio == 1.0:
             return
-        self._ratio *= ratio  # of an earlier run's states, for what is not built yet
+        self._ratio *= ratio  # for states that still wait for their exchange
         for exchange in self._exchanges.all:
             _load_own(exchange, exchange.state(), ratio)
 
 
 def _load_own(exchange, state, ratio=1.0):
-    """Has an exchange take over a state of its own: those of other workers are not looked at."""
+    """Loads a state of this worker into an exchange, without the states of other workers."""
     states = [{} for _ in range(exchange.world_size)]
     states[exchange.rank] = state
     exchange.load_state(states, ratio)

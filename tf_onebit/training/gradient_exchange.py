@@ -1,4 +1,4 @@
-"""GradientExchange: what an optimizer hands its gradients to."""
+"""GradientExchange: the object to which an optimizer passes its gradients."""
 
 import collections
 import functools
@@ -19,9 +19,9 @@ from tf_onebit.training.exchange_state import ExchangeState
 from tf_onebit.training.recorder import stages_of
 from tf_onebit.validation import number_of_samples
 
-# Counts what is exchanged, in the order of first use: all workers must take part in each, so they
-# count alike. (They need not make the same objects: one may log, test or save more than another.)
-# Those of a group count by themselves, because others take no part.
+# Numbers the exchanges of a process in the order of first use. All workers take part in each, so
+# their numbers agree, also if one of them creates more objects (to log, test or save). Each group
+# has a counter of its own, because the other workers take no part.
 _numbers = collections.defaultdict(itertools.count)
 
 
@@ -31,25 +31,25 @@ def has_exchanged():
 
 
 class GradientExchange:
-    """Exchanges lists of gradients between the workers of a job.
+    """Exchange of lists of gradients between the workers of a job.
 
     Args:
         template: the user's exchange.
         engine: `Engine`.
-        mean: whether gradients become their mean over the workers. Else they become their sum.
-        settings: list of (what, value) pairs of strings in which workers must agree, too.
+        mean: whether gradients become their mean over the workers. Otherwise they become the sum.
+        settings: list of (what, value) pairs of strings on which workers must also agree.
         unit: see `Exchange.build`.
 
     Attributes:
-        engine: of all workers of the job.
-        group: `Engine` of those that exchange gradients with each other: all, by default.
-        exchanges: `BuiltExchanges`, of all lists of variables that it has been called with.
-        carried: `ExchangeState` of these.
+        engine: `Engine` of all workers of the job.
+        group: `Engine` of the workers that exchange gradients with each other. Default: all.
+        exchanges: `BuiltExchanges` of all lists of variables that it has been called with.
+        carried: `ExchangeState` of these exchanges.
         global_batch_size: what `set_global_batch_size` has set, or None.
         delays: whether delay is on, if there is any: see `set_delay`.
     """
 
-    # Whether workers apply what has come by now.
+    # Whether a worker applies the gradients that have arrived, and waits for no others.
     is_asynchronous = False
 
     def __init__(self, template, engine, mean, settings=(), unit=1.0):
@@ -69,19 +69,20 @@ class GradientExchange:
 
     @property
     def built(self):
-        """The exchanges of a worker of this process: one for each list of variables."""
+        """Exchanges of one worker of this process, one for each list of variables."""
         return [built.exchanges[0] for built in self.exchanges]
 
     @property
     def scale(self):
-        """What the sum over the workers is multiplied with."""
+        """Factor on the sum over the workers."""
         return 1.0 / self.group.world_size if self._mean else 1.0
 
     def set_global_batch_size(self, samples):
-        """Tells all exchanges how many samples a step has, also those that are not built yet.
+        """Sets the number of samples per step in all exchanges, also in those not built yet.
 
         Args:
-            samples: number of samples that all workers together take per step, the same on all.
+            samples: number of samples that all workers together take per step; the same on all
+                workers.
 
         Raises:
             ValueError: if `samples` is not a positive whole number.
@@ -90,10 +91,10 @@ class GradientExchange:
         self.exchanges.set("batch size", lambda exchange: exchange.set_global_batch_size(samples))
 
     def record_times(self, recorder):
-        """Has times taken of what is traced from now on, but for flushes.
+        """Records times in graphs that are traced from now on, except in flushes.
 
         Args:
-            recorder: `Recorder`; or None, for none to be taken.
+            recorder: `Recorder`, or None to record nothing.
         """
         self._recorder = recorder
         self.exchanges.set("stages", functools.partial(self._set_stages, recorder))
@@ -103,28 +104,28 @@ class GradientExchange:
         exchange.set_stages(functools.partial(stages_of, recorder, worker))
 
     def set_delay(self, on):
-        """Turns delay on or off, while nothing is held."""
+        """Turns delay on or off. No gradients may be held at that time."""
         self.delays = on
         self.exchanges.set("delay", lambda exchange: exchange.set_delay(on))
 
     def load_states(self, states, scale):
-        """Takes over the states of an earlier run: see `ExchangeState.load`.
+        """Restores the states of an earlier run: see `ExchangeState.load`.
 
         Args:
             states: list of lists of dictionaries.
-            scale: what `scale` was then.
+            scale: value of `scale` in that run.
         """
-        # What was in force then is part of the states.
+        # The states contain the batch size of the earlier run.
         self.global_batch_size = None
         self.exchanges.set("batch size", None)
         self.carried.load(states, scale / self.scale)
 
     def metrics(self):
-        """Figures of the last exchange, for the Monitor: dictionary of floats."""
+        """Returns the metrics of the last exchange, for the Monitor: dictionary of floats."""
         return {k: v for exchange in self.built for k, v in exchange.metrics().items()}
 
     def advise(self):
-        """Warns, once and on worker 0 alone, of what to know if training ends now."""
+        """Warns once, on worker 0 only, if an exchange has advice for a training that ends."""
         if self._has_advised or 0 not in self.engine.ranks:
             return
         advice = next(filter(None, (exchange.advice() for exchange in self.built)), None)
@@ -133,29 +134,29 @@ class GradientExchange:
             warnings.warn(advice, stacklevel=2)
 
     def drain(self, occasion, last=False):
-        """Waits until nothing is under way between workers: between steps nothing is.
+        """Waits until no messages are under way. By default none are between steps.
 
         Args:
-            occasion: at which all workers do so, in a few words.
+            occasion: occasion of the call in a few words; the same on all workers.
             last: whether training ends.
         """
 
     def rescue_with(self, save):
-        """Has `save` called before an error that one worker meets and others need not.
+        """Sets a function that is called before an error that only this worker may meet.
 
         Args:
-            save: function that saves what this worker has learned, and returns where, or None.
+            save: function that saves what this worker has learned. It returns the place, or None.
         """
 
     @tf.autograph.experimental.do_not_convert
     def __call__(self, gradients, variables):
-        """Exchanges the gradients of `variables`; None stays None.
+        """Exchanges the gradients of `variables`. A gradient of None stays None.
 
-        The first call with a list of variables builds the exchange, and compares the workers.
+        The first call with a list of variables compares the workers, and builds the exchange.
 
         Args:
             gradients: list; entry i is the list of gradients of the worker `group.ranks[i]`.
-            variables: list.
+            variables: list of the gradients' variables.
 
         Returns:
             A list like `gradients`.
@@ -176,28 +177,31 @@ class GradientExchange:
 
     @property
     def changes_gradients(self):
-        """Whether this worker's gradients do not just stay what they are."""
+        """Whether an exchange changes this worker's gradients."""
         return not (self._is_alone or innermost(self.template).trains_apart)
 
     @property
     def is_in_step(self):
-        """True if all workers make every step together. Else they may make different numbers."""
+        """Whether all workers make every step together.
+
+        If not, their numbers of steps may differ.
+        """
         return not self.trains_apart and self.group is self.engine
 
     @property
     def trains_apart(self):
-        """True if each worker applies gradients of its own, when it has them."""
+        """Whether each worker applies its own gradients, at its own pace."""
         return self.is_asynchronous or innermost(self.template).trains_apart
 
     def meet(self, occasion, iterations):
         """Meets the other workers between two steps, if all make every step together.
 
         Args:
-            occasion: at which they meet, in a few words.
+            occasion: occasion of the meeting, in a few words.
             iterations: variable that counts the steps that this worker has made.
 
         Raises:
-            RuntimeError: if one does something else.
+            RuntimeError: if another worker does something else.
         """
         ranks = self.engine.ranks
         if self.is_in_step and len(ranks) < self.engine.world_size:
@@ -205,23 +209,26 @@ class GradientExchange:
             self.engine.meet([handshake(occasion, []) for _ in ranks], occasion, so_far)
 
     def divide(self, group):
-        """Has this worker exchange gradients with a group of the workers only.
+        """Restricts the exchange of gradients to a group of the workers.
 
         Args:
-            group: `Engine` of the group.
+            group: `Engine` of the group of this worker.
         """
         self.group = group
         self.engine.whereabouts.are_in_step = False
 
     @property
     def _is_alone(self):
-        """A single worker exchanges nothing, unless it transforms, or several have left it some."""
+        """Whether this worker needs no exchange.
+
+        A single worker needs one only for transforms, or for the states of an earlier run.
+        """
         is_single = self.group.world_size == 1 and self._in_full_precision() is None
         return is_single and self.carried.is_empty and not self.exchanges
 
     @property
     def steps_of_delay(self):
-        """By how many steps the gradients of a step come back later."""
+        """Number of steps by which gradients are delayed."""
         delay = delay_of(self.template)
         if delay and self.exchanges:
             return max(exchange.delay for exchange in self.built)
@@ -231,17 +238,19 @@ class GradientExchange:
 
     @tf.autograph.experimental.do_not_convert
     def delivers(self, gradients, variables):
-        """Whether a call would give gradients back: boolean scalar. Else `hold` takes its place.
+        """Tells whether a call would return gradients: boolean scalar.
+
+        If not, `hold` takes the place of the call.
 
         Args:
-            gradients: list, of one worker.
-            variables: list.
+            gradients: list of the gradients of one worker.
+            variables: list of their variables.
         """
         return tf.convert_to_tensor(self._exchanges_of(gradients, variables)[0].delivers())
 
     @tf.autograph.experimental.do_not_convert
     def hold(self, gradients, variables):
-        """Takes gradients as a call does, and gives none back. Returns those that it got."""
+        """Takes gradients in a step that returns no exchanged ones. Returns them unchanged."""
         present = _present(gradients[0])
         exchanges = self._exchanges_of(gradients[0], variables)
         self.group.run(
@@ -251,17 +260,17 @@ class GradientExchange:
         return [list(mine) for mine in gradients]
 
     def held(self):
-        """What is under way: list of (index among `exchanges`, number of steps, variables)."""
+        """Returns what is held: list of (index in `exchanges`, number of steps, variables)."""
         numbers = [exchange.number_held() for exchange in self.built]
         lists = [built.variables for built in self.exchanges]
         return [(i, *one) for i, one in enumerate(zip(numbers, lists, strict=True)) if one[0]]
 
     def release(self, index, number, like, variables):
-        """Gives back the oldest gradients that are held, and takes none.
+        """Returns the oldest gradients that are held, and takes none.
 
         Args:
-            index, number, variables: one of `held`.
-            like: list of lists of tensors like the gradients, of each of `group.ranks`.
+            index, number, variables: an entry of `held()`.
+            like: list of lists of tensors like the gradients, one for each of `group.ranks`.
 
         Returns:
             A list like `like`.
@@ -279,7 +288,9 @@ class GradientExchange:
 
     @tf.autograph.experimental.do_not_convert
     def all_finite(self, gradients):
-        """Whether the gradients of all workers are finite, or its own, where they train apart.
+        """Tells whether the gradients of all workers are finite.
+
+        If workers train apart, each is told about its own gradients.
 
         Args:
             gradients: as in a call.
@@ -297,7 +308,10 @@ class GradientExchange:
 
     @functools.cached_property
     def _scope(self):
-        """Prefix of the names of this object's collectives, of which the first compares workers."""
+        """Prefix of the names of this object's collectives.
+
+        The first use compares the workers.
+        """
         members = () if self.group is self.engine else tuple(self.group.members)
         scope = "_".join(map(str, ["tf_onebit", next(_numbers[members]), *members]))
         with tf.init_scope():
@@ -305,7 +319,7 @@ class GradientExchange:
         return scope
 
     def _in_full_precision(self):
-        """What a single worker does to gradients of which there is nothing unsent, if anything."""
+        """Returns the uncompressed exchange of a single worker without residuals, or None."""
         states = self.carried.waiting(len(self.exchanges)) or [{}]
         if self.group.world_size > 1 or len(states) > 1 or has_unsent(states[0]):
             return None
@@ -324,14 +338,14 @@ class GradientExchange:
         return build(template, specs, scope, self.group, self._unit)
 
     def _decide(self, auto, specs, scope):
-        """What `Auto` becomes: now, or in an earlier run."""
+        """Returns the exchange that `Auto` decides for, now or in an earlier run."""
         index = len(self.exchanges)
         states = list(self.carried.waiting(index))
         if len(states) == self.engine.world_size:
             states.insert(0, states[self.engine.ranks[0]])
         description = describe(auto, specs, self.group.world_size)
         with tf.init_scope():
-            # Workers that do something else would not measure with those that do.
+            # Compared first: a worker that does something else would not take part in measuring.
             self.group.run([handshake(scope, description) for _ in self.group.ranks])
             decided = decide(auto, specs, self.group, states)
         self.carried.decided[index] = decided
@@ -348,7 +362,7 @@ def _present(gradients):
 
 
 def _like(specs, tensors):
-    """Tensors, or `tf.IndexedSlices` without rows where gradients are sparse."""
+    """Returns the tensors, with empty `tf.IndexedSlices` where gradients are sparse."""
     return [
         tf.IndexedSlices(tensor[:0], tf.zeros([0], tf.int64), tf.shape(tensor, tf.int64))
         if spec.sparse

@@ -1,4 +1,4 @@
-"""The optimizers of a model, and the gradients that they have under way."""
+"""Optimizers of a model, and the gradients that they have under way."""
 
 import contextlib
 
@@ -15,7 +15,7 @@ from tf_onebit.training.optimizer import Distributed
 
 
 def optimizers_of(model):
-    """The Keras optimizers of a model: that it was compiled with, and others that it holds."""
+    """Returns the Keras optimizers of a model: the compiled one, and others in its attributes."""
     held = [getattr(model, "optimizer", None)]
     for value in vars(model).values():
         if isinstance(value, dict):
@@ -26,7 +26,7 @@ def optimizers_of(model):
 
 
 def gradient_exchanges_of(model):
-    """List of the `GradientExchange` of a model's optimizers, without doubles."""
+    """Returns the list of the `GradientExchange` of a model's optimizers, without duplicates."""
     found = [getattr(o, "gradient_exchange", None) for o in optimizers_of(model)]
     return list({id(exchange): exchange for exchange in found if exchange is not None}.values())
 
@@ -34,32 +34,32 @@ def gradient_exchanges_of(model):
 def is_built(model):
     """Tells whether a model has its variables.
 
-    Those of a GAN are in the models that it holds. It is not built itself: it has no `call`.
+    A GAN has no `call`, and so is never built itself. Its variables are in its inner models.
     """
     layers = [layer for layer in layers_of(model) if layer is not model]
     return all(layer.built for layer in layers or [model])
 
 
 def inner_optimizer(optimizer):
-    """The optimizer that updates weights: what a `LossScaleOptimizer` wraps."""
+    """Returns the optimizer that updates weights, also from within a `LossScaleOptimizer`."""
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
 def flush(model_or_optimizer):
-    """Applies the gradients that are under way: those of the last steps, with `Delayed`.
+    """Applies the gradients that are under way with `Delayed`, from the last steps.
 
-    Each is an ordinary update, with momentum, clipping, decay and a count of iterations. Of a
-    model without delay, or with nothing under way, nothing changes. All workers call it, after the
-    same step. `fit` does so by itself, as `tf_onebit.Delayed` says; a loop of your own does before
-    it looks at the weights, and at its end.
+    Each is an ordinary update, with momentum, clipping, decay and a count of iterations. Without
+    delay, or with no gradients under way, it changes nothing. All workers call it after the same
+    step. `fit` calls it by itself, as `tf_onebit.Delayed` says. A training loop of your own calls
+    it before it reads the weights, and at its end.
 
     Args:
-        model_or_optimizer: Keras model, for the optimizers that it was compiled with or holds, or
-            the optimizer that a loop of your own uses.
+        model_or_optimizer: Keras model with compiled or other optimizers, or the optimizer of a
+            training loop of your own.
 
     Raises:
-        InvalidArgumentError: on all workers, if a gradient of one was not finite.
-        ValueError: for an optimizer that exchanges no gradients.
+        InvalidArgumentError: on all workers, if a gradient of any worker was not finite.
+        ValueError: if the optimizer exchanges no gradients.
 
     Example:
         >>> import tf_onebit
@@ -73,12 +73,12 @@ def flush(model_or_optimizer):
 
 @contextlib.contextmanager
 def without_delay(model_or_optimizer):
-    """Context in which steps apply their own gradients, also with `Delayed`.
+    """Makes steps apply their own gradients within a context, also with `Delayed`.
 
-    It begins with a `flush`. All workers enter it after the same step.
+    The context begins with a `flush`. All workers enter it after the same step.
 
     Args:
-        model_or_optimizer: as for `flush`.
+        model_or_optimizer: see `flush`.
 
     Example:
         >>> import tf_onebit
@@ -100,7 +100,7 @@ def without_delay(model_or_optimizer):
 
 
 def flush_where_shown(model):
-    """Has a model in training flush before it shows what it has learned, for good."""
+    """Makes a model flush before it is evaluated, used or saved, and at the end of each epoch."""
 
     @contextlib.contextmanager
     def flushed():
@@ -111,10 +111,12 @@ def flush_where_shown(model):
 
 
 def batch_size_dependents(model):
-    """Finds what of a model depends on the batch size: list of (object, steps of an update).
+    """Finds the optimizers and exchanges of a model that depend on the batch size.
 
-    The objects, optimizers and exchanges, have `global_batch_size` and `set_global_batch_size`,
-    which count the samples of an update.
+    Each has `global_batch_size` and `set_global_batch_size`, which count samples per update.
+
+    Returns:
+        List of (object, number of steps per update).
     """
     known = []
     for optimizer in map(inner_optimizer, optimizers_of(model)):
@@ -126,7 +128,7 @@ def batch_size_dependents(model):
 
 
 def require_no_xla(model):
-    """Raises ValueError for a model whose steps Keras has XLA compile."""
+    """Raises ValueError for a model whose steps XLA compiles."""
     if model.jit_compile:
         raise ValueError(
             "XLA cannot compile the exchange of gradients. Received: a model compiled with "
@@ -136,7 +138,7 @@ def require_no_xla(model):
 
 
 def model_in_training(optimizer):
-    """The model whose `train_step` calls for an update by an optimizer, or None."""
+    """Returns the model whose `train_step` has called an optimizer's update, or None."""
 
     def trains(owner):
         return isinstance(owner, keras.Model) and optimizer in _distributed(owner)

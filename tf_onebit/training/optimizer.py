@@ -8,7 +8,7 @@ from tf_onebit.framework_internals.tf_variables import assign_all, copies_of
 
 
 def settings(optimizer):
-    """What workers must agree on beside gradients: list of (what, value) pairs of strings."""
+    """Returns the settings in which workers must agree: list of (what, value) of strings."""
     return [
         ("optimizer", type(optimizer).__name__),
         ("gradient_accumulation_steps", str(optimizer.gradient_accumulation_steps)),
@@ -16,13 +16,14 @@ def settings(optimizer):
 
 
 class Update:
-    """What the methods of an optimizer tell each other within an update.
+    """State that the methods of an optimizer share within an update.
 
     Attributes:
-        variables: list of those whose gradients it has been given.
-        gradients: list of what their exchange has returned.
+        variables: list of the variables that are updated.
+        gradients: list of their exchanged gradients.
         exchanging: function that takes the place of a call of the `GradientExchange`, or None.
-        flushes: dictionary of functions that have been traced, by what is under way.
+        flushes: dictionary of traced flush functions, by (index of the exchange, number of steps
+            held).
     """
 
     def __init__(self):
@@ -31,9 +32,7 @@ class Update:
 
 
 class Distributed:
-    """Exchanges gradients between Keras' steps of accumulation and clipping.
-
-    A mixin for classes of Keras optimizers.
+    """Mixin for Keras optimizers that exchanges gradients after accumulation, before clipping.
 
     Attributes:
         gradient_exchange: `GradientExchange`.
@@ -44,11 +43,11 @@ class Distributed:
         return Update()
 
     def trace_flushes_again(self):
-        """Has flushes traced again, as what they do has changed."""
+        """Drops the traced flushes, so that they are traced again after a change."""
         self._current_update.flushes.clear()
 
     def _build_first(self, trainable_variables):
-        """Makes the optimizer's variables, before a branch of a graph, where none can be made."""
+        """Creates the optimizer's variables, because a branch of a graph cannot create any."""
         if not self.built:
             with tf.init_scope():
                 self.build(trainable_variables)
@@ -68,7 +67,7 @@ class Distributed:
         if trainable_variables is None:
             trainable_variables = self._trainable_variables
         self._build_first(trainable_variables)
-        # As Keras does later: what is missing has no part on each of the devices of a branch.
+        # Keras would do so later, but a branch on several devices cannot take a missing gradient.
         grads, variables = self._filter_empty_gradients(grads, trainable_variables)
 
         def update(gradients):
@@ -77,11 +76,11 @@ class Distributed:
         def hold(gradients):
             self._hold(gradients, variables)
 
-        # Decided by what has been before, so that what is under way is there at the beginning.
+        # The choice depends on earlier steps only, so that messages under way can be read at once.
         self._branch(lambda gradients: self._applies(gradients, variables), update, hold, grads)
 
     def _branch(self, predicate, then, otherwise, gradients):
-        """Calls one of two functions with the gradients, by a predicate of those of one worker."""
+        """Calls `then` or `otherwise` with the gradients of a worker, by a predicate of them."""
 
         def calling(function):
             def call():
@@ -93,7 +92,7 @@ class Distributed:
         tf.cond(predicate(gradients), calling(then), calling(otherwise))
 
     def _applies(self, gradients, variables):
-        """Whether this step has something to apply, or to accumulate: boolean scalar."""
+        """Tells whether this step applies or accumulates gradients: boolean scalar."""
         steps = self.gradient_accumulation_steps
         if not steps:
             return self.gradient_exchange.delivers(gradients, variables)
@@ -102,7 +101,10 @@ class Distributed:
         return accumulates | self.gradient_exchange.delivers(dense, variables)
 
     def _hold(self, gradients, variables):
-        """What takes the place of `apply` in a step that has nothing to apply: counts nothing."""
+        """Takes the place of `apply` in a step without gradients to apply.
+
+        Such a step does not count as an iteration.
+        """
         if self.loss_scale_factor is not None:
             gradients = [gradient / self.loss_scale_factor for gradient in gradients]
         steps = self.gradient_accumulation_steps
@@ -116,10 +118,11 @@ class Distributed:
         self._iterations.assign_sub(steps - 1)
 
     def flush(self):
-        """Applies what is under way: see `tf_onebit.training.model_optimizers.flush`.
+        """Applies gradients under way: see `tf_onebit.training.model_optimizers.flush`.
 
-        All workers do so after the same step. Over Horovod one may alone, if it is late by one step
-        and no gradients are checked before they are encoded: the others' next step answers it.
+        All workers flush after the same step. Over Horovod, a worker that is one step behind may
+        flush alone, unless gradients are checked before they are encoded. The next step of the
+        other workers then answers its collectives.
         """
         for index, number, variables in self.gradient_exchange.held():
             for left in range(number, 0, -1):
@@ -136,7 +139,7 @@ class Distributed:
         if not steps:
             functions[index, number]()
             return
-        # A whole update, in the midst of what is being accumulated for the next.
+        # One whole update, while gradients are being accumulated for the next one.
         iterations = int(self._iterations.numpy())
         copies = [c for v in self._accumulated_gradients for c in copies_of(v)]
         accumulated = [copy.numpy() for copy in copies]
@@ -157,30 +160,31 @@ class Distributed:
             self._current_update.exchanging = None
 
     def _on_replicas(self, function):
-        """Calls a function where `apply` would be called."""
+        """Calls a function in the context in which `apply` would be called."""
         function()
 
     def finalize_variable_values(self, var_list):
-        # At the end of `fit`.
+        # Keras calls this at the end of `fit`.
         self.flush()
         self.gradient_exchange.advise()
         self.gradient_exchange.engine.whereabouts.end_fit(self.iterations.numpy())
         super().finalize_variable_values(var_list)
-        # What callbacks have written by now is there when a program reads it, on any worker. And a
-        # worker whose data have ended earlier does not leave as if all were well.
+        # After this meeting, files that callbacks have written can be read on any worker. It also
+        # catches a worker whose data have ended too early.
         self.gradient_exchange.meet("end of fit", self.iterations)
 
     def _exchange(self, gradients, variables, exchanging=None):
-        """The exchanged gradients of one worker.
+        """Returns the exchanged gradients of one worker.
 
         Args:
-            gradients, variables: lists.
-            exchanging: method of `gradient_exchange`. Default: to call it.
+            gradients: list of gradients.
+            variables: list of their variables.
+            exchanging: method of `gradient_exchange`. Default: its `__call__`.
         """
         return (exchanging or self.gradient_exchange)([gradients], variables)[0]
 
     def _backend_apply_gradients(self, grads, trainable_variables):
-        # The accumulated gradients are met in `_clip_gradients`, which is not told of what.
+        # `_clip_gradients` gets the accumulated gradients, but not their variables.
         self._current_update.variables = trainable_variables
         super()._backend_apply_gradients(grads, trainable_variables)
         self._current_update.gradients = None
@@ -191,16 +195,16 @@ class Distributed:
         return super()._clip_gradients(update.gradients)
 
     def _apply_weight_decay(self, variables):
-        # Not before the exchange is known to have succeeded: an error must leave the weights.
+        # Wait for the exchange: if it fails, the weights must stay as they were.
         exchanged = tf.nest.flatten(self._current_update.gradients, expand_composites=True)
         with tf.control_dependencies(exchanged):
             super()._apply_weight_decay(variables)
 
 
 class GlobalLossScale:
-    """Decides on the gradients of all workers whether a step is skipped.
+    """Mixin for `keras.optimizers.LossScaleOptimizer` that skips steps on all workers together.
 
-    A mixin for classes like `keras.optimizers.LossScaleOptimizer`.
+    A step is skipped if a gradient of any worker is not finite.
 
     Attributes:
         gradient_exchange: `GradientExchange`.

@@ -1,4 +1,4 @@
-"""Keras' passes through data, as other workers should know of them."""
+"""Keras' passes through data, announced to the other workers."""
 
 import contextlib
 import functools
@@ -8,14 +8,14 @@ from tf_onebit.training.model_optimizers import optimizers_of
 
 
 def follow_fit(fit, under_way=False):
-    """Has workers that make every step together follow each other in a `fit`.
+    """Makes workers announce their passes in a `fit`, if they make every step together.
 
-    If Keras does not know how many batches an epoch has, they meet before each that is still to
-    begin.
+    If Keras does not know the number of batches of an epoch, workers also meet before each epoch
+    that has not begun yet.
 
     Args:
         fit: `FitCall`.
-        under_way: whether its first epoch has begun already.
+        under_way: whether its first epoch has already begun.
     """
     exchange = exchange_in_step(fit.model)
     if exchange is None:
@@ -33,7 +33,10 @@ def _meet_before_epoch(model):
 
 
 def exchange_in_step(model):
-    """The `GradientExchange` of a model whose workers make every step together, or None."""
+    """Returns the `GradientExchange` of a model whose workers make every step together.
+
+    Returns None if the workers do not, or if the model has no `GradientExchange`.
+    """
     exchanges = [getattr(o, "gradient_exchange", None) for o in optimizers_of(model)]
     exchanges = [exchange for exchange in exchanges if exchange is not None]
     if exchanges and all(exchange.is_in_step for exchange in exchanges):
@@ -42,18 +45,18 @@ def exchange_in_step(model):
 
 
 def follow(epoch_iterator, whereabouts, before=None, under_way=False):
-    """Has workers tell when a pass of training ends, and name one that has left where it fails.
+    """Announces the begin and end of each training pass, and names a worker that has left.
 
     Args:
-        epoch_iterator: Keras' own, of a `fit`, which enters its `catch_stop_iteration` once per
-            epoch.
+        epoch_iterator: Keras' epoch iterator of a `fit`. Its `catch_stop_iteration` is entered
+            once per epoch.
         whereabouts: `Whereabouts` of this process.
-        before: what to call before every pass that is still to begin, without arguments.
-        under_way: whether the first pass has begun already.
+        before: function without arguments, called before every pass that has not begun yet.
+        under_way: whether the first pass has already begun.
     """
     if isinstance(epoch_iterator, _Followed):
         return
-    # Its class, and not the object, or that would be freed later than its data must end.
+    # A method set on the object itself would keep it alive too long: its data must end before.
     before = staticmethod(before or (lambda: None))
     overlay(epoch_iterator, _Followed, whereabouts=whereabouts, before=before)
     if under_way:
@@ -62,7 +65,7 @@ def follow(epoch_iterator, whereabouts, before=None, under_way=False):
 
 
 def _follow_to_end(data_adapter, whereabouts):
-    """Has a pass tell when it ends that has entered `catch_stop_iteration` already."""
+    """Announces the end of a pass that has already entered `catch_stop_iteration`."""
     on_epoch_end = data_adapter.on_epoch_end
 
     def end():
@@ -74,10 +77,10 @@ def _follow_to_end(data_adapter, whereabouts):
 
 
 class _Followed:
-    """A mixin for Keras' epoch iterators.
+    """Mixin for Keras' epoch iterators.
 
     Attributes:
-        whereabouts, before: as of `follow`.
+        whereabouts, before: see `follow`.
     """
 
     @contextlib.contextmanager

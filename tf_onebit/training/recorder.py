@@ -1,4 +1,4 @@
-"""When the stages of exchanges, and their collectives, begin and end: taken in the graph."""
+"""Recorder: times at which the stages and collectives of exchanges begin and end, in a graph."""
 
 import itertools
 import typing
@@ -11,7 +11,7 @@ from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, map_r
 from tf_onebit.exchanges.stages import Stages
 from tf_onebit.framework_internals.tf_variables import plain_variables
 
-# What Horovod's timeline calls these.
+# Names in Horovod's timeline.
 WAITS = "WAIT_FOR_DATA"
 _COLLECTIVES = {AllToAll: "ALLTOALL", AllGather: "ALLGATHER", AllReduce: "ALLREDUCE"}
 
@@ -19,16 +19,16 @@ _numbers = itertools.count()
 
 
 class Span(typing.NamedTuple):
-    """What begins and ends once in an exchange of a bucket.
+    """Interval that begins and ends once in the exchange of a bucket.
 
     Attributes:
-        worker: rank among all of the job.
+        worker: rank among all workers of the job.
         bucket: scope of the bucket.
-        stage: "encode", "aggregate", "deliver", or "hold": of no length, where nothing is given
-            back.
-        part: None for the stage as a whole; the kind of a collective, "ALLTOALL" and so on; or
-            `WAITS`: for the memory that delayed gradients are put into.
-        name: of the collective, or the stage.
+        stage: "encode", "aggregate", "deliver" or "hold". "hold" marks a step that returns no
+            gradients, and has no length.
+        part: None for the whole stage; the kind of a collective ("ALLTOALL" and so on); or
+            `WAITS`, for the memory of delayed gradients.
+        name: name of the collective or the stage.
     """
 
     worker: int
@@ -39,23 +39,23 @@ class Span(typing.NamedTuple):
 
 
 class Recorder:
-    """Has times taken in graphs, and keeps them until somebody takes them."""
+    """Recorder of times in graphs. It keeps them until `take` is called."""
 
     def __init__(self):
         self._number = next(_numbers)
         self._places = {}
 
     def begin(self, span, tensors):
-        """Records that a span begins when `tensors` are there. Returns the operation."""
+        """Records that a span begins when `tensors` are ready. Returns the operation."""
         return self._record(span, 0, tensors)
 
     def end(self, span, tensors):
-        """Records that a span ends when `tensors` are there. Returns the operation."""
+        """Records that a span ends when `tensors` are ready. Returns the operation."""
         return self._record(span, 1, tensors)
 
     def _record(self, span, side, tensors):
         if span not in self._places:
-            # One that all had in common would make them wait for each other.
+            # Each span has its own token: ops with a common token would wait for each other.
             with tf.init_scope(), plain_variables("CPU:0"):
                 token = tf.Variable(0.0, trainable=False)
             self._places[span] = len(self._places), token
@@ -64,17 +64,17 @@ class Recorder:
             return ops.record_time(token, self._number, 2 * place + side)
 
     def take(self):
-        """What has been recorded since the last time.
+        """Returns the times recorded since the last call, and forgets them.
 
         Returns:
-            Dictionary from `Span` to int64 `[number, 2]`: begin and end of each, in nanoseconds
-            of `time.monotonic_ns`.
+            Dictionary from `Span` to int64 `[number, 2]`: begin and end of each interval, in
+            nanoseconds of `time.monotonic_ns`.
         """
         events, times = (tensor.numpy() for tensor in ops.take_times(self._number))
         taken = {}
         for span, (place, _) in self._places.items():
             begins, ends = times[events == 2 * place], times[events == 2 * place + 1]
-            # A step that fails, or ends for want of data, may begin what it does not end.
+            # A step that fails or runs out of data may begin a span without an end.
             after = np.searchsorted(ends, begins)
             until = np.append(begins[1:], np.iinfo(np.int64).max)
             ends = np.append(ends, until[-1:])[after]
@@ -83,7 +83,7 @@ class Recorder:
 
 
 def stages_of(recorder, worker, bucket):
-    """The `Stages` of a worker's bucket, whose times a `Recorder` takes; or no times, for None."""
+    """Returns the `Stages` of a worker's bucket. A `Recorder`, if given, records their times."""
     return Stages() if recorder is None else _TimedStages(recorder, worker, bucket)
 
 
@@ -97,7 +97,7 @@ class _TimedStages(Stages):
         self._encoded = gradients
         span = self._span("encode")
         begun = self._recorder.begin(span, gradients)
-        # What makes a message passes for cheap, and would be run before the time is taken.
+        # TensorFlow takes the encoding op for cheap, and would run it before the time is recorded.
         with tf.control_dependencies([begun]):
             message = super().encode(exchange, gradients)
         self._recorder.end(span, message)
@@ -108,7 +108,7 @@ class _TimedStages(Stages):
         try:
             request = next(generator)
         except StopIteration as stop:
-            return stop.value  # a stage that exchanges nothing has no time of its own
+            return stop.value  # a stage without collectives is not recorded
         return (yield from self._timed("aggregate", _resumed(generator, request), message))
 
     def deliver(self, exchange, message, like, scale):
@@ -133,24 +133,25 @@ class _TimedStages(Stages):
             span = self._span(stage, _COLLECTIVES[type(request)], request.name)
             self._recorder.begin(span, tensors_of(request))
             answer = yield request
-            # Where cores are busy it may come before the time of the stage's begin is taken.
+            # On busy cores the answer may come before the begin of the stage is recorded.
             answered = self._recorder.end(span, [begun, answer])
             answers.append(answered)
-            # Where answers come every thread may be in use: what needs them would overtake.
+            # If all threads are in use, ops that need the answer could run before its time is
+            # recorded.
             with tf.control_dependencies([answered]):
                 return tf.nest.map_structure(tf.identity, answer)
 
         span = self._span(stage)
         with tf.control_dependencies([self._recorder.begin(span, message)]), tf.device("CPU:0"):
-            begun = tf.zeros([])  # a tensor, for which branches can wait, too
+            begun = tf.zeros([])  # a tensor, because branches cannot wait for an operation
         result = yield from map_requests(generator, asking)
-        # Answers that nothing needs, or that TensorFlow sees through, would come after the end.
+        # Wait for all answers: unused ones, or ones that TensorFlow optimizes away, could be later.
         self._recorder.end(span, [result, answers])
         return result
 
 
 def _resumed(generator, request):
-    """Generator: goes on with another, which has made a request that is not answered yet."""
+    """Generator: continues another generator whose first request is not answered yet."""
     while True:
         answer = yield request
         try:
@@ -160,13 +161,13 @@ def _resumed(generator, request):
 
 
 def _awaitable(things):
-    """Tensors and operations that control dependencies can be upon: of this graph."""
+    """Returns tensors and operations of this graph that control dependencies can wait for."""
     things = tf.nest.flatten(things, expand_composites=True)
     if tf.executing_eagerly():
         return things
     graph = tf.compat.v1.get_default_graph()
-    # A branch would have all of it wait for what is of the graph around. Operations of a branch
-    # are not waited for: what it returns is.
+    # In a branch, `identity` brings tensors of the outer graph in. Operations of other graphs are
+    # left out: the outer graph waits for what a branch returns.
     return [
         thing if thing.graph is graph else tf.identity(thing)
         for thing in things

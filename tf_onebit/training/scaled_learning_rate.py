@@ -1,4 +1,4 @@
-"""Learning rates of Keras optimizers that are multiplied by a factor within updates."""
+"""Learning rates of Keras optimizers, multiplied by a factor within updates."""
 
 import math
 
@@ -8,10 +8,9 @@ from tf_onebit.framework_internals.tf_variables import first_copy
 
 
 class ScaledLearningRate:
-    """Multiplies the learning rate with a factor, within updates.
+    """Mixin for Keras optimizers that multiplies the learning rate by a factor within updates.
 
-    A mixin for classes of Keras optimizers. One that is made from the configuration of another has
-    this class, too, and no factor as yet.
+    A copy made from the configuration of such an optimizer also has this class, but no factor.
     """
 
     _updates_under_way = 0
@@ -33,14 +32,14 @@ class ScaledLearningRate:
 
 
 class LearningRateFactor:
-    """The factor on the learning rate of an optimizer.
+    """Factor on the learning rate of an optimizer.
 
-    An object that Keras and TensorFlow do not look into: with the optimizer no factor is saved.
+    Keras and TensorFlow do not track this object, so the factor is not saved with the optimizer.
 
     Attributes:
-        factor: the product, as steps read it.
-        factor_of: dictionary by callback.
-        ended: list of callbacks.
+        factor: variable with the product of all factors, which steps read.
+        factor_of: dictionary from callbacks to their factors.
+        ended: list of callbacks that have ended.
     """
 
     def __init__(self):
@@ -53,11 +52,11 @@ class LearningRateFactor:
 
 
 def learning_rate_of(optimizer):
-    """The learning rate of an optimizer's next step, with the factor: float."""
+    """Returns the learning rate of an optimizer's next step, with the factor: float."""
     scaling = getattr(optimizer, "scaling", None)
     return own_learning_rate_of(optimizer) * (1.0 if scaling is None else float(scaling.factor))
 
 
 def own_learning_rate_of(optimizer):
-    """What an optimizer has by itself, without the factor: float."""
+    """Returns the learning rate of an optimizer without the factor: float."""
     return float(first_copy(optimizer.learning_rate))

@@ -1,4 +1,4 @@
-"""What is done to gradients beside their exchange: to their sum on its owner, or to each's own."""
+"""Transforms of gradients: of their sum on the owner of a shard, or of each worker's own."""
 
 from tf_onebit.transforms.adagrad import NormalizedAdaGrad
 from tf_onebit.transforms.base import Transform

@@ -12,35 +12,35 @@ from tf_onebit.validation import number_of_samples, time_constant_in_samples
 
 
 class NormalizedAdaGrad(Transform):
-    """AdaGrad that forgets, and leaves a matrix's gradients their size (Seide et al. 2014).
+    """AdaGrad that forgets, and keeps the overall size of gradients (Seide et al. 2014).
 
     Equation ("On parallelizability of stochastic gradient descent for speech DNNs", section 4), for
     the gradient g of weight (i, j) of a matrix::
 
         g' = g / (sigma / mean(sigma))          sigma^2 = h * g^2
 
-    where the mean is over the whole matrix, and h a first-order low-pass filter of unit gain with a
-    time constant in samples: with n samples in a step, of which g is the sum or the mean::
+    The mean is over the whole matrix. h is a first-order low-pass filter of unit gain, with a time
+    constant in samples. For a step of n samples, of which g is the sum or the mean::
 
         sigma^2 <- sigma^2 + a (g^2 - sigma^2)
         a = (1 - exp(-n / time_constant)) / (1 - exp(-s / time_constant))
 
-    with s samples up to the end of the step: the average is one of those squares only that there
-    have been. After the first step sigma is `|g|`. Each tensor of the list of gradients is a
-    matrix, biases too.
+    where s is the number of samples up to the end of the step. So the average counts only squares
+    that have occurred, and after the first step sigma is `|g|`. Each tensor of the list of
+    gradients counts as a matrix, also a bias.
 
-    Squares that come before and after a change of the batch size are averaged as they are, though
-    smaller batches have gradients with larger variance.
+    A change of the batch size does not rescale the average, though smaller batches have gradients
+    with larger variance.
 
     Args:
-        time_constant: in samples. In the paper two hours of speech, 720000 frames.
+        time_constant: number of samples. In the paper two hours of speech, 720000 frames.
         global_batch_size: number of samples that all workers together take per step;
             `set_global_batch_size` changes it.
-        epsilon: the least `sigma / mean(sigma)` that is divided by: where a weight had next to no
-            gradient. A matrix without any keeps its zeros.
+        epsilon: lower bound of the divisor `sigma / mean(sigma)`, for weights with almost no
+            gradient. A matrix without gradients keeps its zeros.
 
     Raises:
-        ValueError: for numbers that are not positive.
+        ValueError: if a number is not positive.
 
     Example:
         >>> from tf_onebit import OneBit
@@ -73,13 +73,13 @@ class NormalizedAdaGrad(Transform):
         self._sizes = layout.sizes
         self._runs = layout.shard_runs(rank), layout.plain_runs
         shards = [tensor for k in range(layout.world_size) for tensor, _ in layout.shard_runs(k)]
-        # Matrices of which no worker has all, in the order of the list.
+        # Matrices that are spread over several shards, in the order of the list.
         self._straddling = sorted(t for t, n in collections.Counter(shards).items() if n > 1)
         self._averages = [
             tf.Variable(tf.zeros([size]), trainable=False)
             for size in (layout.shard_sizes[rank], layout.plain_size)
         ]
-        # Of a step, and of all steps.
+        # Samples in one step, and in all steps so far.
         self._samples_per_step, self._samples = (
             tf.Variable(samples, dtype=tf.int64, trainable=False)
             for samples in (self.global_batch_size, 0)
@@ -114,7 +114,7 @@ class NormalizedAdaGrad(Transform):
         )
 
     def _next_share(self):
-        """The share of this step's squares in the average: float64 scalar."""
+        """Returns the weight of this step's squares in the average: float64 scalar."""
         samples = self._samples_per_step, self._samples.assign_add(self._samples_per_step)
         per_step, up_to_now = (
             tf.math.expm1(-tf.cast(number, tf.float64) / self.time_constant) for number in samples

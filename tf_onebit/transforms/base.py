@@ -1,4 +1,4 @@
-"""What is done to the aggregate of a shard, on its owner, between the two quantizations."""
+"""Transform: a change of a shard's aggregate, on its owner, between the two quantizations."""
 
 import tensorflow as tf
 
@@ -6,11 +6,11 @@ from tf_onebit.configurable import Configurable
 
 
 class Transform(Configurable, tf.Module):
-    """A step between aggregation and redistribution (Seide et al. 2014, section 3.1).
+    """Step between aggregation and redistribution (Seide et al. 2014, section 3.1).
 
-    It runs on 1 / world_size of the model. Values that travel in full precision are transformed
-    on every worker alike. Subclasses define `transform` and `get_config`, and create their
-    variables in `build`.
+    It runs on 1 / world_size of the model. Every worker transforms all values that travel in full
+    precision. Subclasses define `transform` and `get_config`, and create their variables in
+    `build`.
 
     Example:
         A constant factor:
@@ -26,24 +26,24 @@ class Transform(Configurable, tf.Module):
         ...         yield  # a generator, though it asks for no collective
     """
 
-    # Lists of variables: those of which each value belongs to one of the shard's, while all others
-    # are the same on all workers (None: nothing is known); and those of gradients that are yet to
-    # have an effect, which grow as what has not been sent where gradients do.
+    # Two lists of variables. `sharded`: variables with one value for each value of the shard; all
+    # other variables are the same on all workers (None: unknown). `pending`: variables with
+    # gradients that have yet to take effect; they are scaled like residuals.
     sharded = None
     pending = ()
 
     def build(self, layout, rank, scope):
-        """Creates the variables of shard `rank` of `layout`; `scope` prefixes request names."""
+        """Creates the variables for shard `rank` of `layout`. Request names begin with `scope`."""
 
     def transform(self, aggregate, plain):
-        """Generator: yields collectives and returns the transformed values.
+        """Generator: yields collectives, and returns the transformed values.
 
         Args:
             aggregate: float32 `[layout.shard_sizes[rank]]`, the sum over the workers.
             plain: float32 `[layout.plain_size]`, the sum over the workers.
 
         Returns:
-            Both, transformed.
+            The transformed `aggregate` and `plain`.
         """
         raise NotImplementedError(f"{type(self).__name__} must define transform.")
 
@@ -51,5 +51,5 @@ class Transform(Configurable, tf.Module):
         """See `Exchange.set_global_batch_size`."""
 
     def bytes_sent(self):
-        """Bytes that this worker sends for the transform in each step."""
+        """Returns the bytes that this worker sends for the transform in each step."""
         return 0

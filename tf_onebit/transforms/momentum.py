@@ -7,21 +7,23 @@ from tf_onebit.transforms.base import Transform
 
 
 class Momentum(Transform):
-    """Momentum on 1 / world_size of the model, in place of the optimizer's::
+    """Momentum on 1 / world_size of the model, in place of the optimizer's.
+
+    Equation::
 
         velocity <- momentum * velocity + g         g' = velocity
                                                     g' = g + momentum * velocity    with Nesterov's
 
-    With a constant learning rate, steps of `keras.optimizers.SGD` on g' are those of one with the
-    same momentum on g. Here the velocity is one of gradients, and not of steps, so that a new
-    learning rate counts for all of it at once.
+    With a constant learning rate, `keras.optimizers.SGD` on g' makes the same steps as with the
+    same momentum on g. The velocity here sums gradients, and not steps. So a new learning rate
+    applies to all of it at once.
 
     Args:
-        momentum: float, at least 0 and less than 1. Per step, whatever the batch size.
+        momentum: float, at least 0 and less than 1. Per step, for every batch size.
         nesterov: bool.
 
     Raises:
-        ValueError: for another momentum.
+        ValueError: if momentum is out of this range.
 
     Example:
         >>> from tf_onebit import OneBit
@@ -56,7 +58,7 @@ class Momentum(Transform):
         return self._velocities
 
     def transform(self, aggregate, plain):
-        yield from ()  # a generator that asks for nothing
+        yield from ()  # makes this a generator; it requests nothing
         return tuple(
             ops.momentum(gradient, velocity, self.momentum, self.nesterov)
             for gradient, velocity in zip((aggregate, plain), self._velocities, strict=True)
