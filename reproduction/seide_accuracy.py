@@ -1,5 +1,6 @@
-"""Accuracy of the recipes of Seide et al. (2014) on the speech task: tables 2 and 3 of the one
-paper, table 2 of the other.
+"""Accuracy of the recipes of Seide et al. (2014) on the speech task.
+
+These are tables 2 and 3 of the one paper, and table 2 of the other.
 
 Each training is a job of `examples/speech/train.py`. Results are written as they come, and the same
 command goes on from them; after a change of what is trained, name another `--output`. Further

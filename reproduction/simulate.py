@@ -80,8 +80,10 @@ class Run:
 
 
 def processes(number):
-    """A pool of processes to train in, each with one thread: then a run has the same bits
-    whatever else the machine does."""
+    """Returns a pool of processes to train in.
+
+    Each has one thread, so that a run has the same bits at any load of the machine.
+    """
     return concurrent.futures.ProcessPoolExecutor(
         number, multiprocessing.get_context("spawn"), _begin_process
     )

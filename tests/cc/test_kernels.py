@@ -1,5 +1,7 @@
-"""Builds and runs the C++ tests: kernels without TensorFlow, under sanitizers; and what fuzzing
-has found before."""
+"""Builds and runs the C++ tests: kernels without TensorFlow, under sanitizers.
+
+Inputs that fuzzing has found before run again, too.
+"""
 
 import fcntl
 import pathlib

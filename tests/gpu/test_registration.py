@@ -1,5 +1,7 @@
-"""A library that was built with nvcc has a kernel on GPUs for every op, whatever TensorFlow it is
-loaded into."""
+"""A library that was built with nvcc has a kernel on GPUs for every op.
+
+It has them in any TensorFlow that loads it.
+"""
 
 import json
 

@@ -1,5 +1,8 @@
-"""The examples run: keras_fit with every engine, speech with workers of two speeds and all options
-that decide something on the way."""
+"""The examples run.
+
+keras_fit runs with every engine. speech runs with workers of two speeds, and with all options that
+decide something on the way.
+"""
 
 import json
 import re

@@ -1,5 +1,7 @@
-"""The programs that docs/five_lines.md and docs/keras_programs.md port: a diff changes little, and
-what comes of it trains on two workers."""
+"""The programs that docs/five_lines.md and docs/keras_programs.md port.
+
+A diff changes little, and the resulting program trains on two workers.
+"""
 
 import difflib
 

@@ -63,8 +63,10 @@ class Results(NamedTuple):
 
 
 def run_all(engine, world_size, programs, folder):
-    """Runs programs one after another in one job, because to start takes longest: the `Results`
-    of each worker."""
+    """Runs programs one after another in one job, because to start takes longest.
+
+    Returns the `Results` of each worker.
+    """
     command = ["-c", RUN_ALL, str(folder), *map(str, programs)]
     # Programs so small mostly wait for Horovod to look for work.
     status, _, output = run_job(

@@ -70,7 +70,7 @@ class Workers:
 
     @property
     def moments(self):
-        """m and v: each `[workers, size]`."""
+        """M and v: each `[workers, size]`."""
         return [
             np.stack([_flat(model.optimizer.moments[i].variables) for model in self.models])
             for i in range(2)
