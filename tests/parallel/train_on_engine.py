@@ -1,6 +1,7 @@
 """Trains in a job of any engine, and saves the weights.
 
-python -m tests.parallel.train_on_engine --engine horovod | tensorflow | mirrored --devices 1 --output folder
+python -m tests.parallel.train_on_engine
+    --engine horovod | tensorflow | mirrored --devices 1 --output folder
     --runs 4:density 4:buckets  # numbers of replicas of all workers together; and cases
 """
 

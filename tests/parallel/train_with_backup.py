@@ -1,6 +1,7 @@
 """Trains with backups, and may kill itself.
 
-python -m tests.parallel.train_with_backup --engine horovod | tensorflow | mirrored | alone --devices 2 --data arrays | dataset | sequence
+python -m tests.parallel.train_with_backup
+    --engine horovod | tensorflow | mirrored | alone --devices 2 --data arrays | dataset | sequence
     --directory backups --output folder --save-freq 3 --die-at 17 | --die-at-file 5
     --bmuf | --delayed | --own | --tune --die-in-trial 3
     --undisturbed folder  # where the same process trains to the end before
