@@ -39,7 +39,7 @@ def test_workers_decide_alike_and_stay_with_it():
     decided = serialize(exchange.built[0].template)
     assert gather(decided) == 2 * [decided]
     # Whatever it leaves out, it names as a whole.
-    assert set(exchange.built[0].exclude) <= {f"^v{i}:0$" for i in range(3)} | {".*"}
+    assert set(exchange.built[0].template.exclude) <= {f"^v{i}:0$" for i in range(3)} | {".*"}
 
     # A run that is resumed does not decide again: here it would not come to this.
     other = WarmStart(OneBit(exclude=["^v0:0$", "nothing else"]), steps=1)
