@@ -40,8 +40,11 @@ class Readings(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         if (batch + 1) % self.interval == 0:
             mine = [self._process.memory_info().rss, self._process.num_threads()]
-            total = self.strategy.reduce("SUM", tf.constant(mine, tf.int64), axis=None)
-            self.rows.append([batch + 1, *total.numpy().tolist()])
+            if not isinstance(
+                self.strategy, tf.distribute.MirroredStrategy
+            ):  # of several processes
+                mine = self.strategy.reduce("SUM", tf.constant(mine, tf.int64), axis=None)
+            self.rows.append([batch + 1, *np.array(mine).tolist()])
 
 
 def connect(engine):
