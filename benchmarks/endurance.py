@@ -40,9 +40,8 @@ class Readings(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         if (batch + 1) % self.interval == 0:
             mine = [self._process.memory_info().rss, self._process.num_threads()]
-            if not isinstance(
-                self.strategy, tf.distribute.MirroredStrategy
-            ):  # of several processes
+            is_one_process = isinstance(self.strategy, tf.distribute.MirroredStrategy)
+            if not is_one_process:
                 mine = self.strategy.reduce("SUM", tf.constant(mine, tf.int64), axis=None)
             self.rows.append([batch + 1, *np.array(mine).tolist()])
 
