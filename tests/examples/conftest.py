@@ -1,4 +1,4 @@
-"""Where programs beside the package are."""
+"""Folders of the programs beside the package."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""What the reproduction of Strom's tables measures, and what it concludes."""
+"""Measurements and conclusions of the reproduction of Strom's tables."""
 
 import pytest
 import tensorflow as tf

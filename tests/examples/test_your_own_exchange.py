@@ -112,7 +112,7 @@ def test_what_it_will_send_is_what_it_sends(rng):
 
 
 class ByLinks:
-    """What a decision of `Auto` asks of the workers, between two of a job."""
+    """Two workers of a job, with all that a decision of `Auto` asks of them."""
 
     world_size, ranks = 2, (0,)
     place = LockstepEngine(["CPU:0"]).place

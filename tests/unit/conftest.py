@@ -1,4 +1,4 @@
-"""Where programs beside the package are, which documents tell to start."""
+"""Folders of the programs beside the package that documents tell to start."""
 
 import sys
 

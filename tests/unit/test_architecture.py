@@ -223,7 +223,7 @@ def imports_of(path):
 
 
 def modules_that_import(is_forbidden):
-    """What modules import against a rule, by their names.
+    """Returns the imports of modules that are against a rule, by module.
 
     Args:
         is_forbidden: function of the name of a module and of one that it imports.
@@ -372,7 +372,7 @@ def test_only_one_room_touches_private_attributes_of_others():
 
 
 def test_only_one_room_names_private_attributes_of_others():
-    """As `getattr` and the like do."""
+    """Checks names in `getattr` and its like."""
     functions = ("getattr", "hasattr", "setattr", "delattr")
     own = {module_name(path): own_names(tree_of(path)) for path in MODULES}
     named = [

@@ -1,4 +1,4 @@
-"""What contributors are told, and what services run, exists."""
+"""Commands and files that contributors are told of, and that services run, exist."""
 
 import re
 

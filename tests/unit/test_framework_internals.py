@@ -1,4 +1,4 @@
-"""What is relied on inside Keras and TensorFlow is in those that are installed.
+"""Private parts of Keras and TensorFlow that the package relies on are in those installed.
 
 If one of these fails after an upgrade, its function in `tf_onebit/framework_internals` says which
 line of Keras or TensorFlow to look at.

@@ -117,16 +117,7 @@ class Exchange(DeprecatedNames, Configurable, tf.Module):
         Raises:
             ValueError: if there are no gradients or no workers, or `rank` is out of range.
         """
-        if not specs:
-            raise ValueError(
-                "An exchange needs at least one gradient. Received an empty list. "
-                "Does the model have trainable variables that the loss depends on?"
-            )
-        if not 0 <= rank < world_size:
-            raise ValueError(
-                "rank must be from 0 to world_size - 1, and world_size at least 1. "
-                f"Received: rank={rank}, world_size={world_size}."
-            )
+        require_gradients_and_rank(specs, rank, world_size)
         self.specs = tuple(specs)
         self.rank = rank
         self.world_size = world_size
@@ -280,6 +271,20 @@ class Exchange(DeprecatedNames, Configurable, tf.Module):
             else:
                 array = sum(state[f"variable_{i}"] for state in states) / self.world_size
             variable.assign(ratio * array if id(variable) in unsent else array)
+
+
+def require_gradients_and_rank(specs, rank, world_size):
+    """Raises ValueError if there are no gradients, no workers, or `rank` is not among them."""
+    if not specs:
+        raise ValueError(
+            "An exchange needs at least one gradient. Received an empty list. "
+            "Does the model have trainable variables that the loss depends on?"
+        )
+    if not 0 <= rank < world_size:
+        raise ValueError(
+            "rank must be from 0 to world_size - 1, and world_size at least 1. "
+            f"Received: rank={rank}, world_size={world_size}."
+        )
 
 
 def is_excluded(name, exchange):

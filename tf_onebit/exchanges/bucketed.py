@@ -7,7 +7,12 @@ import tensorflow as tf
 
 from tf_onebit.collectives.requests import all_reduce_bytes
 from tf_onebit.configurable import Configurable, deserialize, serialize
-from tf_onebit.exchanges.base import FLOAT_BYTES, is_excluded, sum_of_squares
+from tf_onebit.exchanges.base import (
+    FLOAT_BYTES,
+    is_excluded,
+    require_gradients_and_rank,
+    sum_of_squares,
+)
 from tf_onebit.exchanges.finite import require_finite
 from tf_onebit.exchanges.full_precision import FullPrecision
 from tf_onebit.exchanges.handshake import describe, handshake
@@ -52,12 +57,12 @@ class Bucketed(Configurable, tf.Module):
 
     def build(self, specs, rank, world_size, scope, unit=1.0):
         """Creates the buckets. See `Exchange.build`."""
-        schedules = self.partition(specs)
+        require_gradients_and_rank(specs, rank, world_size)
         self.specs, self.rank, self.world_size = tuple(specs), rank, world_size
         self.scope, self.unit = scope, unit
         self.buckets, before = [], 0
         size = sum(spec.size for spec in specs)
-        for i, (schedule, indices) in enumerate(schedules or [(schedule_of(self.template), [])]):
+        for i, (schedule, indices) in enumerate(self.partition(specs)):
             is_early = before <= EARLY * size or not schedule.delay
             bucket = ScheduledBucket(schedule, indices, is_early)
             own = [specs[index] for index in indices]

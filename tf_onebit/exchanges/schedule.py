@@ -46,9 +46,11 @@ class Recipe(Configurable):
 
     Attributes:
         argument: name of the constructor's argument for `inner`.
+        delay: number of steps by which this recipe delays gradients.
     """
 
     argument = "exchange"
+    delay = 0
 
     def __init__(self, inner):
         self.inner = inner
@@ -100,7 +102,7 @@ def delay_of(exchange):
     """Returns by how many steps an `Exchange` or `Recipe` delays gradients."""
     delay = 0
     while isinstance(exchange, Recipe):
-        delay, exchange = delay + getattr(exchange, "delay", 0), exchange.inner
+        delay, exchange = delay + exchange.delay, exchange.inner
     return delay
 
 
