@@ -12,6 +12,11 @@ from tf_onebit.exchanges.deprecated_names import DeprecatedNames
 
 FLOAT_BYTES = 4
 
+# Type of the 32-bit words of messages during a collective. TensorFlow keeps the int32 tensors of a
+# GPU in host memory, and floats on the GPU. So words travel as floats with the same bits. No
+# arithmetic is done with them.
+WIRE_DTYPE = tf.float32
+
 
 @dataclasses.dataclass(frozen=True)
 class GradientSpec:
@@ -28,6 +33,16 @@ class GradientSpec:
     shape: tuple
     dtype: str
     sparse: bool = False
+
+    @classmethod
+    def of(cls, gradient, variable):
+        """Returns the description of the gradient of a variable."""
+        return cls(
+            name=getattr(variable, "path", variable.name),
+            shape=tuple(variable.shape),
+            dtype=tf.as_dtype(gradient.dtype).name,
+            sparse=isinstance(gradient, tf.IndexedSlices),
+        )
 
     @property
     def size(self):
@@ -290,6 +305,11 @@ def require_gradients_and_rank(specs, rank, world_size):
 def is_excluded(name, exchange):
     """Tells whether `exclude` of an exchange leaves the gradient of this name uncompressed."""
     return any(re.search(pattern, name) for pattern in exchange.exclude)
+
+
+def integers(words):
+    """Returns the words of a message as int32 with the same bits, to read them."""
+    return tf.bitcast(words, tf.int32)
 
 
 def runs_of(residual, runs):
