@@ -253,9 +253,16 @@ class Exchange(DeprecatedNames, Configurable, tf.Module):
         """Returns the state with which training continues as if it had not been interrupted.
 
         Returns:
-            Dictionary of NumPy arrays: by default all variables of the exchange.
+            Dictionary of NumPy arrays: by default all variables of the exchange. The names of
+            residuals end in "residual": a run that would lose them says so.
         """
-        return {f"variable_{i}": variable.numpy() for i, variable in enumerate(self.variables)}
+        names = self._state_names()
+        return {name: v.numpy() for name, v in zip(names, self.variables, strict=True)}
+
+    def _state_names(self):
+        unsent = {id(values) for _, values in self.residuals()}
+        kinds = ["residual" if id(v) in unsent else "variable" for v in self.variables]
+        return [f"{i}/{kind}" for i, kind in enumerate(kinds)]
 
     def load_state(self, states, ratio=1.0):
         """Restores what `state` returned on all workers of an earlier run.
@@ -280,11 +287,11 @@ class Exchange(DeprecatedNames, Configurable, tf.Module):
                 f"{self.world_size}, whose residuals are to be multiplied by {ratio}. To allow "
                 "more, list all variables in residuals, or define load_state."
             )
-        for i, variable in enumerate(self.variables):
+        for name, variable in zip(self._state_names(), self.variables, strict=True):
             if as_many:
-                array = states[self.rank][f"variable_{i}"]
+                array = states[self.rank][name]
             else:
-                array = sum(state[f"variable_{i}"] for state in states) / self.world_size
+                array = sum(state[name] for state in states) / self.world_size
             variable.assign(ratio * array if id(variable) in unsent else array)
 
 
