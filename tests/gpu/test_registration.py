@@ -30,7 +30,7 @@ ON_CPU_ONLY = {"golomb_rice_encode", "golomb_rice_decode", "record_time", "take_
 @pytest.fixture(scope="module")
 def registered():
     pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
-    status, output, errors = run_python(PROGRAM)
+    status, output, errors = run_python(PROGRAM, in_fork=True)
     assert status == 0, errors
     return json.loads(output.splitlines()[-1])
 

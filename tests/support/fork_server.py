@@ -34,17 +34,17 @@ import numpy as np
 import tensorflow as tf
 
 _CLIENT = str(pathlib.Path(__file__).with_name("fork_client.py"))
-_NUM_SERVERS = 2
 
 
 class ForkServer:
-    """Two processes that have imported TensorFlow. They end with this process.
+    """Processes that have imported TensorFlow. They end with this process.
 
     Args:
         environment: dictionary of variables that must be set before the import.
+        num_servers: 2, or 1 for programs without ranks.
     """
 
-    def __init__(self, environment):
+    def __init__(self, environment, num_servers=2):
         self._folder = tempfile.TemporaryDirectory()
         self._servers = [
             subprocess.Popen(
@@ -53,7 +53,7 @@ class ForkServer:
                 stdin=subprocess.PIPE,
                 start_new_session=True,  # it ends with this process, and not with a Ctrl-C
             )
-            for index in range(_NUM_SERVERS)
+            for index in range(num_servers)
         ]
         atexit.register(self._end)
 

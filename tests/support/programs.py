@@ -1,5 +1,6 @@
 """Programs of their own, for what cannot be tested in the process that runs the tests."""
 
+import functools
 import os
 import pathlib
 import subprocess
@@ -13,11 +14,29 @@ FOLDERS = [
 ]
 
 
-def start_python(source, *arguments, folder=ROOT, **environment):
-    """Starts a Python program that imports the package in `folder`."""
+@functools.cache
+def _fork_server():
+    from tests.support.fork_server import ForkServer
+
+    # NumPy would start threads on import.
+    return ForkServer({"OMP_NUM_THREADS": "1"}, num_servers=1)
+
+
+def start_python(source, *arguments, folder=ROOT, in_fork=False, **environment):
+    """Starts a Python program that imports the package in `folder`.
+
+    Args:
+        source: string, the program.
+        *arguments: of its command line.
+        folder: path, where it runs.
+        in_fork: whether it runs in a fork of a process that has imported TensorFlow, which is
+            for programs that test nothing of that import.
+        **environment: variables, besides the caller's.
+    """
+    command = ["-c", source, *map(str, arguments)]
     paths = [str(folder), os.environ["PYTHONPATH"]]
     return subprocess.Popen(
-        [sys.executable, "-c", source, *map(str, arguments)],
+        _fork_server().command(command) if in_fork else [sys.executable, *command],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **environment},
         stdout=subprocess.PIPE,

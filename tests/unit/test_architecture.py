@@ -445,7 +445,7 @@ except ImportError as error:
 
 
 def test_package_runs_without_horovod_and_says_how_to_get_it():
-    status, output, errors = run_python(WITHOUT_HOROVOD)
+    status, output, errors = run_python(WITHOUT_HOROVOD, in_fork=True)
     assert status == 0, errors
     assert "tf_onebit.horovod needs Horovod with TensorFlow" in output
     assert "python tools/build_horovod.py" in output

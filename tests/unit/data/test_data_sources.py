@@ -114,5 +114,5 @@ print(x.device[-5:], read.device[-5:])
 
 
 def test_arrays_are_on_the_cpu():
-    _, output, errors = run_python(ON_ANOTHER_DEVICE)
+    _, output, errors = run_python(ON_ANOTHER_DEVICE, in_fork=True)
     assert output.split() == ["CPU:1", "CPU:0"], errors

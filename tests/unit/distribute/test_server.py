@@ -58,7 +58,7 @@ time.sleep(100)
 def test_a_worker_ends_when_it_is_asked_to_and_its_server_waits_and_is_local():
     addresses = free_addresses(1)
     environment = tf_config(addresses, 0) | {"PORT": addresses[0].rpartition(":")[2]}
-    with start_python(WORKER, **environment) as worker:
+    with start_python(WORKER, in_fork=True, **environment) as worker:
         try:
             facts = json.loads(worker.stdout.readline())
             assert facts["devices"] == ["lo"]

@@ -79,7 +79,7 @@ def test_ops_that_do_not_load_are_told_with_the_build_command(tmp_path):
     ignored = shutil.ignore_patterns("__pycache__", "*.so")
     shutil.copytree(ROOT / "tf_onebit", tmp_path / "tf_onebit", ignore=ignored)
     program = "import sys, tf_onebit.cli; sys.exit(tf_onebit.cli.main(['doctor']))"
-    status, output, _ = run_python(program, folder=tmp_path)
+    status, output, _ = run_python(program, folder=tmp_path, in_fork=True)
     assert status == 1
     assert "Compiled ops: The compiled ops of tf_onebit are missing." in output
     assert "python setup.py build_ext --inplace" in output

@@ -383,7 +383,7 @@ print(digest.hexdigest())
 
 
 def test_threads_change_no_bit():
-    programs = [start_python(PRINT_DIGEST, threads) for threads in (1, 3)]
+    programs = [start_python(PRINT_DIGEST, threads, in_fork=True) for threads in (1, 3)]
     digests = []
     for program in programs:
         output, errors = program.communicate(timeout=120)

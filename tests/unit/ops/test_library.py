@@ -27,7 +27,7 @@ def package(tmp_path):
 
 
 def import_error(package):
-    status, output, errors = run_python(IMPORT, folder=package.parent)
+    status, output, errors = run_python(IMPORT, folder=package.parent, in_fork=True)
     assert status == 0, errors
     return output
 

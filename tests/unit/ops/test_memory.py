@@ -58,7 +58,7 @@ def user_says_nothing_of_allocation(monkeypatch):
 
 
 def page_faults_per_step(**environment):
-    status, output, errors = run_python(PROGRAM, **environment)
+    status, output, errors = run_python(PROGRAM, in_fork=True, **environment)
     assert status == 0, errors
     return float(output.split()[-1])
 

@@ -56,7 +56,8 @@ print(digest.hexdigest())
 def test_threads_and_instruction_sets_change_no_bit():
     settings = [("1", "plain"), ("2", "avx2"), ("2", "avx512")]
     programs = [
-        start_python(PRINT_DIGEST, threads, TF_ONEBIT_SIMD=simd) for threads, simd in settings
+        start_python(PRINT_DIGEST, threads, in_fork=True, TF_ONEBIT_SIMD=simd)
+        for threads, simd in settings
     ]
     digests = {}
     for setting, program in zip(settings, programs, strict=True):

@@ -476,7 +476,7 @@ print(json.dumps(distances))
 
 
 def test_two_devices_of_a_strategy_move_as_one():
-    status, output, errors = run_python(UNDER_STRATEGIES)
+    status, output, errors = run_python(UNDER_STRATEGIES, in_fork=True)
     assert status == 0, errors
     distances = json.loads(output.splitlines()[-1])
     assert {name: value for name, value in distances.items() if not value < 1e-5} == {}

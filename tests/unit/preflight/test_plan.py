@@ -381,7 +381,7 @@ print(status, "tensorflow" in sys.modules)
 def test_only_what_is_measured_is_on_standard_error():
     program = "import sys; from tf_onebit import cli; sys.exit(cli.main(sys.argv[1:]))"
     arguments = ["plan", MODEL, "--workers", "2", "--per-replica-batch-size", "4"]
-    status, output, errors = run_python(program, *arguments)
+    status, output, errors = run_python(program, *arguments, in_fork=True)
     assert status == 0, errors
     stages = ["a step of 2", "a step of 4", "a step of 8 samples", "the exchange between 2"]
     for stage, line in zip(stages, errors.splitlines(), strict=True):
