@@ -9,6 +9,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
+from tests.support.graphs import without_graphs  # noqa: E402
+
 # In the background (`nohup make test &`) programs ignore what tests send to those that they start,
 # which inherit that. Not so a handler.
 for _signum in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
@@ -19,3 +21,10 @@ for _signum in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
 @pytest.fixture
 def rng():
     return np.random.default_rng(1)
+
+
+@pytest.fixture
+def eagerly():
+    """Runs a test that is about what is computed, and not about graphs."""
+    with without_graphs():
+        yield
