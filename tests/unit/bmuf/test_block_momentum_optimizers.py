@@ -123,7 +123,7 @@ class Blocks:
 
 @pytest.mark.parametrize("template", [None, OneBit(min_size=1)], ids=["full", "one_bit"])
 @pytest.mark.parametrize("names", [("adam", "sgd"), ("adagrad", "adam")])
-def test_two_halves_train_as_two_models_with_an_optimizer_each(names, template):
+def test_two_halves_train_as_two_models_with_an_optimizer_each(names, template, eagerly):
     halves = [(names[0], 2), (names[1], 1)]
     both = Blocks(halves, template)
     both.train()
@@ -133,7 +133,7 @@ def test_two_halves_train_as_two_models_with_an_optimizer_each(names, template):
         assert_same_bits(both.state(part), alone.state(0))
 
 
-def test_an_optimizer_without_a_step_in_a_block_keeps_its_moments():
+def test_an_optimizer_without_a_step_in_a_block_keeps_its_moments(eagerly):
     both = Blocks([("adam", 1), ("adam", 1)])
     both.train()
     held = [model.held[1] for model in both.models]
@@ -161,9 +161,7 @@ class Overlapping(Gan):
 @pytest.mark.parametrize(
     "arguments",
     [
-        {},
-        {"slow": True, "critic_steps": 2},
-        {"model_class": Overlapping},
+        {"model_class": Overlapping, "slow": True, "critic_steps": 2},
         {"steps_per_execution": 3},
         {"jit_compile": True},
     ],

@@ -140,10 +140,13 @@ def test_error_names_the_rank_and_the_variable(bad, value, bucket_bytes):
         step_with(value, {1: [bad]}, template, in_graph=False)
 
 
-@every_gradient
-def test_error_in_a_graph_names_the_rank_and_the_variable(bad):
-    with refuses(1, SPECS[bad].name):
-        step_with(np.nan, {1: [bad]}, OneBit(exclude=["head"], bucket_bytes=1), in_graph=True)
+def test_error_in_a_graph_names_the_rank_and_the_variable():
+    workers = build_workers(Bucketed(OneBit(exclude=["head"], bucket_bytes=1)), SPECS, 3)
+    step = tf.function(lambda gradients: exchange(workers, gradients))
+    for bad, spec in enumerate(SPECS):
+        with refuses(1, spec.name):
+            step([gradients_with(np.nan, [bad] if rank == 1 else ()) for rank in range(3)])
+    assert step.experimental_get_tracing_count() == 1
 
 
 @every_mode

@@ -211,12 +211,6 @@ def test_batches_for_which_some_worker_has_no_memory_are_left_out():
         measure(planned.make_model(), LittleMemory(1), links, [2], options)
 
 
-def test_one_worker_may_be_measured_while_it_has_memory():
-    step = ModelInStep(planned.make_model())
-    assert step.measure_alone(64) > 0
-    assert step.measure_alone(2 * 10**14) is None
-
-
 @pytest.mark.parametrize("world_size", [3, 16])
 def test_full_precision_of_one_number_of_workers_tells_that_of_another(world_size):
     specs = SPECS[:2]
