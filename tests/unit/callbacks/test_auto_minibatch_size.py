@@ -444,15 +444,15 @@ def with_momentum_in_the_exchange():
 @pytest.mark.parametrize(
     ("backup_first", "step", "make_optimizer"),
     # A search is due after 24 steps.
-    [(True, 25, None), (False, 70, None), (True, 25, with_momentum_in_the_exchange)],
+    [(False, 70, None), (True, 25, with_momentum_in_the_exchange)],
 )
 def test_resumed_run_has_the_same_sizes_and_bits(backup_first, step, make_optimizer, tmp_path):
     def train(*callbacks, directory=tmp_path / "other"):
         data, model = batches(), make_model(make_optimizer and make_optimizer())
         callback = tuning(data, trial_samples=192, error_margin=0.05)
-        backup = BackupAndRestore(directory, save_freq=2)
+        backup = BackupAndRestore(directory, save_freq=step - step % 12)
         tuned = [backup, callback] if backup_first else [callback, backup]
-        history = fit(model, data, [*tuned, *callbacks], epochs=3)
+        history = fit(model, data, [*tuned, *callbacks], epochs=2)
         return state_of(model), callback.history, history
 
     state, sizes, logs = train()

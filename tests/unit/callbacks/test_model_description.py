@@ -75,7 +75,7 @@ def described(value):
 
 @pytest.mark.parametrize("make", [sequential, functional, subclassed, odd])
 def test_the_same_program_makes_the_same_description(make):
-    keras.utils.clear_session()
+    keras.utils.clear_session(free_memory=False)
     first = described(describe(make()))
     sequential(), functional(keras.ops.relu)  # Keras counts on in the names of layers
     second = describe(make())
@@ -106,7 +106,7 @@ def test_the_same_program_makes_the_same_description(make):
     ],
 )
 def test_another_architecture_is_named(make, changes, told):
-    keras.utils.clear_session()
+    keras.utils.clear_session(free_memory=False)
     saved = described(describe(make()))
     if changes.get("last"):
         changes = {"last": lambda units: keras.layers.EinsumDense("ab,bc->ac", units)}

@@ -30,9 +30,10 @@ def tau_of(worker):
 @pytest.mark.parametrize("target", [0.5, 0.1, 0.01, 0.001])
 def test_tau_follows_its_rule(rng, target):
     tau, expected = Tau(None, target), oracle.Tau(target)
+    follow = tf.function(tau.follow)
     for density in (0, *target * rng.uniform(0, 3, 50), *np.zeros(20), *np.ones(20)):
         mean_square = rng.uniform(1, 2)
-        tau.follow(tf.constant(density, tf.float32), tf.constant(mean_square, tf.float32))
+        follow(tf.constant(density, tf.float32), tf.constant(mean_square, tf.float32))
         expected.follow(density, mean_square)
         np.testing.assert_allclose(tau.threshold(), expected.value, rtol=1e-5)
         np.testing.assert_array_equal(tau.threshold(), tau.step())

@@ -68,15 +68,15 @@ def arrays(results):
     return [np.asarray(tensor) for tensor in tf.nest.flatten(results)]
 
 
-@every_exchange
-def test_taking_times_changes_no_bit(make):
-    timed, plain = Job(make(), Recorder()), Job(make())
-    for a, b in zip(arrays(timed.run()), arrays(plain.run()), strict=True):
-        np.testing.assert_array_equal(a, b)
+def op_types(function, gradients):
+    """How many ops of each type a traced function has, in all its branches."""
+    graph = function.get_concrete_function(gradients).graph.as_graph_def()
+    nodes = [*graph.node, *(node for f in graph.library.function for node in f.node_def)]
+    return collections.Counter(node.op for node in nodes)
 
 
 @every_exchange
-def test_what_ends_has_begun_and_what_follows_comes_later(make, monkeypatch):
+def test_times_are_in_order_change_no_bit_and_leave_nothing_where_none_are_taken(make, monkeypatch):
     recorded, take = [], ops.take_times
 
     def take_times(recorder):
@@ -85,7 +85,9 @@ def test_what_ends_has_begun_and_what_follows_comes_later(make, monkeypatch):
 
     monkeypatch.setattr(ops, "take_times", take_times)
     recorder = Recorder()
-    Job(make(), recorder).run()
+    timed, plain = Job(make(), recorder), Job(make())
+    for a, b in zip(arrays(timed.run()), arrays(plain.run()), strict=True):
+        np.testing.assert_array_equal(a, b)
     spans = recorder.take()
     assert {span.worker for span in spans} == {0, 1}
     for span, intervals in spans.items():
@@ -94,6 +96,11 @@ def test_what_ends_has_begun_and_what_follows_comes_later(make, monkeypatch):
     # Else what has been recorded would be left out.
     ((events, _),) = recorded
     assert 2 * sum(map(len, spans.values())) == len(events)
+    # What is traced without a recorder has none of it.
+    gradients = timed.gradients()
+    assert op_types(timed.step, gradients)["TfOnebit>RecordTime"] > 0
+    timed.exchange.record_times(None)
+    assert op_types(timed.traced(), gradients) == op_types(plain.step, gradients)
 
 
 def counts(spans, worker=0, bucket="0"):
@@ -254,24 +261,6 @@ def test_a_flush_is_not_recorded():
     assert recorder.take() == {}
     job.run(1)
     assert recorder.take() != {}
-
-
-def op_types(function, gradients):
-    """How many ops of each type a traced function has, in all its branches."""
-    graph = function.get_concrete_function(gradients).graph.as_graph_def()
-    nodes = [*graph.node, *(node for f in graph.library.function for node in f.node_def)]
-    return collections.Counter(node.op for node in nodes)
-
-
-@every_exchange
-def test_what_is_traced_without_a_recorder_has_none_of_it(make):
-    recorder = Recorder()
-    job, plain = Job(make(), recorder), Job(make())
-    gradients = job.gradients()
-    timed = op_types(job.step, gradients)
-    job.exchange.record_times(None)
-    assert timed["TfOnebit>RecordTime"] > 0
-    assert op_types(job.traced(), gradients) == op_types(plain.step, gradients)
 
 
 def test_what_has_not_ended_is_left_out():
