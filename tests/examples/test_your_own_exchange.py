@@ -184,7 +184,7 @@ def test_what_is_missing_is_named():
         return like
 
     unknown = of_one_stage(encode=encode, deliver=deliver, aggregate=gathered)
-    with pytest.raises(ValueError, match="Own sends messages of a length .* define expected_bytes"):
+    with pytest.raises(ValueError, match="Own must define expected_bytes"):
         unknown.expected_bytes(specs_of([(5,)]), 2)
 
 

@@ -335,7 +335,7 @@ def test_an_epoch_of_data_in_any_order_begins_anew(make_data, reason, tmp_path, 
     assert batches == [0, 1, 2, 3] * 2
     assert model.optimizer.iterations == 6 + 8
     printed = capsys.readouterr().out
-    assert "Epoch 2 begins anew, from the weights after 2 batches" in printed
+    assert "Epoch 2 begins again, with the weights after 2 batches" in printed
     assert reason in printed
 
 

@@ -302,7 +302,7 @@ def test_monitor_needs_an_optimizer_that_exchanges(world_size):
 def test_directory_that_is_not_shared_is_refused(tmp_path, world_size):
     model = compiled(make_model(), hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)))
     directory = tmp_path / str(rank())
-    message = f"All workers must name one directory .*Received: directory='.*/{rank()}'"
+    message = f"All workers must use the same directory.*Received: directory='.*/{rank()}'"
     with pytest.raises(ValueError, match=message):
         fit_part(model, 2, world_size, callbacks=[BackupAndRestore(directory, save_freq=1)])
 

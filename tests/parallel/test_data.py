@@ -105,7 +105,7 @@ def test_another_rank_than_that_of_the_job_is_refused(engine, world_size):
     batches = ResizableBatches(
         numbered(60), 12, rank=(rank() + 1) % world_size, world_size=world_size
     )
-    with pytest.raises(ValueError, match=f"must be those of the job.*worker {rank()} of"):
+    with pytest.raises(ValueError, match=f"must agree with the job.*worker {rank()} of"):
         recording(engine, OneBit()).fit(batches, verbose=0)
 
 

@@ -348,7 +348,7 @@ def test_numbers_of_batches_that_nobody_knows_end_the_job(epochs, callbacks, occ
     job = horovodrun(2, arguments, HOROVOD_STALL_SHUTDOWN_TIME_SECONDS="5")
     assert job.returncode != 0
     assert "RuntimeError: Worker 1 waits between two steps" in job.output
-    assert "worker 0 is in the midst of its epoch after 5 seconds" in job.output
+    assert "Worker 0 is still in the middle of its epoch after 5 seconds" in job.output
     assert f"here: {occasion}, " in job.output and "after 3 steps" in job.output
     if callbacks:  # else nothing of this package runs before the first epoch begins
         assert "UnknownError: Worker 1 has " in job.output

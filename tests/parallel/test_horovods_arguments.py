@@ -182,7 +182,7 @@ ERRORS = {
     "no factor": (lambda o: (o,), {"gradient_predivide_factor": 0}, "must be positive"),
     "a sum": (lambda o: (o,), {"gradient_predivide_factor": 2.0, "op": hvd.Sum}, "with op=Sum"),
     "no set": (lambda o: (o,), {"process_set": [0, 1]}, "must be a ProcessSet"),
-    "unknown set": (lambda o: (o,), {"process_set": hvd.ProcessSet([0])}, "not known to Horovod"),
+    "unknown set": (lambda o: (o,), {"process_set": hvd.ProcessSet([0])}, "be registered with"),
 }
 
 
@@ -207,12 +207,12 @@ def test_passes_and_local_variables_have_their_limits(world_size):
         hvd.DistributedOptimizer(accumulating, backward_passes_per_step=2)
     built = keras.optimizers.SGD(0.1)
     built.build(make_model().trainable_variables)
-    with pytest.raises(ValueError, match="anew, with gradient_accumulation_steps=2"):
+    with pytest.raises(ValueError, match="Make a new one with gradient_accumulation_steps=2"):
         hvd.DistributedOptimizer(built, backward_passes_per_step=2)
     delayed = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), Delayed(OneBit()))
     with pytest.raises(ValueError, match="Leave Delayed out"):
         delayed.register_local_var(tf.Variable(1.0))
-    with pytest.raises(ValueError, match="which is not built. Build it first"):
+    with pytest.raises(ValueError, match="which has no variables yet. Build the layer"):
         hvd.PartialDistributedOptimizer(built, local_layers=[keras.layers.Dense(2)])
     with pytest.raises(ValueError, match="local_layers must be Keras layers"):
         hvd.PartialDistributedGradientTape(tf.GradientTape(), local_layers=[INPUTS])

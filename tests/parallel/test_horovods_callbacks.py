@@ -101,7 +101,7 @@ def test_schedules_say_what_they_need(world_size):
 @pytest.mark.workers(2)
 def test_best_model_is_saved_where_it_is_told(world_size, tmp_path):
     callback = hvd.callbacks.BestModelCheckpoint(monitor="loss")
-    with pytest.raises(ValueError, match="BestModelCheckpoint must be told where to save"):
+    with pytest.raises(ValueError, match="BestModelCheckpoint needs the path of a file"):
         fitted(keras.optimizers.SGD(0.1), callback, world_size)
     callback.filepath = str(tmp_path / f"{rank()}.keras")
     model, _, _ = fitted(keras.optimizers.SGD(0.1), callback, world_size)

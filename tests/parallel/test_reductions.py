@@ -86,7 +86,7 @@ def test_assignments_are_aggregated(aggregation, expected, in_mode, world_size):
 @pytest.mark.parametrize("shapes", [[[1], [2]], [[2], [1, 2]]], ids=["length", "rank"])
 def test_shapes_that_differ_are_an_error_after_which_all_go_on(shapes, world_size):
     strategy = MultiWorkerMirroredStrategy()
-    with pytest.raises(ValueError, match="must have one shape and one type on all replicas"):
+    with pytest.raises(ValueError, match="must have the same shape and type on all replicas"):
         strategy.reduce("SUM", tf.ones(shapes[rank()]), axis=None)
     assert strategy.reduce("SUM", 1.0, axis=None).numpy() == world_size
 

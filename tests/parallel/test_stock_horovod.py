@@ -128,7 +128,7 @@ def _mean(step, index, shapes, world_size):
 
 @pytest.mark.workers(2)
 def test_eager_use_is_refused(world_size):
-    with pytest.raises(RuntimeError, match="Compression.onebit works inside a tf.function only"):
+    with pytest.raises(RuntimeError, match="Compression.onebit works only inside a tf.function"):
         stock.allreduce(tf.ones(SHAPE), compression=Compression.onebit)
 
 

@@ -91,7 +91,7 @@ def test_trial_that_diverges_fails_on_all_workers_and_training_goes_on(engine, w
                 weights.append(model.get_weights())
 
     size = AutoMinibatchSize(data, 192, 128, multiple=2)
-    with pytest.warns(UserWarning, match="With no minibatch size was the criterion finite"):
+    with pytest.warns(UserWarning, match="criterion is not finite with any minibatch size"):
         model.fit(data, callbacks=[Diverging(), size, Diverging()], verbose=0)
     assert np.isnan(size.history["trials"][1][0][1])
     assert size.history["global_batch_size"] == [8, 4]

@@ -34,7 +34,7 @@ ARGUMENTS = [
     ({"moment_correction": "adam"}, "'bmuf_adam', 'average', 'reset'.*moment_correction='adam'"),
     ({"groups": "rack"}, "groups must be None or \"node\". Received: groups='rack'"),
     ({"exchange": "one_bit"}, "exchange must be a tf_onebit.Exchange.*'one_bit' of type str"),
-    ({"exchange": Delayed(OneBit())}, "applied at its end. Received: exchange=Delayed"),
+    ({"exchange": Delayed(OneBit())}, "cannot be delayed. Received: exchange=Delayed"),
 ]  # fmt: skip
 
 
@@ -88,8 +88,8 @@ def asynchronous_model():
     return model
 
 
-OURS = "cannot without moving learning rate schedules. Use tf_onebit.optimizers."
-UNKNOWN = '"bmuf_adam" is for optimizers of which.*'
+OURS = "without changing learning rate schedules. Use tf_onebit.optimizers."
+UNKNOWN = '"bmuf_adam" works with the optimizers.*'
 REFUSED = {
     "adam": (lambda: make_model(keras.optimizers.Adam()), {}, f"{OURS}Adam,"),
     "adamw": (lambda: make_model(keras.optimizers.AdamW()), {}, f"{OURS}AdamW,"),
@@ -190,5 +190,5 @@ def test_a_model_without_layers_is_built_from_its_data():
 def test_model_that_cannot_be_built_is_refused():
     model = Eager()
     model.compile(hvd.DistributedOptimizer(sgd(), exchange=Local()), "mse", run_eagerly=True)
-    with pytest.raises(ValueError, match="trained in blocks must have.*<Eager.*Build its layers"):
+    with pytest.raises(ValueError, match="in blocks must be built.*<Eager.*Build its layers"):
         fit(model, [BlockMomentum()])

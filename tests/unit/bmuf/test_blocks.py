@@ -273,7 +273,7 @@ def test_what_is_not_finite_is_an_error_and_training_goes_on_from_before(spoil):
     moments = workers.moments
     workers.train(1, EVEN)
     spoil(workers.models[2])
-    message = f"Rank 2 met an infinity or NaN in what became of '.*{SPOILT[spoil]}'.*new optimizer"
+    message = f"Rank 2 met an infinity or NaN in the change of '.*{SPOILT[spoil]}'.*new optimizer"
     with pytest.raises(tf.errors.InvalidArgumentError, match=message):
         workers.blocks.synchronize()
     assert np.array_equal(workers.global_models, good)
@@ -489,7 +489,7 @@ def test_state_of_other_settings_is_refused():
     with before.blocks.view():
         states = before.blocks.states()
     after = Workers((0.75, 1.0, True), template=ONE_BIT)
-    with pytest.raises(ValueError, match="with 6 variables of 1 optimizers, where there are 2 of"):
+    with pytest.raises(ValueError, match="with 6 variables of 1 optimizers. Expected: 2 variables"):
         after.blocks.load_states(states, list(range(WORKERS)), as_many=True)
 
 

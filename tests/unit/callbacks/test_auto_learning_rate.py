@@ -380,10 +380,10 @@ def test_held_out_data_and_criterion_are_needed():
         AutoLearningRate(None, 96)
     for data, what in (
         (tf.data.Dataset.from_tensors(np.ones([4, 8])).repeat(), "a _RepeatDataset that does not"),
-        (iter([(np.ones([4, 8]), np.ones(4))]), "a list_iterator that can be read once"),
+        (iter([(np.ones([4, 8]), np.ones(4))]), "a list_iterator that can be read only once"),
         (Endless(), "a Endless that does not end"),
     ):
-        with pytest.raises(ValueError, match=f"validation_data must be .* Received: {what}"):
+        with pytest.raises(ValueError, match=f"same validation_data .*Received: {what}"):
             AutoLearningRate(data, 96)
     with pytest.raises(ValueError, match=r"monitor='auc', and logs with \['accuracy', 'loss'\]"):
         fit(make_small_model(), batches(), [control(monitor="auc")])

@@ -298,7 +298,7 @@ def test_data_of_unknown_length_with_too_few_samples_for_a_trial():
     data = batches(data=dataset)
     fit(make_small_model(), data, [At(data, 8, stop)])  # in the midst of an epoch
     callback = tuning(data, 500, 400)
-    with pytest.warns(UserWarning, match="size stays 8. An epoch must have the samples"):
+    with pytest.warns(UserWarning, match="size stays 8. An epoch must have at least the samples"):
         fit(make_small_model(), data, [callback], epochs=3)
     assert data.position == 3 * 384
     assert len(callback.history["position"]) == 1
@@ -405,7 +405,7 @@ def test_where_all_sizes_fail_the_model_is_as_before_and_the_size_the_smallest(m
 
     callback = tuning(data, monitor=monitor)
     callbacks = [At(data, 192, diverge), callback, At(data, 192, stop)]
-    with pytest.warns(UserWarning, match="With no minibatch size was the criterion finite.*: 4."):
+    with pytest.warns(UserWarning, match="not finite with any minibatch size.*: 4."):
         fit(make_small_model(), data, callbacks)
     assert np.isnan(callback.history["trials"][1][0][1])
     assert callback.history["global_batch_size"] == [8, 4]
@@ -481,7 +481,7 @@ def test_other_workers_go_on_with_a_size_that_they_can_share(backup_first, tmp_p
 
     with pytest.raises(InterruptedError):
         train(4, Interruption(8))
-    with pytest.warns(UserWarning, match="have 9 samples from here on: 8, which the state has"):
+    with pytest.warns(UserWarning, match="have 9 samples from here on. The state has 8,"):
         history = train(3)
     assert history["global_batch_size"][:2] == [8, 9]
     assert history["position"][:3] == [0, 64, 100]
@@ -521,11 +521,11 @@ def test_plot_without_matplotlib_says_so(tmp_path, monkeypatch):
     ("arguments", "message"),
     [
         ({"data": samples()}, "Received: data of type tuple. Give tf_onebit.ResizableBatches"),
-        ({"interval_samples": 95, "trial_samples": 96}, "An interval must not be shorter than"),
+        ({"interval_samples": 95, "trial_samples": 96}, "must be at least trial_samples"),
         ({"interval_samples": 0}, "interval_samples=0"),
         ({"trial_samples": -1}, "trial_samples=-1"),
-        ({"min_size": 64, "max_size": 32}, "max_size must not be below.*min_size=64, max_size=32"),
-        ({"max_size": 1}, "max_size must not be below.*max_size=1, multiple=2"),
+        ({"min_size": 64, "max_size": 32}, "must be at least min_size.*min_size=64, max_size=32"),
+        ({"max_size": 1}, "max_size must be at least min_size.*max_size=1, multiple=2"),
         ({"min_size": 1.5}, "min_size=1.5"),
         ({"error_margin": -0.1}, "error_margin=-0.1"),
         ({"mode": "most"}, "mode='most'"),
@@ -543,7 +543,10 @@ def test_arguments_are_checked(arguments, message):
     [
         ({"monitor": "auc"}, r"monitor='auc', and logs with \['accuracy', 'loss'\]"),
         ({"trial_samples": 70}, "at least 10 minibatches.*trial_samples=70, and minibatches of 8"),
-        ({"trial_samples": 96, "min_size": 10}, "of 10, the least by min_size.*trial_samples=200,"),
+        (
+            {"trial_samples": 96, "min_size": 10},
+            "10, the smallest that min_size.*trial_samples=200,",
+        ),
         ({"interval_samples": 999, "trial_samples": 400}, "and an epoch of 384 samples"),
         ({"min_size": 7, "max_size": 7}, "multiple of 2 from min_size to max_size"),
     ],
@@ -561,14 +564,14 @@ def test_trials_too_short_to_grow_are_warned_about(trial_samples, max_size, warn
     data = batches()
     fit(make_small_model(), data, [tuning(data, 384, trial_samples, max_size=max_size)], epochs=1)
     texts = [str(warning.message) for warning in recwarn]
-    expected = "more than 8 samples will not be tried.*trial_samples=96. Use trial_samples=160,"
+    expected = "more than 8 samples are not tried.*trial_samples=96. Use trial_samples=160,"
     assert any(re.search(expected, text) for text in texts) == warns
 
 
 def test_fit_must_have_the_same_data():
     data = batches()
     for other in (batches(), tf.data.Dataset.from_tensor_slices(samples()).batch(8)):
-        with pytest.raises(ValueError, match="given the ResizableBatches that AutoMinibatchSize"):
+        with pytest.raises(ValueError, match="the same ResizableBatches as AutoMinibatchSize"):
             fit(make_small_model(), other, [tuning(data)])
 
 

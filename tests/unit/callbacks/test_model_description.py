@@ -118,7 +118,7 @@ def test_another_number_of_layers_is_named():
     saved = described(describe(sequential()))
     longer = keras.Sequential([*sequential().layers, keras.layers.Dense(1)])
     longer.build([None, INPUTS])
-    with pytest.raises(ValueError, match="it has 4 layers, the model's number is 5"):
+    with pytest.raises(ValueError, match="it has 4 layers, and the model has 5"):
         require_same_model(saved, describe(longer))
 
 

@@ -92,9 +92,7 @@ def test_workers_that_ask_nothing_end():
     ids=["kind", "name", "kind_and_tensors"],
 )
 def test_different_requests_are_refused(other):
-    with pytest.raises(
-        RuntimeError, match=r"must ask for the same collectives.*\('AllReduce', 'x'\)"
-    ):
+    with pytest.raises(RuntimeError, match=r"must yield the same requests.*\('AllReduce', 'x'\)"):
         lockstep.run([ask(AllReduce([tf.zeros([2])], "x")), ask(other)])
 
 

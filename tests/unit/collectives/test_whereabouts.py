@@ -88,7 +88,7 @@ def test_a_worker_in_the_midst_of_an_epoch_is_not_waited_for(workers):
     for worker in workers:
         worker.begin_pass()
     errors = together(workers, meet, lambda worker: None, lambda worker: None)
-    assert "worker 1 is in the midst of its epoch after 0.2 seconds" in str(errors[0])
+    assert "Worker 1 is still in the middle of its epoch after 0.2 seconds" in str(errors[0])
     # And that one, whose step fails, is told who has given up.
     with pytest.raises(tf.errors.UnavailableError, match="Worker 0 has given up. Worker 0 waits"):
         with workers[1].naming_who_left():

@@ -25,7 +25,7 @@ def test_sizes_are_positive_whole_numbers(size):
 
 
 def test_sizes_are_not_larger_than_the_data():
-    message = "not be larger than the data. Received: global_batch_size=21, for 20 samples"
+    message = "at most the number of samples. Received: global_batch_size=21, for 20 samples"
     with pytest.raises(ValueError, match=message):
         ResizableBatches(numbered(20), 21)
     with pytest.raises(ValueError, match=message):

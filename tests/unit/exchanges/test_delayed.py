@@ -356,7 +356,7 @@ def test_what_cannot_be_delayed_is_refused():
         (WarmStart(OneBit(), steps=1), r"Use WarmStart\(Delayed\(...\), ...\)"),
         (Delayed(OneBit()), "Use steps= for a longer delay"),
         (Local(), "It exchanges nothing"),
-        (OfOneStep(), "OfOneStep has no stages"),
+        (OfOneStep(), "OfOneStep cannot run its stages"),
         ("one_bit", "Delayed needs an exchange"),
     ):
         with pytest.raises(ValueError, match=words):

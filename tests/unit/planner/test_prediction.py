@@ -254,7 +254,7 @@ def test_recommends_larger_minibatches_where_an_exchange_costs_much():
     assert advice(1e11, full_precision).per_replica_batch_size == 32
     costly = advice(12.5e6, full_precision)
     assert costly.per_replica_batch_size == 128
-    assert any("the most that was measured" in sentence for sentence in costly.sentences)
+    assert any("the largest measured number" in sentence for sentence in costly.sentences)
 
 
 def test_recommends_a_sync_period_with_which_blocks_cost_little():

@@ -206,7 +206,7 @@ def test_batches_for_which_some_worker_has_no_memory_are_left_out():
     links = uniform_links(1e6, 0.0)
     measured = measure(planned.make_model(), LittleMemory(2), links, [2], options)
     assert sorted(measured.computations) == [4, 8]
-    message = "not enough for a step. Received: 8 samples.*--per-replica-batch-size 4\\."
+    message = "too little memory for a step. Received: 8 samples.*--per-replica-batch-size 4\\."
     with pytest.raises(ValueError, match=message):
         measure(planned.make_model(), LittleMemory(1), links, [2], options)
 

@@ -147,11 +147,11 @@ def test_gathered_gradients_are_planned_as_steps_that_exchange(capsys):
         ("model", "module:function with a function that returns a compiled model. Received"),
         ("no_such_module:make", "There is no module 'no_such_module'"),
         ("tests.support.ends_when_imported:make", "SystemExit: usage.*under `if __name__"),
-        ("tests.support.planned:none", "There is no function 'none' in the module"),
-        ("tests.support.planned:keras", "There is no function 'keras' in the module"),
+        ("tests.support.planned:none", "has no function 'none'"),
+        ("tests.support.planned:keras", "has no function 'keras'"),
         ("tests.support.planned:fail", "without arguments. Received: RuntimeError: no such corpus"),
         ("tests.support.planned:end", "without arguments. Received: SystemExit: 3"),
-        ("tests.support.planned:make_list", r"for a Keras model. Received: \[1, 2\]"),
+        ("tests.support.planned:make_list", r"needs a Keras model. Received: \[1, 2\]"),
         ("tests.support.planned:make_uncompiled_model", "which is not compiled. Call"),
         (
             "tests.support.planned:make_unbuilt_model",
@@ -391,7 +391,7 @@ def test_only_what_is_measured_is_on_standard_error():
 def test_says_when_there_is_no_memory_for_a_step(capsys):
     status, output, errors = plan(capsys, MODEL, "--per-replica-batch-size", 2 * 10**14)
     assert (status, output) == (1, "")
-    assert "memory of a worker is not enough for a step. Received: 200000000000000" in errors
+    assert "worker has too little memory for a step. Received: 200000000000000" in errors
 
 
 def test_blocks_in_full_precision_change_less_than_those_with_one_bit(capsys, tmp_path):
