@@ -1,4 +1,4 @@
-"""The exchange of docs/your_own_exchange.md: what a user who writes one gets."""
+"""The exchange of docs/your_own_exchange.md, as a user who writes one gets it."""
 
 import json
 
@@ -112,7 +112,7 @@ def test_what_it_will_send_is_what_it_sends(rng):
 
 
 class ByLinks:
-    """Two workers of a job, with all that a decision of `Auto` asks of them."""
+    """Two workers of a job, with the answers that a decision of `Auto` needs."""
 
     world_size, ranks = 2, (0,)
     place = LockstepEngine(["CPU:0"]).place

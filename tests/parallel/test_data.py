@@ -14,7 +14,7 @@ both_engines = pytest.mark.workers(3, engines=["horovod", "tensorflow"])
 
 
 def recording(engine, exchange, **arguments):
-    """A model whose workers exchange gradients."""
+    """Returns a model whose workers exchange gradients."""
     optimizer = keras.optimizers.SGD(1e-4, weight_decay=0.1)
     if engine == "horovod":
         model = Recording()

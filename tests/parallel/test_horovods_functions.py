@@ -1,4 +1,4 @@
-"""Functions of Horovod's beside optimizers, tapes and callbacks."""
+"""Functions of Horovod's, other than optimizers, tapes and callbacks."""
 
 import keras
 import numpy as np

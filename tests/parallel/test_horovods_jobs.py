@@ -1,4 +1,4 @@
-"""A job of its own, for what a job can do once."""
+"""A job of its own, for actions that are possible only once in a job."""
 
 import pathlib
 

@@ -29,7 +29,7 @@ def adam(**arguments):
 
 
 def fit(model, world_size, **arguments):
-    """Fits on the samples of all workers; each takes its part of every batch."""
+    """Fits on the samples of all workers. Each takes its part of every batch."""
     x, labels = samples(world_size)
     return model.fit(x, labels, BATCH_SIZE * world_size, shuffle=False, verbose=0, **arguments)
 
@@ -45,7 +45,7 @@ REFERENCES = {
         "make": with_layer(lambda: keras.layers.BatchNormalization(synchronized=True)),
         "steps_per_execution": 3,
     },
-    # Not with Adam: Keras' own goes wrong where a row comes twice.
+    # Adam is left out: Keras' own is wrong if a row comes twice.
     "embeddings": {"make": embedding_model},
 }
 
@@ -143,7 +143,7 @@ def test_evaluate_predict_and_single_batches(world_size):
 
 
 class TwoOptimizers(keras.Model):
-    """Trains its layers by optimizers of their own, in a step of its own."""
+    """A model that trains each layer with an optimizer of its own, in its own train step."""
 
     def __init__(self):
         super().__init__()

@@ -137,7 +137,7 @@ def test_a_worker_that_stops_alone_is_named_on_all():
         }
     assert f"Worker 2 is still in the middle of its epoch after {TIMEOUT_SECONDS} s" in ends[1]
     assert "Worker 1 has given up. Worker 1 waits between two steps" in ends[0]
-    # Unless worker 0 has ended before it could be asked.
+    # Worker 0 may have ended before it could be asked.
     assert "Worker 1 has given up." in ends[2] or "Worker 0, which leads the cluster," in ends[2]
     assert all(worker.returncode != 0 for worker in workers.values())
 
