@@ -299,7 +299,7 @@ def test_weights_that_one_rank_alone_assigns_are_an_error_on_every_rank(world_si
     changing = keras.callbacks.LambdaCallback(
         on_epoch_end=lambda epoch, logs: rank() == 1 and worker.model.set_weights(weights)
     )
-    with pytest.raises(ValueError, match=r"assigned on all.*on \[0, 1\] occasions, by worker"):
+    with pytest.raises(ValueError, match=r"assigned on all.*assigned \[0, 1\] times, by worker"):
         worker.fit(batches_of(3, 3), [changing], epochs=2)
 
 

@@ -114,7 +114,7 @@ REFUSED = {
     "not_distributed": (
         lambda: make_model(sgd(name="mine"), distribute=False),
         {},
-        "the SGD 'mine', which knows none.*DistributedOptimizer.*MultiWorkerMirroredStrategy",
+        "the SGD 'mine', which connects none.*DistributedOptimizer.*MultiWorkerMirroredStrategy",
     ),
     "exchanging": (
         lambda: make_model(exchange=OneBit()),

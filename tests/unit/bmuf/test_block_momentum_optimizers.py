@@ -254,7 +254,10 @@ def exchanging(optimizer):
 
 @pytest.mark.parametrize(
     "wrap, fault",
-    [(lambda optimizer: optimizer, "which knows none"), (exchanging, "with the exchange OneBit")],
+    [
+        (lambda optimizer: optimizer, "connects none"),
+        (exchanging, "with the exchange OneBit"),
+    ],
     ids=["not distributed", "exchanging"],
 )
 def test_one_of_several_optimizers_that_does_not_train_apart_is_named(wrap, fault):

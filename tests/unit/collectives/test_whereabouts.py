@@ -77,10 +77,8 @@ def test_workers_at_the_same_place_meet_again_and_again(workers):
 def test_workers_at_different_places_are_told_both(workers):
     workers[1].end_fit(7)
     errors = together(workers, meet, meet, meet)
-    assert "Worker 0 is at another place than worker 1. Here: save, epochs begun: 0, " in str(
-        errors[0]
-    )
-    assert "There: save, epochs begun: 0, calls of fit ended: 1." in str(errors[0])
+    assert "than worker 1. Worker 0: save, epochs begun: 0, " in str(errors[0])
+    assert "Worker 1: save, epochs begun: 0, calls of fit ended: 1." in str(errors[0])
     assert "Worker 1 is at another place than worker 2" in str(errors[1])
 
 
