@@ -1,6 +1,6 @@
 """Builds and runs the C++ tests: kernels without TensorFlow, under sanitizers.
 
-Inputs that fuzzing has found before run again, too.
+Inputs that fuzzing found before run again, too.
 """
 
 import fcntl

@@ -1,4 +1,4 @@
-"""What BlockMomentum refuses, before `model.fit` and in it."""
+"""Arguments and models that BlockMomentum refuses, before `model.fit` and in it."""
 
 import math
 import re
@@ -68,7 +68,7 @@ def test_time_constant_is_that_of_a_blocks_update():
 
 
 class Clocked(keras.optimizers.SGD):
-    """Has state of which nobody knows what it means."""
+    """An optimizer with state of unknown meaning."""
 
     def build(self, variables):
         super().build(variables)
@@ -76,7 +76,7 @@ class Clocked(keras.optimizers.SGD):
 
 
 def of_mirrored_strategy():
-    """As of one with two devices, which must be made before TensorFlow is used."""
+    """Returns a model like one with two devices, which must be made before TensorFlow is used."""
     model = make_model()
     model.optimizer.gradient_exchange.engine = LockstepEngine(["CPU:0"] * 2)
     return model
@@ -160,7 +160,7 @@ def test_what_is_refused_or_known_is_averaged_on_request(optimizer):
 
 
 class Eager(keras.Model):
-    """Cannot be built from anything but data."""
+    """A model that can only be built from data."""
 
     def __init__(self):
         super().__init__()
@@ -171,7 +171,7 @@ class Eager(keras.Model):
 
 
 class Scaling(keras.Model):
-    """Has a weight, and no layer."""
+    """A model with a weight, and without layers."""
 
     def build(self, shape):
         self.factor = self.add_weight(shape=[OUTPUTS])

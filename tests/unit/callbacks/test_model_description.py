@@ -1,4 +1,4 @@
-"""A backup is compared with the model and the optimizers that are to go on from it."""
+"""A backup is compared with the model and the optimizers that continue from it."""
 
 import json
 
@@ -57,7 +57,7 @@ def subclassed(units=5):
 
 
 def odd():
-    """A model of which much cannot be known."""
+    """Returns a model with many parts that cannot be described."""
     layers = [
         WithoutConfig(object()),
         keras.layers.Lambda(lambda x: x + 1),

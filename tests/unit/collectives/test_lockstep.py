@@ -1,4 +1,4 @@
-"""N workers inside one program."""
+"""Several workers inside one program."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ def ask(make_request):
 
 
 def answers(requests, wrap=lambda f: f):
-    """The answers to one request of each worker."""
+    """Returns the answers to one request of each worker."""
     run = wrap(lambda: lockstep.run([ask(request) for request in requests]))
     return tf.nest.map_structure(lambda tensor: tensor.numpy().tolist(), run())
 

@@ -1,4 +1,4 @@
-"""Parts of minibatches of ResizableBatches, of each of several workers."""
+"""The parts of minibatches of ResizableBatches that several workers get."""
 
 import types
 
@@ -25,7 +25,7 @@ def test_workers_share_each_minibatch(model, make_data, world_size):
     parts = [parts_of(rank) for rank in range(world_size)]
     minibatches = [sum(step, []) for step in zip(*parts, strict=True)]
     assert times_each(sum(minibatches, []), 105) == 1
-    # All of them have some, and one more than another at most.
+    # All workers have some, and at most one more than another.
     spreads = [{len(part) for part in step} for step in zip(*parts, strict=True)]
     assert all(min(spread) > 0 and max(spread) - min(spread) <= 1 for spread in spreads)
     sizes = [len(minibatch) for minibatch in minibatches[:3]]
@@ -79,7 +79,7 @@ def test_parts_and_offset():
 
 
 def test_a_strategy_whose_workers_are_not_known_is_refused(model):
-    # As MultiWorkerMirroredStrategy of TensorFlow looks from one of two processes.
+    # TensorFlow's MultiWorkerMirroredStrategy looks like this from one of two processes.
     strategy = types.SimpleNamespace(
         extended=types.SimpleNamespace(worker_devices=["CPU:0"]), num_replicas_in_sync=2
     )

@@ -1,4 +1,4 @@
-"""Clusters that cannot be are refused, with what is wrong about them."""
+"""Impossible clusters are refused, with a message that names the fault."""
 
 import json
 

@@ -83,7 +83,7 @@ def test_takes_over_buckets_and_exclusions():
 
 
 def advice_after(template, rng, exchanges):
-    """Returns the advice of a worker if training ended after so many exchanges."""
+    """Returns the advice of a worker if training ended after some exchanges."""
     workers = build_workers(template, specs_of(SHAPES), 2)
     for _ in range(exchanges):
         exchange(workers, [gradients_of(rng, SHAPES) for _ in range(2)])
@@ -105,7 +105,7 @@ def test_says_how_much_of_a_warm_start_is_over_and_how_long_one_might_be(rng):
     [
         (WarmStart(OneBit(), steps=3), 0),
         (WarmStart(OneBit(), steps=3), 3),
-        # As for a single worker.
+        # A single worker does the same.
         (WarmStart(OneBit(transforms=[Momentum(0.9)]), steps=9).uncompressed(), 3),
         (Bucketed(OneBit()), 1),
         (Delayed(OneBit()), 0),

@@ -1,4 +1,4 @@
-"""What AsynchronousOptimizer refuses, and how it trains alone."""
+"""Arguments that AsynchronousOptimizer refuses, and its training with one worker."""
 
 import keras
 import numpy as np
