@@ -69,8 +69,8 @@ class ForkServer:
         """Returns the command to start in place of Python with these arguments.
 
         Args:
-            arguments: list of strings: `-c` and a source, `-m` and a module, or a path. Arguments of
-                the program follow.
+            arguments: list of strings: `-c` and a source, `-m` and a module, or a path. The
+                program's arguments follow.
         """
         for server in self._servers:
             assert server.poll() is None, f"A fork server has ended with {server.returncode}."

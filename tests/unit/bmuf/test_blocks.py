@@ -413,7 +413,7 @@ OURS = {
 
 @pytest.mark.parametrize("name", OURS)
 def test_workers_with_the_same_batches_train_as_one(name):
-    """There is no block momentum. The moments of all workers have the same form, and so has their correction."""
+    """There is no block momentum, and the moments of all workers have the same form."""
     make = OURS[name]
     workers = Workers((0.0, 1.0, True), make=lambda: _linear_model(optimizer=make()), workers=2)
     alone = _linear_model(optimizer=make())
