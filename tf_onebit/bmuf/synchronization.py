@@ -223,7 +223,7 @@ class BlockSynchronization:
             raise tf.errors.InvalidArgumentError(
                 error.node_def,
                 error.op,
-                f"Weights must stay finite in a block. {where[1]} met an infinity or NaN in the "
+                f"Weights must be finite after a block. {where[1]} met an infinity or NaN in the "
                 f"change of '{where[2]}'. The model keeps the weights from before the block. "
                 "Lower the learning rate or clip gradients. Then train on with a new optimizer, "
                 "or from a backup.",
