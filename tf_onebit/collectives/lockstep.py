@@ -65,7 +65,7 @@ def run(generators, devices=None):
             raise RuntimeError(
                 "Workers must yield the same requests in the same order. Received: "
                 f"{len(results)} workers that have ended and the requests "
-                f"{sorted(((kind.__name__, name) for kind, name in asked))}."
+                f"{sorted((kind.__name__, name) for kind, name in asked)}."
             )
         answers = _answer(requests, devices)
 

@@ -52,6 +52,6 @@ class ExchangeCost:
             f"Compression does not pay. Per step it takes {format_number(cost_ms)} ms to encode, "
             f"add up and decode. The {megabytes} MB that it saves would take "
             f"{format_number(saved_ms)} ms, at the measured "
-            f"{format_number(bytes_per_second / 1000000.0)} MB/s. Use tf_onebit.FullPrecision(), "
+            f"{format_number(bytes_per_second / 1e6)} MB/s. Use tf_onebit.FullPrecision(), "
             "or an exchange that compresses more."
         )

@@ -111,7 +111,7 @@ def _weighed(auto, specs, full, compressed):
     seconds, best = min(((seconds_of(choice), choice) for choice in choices), key=lambda c: c[0])
     reason = (
         f"all dense gradients take {in_full_precision} in full precision, and "
-        f"{format_number(1000.0 * seconds)} ms if those are compressed for which it pays, without "
+        f"{format_number(1e3 * seconds)} ms if those are compressed for which it pays, without "
         "overlap"
     )
     if not pays(none_seconds, seconds):

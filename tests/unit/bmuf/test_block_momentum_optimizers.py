@@ -255,7 +255,7 @@ def exchanging(optimizer):
 @pytest.mark.parametrize(
     "wrap, fault",
     [
-        (lambda optimizer: optimizer, "connects none"),
+        (lambda optimizer: optimizer, "which connects none"),
         (exchanging, "with the exchange OneBit"),
     ],
     ids=["not distributed", "exchanging"],

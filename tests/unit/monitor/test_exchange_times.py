@@ -116,7 +116,7 @@ def test_compression_that_costs_more_than_it_saves_is_told():
     # 12 kB in 12 ms of collectives; 7 ms of work.
     warning = cost_of(12_000, 18_000).warning
     assert "Compression does not pay. Per step it takes 7 ms to encode" in warning
-    assert "The 0.006 MB that it saves would take 5.98 ms, at the 1 MB/s" in warning
+    assert "The 0.006 MB that it saves would take 5.98 ms, at the measured 1 MB/s" in warning
     assert "Use tf_onebit.FullPrecision()" in warning
     # 19 ms in all. Less than a tenth faster does not pay either.
     assert cost_of(12_000, 20_500).warning is not None
