@@ -177,7 +177,7 @@ def test_backup_of_another_model_is_refused(tmp_path):
 
 def test_backup_of_another_optimizer_is_refused(tmp_path):
     fit(tmp_path, optimizer=keras.optimizers.SGD(0.1, momentum=0.9))
-    with pytest.raises(ValueError, match="its optimizer is SGD, the model's is RMSprop"):
+    with pytest.raises(ValueError, match="its optimizer is SGD, and the model's is RMSprop"):
         with pytest.warns(UserWarning, match="A backup cannot be used"):
             fit(tmp_path, optimizer=keras.optimizers.RMSprop(0.1))
 
@@ -188,8 +188,8 @@ def test_settings_that_are_variables_are_the_backups_and_others_the_programs(tmp
     fit(tmp_path, epochs=2, optimizer=optimizer)
     assert (float(optimizer.learning_rate), optimizer.momentum) == (np.float32(0.1), 0.8)
     printed = capsys.readouterr().out
-    assert "goes on with the backup's learning_rate = 0.1, not with the program's 0.01" in printed
-    assert "goes on with the program's momentum = 0.8, not with the backup's 0.9" in printed
+    assert "continues with the backup's learning_rate = 0.1, not with the program's 0.01" in printed
+    assert "continues with the program's momentum = 0.8, not with the backup's 0.9" in printed
     fit(tmp_path, epochs=3, optimizer=keras.optimizers.SGD(0.1, momentum=0.8))
     assert capsys.readouterr().out == ""
 

@@ -331,7 +331,7 @@ def test_values_are_gathered_in_the_order_of_ranks(world_size):
     np.testing.assert_array_equal(strategy.gather(mine, axis=1), expected)
     gathered = tf.function(lambda: strategy.gather(tf.transpose(mine), axis=0))()
     np.testing.assert_array_equal(gathered, expected.T)
-    with pytest.raises(ValueError, match="axis=0 for 0 dimensions. Give a scalar one"):
+    with pytest.raises(ValueError, match="axis=0 for 0 dimensions. Give a scalar an axis"):
         strategy.gather(tf.constant(1.0), axis=0)
 
 

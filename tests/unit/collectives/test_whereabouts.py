@@ -99,7 +99,7 @@ def test_a_worker_that_has_begun_another_epoch_is_not_waited_for(workers):
         worker.end_pass()
     workers[1].begin_pass()
     errors = together(workers, meet, lambda worker: None, lambda worker: None)
-    assert "worker 1 has begun another epoch" in str(errors[0])
+    assert "Worker 1 has begun another epoch" in str(errors[0])
 
 
 def test_a_board_that_does_not_answer_stops_nobody(workers):

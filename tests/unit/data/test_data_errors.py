@@ -97,7 +97,7 @@ class Growing(keras.utils.PyDataset):
 
 
 def test_batches_of_a_stream_must_have_one_shape_of_samples():
-    message = r"must have one shape.*Received: a batch of shapes \[\(4, 4\)\] after .*3\)\]"
+    message = r"must have the same shape.*Received: a batch of shapes \[\(4, 4\)\] after .*3\)\]"
     batches = ResizableBatches(Growing(), 8)
     with pytest.raises(ValueError, match=message):
         batches.peek(12, 4)

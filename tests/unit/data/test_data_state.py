@@ -120,7 +120,7 @@ def test_a_state_within_an_epoch_without_a_seed_is_said_to_come_in_another_order
         warnings.simplefilter("error")
         batches.load_state(state)
     state |= {"offset": 4, "position": 4}
-    with pytest.warns(UserWarning, match="trained on twice.*ShuffleDataset has no seed"):
+    with pytest.warns(UserWarning, match="some samples twice.*ShuffleDataset has no seed"):
         batches.load_state(state)
 
 

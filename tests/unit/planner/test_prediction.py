@@ -221,7 +221,7 @@ def test_says_plainly_when_one_worker_is_faster():
     for methods in ([FULL], METHODS):
         result = advice(1e5, methods)
         (sentence,) = [s for s in result.sentences if s.startswith("One worker alone is as fast")]
-        assert f"with {result.method} 2 workers are 0." in sentence
+        assert f"2 workers with {result.method} are 0." in sentence
     assert not any("One worker alone" in s for s in advice(125e6).sentences)
 
 

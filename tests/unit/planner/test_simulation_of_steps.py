@@ -149,6 +149,6 @@ def test_refuses_amounts_that_are_negative_or_not_finite(make):
 
 
 def test_refuses_collectives_without_a_link():
-    message = r"links of \['all_gather'\], and a collective of the kind 'within node'"
+    message = r"links for \['all_gather'\], and a collective of the kind 'within node'"
     with pytest.raises(ValueError, match=message):
         simulate([worker()], within_nodes([bucket(1, 4)], 2))

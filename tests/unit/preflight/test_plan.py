@@ -359,7 +359,7 @@ def test_times_that_scatter_or_fall_are_told():
     (doubt,) = doubts_about(rising, {32: 0.1, 64: 0.5})
     assert doubt.startswith("These times are not reliable: times with 64 samples differ by 50 %.")
     (doubt,) = doubts_about({32: computation(0.2), 64: computation(0.1)}, {32: 0.1, 64: 0.1})
-    assert "64 samples take 100 ms, less than 32 with 200 ms" in doubt
+    assert "64 samples take 100 ms, less than the 200 ms of 32 samples" in doubt
 
 
 def test_a_model_that_is_not_there_is_told_before_tensorflow_is_imported():
@@ -371,7 +371,7 @@ print(status, "tensorflow" in sys.modules)
 """
     for source, message in [
         ("nowhere.keras", "There is no such file. Received: 'nowhere.keras'"),
-        ("nowhere:make", "There is no module 'nowhere', from"),
+        ("nowhere:make", "There is no module 'nowhere' in"),
     ]:
         _, output, errors = run_python(program, source)
         assert output == "1 False\n"
