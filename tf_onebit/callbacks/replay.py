@@ -56,7 +56,7 @@ class Replay:
                 print(
                     f"Epoch {epoch + 1} begins again, with the weights after {batch} batches. Its "
                     "data may come in another order now: "
-                    f"{reason or 'those of another worker may'}."
+                    f"{reason or 'the data of another worker may'}."
                 )
             return
         for earlier in range(call.first_epoch, epoch):
