@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from tf_onebit.exchanges import Auto, Bucketed, FullPrecision, GradientSpec
+from tf_onebit.exchanges import Auto, Bucketed, FullPrecision
 from tf_onebit.exchanges.schedule import is_exchange
 
 
@@ -48,13 +48,3 @@ def build(template, specs, scope, engine, unit=1.0):
             with engine.place(index):
                 exchange.build(specs, rank, engine.world_size, scope, unit)
     return exchanges
-
-
-def spec_of(gradient, variable):
-    """Returns the `GradientSpec` of the gradient of a variable."""
-    return GradientSpec(
-        name=getattr(variable, "path", variable.name),
-        shape=tuple(variable.shape),
-        dtype=tf.as_dtype(gradient.dtype).name,
-        sparse=isinstance(gradient, tf.IndexedSlices),
-    )
