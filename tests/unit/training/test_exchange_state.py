@@ -50,7 +50,5 @@ def test_workers_in_groups_are_resumed_with_their_own_states(rng):
             np.testing.assert_array_equal(
                 residual, saved[member]["bucket_0/worker_residual"], strict=True
             )
-    with pytest.raises(
-        ValueError, match="groups of workers can only be resumed.* 3 workers for 4"
-    ):
+    with pytest.raises(ValueError, match="groups of workers can only be resumed.* 3 workers for 4"):
         resumed.load_states([saved[:3]], resumed.scale)
