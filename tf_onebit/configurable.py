@@ -46,7 +46,7 @@ def import_class(path):
     module, names = path.split(":")
     if "<locals>" in names:
         raise ValueError(
-            "A class must be at the top level of a module to be found again. Received: "
+            "A class must be at the top level of a module so that it can be loaded. Received: "
             f"{names} of the module {module}. Move it out of the function that makes it."
         )
     return functools.reduce(getattr, names.split("."), importlib.import_module(module))

@@ -38,8 +38,9 @@ def higher_is_better(monitor, mode="auto"):
     if "acc" in monitor or monitor.endswith("auc"):
         return True
     raise ValueError(
-        'The name of monitor does not tell whether it is to grow. Received: mode="auto" and '
-        f'monitor={monitor!r}. Use mode="max" for what is to grow, and mode="min" for a loss.'
+        "The name of monitor does not tell whether larger values are better. Received: "
+        f'mode="auto" and monitor={monitor!r}. Use mode="max" if larger is better, and mode="min" '
+        "for a loss."
     )
 
 
@@ -92,8 +93,8 @@ def sizes_to_try(last, min_size, max_size, multiple):
     greatest = min(greatest, 2 * last // multiple)
     if greatest < least:
         raise ValueError(
-            "A minibatch must have at least half the samples of the smallest that is tried. "
-            f"Received: minibatches of {last}, and as the smallest size {least * multiple}, by "
+            "The smallest size to try must be at most twice the size of the minibatch. Received: "
+            f"minibatches of {last}, and {least * multiple} as the smallest size, from "
             f"min_size={min_size} and multiple={multiple}. Use larger minibatches, or a smaller "
             "multiple."
         )

@@ -49,8 +49,9 @@ def transformed_alone(transforms, gradients, layout):
         like = [tf.cast(gradient, tf.float32) for gradient in gradients]
         return parted(*stop.value, like, layout)
     raise ValueError(
-        "local_transforms are applied by each worker to its own gradients, and cannot communicate. "
-        f"Received: one that asks for {request!r}. Use transforms, which work on the sum."
+        "local_transforms cannot communicate, because each worker applies them to its own "
+        f"gradients. Received: one that requests {request!r}. Use transforms, which work on the "
+        "sum."
     )
 
 
