@@ -1,5 +1,6 @@
 """Settings and fixtures for all tests."""
 
+import gc
 import os
 import signal
 
@@ -16,6 +17,11 @@ from tests.support.graphs import without_graphs  # noqa: E402
 for _signum in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
     if signal.getsignal(_signum) is signal.SIG_IGN:
         signal.signal(_signum, lambda *_: None)
+
+
+def pytest_collection_finish():
+    """Has no later search for garbage go through what TensorFlow, Keras and the tests have made."""
+    gc.freeze()
 
 
 @pytest.fixture

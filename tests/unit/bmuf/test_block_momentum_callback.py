@@ -1,5 +1,7 @@
 """BlockMomentum in `model.fit` of one worker, and what it refuses."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -25,6 +27,14 @@ def sgd(**arguments):
     return keras.optimizers.SGD(0.1, **arguments)
 
 
+def sgd_with_momentum():
+    return sgd(momentum=0.9)
+
+
+def adam():
+    return optimizers.Adam(0.01)
+
+
 def make_model(optimizer=None, distribute=True, built=True, exchange=None, **arguments):
     keras.utils.set_random_seed(0)
     optimizer = optimizer or sgd()
@@ -42,13 +52,32 @@ def make_model(optimizer=None, distribute=True, built=True, exchange=None, **arg
     return model
 
 
+@functools.cache
+def _traced(make_optimizer, distribute):
+    model = make_model(make_optimizer(), distribute)
+    model.optimizer.build(model.trainable_variables)
+    return model, state(model)
+
+
+def untrained(make_optimizer, distribute=True):
+    """Returns a model as if it had never been trained, which is traced once."""
+    model, begin = _traced(make_optimizer, distribute)
+    for variable, value in zip(variables_of(model), begin, strict=True):
+        variable.assign(value)
+    return model
+
+
+def variables_of(model):
+    return [*model.variables, *model.optimizer.variables]
+
+
 def fit(model, callbacks=(), epochs=2, **arguments):
     settings = {"batch_size": BATCH_SIZE, "epochs": epochs, "shuffle": False, "verbose": 0}
     return model.fit(X, Y, callbacks=list(callbacks), **(settings | arguments)).history
 
 
 def state(model):
-    return [v.numpy() for v in (*model.variables, *model.optimizer.variables)]
+    return [v.numpy() for v in variables_of(model)]
 
 
 def assert_same_bits(arrays, others):
@@ -92,16 +121,16 @@ def test_one_worker_without_momentum_trains_as_ever(optimizer, way):
 # With block momentum, training follows the equations.
 
 
-def trained_in_blocks(blocks, filters, optimizer=None, forget=None):
+def trained_in_blocks(blocks, filters, make_optimizer=sgd, forget=None):
     """Returns the global models after each of some blocks of one worker, by the equations.
 
     Args:
         blocks: list of numbers of steps.
         filters: list of (eta, zeta, whether momentum is Nesterov's), by block.
-        optimizer: Keras optimizer.
+        make_optimizer: function that makes a Keras optimizer.
         forget: function of the optimizer, called at the end of each block.
     """
-    model = make_model(optimizer, distribute=False)
+    model = untrained(make_optimizer, distribute=False)
     batch, models = 0, []
     weights = model.trainable_variables
     begin = [v.numpy() for v in weights]
@@ -140,14 +169,14 @@ BLOCKS = [3, 3, 1, 3, 3, 1]
 
 @pytest.mark.parametrize("block_filter", [(0.5, 1, True), (0.5, 0.75, True), (0.5, 1, False)])
 def test_epochs_end_with_the_global_model(block_filter):
-    model = make_model()
+    model = untrained(sgd)
     eta, zeta, nesterov = block_filter
     fit(model, [BlockMomentum(3, eta, zeta, nesterov)])
     assert_close_to(model, trained_in_blocks(BLOCKS, [block_filter] * 6)[-1])
 
 
 @pytest.mark.parametrize(
-    "optimizer, arguments, blocks",
+    "make_optimizer, arguments, blocks",
     [
         (sgd, {"steps_per_execution": 2}, [4, 3, 4, 3]),
         # In batches: three steps of two each, of which one spans two epochs.
@@ -155,10 +184,10 @@ def test_epochs_end_with_the_global_model(block_filter):
     ],
     ids=["steps_per_execution", "accumulating"],
 )
-def test_blocks_are_of_steps(optimizer, arguments, blocks):
-    model = make_model(optimizer(), **arguments)
+def test_blocks_are_of_steps(make_optimizer, arguments, blocks):
+    model = make_model(make_optimizer(), **arguments)
     fit(model, [BlockMomentum(3, 0.5)])
-    expected = trained_in_blocks(blocks, [(0.5, 1, True)] * len(blocks), optimizer())
+    expected = trained_in_blocks(blocks, [(0.5, 1, True)] * len(blocks), make_optimizer)
     assert_close_to(model, expected[-1])
 
 
@@ -178,23 +207,23 @@ def forget_momentum(optimizer):
     ],
 )
 def test_momentum_of_sgd_is_kept_or_begins_anew(correction, block_momentum, forget):
-    model = make_model(sgd(momentum=0.9))
+    model = untrained(sgd_with_momentum)
     fit(model, [BlockMomentum(3, block_momentum, moment_correction=correction)])
     filters = [(block_momentum, 1, True)] * 6
-    expected = trained_in_blocks(BLOCKS, filters, sgd(momentum=0.9), forget)
+    expected = trained_in_blocks(BLOCKS, filters, sgd_with_momentum, forget)
     assert_close_to(model, expected[-1])
 
 
 def test_reset_of_adam_begins_to_count_anew():
-    model = make_model(optimizers.Adam(0.01))
+    model = untrained(adam)
     forget = optimizers.Adam.reset_moments
     fit(model, [BlockMomentum(3, 0.5, moment_correction="reset")])
-    expected = trained_in_blocks(BLOCKS, [(0.5, 1, True)] * 6, optimizers.Adam(0.01), forget)
+    expected = trained_in_blocks(BLOCKS, [(0.5, 1, True)] * 6, adam, forget)
     assert_close_to(model, expected[-1])
 
 
 def test_moments_of_adam_are_as_far_ahead_as_the_model():
-    model = make_model(optimizers.Adam(0.01))
+    model = untrained(adam)
     fit(model, [BlockMomentum(3, 0.5)], epochs=1)
     # k of Eq. 4 and Algorithm 1, for blocks of 3, 3 and 1 steps.
     rho, k = 0.0, 0.0
@@ -203,13 +232,13 @@ def test_moments_of_adam_are_as_far_ahead_as_the_model():
         k += steps + 0.5 * rho
     assert model.optimizer.moment_steps == pytest.approx(k)
     assert int(model.optimizer.iterations) == BATCHES
-    averaged = make_model(optimizers.Adam(0.01))
+    averaged = untrained(adam)
     fit(averaged, [BlockMomentum(3, 0.5, moment_correction="average")], epochs=1)
     assert averaged.optimizer.moment_steps == BATCHES
 
 
 def test_warm_up_has_no_momentum_and_leaves_none():
-    model = make_model()
+    model = untrained(sgd)
     fit(model, [BlockMomentum(3, 0.5, 0.75, warmup_steps=4)])
     filters = [(0, 1, True)] * 2 + [(0.5, 0.75, True)] * 4
     # The next blocks have no momentum of the blocks before.
@@ -219,7 +248,7 @@ def test_warm_up_has_no_momentum_and_leaves_none():
 def test_exchange_of_a_worker_alone_changes_nothing():
     states = []
     for exchange in (None, FullPrecision(), OneBit(min_size=1)):
-        model = make_model()
+        model = untrained(sgd)
         fit(model, [BlockMomentum(3, 0.5, exchange=exchange)])
         states.append(state(model))
     assert_same_bits(states[0], states[1])
@@ -256,12 +285,13 @@ class Looking(keras.callbacks.Callback):
 def test_others_see_the_global_model_and_do_not_disturb_training(tmp_path):
     # In the middle of a block of the second epoch, and at its end.
     looking = Looking(tmp_path, places=(8 + 5, 8 + 8))
-    model, undisturbed = make_model(sgd(momentum=0.5)), make_model(sgd(momentum=0.5))
-    fit(model, [BlockMomentum(3, 0.5), looking])
-    fit(undisturbed, [BlockMomentum(3, 0.5)])
-    assert_same_bits(state(model), state(undisturbed))
+    model = untrained(sgd_with_momentum)
+    fit(model, [BlockMomentum(3, 0.5)])
+    undisturbed = state(model)
+    fit(untrained(sgd_with_momentum), [BlockMomentum(3, 0.5), looking])
+    assert_same_bits(state(model), undisturbed)
     filters = [(0.5, 1, True)] * 6
-    models = trained_in_blocks(BLOCKS, filters, sgd(momentum=0.5), forget_momentum)
+    models = trained_in_blocks(BLOCKS, filters, sgd_with_momentum, forget_momentum)
     begin = [v.numpy() for v in make_model().trainable_variables]
     statistics = [v.numpy() for v in make_model().non_trainable_variables]
     # The last block to end, after each of seven batches and at the end of the epoch.
@@ -280,14 +310,14 @@ def test_others_see_the_global_model_and_do_not_disturb_training(tmp_path):
 
 
 def test_validation_is_of_the_model_that_is_returned():
-    model = make_model()
+    model = untrained(sgd)
     history = fit(model, [BlockMomentum(3, 0.5)], validation_data=(X, Y))
     expected = model.evaluate(X, Y, BATCH_SIZE, verbose=0)
     assert history["val_loss"][-1] == pytest.approx(expected, rel=1e-6)
 
 
 def test_methods_of_the_model_are_its_own_again_after_fit():
-    model = make_model()
+    model = untrained(sgd)
     fit(model, [BlockMomentum(3, 0.5)])
     own = {"evaluate", "export", "get_weights", "predict", "save", "save_weights"}
     assert not own & vars(model).keys()
@@ -298,21 +328,24 @@ def test_weights_that_are_assigned_between_epochs_are_begun_from():
     changing = keras.callbacks.LambdaCallback(
         on_epoch_end=lambda epoch, logs: epoch == 0 and model.set_weights(others)
     )
-    model = make_model()
+    model = untrained(sgd)
     fit(model, [BlockMomentum(3, 0.5), changing])
-    anew = make_model()
+    changed = model.get_weights()
+    anew = untrained(sgd)
     anew.set_weights(others)
     fit(anew, [BlockMomentum(3, 0.5)], epochs=1)
-    assert_same_bits(model.get_weights(), anew.get_weights())
+    assert_same_bits(changed, anew.get_weights())
 
 
 def test_second_fit_goes_on():
-    once, twice = make_model(optimizers.Adam(0.01)), make_model(optimizers.Adam(0.01))
-    fit(once, [BlockMomentum(3, 0.5)])
+    model = untrained(adam)
+    fit(model, [BlockMomentum(3, 0.5)])
+    once = state(model)
+    untrained(adam)
     callback = BlockMomentum(3, 0.5)
     for _ in range(2):
-        fit(twice, [callback], epochs=1)
-    assert_same_bits(state(twice), state(once))
+        fit(model, [callback], epochs=1)
+    assert_same_bits(state(model), once)
 
 
 def fit_interrupted(model):

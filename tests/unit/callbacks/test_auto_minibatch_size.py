@@ -450,9 +450,9 @@ def test_resumed_run_has_the_same_sizes_and_bits(backup_first, step, make_optimi
     def train(*callbacks, directory=tmp_path / "other"):
         data, model = batches(), make_model(make_optimizer and make_optimizer())
         callback = tuning(data, trial_samples=192, error_margin=0.05)
-        backup = BackupAndRestore(directory, save_freq=step - step % 12)
+        backup = BackupAndRestore(directory, save_freq=step - step % 2)
         tuned = [backup, callback] if backup_first else [callback, backup]
-        history = fit(model, data, [*tuned, *callbacks], epochs=2)
+        history = fit(model, data, [*tuned, *callbacks], epochs=3)
         return state_of(model), callback.history, history
 
     state, sizes, logs = train()
