@@ -7,7 +7,9 @@ yields the same requests in the same order.
 
 import dataclasses
 from collections.abc import Callable, Generator
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,8 +65,13 @@ class Cond:
     """
 
     predicate: Any
-    then: Callable[[], Generator]
-    otherwise: Callable[[], Generator]
+    then: Callable[[], "Exchanging[Any]"]
+    otherwise: Callable[[], "Exchanging[Any]"]
+
+
+Request: TypeAlias = AllToAll | AllGather | AllReduce | Broadcast | Cond
+# A generator that yields requests, receives their answers, and returns a T.
+Exchanging: TypeAlias = Generator[Request, Any, T]
 
 
 def sent_bytes(request, size_bytes, world_size):

@@ -3,6 +3,8 @@
 import contextlib
 import functools
 import itertools
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import keras
 import tensorflow as tf
@@ -34,7 +36,7 @@ from tf_onebit.framework_internals.tf_strategies import (
     MirroredExtended,
     select_replica,
 )
-from tf_onebit.training.building import resolve_exchange
+from tf_onebit.training.building import RequestedExchange, resolve_exchange
 from tf_onebit.training.model_optimizers import flush_where_shown, require_no_xla
 
 # TensorFlow numbers the groups of every strategy from 1. It would take a second strategy's groups
@@ -117,7 +119,9 @@ class MirroredStrategy(_Exchanging, tf.distribute.MirroredStrategy):
         >>> history = model.fit(tf.ones([32, 8]), tf.ones([32, 1]), verbose=0)
     """
 
-    def __init__(self, exchange=None, devices=None):
+    def __init__(
+        self, exchange: RequestedExchange = None, devices: Sequence[str] | None = None
+    ) -> None:
         self.exchange = resolve_exchange(exchange)
         self._collective_key_base = next(_first_groups_within)
         extended = _MirroredExtended(self, devices=devices)
@@ -165,11 +169,11 @@ class MultiWorkerMirroredStrategy(_Exchanging, tf.distribute.MultiWorkerMirrored
 
     def __init__(
         self,
-        exchange=None,
-        cluster_resolver=None,
-        communication_options=None,
-        uneven_data="continue",
-    ):
+        exchange: RequestedExchange = None,
+        cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
+        communication_options: tf.distribute.experimental.CommunicationOptions | None = None,
+        uneven_data: Literal["continue", "stop"] = "continue",
+    ) -> None:
         self.exchange = resolve_exchange(exchange)
         if uneven_data not in ("continue", "stop"):
             raise ValueError(
@@ -192,7 +196,7 @@ class MultiWorkerMirroredStrategy(_Exchanging, tf.distribute.MultiWorkerMirrored
             ) from error
         tf.distribute.Strategy.__init__(self, extended)
 
-    def reduce(self, reduce_op, value, axis):
+    def reduce(self, reduce_op: tf.distribute.ReduceOp | str, value: Any, axis: int | None) -> Any:
         result = super().reduce(reduce_op, value, axis)
         if self.extended.counts_data and self.uneven_data == "stop":
             return tf.where(result == self.num_replicas_in_sync, result, 0)

@@ -1,6 +1,7 @@
 """Schedule: when an exchange runs, and the recipes with which users say so."""
 
 import dataclasses
+from typing import TypeAlias
 
 from tf_onebit.configurable import Configurable
 from tf_onebit.exchanges.base import Exchange
@@ -77,6 +78,10 @@ class Recipe(Configurable):
     def exclude(self):
         """See `Exchange`."""
         return self.inner.exclude
+
+
+# What users pass as an exchange.
+AnyExchange: TypeAlias = Exchange | Recipe
 
 
 def schedule_of(exchange):
