@@ -20,8 +20,9 @@ import tensorflow as tf
 from tf_onebit import Threshold, ops
 from tf_onebit.collectives.lockstep import LockstepEngine
 from tf_onebit.collectives.requests import AllGather, tap_requests
+from tf_onebit.exchanges import GradientSpec
 from tf_onebit.ops import threshold as message
-from tf_onebit.training.building import build, spec_of
+from tf_onebit.training.building import build
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "examples" / "speech"))
 import dataset  # noqa: E402
@@ -169,7 +170,7 @@ def _step_of_one_node(model):
 
 def _step_of_workers(model, run):
     engine = LockstepEngine(["CPU:0"] * run.workers)
-    specs = [spec_of(tf.convert_to_tensor(v), v) for v in model.trainable_variables]
+    specs = [GradientSpec.of(tf.convert_to_tensor(v), v) for v in model.trainable_variables]
     threshold = Threshold(run.tau, run.target_density, bucket_bytes=ONE_BUCKET_BYTES)
     # Not a `GradientExchange`: for a single worker that would leave out the exchange.
     exchanges = build(threshold, specs, "simulation", engine)

@@ -20,6 +20,7 @@ from tf_onebit.exchanges import Bucketed, GradientSpec, run_stages
 from tf_onebit.measurement import compressed_buckets
 from tf_onebit.planner import uniform_links
 from tf_onebit.training import auto
+from tf_onebit.training.gradient_exchange import GradientExchange
 
 FOLDER = ROOT / "examples" / "your_own_exchange"
 
@@ -86,6 +87,28 @@ def test_what_is_unsent_survives_also_with_other_workers(rng, before, after):
     if before == after:
         mine = resumed[1].buckets[0].exchange.unsent[0]
         np.testing.assert_array_equal(mine, 2.0 * workers[1].buckets[0].exchange.unsent[0])
+
+
+@pytest.mark.parametrize("recipe", [TopK, lambda k: WarmStart(Delayed(TopK(k)), steps=0)])
+def test_what_is_unsent_reaches_a_worker_that_is_resumed_alone(rng, recipe):
+    together = GradientExchange(recipe(k=5), LockstepEngine(["CPU:0"] * 2), mean=False)
+    variables = [tf.Variable(gradient) for gradient in gradients_of(rng, SHAPES)]
+    together.set_delay(False)
+    together([gradients_of(rng, SHAPES) for _ in range(2)], variables)
+    ((first, second),) = together.carried.states()
+    alone = GradientExchange(recipe(k=10**6), LockstepEngine([None]), mean=False)
+    alone.set_delay(False)
+    alone.load_states([[first, second]], together.scale)
+    (applied,) = alone([[tf.zeros(shape) for shape in SHAPES]], variables)
+    unsent = [residuals_of(state) for state in (first, second)]
+    assert np.any(unsent[0]) and np.any(unsent[1])
+    # A bucket has the variables in reverse order.
+    expected = np.sort(unsent[0] + unsent[1])
+    np.testing.assert_allclose(np.sort(flat(applied)), expected, rtol=1e-5, atol=1e-6)
+
+
+def residuals_of(state):
+    return np.concatenate([a.ravel() for name, a in state.items() if name.endswith("residual")])
 
 
 def test_it_runs_within_recipes(rng):

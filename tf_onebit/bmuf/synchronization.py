@@ -14,10 +14,9 @@ from tf_onebit.bmuf.equations import Block, BlockFilter
 from tf_onebit.bmuf.factors import block_factors
 from tf_onebit.bmuf.replica import BlockReplica, mean_of_copies
 from tf_onebit.collectives.requests import AllReduce, one_request
-from tf_onebit.exchanges import FullPrecision
+from tf_onebit.exchanges import FullPrecision, GradientSpec
 from tf_onebit.exchanges.state import part_of, summed
 from tf_onebit.framework_internals.tf_variables import assign_all
-from tf_onebit.training.building import spec_of
 from tf_onebit.training.gradient_exchange import GradientExchange
 
 # The worker whose steps alone count while the model is warmed up.
@@ -385,4 +384,4 @@ class BlockSynchronization:
 
 
 def _spec(variable, name):
-    return dataclasses.replace(spec_of(variable, variable), name=name)
+    return dataclasses.replace(GradientSpec.of(variable, variable), name=name)

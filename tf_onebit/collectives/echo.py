@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, Cond
+from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, Cond, drive
 
 
 def run(generator, world_size, note=lambda request: None):
@@ -16,17 +16,14 @@ def run(generator, world_size, note=lambda request: None):
     Returns:
         The return value of the generator.
     """
-    answer = None
-    while True:
-        try:
-            request = generator.send(answer)
-        except StopIteration as stop:
-            return stop.value
+
+    def noted_answer(request):
         if isinstance(request, Cond):
-            answer = run(request.then(), world_size, note)
-        else:
-            note(request)
-            answer = answer_to(request, world_size)
+            return run(request.then(), world_size, note)
+        note(request)
+        return answer_to(request, world_size)
+
+    return drive(generator, noted_answer)
 
 
 def answer_to(request, world_size):

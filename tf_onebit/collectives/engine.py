@@ -2,7 +2,14 @@
 
 import tensorflow as tf
 
-from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, Broadcast, Cond
+from tf_onebit.collectives.requests import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Broadcast,
+    Cond,
+    drive,
+)
 from tf_onebit.collectives.whereabouts import Whereabouts
 from tf_onebit.framework_internals.tf_variables import plain_variables
 
@@ -71,13 +78,7 @@ class ProcessEngine(Engine):
         Returns:
             The return value of the generator.
         """
-        answer = None
-        while True:
-            try:
-                request = generator.send(answer)
-            except StopIteration as stop:
-                return stop.value
-            answer = self._answer(request)
+        return drive(generator, self._answer)
 
     def _answer(self, request):
         if isinstance(request, AllToAll):

@@ -110,6 +110,22 @@ def with_tensors(request, tensors):
     return dataclasses.replace(request, tensor=tensor)
 
 
+def drive(generator, answer_to):
+    """Runs a generator of requests to its end. Returns its return value.
+
+    Args:
+        generator: generator of requests.
+        answer_to: function from a request to its answer.
+    """
+    answer = None
+    while True:
+        try:
+            request = generator.send(answer)
+        except StopIteration as stop:
+            return stop.value
+        answer = answer_to(request)
+
+
 def one_request(request):
     """Generator: makes one request, and returns its answer."""
     return (yield request)

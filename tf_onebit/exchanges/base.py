@@ -12,6 +12,11 @@ from tf_onebit.exchanges.deprecated_names import DeprecatedNames
 
 FLOAT_BYTES = 4
 
+# Type of the 32-bit words of messages during a collective. TensorFlow keeps the int32 tensors of a
+# GPU in host memory, and floats on the GPU. So words travel as floats with the same bits. No
+# arithmetic is done with them.
+WIRE_DTYPE = tf.float32
+
 
 @dataclasses.dataclass(frozen=True)
 class GradientSpec:
@@ -28,6 +33,16 @@ class GradientSpec:
     shape: tuple
     dtype: str
     sparse: bool = False
+
+    @classmethod
+    def of(cls, gradient, variable):
+        """Returns the description of the gradient of a variable."""
+        return cls(
+            name=getattr(variable, "path", variable.name),
+            shape=tuple(variable.shape),
+            dtype=tf.as_dtype(gradient.dtype).name,
+            sparse=isinstance(gradient, tf.IndexedSlices),
+        )
 
     @property
     def size(self):
@@ -69,7 +84,7 @@ class Exchange(DeprecatedNames, Configurable, tf.Module):
             expressions.
     """
 
-    dtypes = ("float32", "float16", "bfloat16")
+    dtypes: tuple[str, ...] = ("float32", "float16", "bfloat16")
     takes_sparse = False
     carries_flags = False
     can_be_delayed = True
@@ -238,9 +253,16 @@ class Exchange(DeprecatedNames, Configurable, tf.Module):
         """Returns the state with which training continues as if it had not been interrupted.
 
         Returns:
-            Dictionary of NumPy arrays: by default all variables of the exchange.
+            Dictionary of NumPy arrays: by default all variables of the exchange. The names of
+            residuals end in "residual": a run that would lose them says so.
         """
-        return {f"variable_{i}": variable.numpy() for i, variable in enumerate(self.variables)}
+        names = self._state_names()
+        return {name: v.numpy() for name, v in zip(names, self.variables, strict=True)}
+
+    def _state_names(self):
+        unsent = {id(values) for _, values in self.residuals()}
+        kinds = ["residual" if id(v) in unsent else "variable" for v in self.variables]
+        return [f"{i}/{kind}" for i, kind in enumerate(kinds)]
 
     def load_state(self, states, ratio=1.0):
         """Restores what `state` returned on all workers of an earlier run.
@@ -265,11 +287,11 @@ class Exchange(DeprecatedNames, Configurable, tf.Module):
                 f"{self.world_size}, whose residuals are to be multiplied by {ratio}. To allow "
                 "more, list all variables in residuals, or define load_state."
             )
-        for i, variable in enumerate(self.variables):
+        for name, variable in zip(self._state_names(), self.variables, strict=True):
             if as_many:
-                array = states[self.rank][f"variable_{i}"]
+                array = states[self.rank][name]
             else:
-                array = sum(state[f"variable_{i}"] for state in states) / self.world_size
+                array = sum(state[name] for state in states) / self.world_size
             variable.assign(ratio * array if id(variable) in unsent else array)
 
 
@@ -290,6 +312,11 @@ def require_gradients_and_rank(specs, rank, world_size):
 def is_excluded(name, exchange):
     """Tells whether `exclude` of an exchange leaves the gradient of this name uncompressed."""
     return any(re.search(pattern, name) for pattern in exchange.exclude)
+
+
+def integers(words):
+    """Returns the words of a message as int32 with the same bits, to read them."""
+    return tf.bitcast(words, tf.int32)
 
 
 def runs_of(residual, runs):

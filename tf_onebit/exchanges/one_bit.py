@@ -6,7 +6,7 @@ import tensorflow as tf
 from tf_onebit import ops
 from tf_onebit.collectives.requests import AllGather, AllToAll, Cond
 from tf_onebit.configurable import deserialize, serialize
-from tf_onebit.exchanges.base import Exchange, runs_of
+from tf_onebit.exchanges.base import WIRE_DTYPE, Exchange, integers, runs_of
 from tf_onebit.exchanges.finite import with_narrow_overflow
 from tf_onebit.exchanges.transforming import (
     require_transforms,
@@ -15,7 +15,6 @@ from tf_onebit.exchanges.transforming import (
     unchanged,
 )
 from tf_onebit.exchanges.uncompressed import Uncompressed
-from tf_onebit.exchanges.wire import WIRE_DTYPE, integers
 from tf_onebit.layout import CODES_PER_WORD, Layout, column_cut, plain_cut
 
 

@@ -85,7 +85,9 @@ class ScheduledBucket(tf.Module):
         if self._warm_up is None:
             return (yield from self._scheduled(gradients, scale, answers))
         warm = self._warm_up.is_warm()
-        self._warm_up.count(gradients, warm)
+        # After the end of the data there are no gradients, and nothing must be counted.
+        with tf.control_dependencies(tf.nest.flatten(gradients, expand_composites=True)):
+            self._warm_up.count(warm)
         if self._uncompressed is None:
             return (yield from self._scheduled(gradients, scale, answers))
         return (
@@ -113,9 +115,10 @@ class ScheduledBucket(tf.Module):
 
     def hold(self, gradients):
         """Generator: takes gradients in a step that returns none."""
-        if self._warm_up is not None:
-            self._warm_up.count(gradients, False)
         _, newest = yield from self._taken(gradients)
+        if self._warm_up is not None:
+            with tf.control_dependencies(newest):
+                self._warm_up.count(False)
         self.stages.hold(newest)
         self._queue.push(newest, more=1)
 

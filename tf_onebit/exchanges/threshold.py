@@ -9,11 +9,10 @@ import tensorflow as tf
 from tf_onebit import ops
 from tf_onebit.collectives.requests import AllGather
 from tf_onebit.exchanges.adaptive_threshold import Tau
-from tf_onebit.exchanges.base import Exchange, runs_of
+from tf_onebit.exchanges.base import WIRE_DTYPE, Exchange, integers, runs_of
 from tf_onebit.exchanges.finite import with_narrow_overflow
 from tf_onebit.exchanges.message_capacity import Capacity
 from tf_onebit.exchanges.state import require_same_kind
-from tf_onebit.exchanges.wire import WIRE_DTYPE, integers
 from tf_onebit.ops import threshold as words
 
 WORD_BYTES = 4

@@ -27,11 +27,10 @@ class WarmUpProgress(tf.Module):
         """Tells whether the last exchange was within the warm-up: boolean."""
         return bool(self._was_warm)
 
-    def count(self, gradients, warm):
-        """Counts an exchange when its gradients are ready, so not after the end of the data."""
-        with tf.control_dependencies(tf.nest.flatten(gradients, expand_composites=True)):
-            self._was_warm.assign(warm)
-            self._progress.assign_add(self._increment)
+    def count(self, warm):
+        """Counts an exchange, and notes whether it was within the warm-up."""
+        self._was_warm.assign(warm)
+        self._progress.assign_add(self._increment)
 
     def set_global_batch_size(self, samples):
         """Sets the number of samples per exchange."""

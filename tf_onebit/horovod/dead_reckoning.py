@@ -7,12 +7,11 @@ import numpy as np
 import tensorflow as tf
 
 from tf_onebit import ops
-from tf_onebit.exchanges import Bucketed
+from tf_onebit.exchanges import Bucketed, GradientSpec
+from tf_onebit.exchanges.base import integers
 from tf_onebit.exchanges.schedule import schedule_of
-from tf_onebit.exchanges.wire import integers
 from tf_onebit.horovod.pump import Pump
 from tf_onebit.ops import threshold as message
-from tf_onebit.training.building import spec_of
 from tf_onebit.training.gradient_exchange import GradientExchange
 
 
@@ -47,7 +46,7 @@ class DeadReckoning(GradientExchange):
             learning_rate: float32 scalar.
         """
         gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
-        specs = tuple(map(spec_of, gradients, variables))
+        specs = tuple(map(GradientSpec.of, gradients, variables))
         (bucketed,) = self.exchanges.of(specs, variables)
         exchange = bucketed.exchange
         rate = tf.cast(learning_rate, tf.float32) * self.scale

@@ -246,23 +246,30 @@ class _OverHorovod(Distributed):
             super().build(variables)
 
     def apply(self, grads, trainable_variables=None):
-        grads = self.conversion.before(list(grads))
         model = model_in_training(self)
-        if model is not None and self.gradient_exchange.changes_gradients:
+        if model is not None:
+            self._prepare(model)
+        grads = self.conversion.before(list(grads))
+        with tf.control_dependencies(self._data_of_step(grads)):
+            self._apply(grads, trainable_variables)
+
+    def _prepare(self, model):
+        """Prepares for the steps of a model that are being traced, or run in eager mode."""
+        if self.gradient_exchange.changes_gradients:
             require_no_xla(model)
             fit = find_fit(model)
             if fit is not None and not self.gradient_exchange.built:
                 follow_fit(fit, under_way=True)
                 compare(fit, self.gradient_exchange)
-        # The step that finds the end of the data must count nothing, so it waits for a gradient.
-        # A backward pass computes the last gradient first: waiting for it delays no exchange.
-        awaited = [values_of(gradient) for gradient in grads if gradient is not None][-1:]
         if self.gradient_exchange.steps_of_delay:
-            awaited = drawn_tensors()  # delayed messages do not wait for this step's gradients
-            if model is not None:
-                flush_where_shown(model)
-        with tf.control_dependencies(awaited):
-            self._apply(grads, trainable_variables)
+            flush_where_shown(model)
+
+    def _data_of_step(self, gradients):
+        """Returns tensors that a step without data lacks: such a step must count nothing."""
+        if self.gradient_exchange.steps_of_delay:
+            return drawn_tensors()  # delayed messages do not wait for this step's gradients
+        # A backward pass computes the last gradient first: waiting for it delays no exchange.
+        return [values_of(gradient) for gradient in gradients if gradient is not None][-1:]
 
     def _apply(self, grads, trainable_variables):
         if self.on_nonfinite == "error":

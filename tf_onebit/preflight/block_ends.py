@@ -3,8 +3,8 @@
 import dataclasses
 
 from tf_onebit.bmuf.variables import block_variables, corrects_moments_of
+from tf_onebit.exchanges import GradientSpec
 from tf_onebit.measurement import with_block_work
-from tf_onebit.training.building import spec_of
 from tf_onebit.training.model_optimizers import inner_optimizer
 
 
@@ -61,4 +61,4 @@ class BlockEnd:
 
 
 def _specs(variables):
-    return [spec_of(variable, variable) for variable in variables]
+    return [GradientSpec.of(variable, variable) for variable in variables]

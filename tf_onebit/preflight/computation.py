@@ -7,11 +7,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_onebit.exchanges import GradientSpec
 from tf_onebit.framework_internals.keras_models import inputs_of
 from tf_onebit.framework_internals.keras_optimizers import original_class
 from tf_onebit.measurement import Alone
 from tf_onebit.planner import Computation
-from tf_onebit.training.building import spec_of
 from tf_onebit.training.model_optimizers import inner_optimizer
 
 _RUNS, _MOST_SECONDS = 5, 3.0
@@ -75,7 +75,7 @@ class ModelInStep:
         _, backward, _ = self._parts
         gradients, _ = backward.get_concrete_function().structured_outputs
         pairs = zip(gradients, variables, strict=True)
-        return [spec_of(gradient, variable) for gradient, variable in pairs if gradient is not None]
+        return [GradientSpec.of(g, variable) for g, variable in pairs if g is not None]
 
     def rows(self, per_replica_batch_size):
         """Returns the number of rows of each sparse gradient, and 1 for others, as in `specs`.

@@ -4,7 +4,7 @@ from typing import Literal, TypeAlias
 
 import tensorflow as tf
 
-from tf_onebit.exchanges import Auto, Bucketed, FullPrecision, GradientSpec
+from tf_onebit.exchanges import Auto, Bucketed, FullPrecision
 from tf_onebit.exchanges.schedule import AnyExchange, is_exchange
 
 # What users pass as `exchange`.
@@ -53,13 +53,3 @@ def build(template, specs, scope, engine, unit=1.0):
             with engine.place(index):
                 exchange.build(specs, rank, engine.world_size, scope, unit)
     return exchanges
-
-
-def spec_of(gradient, variable):
-    """Returns the `GradientSpec` of the gradient of a variable."""
-    return GradientSpec(
-        name=getattr(variable, "path", variable.name),
-        shape=tuple(variable.shape),
-        dtype=tf.as_dtype(gradient.dtype).name,
-        sparse=isinstance(gradient, tf.IndexedSlices),
-    )

@@ -7,13 +7,13 @@ import warnings
 
 import tensorflow as tf
 
-from tf_onebit.exchanges import Auto
+from tf_onebit.exchanges import Auto, GradientSpec
 from tf_onebit.exchanges.finite import all_finite, not_finite_flag
 from tf_onebit.exchanges.handshake import describe, handshake
 from tf_onebit.exchanges.schedule import delay_of, innermost
 from tf_onebit.exchanges.state import has_unsent
 from tf_onebit.training.auto import decide
-from tf_onebit.training.building import build, spec_of
+from tf_onebit.training.building import build
 from tf_onebit.training.built_exchanges import BuiltExchanges
 from tf_onebit.training.exchange_state import ExchangeState
 from tf_onebit.training.recorder import stages_of
@@ -163,15 +163,15 @@ class GradientExchange:
         """
         if self._is_alone:
             return [list(mine) for mine in gradients]
-        present = _present(gradients[0])
-        exchanges = self._exchanges_of(gradients[0], variables)
+        present = [_present(mine) for mine in gradients]
+        exchanges = self._exchanges_of(present[0], variables)
         results = self.group.run(
-            exchange.run([_tensor(mine[i]) for i in present], self.scale)
-            for exchange, mine in zip(exchanges, gradients, strict=True)
+            exchange.run(list(mine.values()), self.scale)
+            for exchange, mine in zip(exchanges, present, strict=True)
         )
         exchanged = [[None] * len(variables) for _ in gradients]
         for mine, (tensors, _) in zip(exchanged, results, strict=True):
-            for i, tensor in zip(present, tensors, strict=True):
+            for i, tensor in zip(present[0], tensors, strict=True):
                 mine[i] = tensor
         return exchanged
 
@@ -246,16 +246,17 @@ class GradientExchange:
             gradients: list of the gradients of one worker.
             variables: list of their variables.
         """
-        return tf.convert_to_tensor(self._exchanges_of(gradients, variables)[0].delivers())
+        exchanges = self._exchanges_of(_present(gradients), variables)
+        return tf.convert_to_tensor(exchanges[0].delivers())
 
     @tf.autograph.experimental.do_not_convert
     def hold(self, gradients, variables):
         """Takes gradients in a step that returns no exchanged ones. Returns them unchanged."""
-        present = _present(gradients[0])
-        exchanges = self._exchanges_of(gradients[0], variables)
+        present = [_present(mine) for mine in gradients]
+        exchanges = self._exchanges_of(present[0], variables)
         self.group.run(
-            exchange.hold([_tensor(mine[i]) for i in present])
-            for exchange, mine in zip(exchanges, gradients, strict=True)
+            exchange.hold(list(mine.values()))
+            for exchange, mine in zip(exchanges, present, strict=True)
         )
         return [list(mine) for mine in gradients]
 
@@ -351,14 +352,19 @@ class GradientExchange:
         self.carried.decided[index] = decided
         return decided
 
-    def _exchanges_of(self, gradients, variables):
-        present = _present(gradients)
-        specs = tuple(spec_of(gradients[i], variables[i]) for i in present)
-        return self.exchanges.of(specs, [variables[i] for i in present])
+    def _exchanges_of(self, present, variables):
+        variables = [variables[i] for i in present]
+        specs = tuple(map(GradientSpec.of, present.values(), variables))
+        return self.exchanges.of(specs, variables)
 
 
 def _present(gradients):
-    return [i for i, gradient in enumerate(gradients) if gradient is not None]
+    """Returns the gradients that are not None: dictionary of tensors by their places."""
+    return {
+        i: gradient if isinstance(gradient, tf.IndexedSlices) else tf.convert_to_tensor(gradient)
+        for i, gradient in enumerate(gradients)
+        if gradient is not None
+    }
 
 
 def _like(specs, tensors):
@@ -369,7 +375,3 @@ def _like(specs, tensors):
         else tf.convert_to_tensor(tensor)
         for spec, tensor in zip(specs, tensors, strict=True)
     ]
-
-
-def _tensor(gradient):
-    return gradient if isinstance(gradient, tf.IndexedSlices) else tf.convert_to_tensor(gradient)

@@ -146,3 +146,12 @@ def test_a_state_of_other_data_is_refused():
         ResizableBatches(numbered(60), 10).load_state(state)
     with pytest.raises(ValueError, match="of 50 samples, for an unknown number of samples"):
         ResizableBatches(NumberedBatches(3), 1).load_state(state)
+
+
+def test_epochs_of_a_shuffled_dataset_are_those_of_plain_iteration(model):
+    def data():
+        return tf.data.Dataset.from_tensor_slices(numbered(30)).shuffle(30, seed=3).batch(5)
+
+    fit(model, ResizableBatches(data(), 10, seed=1), epochs=3)
+    plain = data()
+    assert model.samples == [int(x) for _ in range(3) for batch, _ in plain for (x,) in batch]
