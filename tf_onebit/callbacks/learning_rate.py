@@ -5,12 +5,11 @@ import enum
 import json
 import math
 import numbers
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import keras
 import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 
 from tf_onebit.callbacks import learning_rate_factor, training_state
@@ -18,7 +17,7 @@ from tf_onebit.callbacks.criterion import criterion_in
 from tf_onebit.callbacks.snapshot import Snapshot, can_be_taken
 from tf_onebit.callbacks.workers import Workers, require_together
 from tf_onebit.data import ResizableBatches
-from tf_onebit.exchanges.state import part_of
+from tf_onebit.exchanges.state import State, part_of
 from tf_onebit.training import fit
 from tf_onebit.training.model_optimizers import gradient_exchanges_of, optimizers_of
 from tf_onebit.tuning_rules import LearningRateControl, Mode, higher_is_better, reduced_rate
@@ -209,7 +208,7 @@ class AutoLearningRate(keras.callbacks.Callback):
         learning_rate_factor.end(self.model, self)
         self._ending = _Ending.NOT_YET  # a later fit goes on
 
-    def backup_state(self) -> dict[str, npt.NDArray[Any]]:
+    def backup_state(self) -> State:
         """Returns the state that a backup keeps: dictionary of NumPy arrays."""
         progress = {
             "due": self._due,
@@ -226,7 +225,7 @@ class AutoLearningRate(keras.callbacks.Callback):
             **{f"best/{name}": array for name, array in best.items()},
         }
 
-    def restore_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+    def restore_state(self, state: State) -> None:
         """Restores the state that `backup_state` returned."""
         progress = json.loads(state["progress"].tobytes())
         self._due, self._steps = progress["due"], progress["steps"]

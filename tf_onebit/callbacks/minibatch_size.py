@@ -6,7 +6,6 @@ import math
 import numbers
 import os
 import warnings
-from collections.abc import Mapping
 from typing import Any, Literal
 
 import keras
@@ -22,6 +21,7 @@ from tf_onebit.callbacks.snapshot import Snapshot, can_be_taken
 from tf_onebit.callbacks.workers import Workers, require_together
 from tf_onebit.data import ResizableBatches
 from tf_onebit.exchanges.finite import NOT_FINITE
+from tf_onebit.exchanges.state import State
 from tf_onebit.framework_internals.keras_models import logs_of_epoch
 from tf_onebit.training import fit
 from tf_onebit.training.model_optimizers import (
@@ -219,7 +219,7 @@ class AutoMinibatchSize(keras.callbacks.Callback):
             "history": np.frombuffer(json.dumps(self.history).encode(), np.uint8),
         }
 
-    def restore_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+    def restore_state(self, state: State) -> None:
         """Restores the state that `backup_state` returned."""
         self._due = int(state["due"])
         self._set_factors(state["factors"].tolist())
