@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tf_onebit.collectives import horovod as driver
 from tf_onebit.configurable import class_path, import_class
-from tf_onebit.exchanges import Exchange, GradientSpec, OneBit, Threshold
+from tf_onebit.exchanges import Bucketed, Exchange, GradientSpec, OneBit, Threshold
 from tf_onebit.exchanges.full_precision import FullPrecision
 from tf_onebit.exchanges.schedule import AnyExchange, is_exchange
 from tf_onebit.framework_internals.tf_functions import CallNumbers, traced_function
@@ -56,7 +56,7 @@ class ExchangeCompressor:
 
     name: str
     template: Exchange
-    _exchanges = {}
+    _exchanges: dict[Any, Bucketed] = {}
     _numbers = CallNumbers()
 
     @classmethod

@@ -9,7 +9,7 @@ import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
 
-from tf_onebit.exchanges.schedule import delay_of
+from tf_onebit.exchanges.schedule import AnyExchange, delay_of
 from tf_onebit.horovod.compression import Compressor, requested_exchange
 from tf_onebit.horovod.gradients import (
     horovod_exchange,
@@ -19,8 +19,10 @@ from tf_onebit.horovod.gradients import (
 )
 from tf_onebit.horovod.local_variables import LocalVariables, variables_of
 from tf_onebit.training.building import RequestedExchange
+from tf_onebit.training.gradient_exchange import GradientExchange
 
 # Programs make a tape in every step. The state of an exchange lives as long as its template.
+_exchanges: weakref.WeakKeyDictionary[AnyExchange, dict[Any, GradientExchange]]
 _exchanges = weakref.WeakKeyDictionary()
 # Gives every tape that is made without an `Exchange` object the same template.
 _resolve = functools.cache(requested_exchange)
