@@ -72,10 +72,11 @@ class Layout:
         (64, (0, 32, 64), (2048, 2048))
     """
 
+    sizes: tuple[int, ...]
+    row_sizes: tuple[int, ...]
+    column_sizes: tuple[int, ...]
+
     def __init__(self, cuts: Sequence[tuple[int, int, int]], world_size: int) -> None:
-        self.sizes: tuple[int, ...]
-        self.row_sizes: tuple[int, ...]
-        self.column_sizes: tuple[int, ...]
         self.sizes, self.row_sizes, self.column_sizes = (
             (tuple(map(int, field)) for field in zip(*cuts, strict=True)) if cuts else ((), (), ())
         )
