@@ -62,7 +62,7 @@ MAY_IMPORT = {
     "tf_onebit.layout": [],
     "tf_onebit.validation": [],
     "tf_onebit.optimizers": ["optimizers", "validation"],
-    "tf_onebit.ops": ["ops", "_version"],
+    "tf_onebit.ops": ["layout", "ops", "_version"],
     "tf_onebit.transforms": [
         "collectives.requests",
         "configurable",

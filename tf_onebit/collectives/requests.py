@@ -6,7 +6,7 @@ yields the same requests in the same order.
 """
 
 import dataclasses
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import tensorflow as tf
@@ -44,7 +44,7 @@ class AllGather:
 class AllReduce:
     """All-reduce, which returns `scale` times the sum over the workers for each of `tensors`."""
 
-    tensors: list[tf.Tensor]
+    tensors: Sequence[tf.Tensor]
     name: str
     scale: float = 1.0
 
@@ -53,7 +53,7 @@ class AllReduce:
 class Broadcast:
     """Broadcast of the `tensors` of rank `root`, which all workers receive."""
 
-    tensors: list[tf.Tensor]
+    tensors: Sequence[tf.Tensor]
     root: int
     name: str
 
@@ -109,7 +109,7 @@ def tensors_of(request: Collective) -> list[tf.Tensor]:
     return [request.tensor]
 
 
-def with_tensors(request: Collective, tensors: list[tf.Tensor]) -> Collective:
+def with_tensors(request: Collective, tensors: Sequence[tf.Tensor]) -> Collective:
     """Returns the same request with other tensors."""
     if isinstance(request, AllReduce | Broadcast):
         return dataclasses.replace(request, tensors=tensors)

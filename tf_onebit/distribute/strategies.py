@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import keras
@@ -49,11 +49,17 @@ _first_groups_within = itertools.count(1 << 24, 1000)
 class _Exchanging(Reducing):
     """Mixin for both strategies that adds to TensorFlow's."""
 
-    def scope(self):
+    def scope(self) -> contextlib.AbstractContextManager[tf.distribute.Strategy]:
         prepare(self.extended.engine)
         return super().scope()
 
-    def run(self, fn, args=(), kwargs=None, options=None):
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        options: tf.distribute.RunOptions | None = None,
+    ) -> Any:
         if is_lifted(fn, self.extended.worker_devices):
             if not isinstance(args, (list, tuple)):
                 raise ValueError(f"args must be a list or tuple. Received: args={args!r}.")

@@ -139,7 +139,7 @@ class Exchange(DeprecatedNames, Configurable, tf.Module):
     def create_state(self) -> None:
         """Creates the variables. `build` calls it once, outside of any graph."""
 
-    def encode(self, gradients: Sequence[Gradient]) -> list[tf.Tensor]:
+    def encode(self, gradients: Sequence[Gradient]) -> Sequence[tf.Tensor]:
         """Returns the message of this worker. This first stage does not communicate.
 
         Args:
@@ -150,7 +150,7 @@ class Exchange(DeprecatedNames, Configurable, tf.Module):
         """
         raise NotImplementedError(f"{type(self).__name__} must define encode.")
 
-    def aggregate(self, message: list[tf.Tensor]) -> Exchanging[list[tf.Tensor]]:
+    def aggregate(self, message: Sequence[tf.Tensor]) -> Exchanging[Sequence[tf.Tensor]]:
         """Generator: combines the messages of all workers, if that takes a stage of its own.
 
         Args:
@@ -163,7 +163,7 @@ class Exchange(DeprecatedNames, Configurable, tf.Module):
         return message
 
     def deliver(
-        self, message: list[tf.Tensor], like: Sequence[Gradient], scale: float
+        self, message: Sequence[tf.Tensor], like: Sequence[Gradient], scale: float
     ) -> Exchanging[Delivered]:
         """Generator: returns the exchanged gradients. This is the last stage.
 

@@ -32,13 +32,13 @@ class FullPrecision(Exchange):
     def get_config(self) -> dict[str, Any]:
         return {"bucket_bytes": self.bucket_bytes}
 
-    def encode(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def encode(self, gradients: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
         pairs = [self.compress(gradient) for gradient in gradients]
         self._contexts = [context for _, context in pairs]
         return [tensor for tensor, _ in pairs]
 
     def deliver(
-        self, message: list[tf.Tensor], like: Sequence[Gradient], scale: float
+        self, message: Sequence[tf.Tensor], like: Sequence[Gradient], scale: float
     ) -> Exchanging[list[Gradient]]:
         # A shape may be unknown in the graph, but the variable's is known.
         self._wire_bytes = sum(

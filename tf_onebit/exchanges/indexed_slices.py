@@ -30,11 +30,11 @@ class SparseGather(Exchange):
     def create_state(self) -> None:
         self._bytes_sent = tf.Variable(0, dtype=tf.int64, trainable=False)
 
-    def encode(self, gradients: Sequence[tf.IndexedSlices]) -> list[tf.Tensor]:
+    def encode(self, gradients: Sequence[tf.IndexedSlices]) -> Sequence[tf.Tensor]:
         return [part for gradient in gradients for part in (gradient.values, gradient.indices)]
 
     def deliver(
-        self, message: list[tf.Tensor], like: Sequence[tf.IndexedSlices], scale: float
+        self, message: Sequence[tf.Tensor], like: Sequence[tf.IndexedSlices], scale: float
     ) -> Exchanging[list[Gradient]]:
         exchanged, sizes_bytes = [], []
         for i, gradient in enumerate(like):

@@ -33,11 +33,11 @@ class Local(Exchange):
     def get_config(self) -> dict[str, Any]:
         return {}
 
-    def encode(self, gradients: Sequence[Gradient]) -> list[Gradient]:
+    def encode(self, gradients: Sequence[Gradient]) -> Sequence[Gradient]:
         return list(gradients)
 
     def deliver(
-        self, message: list[Gradient], like: Sequence[Gradient], scale: float
+        self, message: Sequence[Gradient], like: Sequence[Gradient], scale: float
     ) -> Exchanging[tuple[list[Gradient], tf.Tensor]]:
         yield from ()  # makes this a generator; it requests nothing
         factor = self.world_size * scale

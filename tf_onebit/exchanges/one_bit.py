@@ -150,7 +150,7 @@ class OneBit(Exchange):
             return plain_cut(spec.shape)
         return spec.size, *column_cut(spec.shape, self.min_column_size, self.max_column_size)
 
-    def encode(self, gradients: Sequence[Gradient]) -> list[tf.Tensor]:
+    def encode(self, gradients: Sequence[Gradient]) -> Sequence[tf.Tensor]:
         gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
         return ops.one_bit_encode(
             self.transformed_locally(gradients),
@@ -160,7 +160,7 @@ class OneBit(Exchange):
             **self._quantizer,
         )
 
-    def aggregate(self, message: list[tf.Tensor]) -> Exchanging[list[tf.Tensor]]:
+    def aggregate(self, message: Sequence[tf.Tensor]) -> Exchanging[Sequence[tf.Tensor]]:
         messages, worker_squares = message
         received = yield AllToAll(messages, f"{self.scope}/all_to_all")
         shard, shard_squares, plain = yield from self._aggregate(received)
@@ -168,7 +168,7 @@ class OneBit(Exchange):
         return [shard, plain, integers(received[:, 0])]
 
     def deliver(
-        self, message: list[tf.Tensor], like: Sequence[Gradient], scale: float
+        self, message: Sequence[tf.Tensor], like: Sequence[Gradient], scale: float
     ) -> Exchanging[tuple[list[Gradient], tf.Tensor]]:
         shard, plain, worker_flags = message
         gathered = yield AllGather(shard[tf.newaxis], f"{self.scope}/all_gather")

@@ -192,7 +192,7 @@ class ScheduledBucket(tf.Module):
 
     def _deliver(
         self,
-        message: list[tf.Tensor],
+        message: Sequence[tf.Tensor],
         like: Sequence[Gradient],
         scale: float,
         answers: Sequence[tf.Tensor],
@@ -266,8 +266,8 @@ def _nothing() -> tf.Tensor:
 
 
 def _with_first_answer(
-    generator: Exchanging[list[tf.Tensor]],
-) -> Exchanging[tuple[list[tf.Tensor], tf.Tensor]]:
+    generator: Exchanging[Sequence[tf.Tensor]],
+) -> Exchanging[tuple[Sequence[tf.Tensor], tf.Tensor]]:
     """Generator: runs another, and returns its result and an empty tensor.
 
     The tensor is ready when the first answer is. To wait for it keeps no answer in memory.

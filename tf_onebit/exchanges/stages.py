@@ -27,12 +27,12 @@ class StagedExchange(Protocol):
         self, specs: Sequence[GradientSpec], rank: int, world_size: int, scope: str
     ) -> None: ...
 
-    def encode(self, gradients: Sequence[Gradient]) -> list[tf.Tensor]: ...
+    def encode(self, gradients: Sequence[Gradient]) -> Sequence[tf.Tensor]: ...
 
-    def aggregate(self, message: list[tf.Tensor]) -> Exchanging[list[tf.Tensor]]: ...
+    def aggregate(self, message: Sequence[tf.Tensor]) -> Exchanging[Sequence[tf.Tensor]]: ...
 
     def deliver(
-        self, message: list[tf.Tensor], like: Sequence[Gradient], scale: float
+        self, message: Sequence[tf.Tensor], like: Sequence[Gradient], scale: float
     ) -> Exchanging[Delivered]: ...
 
 
@@ -43,14 +43,16 @@ class Stages:
     also records the times of stages.
     """
 
-    def encode(self, exchange: StagedExchange, gradients: Sequence[Gradient]) -> list[tf.Tensor]:
+    def encode(
+        self, exchange: StagedExchange, gradients: Sequence[Gradient]
+    ) -> Sequence[tf.Tensor]:
         """Returns the message of this worker: list of tensors."""
         message = exchange.encode(gradients)
         return message if exchange.carries_flags else [not_finite_flag(gradients), *message]
 
     def aggregate(
-        self, exchange: StagedExchange, message: list[tf.Tensor]
-    ) -> Exchanging[list[tf.Tensor]]:
+        self, exchange: StagedExchange, message: Sequence[tf.Tensor]
+    ) -> Exchanging[Sequence[tf.Tensor]]:
         """Generator: returns the message for `deliver`: list of tensors."""
         if exchange.carries_flags:
             return (yield from exchange.aggregate(message))
@@ -61,7 +63,7 @@ class Stages:
     def deliver(
         self,
         exchange: StagedExchange,
-        message: list[tf.Tensor],
+        message: Sequence[tf.Tensor],
         like: Sequence[Gradient],
         scale: float,
     ) -> Exchanging[tuple[list[Gradient], tf.Tensor]]:
@@ -74,7 +76,7 @@ class Stages:
         gradients = yield from exchange.deliver(message, like, scale)
         return gradients, with_overflow(flags, gradients)  # type: ignore[return-value]  # no pairs
 
-    def hold(self, message: list[tf.Tensor]) -> None:
+    def hold(self, message: Sequence[tf.Tensor]) -> None:
         """Notes that a step returns no gradients, and keeps a message: list of tensors."""
 
 

@@ -198,12 +198,12 @@ class Threshold(Exchange):
         self._sum_of_squares.assign(tf.reduce_sum(squares[mine]))
         return tf.reduce_max(exceeding)
 
-    def encode(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def encode(self, gradients: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
         step = tf.convert_to_tensor(self._capacity.step)
         return [self.message(gradients, self._capacity.at(step)), step]
 
     def deliver(
-        self, message: list[tf.Tensor], like: Sequence[Gradient], scale: float
+        self, message: Sequence[tf.Tensor], like: Sequence[Gradient], scale: float
     ) -> Exchanging[tuple[list[Gradient], tf.Tensor]]:
         encoded, step = message
         gathered = yield AllGather(encoded, f"{self.scope}/all_gather", variant=step)

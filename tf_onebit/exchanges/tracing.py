@@ -19,7 +19,7 @@ def message_specs(exchange: StagedExchange, aggregated: bool) -> list[tf.TensorS
         aggregated: True for the message that `aggregate` returns, False for `encode`'s message.
     """
 
-    def message_of(*gradients: Gradient) -> list[tf.Tensor]:
+    def message_of(*gradients: Gradient) -> Sequence[tf.Tensor]:
         message = Stages().encode(exchange, list(gradients))
         if aggregated:
             message = echo.run(Stages().aggregate(exchange, message), exchange.world_size)
@@ -57,7 +57,7 @@ def expected_bytes(
     return total
 
 
-def _trace(function: Callable[..., list[tf.Tensor]], specs: Sequence[GradientSpec]) -> Any:
+def _trace(function: Callable[..., Sequence[tf.Tensor]], specs: Sequence[GradientSpec]) -> Any:
     gradients = [_tensor_spec(spec) for spec in specs]
     with tf.init_scope():
         return tf.function(function, autograph=False).get_concrete_function(*gradients)

@@ -46,13 +46,13 @@ class Uncompressed(Exchange):
             scope = f"{self.scope}/compressed"
             self.compressed.build(self.specs, self.rank, self.world_size, scope, self.unit)
 
-    def encode(self, gradients: Sequence[Gradient]) -> list[tf.Tensor]:
+    def encode(self, gradients: Sequence[Gradient]) -> Sequence[tf.Tensor]:
         gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
         flag = not_finite_flag(gradients)
         local = self.compressed.transformed_locally(gradients)
         return [self._rows(flag, *joined(local, self.compressed.layout))]
 
-    def aggregate(self, message: list[tf.Tensor]) -> Exchanging[list[tf.Tensor]]:
+    def aggregate(self, message: Sequence[tf.Tensor]) -> Exchanging[Sequence[tf.Tensor]]:
         layout = self.compressed.layout
         received = yield AllToAll(message[0], f"{self.scope}/shards")
         rows = tf.unstack(received[:, FLAG_SIZE:], num=self.world_size)
@@ -70,7 +70,7 @@ class Uncompressed(Exchange):
         return [tf.pad(shard, [[0, max(layout.shard_sizes) - shard_size]]), plain, flags]
 
     def deliver(
-        self, message: list[tf.Tensor], like: Sequence[Gradient], scale: float
+        self, message: Sequence[tf.Tensor], like: Sequence[Gradient], scale: float
     ) -> Exchanging[tuple[list[Gradient], tf.Tensor]]:
         layout = self.compressed.layout
         padded, plain, flags = message
