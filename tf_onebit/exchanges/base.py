@@ -282,10 +282,9 @@ class Exchange(DeprecatedNames, Configurable, tf.Module):
                 f"{self.world_size}, whose residuals are to be multiplied by {ratio}. To allow "
                 "more, list all variables in residuals, or define load_state."
             )
-        array: npt.NDArray[Any] | float
         for name, variable in zip(self._state_names(), self.variables, strict=True):
             if as_many:
-                array = states[self.rank][name]
+                array: npt.NDArray[Any] | float = states[self.rank][name]
             else:
                 array = sum(state[name] for state in states) / self.world_size
             variable.assign(ratio * array if id(variable) in unsent else array)

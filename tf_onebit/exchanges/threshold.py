@@ -230,9 +230,8 @@ class Threshold(Exchange):
 
     def load_state(self, states: Sequence[State], ratio: float = 1.0) -> None:
         require_same_kind(self, self, states)
-        unsent: npt.NDArray[Any] | np.float64
         if len(states) == self.world_size:
-            unsent = states[self.rank]["residual"]
+            unsent: npt.NDArray[Any] | np.float64 = states[self.rank]["residual"]
         else:
             residuals = [state["residual"] for state in states]
             unsent = np.sum(residuals, axis=0, dtype=np.float64) / self.world_size
