@@ -20,7 +20,7 @@ from tf_onebit.callbacks.size_range import SizeRange
 from tf_onebit.callbacks.snapshot import Snapshot, can_be_taken
 from tf_onebit.callbacks.workers import Workers, require_together
 from tf_onebit.data import ResizableBatches
-from tf_onebit.exchanges.finite import NOT_FINITE
+from tf_onebit.exchanges.gradients import NOT_FINITE
 from tf_onebit.exchanges.state import State
 from tf_onebit.framework_internals.keras_models import logs_of_epoch
 from tf_onebit.training import fit

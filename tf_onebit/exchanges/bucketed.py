@@ -15,9 +15,8 @@ from tf_onebit.exchanges.base import (
     require_gradients_and_rank,
     sum_of_squares,
 )
-from tf_onebit.exchanges.finite import require_finite
 from tf_onebit.exchanges.full_precision import FullPrecision
-from tf_onebit.exchanges.gradients import Gradient, GradientSpec
+from tf_onebit.exchanges.gradients import Gradient, GradientSpec, require_finite
 from tf_onebit.exchanges.handshake import describe, handshake
 from tf_onebit.exchanges.indexed_slices import SparseGather
 from tf_onebit.exchanges.schedule import AnyExchange, Schedule, schedule_of

@@ -1,12 +1,18 @@
-"""Gradients: their type, and what is known of them before the first step."""
+"""Gradients: their type and description, and the detection of those that are not finite."""
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any, Self, TypeAlias
 
 import tensorflow as tf
 
+from tf_onebit.collectives.requests import AllReduce, Exchanging
+
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
+
+# First words of the error in which the step ends on all workers.
+NOT_FINITE = "Gradients must be finite."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,3 +44,100 @@ class GradientSpec:
     @property
     def size(self) -> int:
         return math.prod(self.shape)
+
+
+def values_of(gradient: Gradient) -> tf.Tensor:
+    """Returns the tensor of a gradient's values; for `tf.IndexedSlices` its `values`."""
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
+def not_finite_flag(gradients: Sequence[Gradient]) -> tf.Tensor:
+    """Returns 0, or 1 + the index of the first gradient that is not finite: int32 `[]`."""
+    values = [values_of(gradient) for gradient in gradients]
+    # A finite sum has only finite terms, and takes half as long as a check of each value.
+    sums_are_finite = tf.stack([tf.math.is_finite(tf.reduce_sum(v)) for v in values])
+    none = tf.constant(0)
+    return tf.cond(tf.reduce_all(sums_are_finite), lambda: none, lambda: _first_not_finite(values))
+
+
+def _first_not_finite(values: Sequence[tf.Tensor]) -> tf.Tensor:
+    finite = tf.stack([tf.reduce_all(tf.math.is_finite(v)) for v in values])
+    first = tf.argmin(tf.cast(finite, tf.int32), output_type=tf.int32)
+    return tf.where(tf.reduce_all(finite), 0, 1 + first)
+
+
+def with_overflow(flags: tf.Tensor, exchanged: Sequence[Gradient]) -> tf.Tensor:
+    """Returns the flags of the workers, or for all of them the flag of an overflow in the result.
+
+    A sum of finite values may overflow.
+
+    Args:
+        flags: int32 `[world_size]`, of the workers' own gradients.
+        exchanged: list of tensors or `tf.IndexedSlices`, the same on all workers.
+    """
+    return tf.where(tf.reduce_any(flags > 0), flags, not_finite_flag(exchanged))
+
+
+def with_narrow_overflow(flags: tf.Tensor, exchanged: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Does the same as `with_overflow` for types of 16 bits, and returns other flags unchanged.
+
+    A few values of 16 bits may overflow although the sums were finite.
+    """
+    narrow = any(tensor.dtype.size < tf.float32.size for tensor in exchanged)
+    return with_overflow(flags, exchanged) if narrow else flags
+
+
+def all_finite(gradients: Sequence[Gradient], name: str) -> Exchanging[tf.Tensor]:
+    """Generator: tells whether all gradients of all workers are finite. Same on all workers."""
+    flag = tf.minimum(not_finite_flag(gradients), 1)
+    (failures,) = yield AllReduce([flag], name)
+    return tf.equal(failures, 0)
+
+
+def require_finite(
+    gradients: Sequence[Gradient],
+    flags: tf.Tensor,
+    names: Sequence[str],
+    awaited: Sequence[tf.Tensor] = (),
+) -> list[Gradient]:
+    """Returns the gradients after a check that they were finite on all workers.
+
+    Args:
+        gradients: list of tensors or `tf.IndexedSlices`.
+        flags: int32 `[world_size]`; flag k is 0 if all gradients of rank k are finite. Otherwise
+            it is 1 + the index in `names` of a gradient that is not.
+        names: list of the variables' names.
+        awaited: list of tensors that must be ready before an error; gradients do not wait for
+            them.
+
+    Raises:
+        InvalidArgumentError: on all workers, when the graph runs.
+    """
+    rank = tf.argmax(tf.cast(flags > 0, tf.int32))
+    name = tf.gather(tf.constant(["", *names]), flags[rank])
+    who = tf.where(
+        tf.reduce_all(flags > 0),
+        "All ranks",
+        tf.strings.join(["Rank ", tf.strings.as_string(rank)]),
+    )
+    message = tf.strings.join(
+        [
+            f"{NOT_FINITE} ",
+            who,
+            " met an infinity or NaN in the gradient of '",
+            name,
+            "'. Lower the learning rate or clip the inputs. All workers leave out such steps "
+            "together with tf_onebit.horovod.DistributedOptimizer(..., on_nonfinite='skip'), or in "
+            "the scope of a strategy with keras.optimizers.LossScaleOptimizer.",
+        ]
+    )
+
+    def fail() -> tf.Tensor:
+        with tf.control_dependencies([tf.identity(tensor) for tensor in awaited]):
+            failure = tf.debugging.Assert(False, [tf.identity(message)])
+        with tf.control_dependencies([failure]):
+            return tf.constant(False)
+
+    check = tf.cond(tf.reduce_all(tf.equal(flags, 0)), lambda: tf.constant(True), fail)
+    with tf.control_dependencies([check]):
+        return [tf.nest.map_structure(tf.identity, g, expand_composites=True) for g in gradients]

@@ -11,8 +11,7 @@ from tf_onebit import ops
 from tf_onebit.collectives.requests import AllGather, AllToAll, Cond, Exchanging
 from tf_onebit.configurable import deserialize, serialize
 from tf_onebit.exchanges.base import WIRE_DTYPE, Exchange, integers, runs_of
-from tf_onebit.exchanges.finite import with_narrow_overflow
-from tf_onebit.exchanges.gradients import Gradient, GradientSpec
+from tf_onebit.exchanges.gradients import Gradient, GradientSpec, with_narrow_overflow
 from tf_onebit.exchanges.state import State
 from tf_onebit.exchanges.transforming import (
     require_transforms,

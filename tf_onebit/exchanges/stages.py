@@ -6,8 +6,7 @@ from typing import Protocol, TypeAlias
 import tensorflow as tf
 
 from tf_onebit.collectives.requests import AllGather, Exchanging
-from tf_onebit.exchanges.finite import not_finite_flag, with_overflow
-from tf_onebit.exchanges.gradients import Gradient, GradientSpec
+from tf_onebit.exchanges.gradients import Gradient, GradientSpec, not_finite_flag, with_overflow
 
 FLAG_BYTES = 4
 

@@ -13,8 +13,7 @@ from tf_onebit import ops
 from tf_onebit.collectives.requests import AllGather, Exchanging
 from tf_onebit.exchanges.adaptive_threshold import Tau
 from tf_onebit.exchanges.base import WIRE_DTYPE, Exchange, integers, runs_of
-from tf_onebit.exchanges.finite import with_narrow_overflow
-from tf_onebit.exchanges.gradients import Gradient, GradientSpec
+from tf_onebit.exchanges.gradients import Gradient, GradientSpec, with_narrow_overflow
 from tf_onebit.exchanges.message_capacity import Capacity
 from tf_onebit.exchanges.state import State, require_same_kind
 from tf_onebit.ops import threshold as words

@@ -8,7 +8,7 @@ import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
 
-from tf_onebit.exchanges.finite import values_of
+from tf_onebit.exchanges.gradients import values_of
 from tf_onebit.exchanges.schedule import delay_of
 from tf_onebit.framework_internals.keras_calls import find_fit
 from tf_onebit.framework_internals.keras_optimizers import mix_in

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 from tf_onebit.exchanges import Auto, GradientSpec
-from tf_onebit.exchanges.finite import all_finite, not_finite_flag
+from tf_onebit.exchanges.gradients import all_finite, not_finite_flag
 from tf_onebit.exchanges.handshake import describe, handshake
 from tf_onebit.exchanges.schedule import delay_of, innermost
 from tf_onebit.exchanges.state import has_unsent
