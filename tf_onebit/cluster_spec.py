@@ -18,7 +18,7 @@ def require_valid(cluster_resolver: tf.distribute.cluster_resolver.ClusterResolv
     """Raises ValueError if a resolver does not describe a cluster and this worker's place in it."""
     try:
         if not isinstance(json.loads(os.environ.get("TF_CONFIG") or "{}"), dict):
-            raise ValueError("it is no JSON object")
+            raise ValueError("it is not a JSON object")
         cluster = cluster_resolver.cluster_spec().as_dict()
         job, index = cluster_resolver.task_type, cluster_resolver.task_id
     except (ValueError, TypeError, AttributeError, KeyError) as error:

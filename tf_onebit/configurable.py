@@ -48,7 +48,7 @@ def import_class(path: str) -> type[Any]:
     module, names = path.split(":")
     if "<locals>" in names:
         raise ValueError(
-            "A class must be at the top level of a module to be found again. Received: "
+            "A class must be at the top level of a module so that it can be loaded. Received: "
             f"{names} of the module {module}. Move it out of the function that makes it."
         )
     found: Any = importlib.import_module(module)

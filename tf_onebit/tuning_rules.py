@@ -42,8 +42,9 @@ def higher_is_better(monitor: str, mode: Mode = "auto") -> bool:
     if "acc" in monitor or monitor.endswith("auc"):
         return True
     raise ValueError(
-        'The name of monitor does not tell whether it is to grow. Received: mode="auto" and '
-        f'monitor={monitor!r}. Use mode="max" for what is to grow, and mode="min" for a loss.'
+        "The name of monitor does not tell whether larger values are better. Received: "
+        f'mode="auto" and monitor={monitor!r}. Use mode="max" if larger is better, and mode="min" '
+        "for a loss."
     )
 
 
@@ -96,8 +97,8 @@ def sizes_to_try(last: int, min_size: int, max_size: int, multiple: int) -> list
     greatest = min(greatest, 2 * last // multiple)
     if greatest < least:
         raise ValueError(
-            "A minibatch must have at least half the samples of the smallest that is tried. "
-            f"Received: minibatches of {last}, and as the smallest size {least * multiple}, by "
+            "The smallest size to try must be at most twice the size of the minibatch. Received: "
+            f"minibatches of {last}, and {least * multiple} as the smallest size, from "
             f"min_size={min_size} and multiple={multiple}. Use larger minibatches, or a smaller "
             "multiple."
         )

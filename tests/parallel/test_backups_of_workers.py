@@ -23,7 +23,7 @@ ENGINES = ["horovod", "tensorflow"]
 
 @pytest.fixture
 def directory(tmp_path):
-    """One for all workers."""
+    """Returns one directory for all workers."""
     return pathlib.Path(gather(str(tmp_path))[0]) / "backups"
 
 
@@ -47,7 +47,7 @@ def fit(model, directory, *callbacks, epochs=3, steps=4, **arguments):
 
 
 class Termination(keras.callbacks.Callback):
-    """Asks some workers to end, some sooner than others."""
+    """A callback that asks some workers to end, some sooner than others."""
 
     def __init__(self, steps):
         super().__init__()
@@ -66,7 +66,7 @@ def test_workers_of_which_one_is_asked_to_end_save_together(steps, engine, world
     with pytest.raises(SystemExit) as error:
         fit(make(engine), directory, Termination(steps), save_before_exit=True)
     assert error.value.code == 143
-    # After the step in which the first was asked, and no other of them.
+    # After the step in which the first worker was asked, but no other yet.
     model = make(engine)
     begin = keras.callbacks.LambdaCallback(
         on_train_begin=lambda logs: seen.append(model.optimizer.iterations.numpy())

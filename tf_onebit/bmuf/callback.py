@@ -290,8 +290,8 @@ class BlockMomentum(keras.callbacks.Callback):
     def _require_alone(self, callbacks):
         if sum(isinstance(callback, BlockMomentum) for callback in callbacks) > 1:
             raise ValueError(
-                "Workers synchronize by the blocks of one callback. Received: several "
-                "BlockMomentum callbacks. Leave one of them in the list."
+                "model.fit takes one BlockMomentum callback. Received: several BlockMomentum "
+                "callbacks. Leave only one of them in the list."
             )
 
     @property
@@ -328,9 +328,9 @@ class BlockMomentum(keras.callbacks.Callback):
                 continue
             if exchange.built:
                 raise ValueError(
-                    'With groups="node" workers exchange gradients within their node from the '
-                    f"first step. Received: {named(optimizer)}, which has exchanged with all. "
-                    "Make a new one."
+                    'With groups="node" workers exchange gradients only within their node, from '
+                    f"the first step on. Received: {named(optimizer)}, which has already "
+                    "exchanged with all workers. Make a new optimizer."
                 )
             group, _ = exchange.engine.by_node()
             exchange.divide(group)

@@ -98,8 +98,8 @@ class DirectoryLock:
                     return False
                 raise _in_use(owner) from None
             warnings.warn(
-                f"The file system of {self._path.parent} has no locks ({error.strerror}): see to "
-                "it that no two jobs use the directory at a time.",
+                f"The file system of {self._path.parent} has no locks ({error.strerror}). Make "
+                "sure that no two jobs use the directory at the same time.",
                 stacklevel=2,
             )
         if not _is_file(descriptor, self._path):  # its holder has removed it meanwhile

@@ -333,7 +333,7 @@ class AutoLearningRate(keras.callbacks.Callback):
 def _require_repeatable(data):
     """Raises ValueError for data that do not end, or that can be read only once."""
     if isinstance(data, Iterator):
-        what, remedy = "can be read once", "Give arrays, a tf.data.Dataset or a PyDataset."
+        what, remedy = "can be read only once", "Give arrays, a tf.data.Dataset or a PyDataset."
     elif isinstance(data, tf.data.Dataset) and data.cardinality() == tf.data.INFINITE_CARDINALITY:
         what, remedy = "does not end", "Leave out repeat(), or use take(batches)."
     elif isinstance(data, keras.utils.PyDataset) and data.num_batches is None:
@@ -341,6 +341,6 @@ def _require_repeatable(data):
     else:
         return
     raise ValueError(
-        "validation_data must be the same in every evaluation, as a whole. Received: a "
+        "Every evaluation must read the same validation_data completely. Received: a "
         f"{type(data).__name__} that {what}. {remedy}"
     )

@@ -145,14 +145,15 @@ class AutoMinibatchSize(keras.callbacks.Callback):
         least = self.min_size or self.multiple
         if self.max_size is not None and self.max_size < least:
             raise ValueError(
-                "max_size must not be below min_size, or a multiple. Received: "
+                "max_size must be at least min_size and at least multiple. Received: "
                 f"min_size={min_size}, max_size={max_size}, multiple={multiple}."
             )
         if self.interval_samples < self.trial_samples:
             raise ValueError(
-                "An interval must not be shorter than a trial. Received: interval_samples="
-                f"{interval_samples}, trial_samples={self.trial_samples}. Each of up to five "
-                "trials takes as long as training on its samples: 2 % of the interval is common."
+                "interval_samples must be at least trial_samples. Received: "
+                f"interval_samples={interval_samples}, trial_samples={self.trial_samples}. Each "
+                "of up to five trials takes as long as training on its samples. Common are "
+                "trials of 2 % of the interval."
             )
         self.history: dict[str, list[Any]] = {
             "position": [],
@@ -169,7 +170,7 @@ class AutoMinibatchSize(keras.callbacks.Callback):
         data = fit.calling_fit(self.model).data
         if data is not self.data:
             raise ValueError(
-                "model.fit must be given the ResizableBatches that AutoMinibatchSize has. "
+                "model.fit must be given the same ResizableBatches as AutoMinibatchSize. "
                 f"Received: data of type {type(data).__name__}."
             )
         self._workers = Workers(self.model, "AutoMinibatchSize finds")
@@ -284,9 +285,9 @@ class AutoMinibatchSize(keras.callbacks.Callback):
                 self._try_sizes(search)
             if search.all_failed:
                 warnings.warn(
-                    "With no minibatch size was the criterion finite. Training goes on with the "
-                    f"smallest: {search.best}. Received: {self.monitor} of {search.trials}. "
-                    "Reduce the learning rate.",
+                    "The criterion is not finite with any minibatch size. Received: "
+                    f"{self.monitor} of {search.trials}. Training continues with the smallest "
+                    f"size: {search.best}. Reduce the learning rate.",
                     stacklevel=2,
                 )
         self.data.resize(search.best)

@@ -51,4 +51,4 @@ def answer_to(request: Collective, world_size: int) -> tf.Tensor | list[tf.Tenso
         return tf.concat([request.tensor] * world_size, axis=0)
     if isinstance(request, AllReduce):
         return list(request.tensors)
-    raise TypeError(f"No exchange of gradients asks for this. Received: {request!r}.")
+    raise TypeError(f"An exchange of gradients cannot yield this request. Received: {request!r}.")

@@ -163,8 +163,8 @@ class _BetweenNodes(ProcessEngine):
         tensor = request.tensor
         if request.uneven:
             raise NotImplementedError(
-                "Nodes exchange tensors of one shape. Received: a request for an uneven "
-                f"AllGather, {request.name!r}."
+                "All nodes must exchange tensors of the same shape. Received: a request for an "
+                f"uneven AllGather, {request.name!r}."
             )
         shape = tf.concat([[self.world_size * tf.shape(tensor)[0]], tf.shape(tensor)[1:]], axis=0)
         return self._forwarded(request, [tf.zeros(shape, tensor.dtype)])[0]
@@ -219,8 +219,8 @@ def _nodes(engine: HorovodEngine) -> list[tuple[int, ...]]:
             nodes.append([])
         if not nodes or local_rank != len(nodes[-1]):
             raise ValueError(
-                "The ranks of a node must follow each other, from local rank 0. Received: the "
-                f"local ranks {local_ranks}. Have Horovod place processes node by node."
+                "The ranks of a node must be consecutive, from local rank 0. Received: the local "
+                f"ranks {local_ranks}. Have Horovod place processes node by node."
             )
         nodes[-1].append(rank)
     return [tuple(node) for node in nodes]
@@ -281,6 +281,6 @@ def _process_set(ranks: tuple[int, ...]) -> hvd.ProcessSet:
         if "DYNAMIC" not in str(error):
             raise
         raise ValueError(
-            "Groups of workers are process sets of Horovod's, added while it runs. Received: a "
-            'Horovod without dynamic process sets. Use hvd.init(process_sets="dynamic").'
+            "Groups of workers need dynamic process sets of Horovod. Received: a Horovod that "
+            'was initialized without them. Use hvd.init(process_sets="dynamic").'
         ) from error

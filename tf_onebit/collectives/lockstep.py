@@ -77,7 +77,7 @@ def run(
         asked = {(type(request), getattr(request, "name", None)) for request in requests}
         if results or len(asked) > 1:
             raise RuntimeError(
-                "Workers must ask for the same collectives in the same order. Received: "
+                "Workers must yield the same requests in the same order. Received: "
                 f"{len(results)} workers that have ended and the requests "
                 f"{sorted((kind.__name__, name) for kind, name in asked)}."
             )

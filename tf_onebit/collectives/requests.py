@@ -94,7 +94,7 @@ def sent_bytes(
         return "all_gather", others * size_bytes
     if isinstance(request, AllReduce):
         return "all_reduce", all_reduce_bytes(size_bytes, world_size)
-    raise TypeError(f"No exchange of gradients asks for this. Received: {request!r}.")
+    raise TypeError(f"An exchange of gradients cannot yield this request. Received: {request!r}.")
 
 
 def all_reduce_bytes(size_bytes: int, world_size: int) -> int:

@@ -18,8 +18,9 @@ _SECONDS_TO_WAIT_AT_ONCE = 60
 # Time in which even a busy board answers.
 _SECONDS_TO_ANSWER = 5
 _REMEDY = (
-    "All workers must do the same, step by step: give them the same number of batches and epochs, "
-    "and use callbacks that end training (EarlyStopping) or save models on all of them alike."
+    "All workers must do the same, step by step. Give them the same number of batches and "
+    "epochs. Use the same callbacks that end training (EarlyStopping) or save models on all of "
+    "them."
 )
 
 
@@ -114,8 +115,8 @@ class Whereabouts:
             return  # without a board, the collective itself succeeds or fails
         if theirs != place:
             self._give_up(
-                f"Worker {self._rank} is at another place than worker {other}. Here: {place}. "
-                f"There: {theirs}."
+                f"Worker {self._rank} is at another place than worker {other}. Worker "
+                f"{self._rank}: {place}. Worker {other}: {theirs}."
             )
         # All workers have come to the meeting before, so the meeting before that is over for all.
         self._board.remove(f"meeting_{self._meetings - 2}/{self._rank}")
@@ -126,12 +127,12 @@ class Whereabouts:
             if self._read(f"pass_{self._passes + 1}_begun", other) is not None:
                 problem = "has begun another epoch"
             elif time.monotonic() - began > seconds and not self._has_ended_pass(other):
-                problem = f"is in the midst of its epoch after {seconds:g} seconds"
+                problem = f"is still in the middle of its epoch after {seconds:g} seconds"
             else:
                 continue
             self._give_up(
-                f"Worker {self._rank} waits between two steps, to synchronize, flush or save, "
-                f"and worker {other} {problem}. The first is here: {place}."
+                f"Worker {self._rank} waits between two steps, to synchronize, flush or save. "
+                f"Worker {other} {problem}. Worker {self._rank} is here: {place}."
             )
         return theirs
 
@@ -154,7 +155,7 @@ class Whereabouts:
             who = self._who_left() if self.are_in_step else None
             if who is None:
                 raise
-            message = f"{who} The others cannot train on without it. {_REMEDY}\n\n{error.message}"
+            message = f"{who} The others cannot continue without it. {_REMEDY}\n\n{error.message}"
             raise type(error)(error.node_def, error.op, message) from error
 
     def _who_left(self) -> str | None:

@@ -29,8 +29,8 @@ def to_wire(tensor: tf.Tensor, carried: Collection[tf.DType]) -> tf.Tensor:
         return tensor
     if not (dtype.is_bool or dtype.is_integer or dtype.is_floating or dtype.is_complex):
         raise TypeError(
-            f"Workers exchange numbers. Received: a tensor of type {dtype.name}. Strings and "
-            "objects stay with their worker: turn them into numbers first, for example by "
+            f"Workers can only exchange numbers. Received: a tensor of type {dtype.name}. Strings "
+            "and objects cannot be sent. Turn them into numbers first, for example with "
             "keras.layers.StringLookup."
         )
     if dtype.size in _SAME_SIZE:

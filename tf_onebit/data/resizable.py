@@ -221,8 +221,8 @@ class ResizableBatches(DataAdapter):
         samples = -1 if self.samples is None else self.samples
         if saved["samples"] != samples:
             raise ValueError(
-                "A state must be of the same data. Received: one of "
-                f"{_count(state['samples'])}, for {_count(samples)}."
+                "A state must come from the same data. Received: a state for "
+                f"{_count(state['samples'])}, and data with {_count(samples)}."
             )
         self._ahead.wait()
         self._size = self._shareable(saved["global_batch_size"])
@@ -232,9 +232,8 @@ class ResizableBatches(DataAdapter):
         self._goes_on = True
         if self._source.why_not_repeatable and self._offset > 0:
             warnings.warn(
-                "The samples of an epoch that has begun may come in another order now, so that "
-                "some of them are trained on twice, and others not: "
-                f"{self._source.why_not_repeatable}.",
+                "The rest of the epoch may come in another order now. Then it trains on some "
+                f"samples twice, and leaves others out: {self._source.why_not_repeatable}.",
                 stacklevel=2,
             )
         self._reload()
@@ -282,9 +281,8 @@ class ResizableBatches(DataAdapter):
         left = self._source.available(self._offset + self._partition.parts) - self._offset
         if left > 0:
             warnings.warn(
-                "Every worker must have a sample in each step, so the last samples of epoch "
-                f"{self._epoch + 1} are left out. Received: a state with {left} of them left, for "
-                f"{self._partition.parts} workers.",
+                f"The last {left} samples of epoch {self._epoch + 1} are left out. Every worker "
+                f"must have a sample in each step, and there are {self._partition.parts} workers.",
                 stacklevel=2,
             )
         self._loaded = None
@@ -337,7 +335,7 @@ class ResizableBatches(DataAdapter):
             if start == 0 and left > 0:
                 raise ValueError(
                     "Every worker must have a sample in each step. Received: an epoch with "
-                    f"{left} samples left, for {self._partition.parts} workers."
+                    f"{left} samples, for {self._partition.parts} workers."
                 )
             return []
         keys = [(seed, epoch, cut, size) for cut in cuts]
@@ -369,7 +367,7 @@ class ResizableBatches(DataAdapter):
     def _minibatch_of(self, place, start, stop):
         if place != self._place_in_data():
             raise ValueError(
-                "What peek returns is for use until the next step. Received: a use after "
+                "The result of peek can be used until the next step only. Received: a use after "
                 f"{self._position} samples. Call peek again."
             )
         self._ahead.wait()
@@ -390,7 +388,7 @@ class ResizableBatches(DataAdapter):
             )
         if self.samples is not None and size > self.samples:
             raise ValueError(
-                "global_batch_size must not be larger than the data. Received: "
+                "global_batch_size must be at most the number of samples. Received: "
                 f"global_batch_size={size}, for {self.samples} samples."
             )
         return size
@@ -401,8 +399,8 @@ class ResizableBatches(DataAdapter):
         nearest = max(1, round(size / parts)) * parts
         if nearest != size:
             warnings.warn(
-                f"Minibatches have {nearest} samples from here on: {size}, which the state has, "
-                f"cannot be shared equally by {parts} workers.",
+                f"Minibatches have {nearest} samples from here on. The state has {size}, which "
+                f"{parts} workers cannot share equally.",
                 stacklevel=3,
             )
         return self._checked(nearest)

@@ -11,8 +11,8 @@ from tf_onebit.framework_internals.keras_calls import is_asked_for_metrics, is_a
 from tf_onebit.framework_internals.tf_strategies import is_mirrored, mark_as_unsaveable, regroup
 
 _MUST_BE_ALIKE = (
-    "Values to reduce must have one shape and one type on all replicas of all workers. Received: "
-    "{}. Pad them, or reduce them along the axis in which they differ, too: "
+    "Values to reduce must have the same shape and type on all replicas of all workers. "
+    "Received: {}. Pad them, or also reduce along the axis in which they differ: "
     "strategy.reduce(..., axis=0)."
 )
 

@@ -241,7 +241,7 @@ class _MultiWorkerExtended(_ExchangingExtended, CollectiveAllReduceExtended):
         if not -rank <= axis < rank:
             raise ValueError(
                 f"Values must have the axis along which they are gathered. Received: axis={axis} "
-                f"for {rank} dimensions. Give a scalar one: tf.expand_dims(value, 0)."
+                f"for {rank} dimensions. Give a scalar an axis: tf.expand_dims(value, 0)."
             )
         mine = tf.concat(parts, axis)
         # Swaps the axis with the first one, and back afterwards.

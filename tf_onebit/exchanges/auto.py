@@ -51,9 +51,9 @@ class Auto(Recipe):
         compressed = OneBit() if compressed is None else deserialize(compressed)
         if not is_exchange(compressed) or "exclude" not in innermost(compressed).get_config():
             raise ValueError(
-                "Auto needs an exchange that compresses, and takes exclude=: OneBit, Threshold or "
-                "one of your own, or one around them: Auto(OneBit()). "
-                f"Received: compressed={compressed!r}."
+                "Auto needs an exchange that compresses and takes exclude=, such as OneBit, "
+                "Threshold or one of your own. It may be inside of others: "
+                f"Auto(Delayed(OneBit())). Received: compressed={compressed!r}."
             )
         super().__init__(compressed)
 
@@ -62,9 +62,9 @@ class Auto(Recipe):
 
     def schedule(self) -> NoReturn:
         raise ValueError(
-            "Auto decides about a whole model, before its exchange is built. Received: Auto within "
-            "another exchange or a compressor. Put it around: Auto(WarmStart(Delayed(OneBit()), "
-            "steps=1000))."
+            "Auto decides about a whole model, before its exchange is built. Received: Auto "
+            "inside of another exchange or a compressor. Put Auto outside: "
+            "Auto(WarmStart(Delayed(OneBit()), steps=1000))."
         )
 
     def uncompressed(self) -> AnyExchange | None:

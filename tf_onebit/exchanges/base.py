@@ -230,9 +230,9 @@ class Exchange(DeprecatedNames, Configurable, tf.Module):
         """
         if self.variables:
             raise NotImplementedError(
-                f"{type(self).__name__} keeps variables, and must define residuals: it returns a "
-                "list of (name of the gradient, variable with what is not sent yet). Return [] if "
-                "all is sent."
+                f"{type(self).__name__} keeps variables, and must define residuals. It returns a "
+                "list of (name of the gradient, variable with the part that is not sent yet), or "
+                "[] if everything is sent."
             )
         return []
 
@@ -277,9 +277,9 @@ class Exchange(DeprecatedNames, Configurable, tf.Module):
         as_many = len(states) == self.world_size
         if others and (ratio != 1.0 or not as_many):
             raise ValueError(
-                f"{type(self).__name__} can only be resumed with as many workers as before, and at "
-                f"the same learning rate. Received: a state of {len(states)} workers for "
-                f"{self.world_size}, whose residuals are to be multiplied by {ratio}. To allow "
+                f"{type(self).__name__} can only be resumed with as many workers as before, and "
+                f"at the same learning rate. Received: a state of {len(states)} workers for "
+                f"{self.world_size} workers, and a factor of {ratio} for the residuals. To allow "
                 "more, list all variables in residuals, or define load_state."
             )
         for name, variable in zip(self._state_names(), self.variables, strict=True):

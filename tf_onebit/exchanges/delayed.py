@@ -56,9 +56,9 @@ class Delayed(Recipe):
         if isinstance(exchange, Recipe) or not exchange.can_be_delayed:
             name = type(exchange).__name__
             raise ValueError(
-                f"{name} has no stages that could run in different steps. "
-                f"Received: exchange={exchange!r}. {_REMEDIES.get(name, '')}"
-                "Delayed takes for example OneBit, Threshold or FullPrecision."
+                f"{name} cannot run its stages in different steps. Received: "
+                f"exchange={exchange!r}. {_REMEDIES.get(name, '')}Delayed takes for example "
+                "OneBit, Threshold or FullPrecision."
             )
         is_whole = isinstance(steps, numbers.Integral) and not isinstance(steps, bool)
         if not is_whole or steps < 1:
@@ -80,8 +80,8 @@ class Delayed(Recipe):
 
 
 _REMEDIES = {
-    "WarmStart": "Use WarmStart(Delayed(...), ...): delay begins when the warm start is over. ",
+    "WarmStart": "Use WarmStart(Delayed(...), ...): the delay begins when the warm start is over. ",
     "Delayed": "Use steps= for a longer delay. ",
     "Auto": "Use Auto(Delayed(OneBit())). ",
-    "Local": "It exchanges nothing, and so there is nothing to wait for. ",
+    "Local": "It exchanges nothing, so no step can wait for it. ",
 }

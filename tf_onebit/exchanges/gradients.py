@@ -126,9 +126,9 @@ def require_finite(
             who,
             " met an infinity or NaN in the gradient of '",
             name,
-            "'. Lower the learning rate or clip the inputs. All workers leave out such steps "
-            "together with tf_onebit.horovod.DistributedOptimizer(..., on_nonfinite='skip'), or in "
-            "the scope of a strategy with keras.optimizers.LossScaleOptimizer.",
+            "'. Lower the learning rate or clip the inputs. To skip such steps on all workers, "
+            "use tf_onebit.horovod.DistributedOptimizer(..., on_nonfinite='skip'), or in the "
+            "scope of a strategy keras.optimizers.LossScaleOptimizer.",
         ]
     )
 

@@ -96,9 +96,10 @@ class MessageQueue(tf.Module):
         held = int(mine["held"])
         if held and not as_many:
             raise ValueError(
-                "Gradients that are under way can only be resumed with as many workers as before. "
-                f"Received: a state of {len(states)} workers for {world_size}, with messages "
-                "of Delayed. Resume with as many, or begin anew from the model's weights."
+                "Delayed gradients that are not applied yet can only be resumed with as many "
+                f"workers as before. Received: a state of {len(states)} workers for {world_size} "
+                "workers. Resume with as many as before, or begin again from the model's "
+                "weights."
             )
         self._held.assign(held)
         if not held:

@@ -263,9 +263,9 @@ class OneBit(Exchange):
         unknown = [t for t in self.transforms if t.variables and t.sharded is None]
         if local or unknown:
             raise ValueError(
-                "Transforms of each worker's own gradients, and those of which it is not known "
-                "what they remember, can only be resumed with as many workers as before. "
-                f"Received: a state of {len(states)} workers for {self.world_size}, of "
+                "These transforms can only be resumed with as many workers as before: "
+                "local_transforms, and transforms that do not define `sharded`. Received: a "
+                f"state of {len(states)} workers for {self.world_size} workers, with "
                 f"{', '.join(type(transform).__name__ for transform in local + unknown)}."
             )
 

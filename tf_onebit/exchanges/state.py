@@ -49,10 +49,10 @@ def require_same_kind(exchange: Saved, template: Configurable, states: Sequence[
     shapes, expected = ({k: v.shape for k, v in s.items()} for s in (saved, exchange.state()))
     if shapes.keys() != expected.keys() or (with_as_many and shapes != expected):
         raise ValueError(
-            "Training goes on with the exchange that it began with, which keeps what has not been "
-            f"sent yet. Received: the state of another one, with {shapes}, where "
-            f"{serialize(template)} has {expected}. Use the earlier one, with its bucket_bytes and "
-            "exclude, asynchronously if it was, or begin anew from the model's weights."
+            "A resumed run must use the same exchange as before, because its state holds "
+            f"gradients that are not sent yet. Received: a state with {shapes}. Expected for "
+            f"{serialize(template)}: {expected}. Use the earlier exchange, bucket_bytes, exclude "
+            "and optimizer, or begin again from the model's weights."
         )
 
 

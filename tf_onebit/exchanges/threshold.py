@@ -99,8 +99,8 @@ class Threshold(Exchange):
             _is_number(target_density) and 0 < target_density < 1
         ):
             raise ValueError(
-                "target_density must be a part of all values, between 0 and 1. "
-                f"Received: target_density={target_density!r}. Use 0.001 to send one in 1000."
+                "target_density must be a fraction of all values, between 0 and 1. Received: "
+                f"target_density={target_density!r}. Use 0.001 to send one value in 1000."
             )
         if coding not in CODINGS:
             raise ValueError(f"coding must be one of {CODINGS}. Received: coding={coding!r}.")

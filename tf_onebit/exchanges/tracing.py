@@ -74,8 +74,7 @@ def _known_size(tensor: tf.Tensor, exchange: StagedExchange) -> int:
     size = tensor.shape.num_elements()
     if size is None:
         raise ValueError(
-            f"{type(exchange).__name__} sends messages of a length that is not known before they "
-            "are made, and must define expected_bytes. Received: a message of shape "
-            f"{tensor.shape}."
+            f"{type(exchange).__name__} must define expected_bytes, because the length of its "
+            f"messages depends on the gradients. Received: a message of shape {tensor.shape}."
         )
     return size

@@ -58,8 +58,9 @@ def transformed_alone(
         aggregate, plain = stop.value
         return parted(aggregate, plain, like, layout)
     raise ValueError(
-        "local_transforms are applied by each worker to its own gradients, and cannot communicate. "
-        f"Received: one that asks for {request!r}. Use transforms, which work on the sum."
+        "local_transforms cannot communicate, because each worker applies them to its own "
+        f"gradients. Received: one that requests {request!r}. Use transforms, which work on the "
+        "sum."
     )
 
 

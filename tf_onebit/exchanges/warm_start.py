@@ -72,8 +72,8 @@ class WarmStart(Recipe):
             )
         if isinstance(exchange, WarmStart):
             raise ValueError(
-                "A warm start begins once. Received: WarmStart within WarmStart. Use one, of the "
-                "length of both."
+                "WarmStart cannot contain another WarmStart. Received: WarmStart within "
+                "WarmStart. Use one, with the length of both together."
             )
         super().__init__(exchange)
         self.steps = steps if steps is None else int(steps)

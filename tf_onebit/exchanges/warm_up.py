@@ -55,8 +55,8 @@ class WarmUpProgress(tf.Module):
         if progress == 0 or progress >= length:
             return None
         return (
-            f"Training has ended within its warm start, after {progress} of {length} {unit}: "
-            "all gradients have been sent uncompressed. Unless it goes on, use "
-            f"WarmStart(..., {unit}=...) with about a tenth of the job's {unit}. Received: "
-            f"{unit}={length}. Use for example {unit}={max(1, progress // 10)}."
+            f"Training has ended within its warm start, after {progress} of {length} {unit}. All "
+            "gradients were sent uncompressed. Unless training continues, use WarmStart(..., "
+            f"{unit}=...) with about a tenth of the job's {unit}. Received: {unit}={length}. Use "
+            f"for example {unit}={max(1, progress // 10)}."
         )

@@ -42,7 +42,7 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
     def on_train_begin(self, logs=None):
         if self.filepath is None:
             raise ValueError(
-                "BestModelCheckpoint must be told where to save. Received: filepath=None. Set "
+                "BestModelCheckpoint needs the path of a file. Received: filepath=None. Set "
                 'callback.filepath = "best.keras" before fit, or use '
                 'keras.callbacks.ModelCheckpoint("best.keras", save_best_only=True).'
             )

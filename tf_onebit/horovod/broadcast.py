@@ -42,8 +42,8 @@ def broadcast_variables(
         if not isinstance(variable, (tf.Variable, keras.Variable)):
             raise ValueError(
                 "broadcast_variables takes a list of tf.Variable or keras.Variable. Received: "
-                f"{variable!r} of type {type(variable).__name__}. Pass for example model.weights, "
-                "and broadcast_object what is no variable."
+                f"{variable!r} of type {type(variable).__name__}. Pass for example model.weights. "
+                "For other objects use broadcast_object."
             )
     engine = engine_of(process_set)
     description = [

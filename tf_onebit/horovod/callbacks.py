@@ -154,8 +154,8 @@ class MetricAverageCallback(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         if isinstance(getattr(self.model.optimizer, "gradient_exchange", None), DeadReckoning):
             raise ValueError(
-                "MetricAverageCallback would have asynchronous workers wait for each other after "
-                "every epoch. Leave it out: each logs its own metrics."
+                "MetricAverageCallback makes asynchronous workers wait for each other after "
+                "every epoch. Leave it out. Then each worker logs its own metrics."
             )
 
     def on_epoch_end(self, epoch, logs=None):

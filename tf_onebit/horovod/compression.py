@@ -74,8 +74,8 @@ class ExchangeCompressor:
             return tensor, None
         if tf.executing_eagerly():
             raise RuntimeError(
-                f"Compression.{cls.name} works inside a tf.function only: in eager mode nothing "
-                "tells which tensor a residual belongs to. Decorate the training step with "
+                f"Compression.{cls.name} works only inside a tf.function. In eager mode it cannot "
+                "tell which residual belongs to a tensor. Decorate the training step with "
                 "@tf.function, or use tf_onebit.horovod.DistributedGradientTape."
             )
         exchange = cls._exchange_of_next_call(spec)

@@ -27,8 +27,8 @@ def join() -> tf.Tensor:
     """
     if hvd.size() > 1 and (has_exchanged() or has_compressed()):
         raise RuntimeError(
-            "join answers all-reduces of Horovod's own, and cannot answer an exchange of "
-            "gradients. Received: a worker that has exchanged gradients with others. Leave join "
-            "out, and give every worker the same number of batches."
+            "join cannot answer an exchange of gradients, but only Horovod's own all-reduces. "
+            "Received: a worker that has exchanged gradients with others. Leave join out, and "
+            "give every worker the same number of batches."
         )
     return hvd.join()

@@ -71,16 +71,16 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         rate = learning_rate_setting_of(self._optimizer)
         if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
             raise ValueError(
-                f"{type(self).__name__} sets the learning rate. Received: an optimizer with the "
-                f"schedule {type(rate).__name__}. Make it with a number, learning_rate="
-                f"{self.initial_lr}, or leave the callback out."
+                f"{type(self).__name__} sets the learning rate, and needs one that is a number. "
+                f"Received: an optimizer with the schedule {type(rate).__name__}. Make it with "
+                f"learning_rate={self.initial_lr}, or leave the callback out."
             )
         if not self.staircase and not self.steps_per_epoch:
             self.steps_per_epoch = self.params.get("steps")
             if not self.steps_per_epoch:
                 raise ValueError(
                     f"{type(self).__name__} must know how many batches an epoch has, and Keras "
-                    "does not. Received: steps_per_epoch=None. Pass steps_per_epoch."
+                    "does not know it. Received: steps_per_epoch=None. Pass steps_per_epoch."
                 )
 
     def on_epoch_begin(self, epoch, logs=None):

@@ -53,8 +53,8 @@ def load_model(
     """
     if legacy_opts:
         raise ValueError(
-            "Keras 3 has no legacy optimizers. Received: legacy_opts=True. Leave it out; a model "
-            "that was saved with one is to be compiled anew, with one of keras.optimizers."
+            "Keras 3 has no legacy optimizers. Received: legacy_opts=True. Leave it out. If the "
+            "model was saved with one, compile it again with one of keras.optimizers."
         )
     known = {cls.__name__: cls for cls in custom_optimizers or []} | (custom_objects or {})
     model = keras.models.load_model(filepath, custom_objects=known)

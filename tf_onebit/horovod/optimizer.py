@@ -195,8 +195,8 @@ def _suggested(identifier):
 def _require_unscaled_loss():
     if keras.config.dtype_policy().name == "mixed_float16":
         raise ValueError(
-            "Under the mixed_float16 policy Keras scales the loss, and would decide on each "
-            "worker alone whether to skip a step. Wrap the optimizer in this order: "
+            "Under the mixed_float16 policy Keras scales the loss, and each worker decides alone "
+            "whether to skip a step. Wrap the optimizer in this order: "
             "DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer), ...)."
         )
 
@@ -225,9 +225,9 @@ class _OverHorovod(Distributed):
         """
         if delay_of(self.gradient_exchange.template):
             raise ValueError(
-                "With Delayed a step may apply no gradient, and would lose those of local "
-                f"variables. Received: exchange={self.gradient_exchange.template!r}. Leave Delayed "
-                "out."
+                "Local variables do not work with Delayed: their gradients are lost in steps "
+                f"that apply no others. Received: exchange={self.gradient_exchange.template!r}. "
+                "Leave Delayed out."
             )
         self.local_variables.add(variable)
 

@@ -83,10 +83,10 @@ class DistributedGradientTape:
             template = requested_exchange(exchange, compression)
         if delay_of(template):
             raise ValueError(
-                "A tape gives the gradients of its own step, which may not be there yet, or be "
-                f"others. Received: exchange={template!r}. Leave Delayed out, or use "
-                "tf_onebit.horovod.DistributedOptimizer, which knows when there is nothing to "
-                "apply."
+                "A tape returns the gradients of its own step, but Delayed makes them arrive "
+                f"later. Received: exchange={template!r}. Leave Delayed out, or use "
+                "tf_onebit.horovod.DistributedOptimizer, which skips the update while no "
+                "gradients are there."
             )
         made = _exchanges.setdefault(template, {})
         key = op, process_set, device_dense
@@ -108,9 +108,9 @@ class DistributedGradientTape:
         for source in tf.nest.flatten(sources):
             if not isinstance(source, (tf.Variable, keras.Variable)):
                 raise ValueError(
-                    "DistributedGradientTape exchanges gradients of variables. "
-                    f"Received: a source of type {type(source).__name__} in {sources!r}. "
-                    "Take gradients with respect to other tensors from the tape that it wraps."
+                    "DistributedGradientTape exchanges only gradients of variables. Received: a "
+                    f"source of type {type(source).__name__} in {sources!r}. Take gradients with "
+                    "respect to other tensors from the tf.GradientTape."
                 )
         gradients = self._tape.gradient(target, sources, *args, **kwargs)
         flat = self._conversion.before(tf.nest.flatten(gradients))

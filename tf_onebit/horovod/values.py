@@ -27,7 +27,7 @@ def _for_values(
         if second is not None and len(args) > 1 and isinstance(args[1], str) and args[1]:
             raise ValueError(
                 f"The second argument of {function.__name__} is {second} in horovod.tensorflow, "
-                f"and the name in horovod.keras. Received: {args[1]!r}. Pass it as name= or "
+                f"and name in horovod.keras. Received: {args[1]!r}. Pass it as name= or "
                 f"{second}=."
             )
         if args:

@@ -108,9 +108,9 @@ class Monitor(keras.callbacks.Callback):
             )
         if predicted_step_seconds is not None and not predicted_step_seconds > 0:
             raise ValueError(
-                "predicted_step_seconds must be a positive number of seconds. "
-                f"Received: predicted_step_seconds={predicted_step_seconds}. Leave it out where "
-                "there is no prediction."
+                "predicted_step_seconds must be a positive number of seconds. Received: "
+                f"predicted_step_seconds={predicted_step_seconds}. Leave it out if there is no "
+                "prediction."
             )
         self.update_freq = update_freq
         self.log_dir = log_dir

@@ -149,8 +149,8 @@ class _MomentSteps(_MixedInto):
             )
         if not tf.executing_eagerly():
             raise ValueError(
-                f"The optimizer {self.name!r} was asked for its moments within a tf.function. "
-                "Do it between steps, as in a callback."
+                f"The moments of the optimizer {self.name!r} cannot be read within a tf.function. "
+                "Read them between steps, for example in a callback."
             )
 
 
@@ -162,8 +162,8 @@ def _present(variables: Iterable[keras.Variable | None]) -> list[keras.Variable]
 def _number_of_steps(name: str, value: float) -> float:
     if not (math.isfinite(value) and value >= 0):
         raise ValueError(
-            f"{name} must be a number of steps, not negative. Received: {name}={value!r}. "
-            "To begin anew, call reset_moments()."
+            f"{name} must be a number of steps, at least 0. Received: {name}={value!r}. To start "
+            "from zero moments, call reset_moments()."
         )
     return float(value)
 

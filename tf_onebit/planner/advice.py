@@ -104,7 +104,7 @@ def advise(
         )
     if prediction.speed_up <= 1:
         sentences.append(
-            f"One worker alone is as fast or faster: with {method.name} {workers} workers are "
+            f"One worker alone is as fast or faster: {workers} workers with {method.name} are "
             f"{prediction.speed_up:.2g} times as fast as one. Give each worker more samples per "
             "step, or use faster links."
         )
@@ -167,8 +167,8 @@ def _batch_size(
         return best, f"With {best} samples per worker and step its exchange costs {cost}."
     if costs[best] > _MOST_OF_A_STEP:
         return best, (
-            f"With {best} samples per worker and step, the most that was measured, its exchange "
-            f"costs {cost}. It costs less with more samples."
+            f"With {best} samples per worker and step its exchange costs {cost}. That is the "
+            "largest measured number, and more samples cost less."
         )
     if best > per_replica_batch_size:
         return (

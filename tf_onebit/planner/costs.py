@@ -111,8 +111,8 @@ class Link:
         require_at_least_0(self, "work_seconds", "a time")
         if not self.bytes_per_second > 0:
             raise ValueError(
-                "bytes_per_second must be positive: over a link without bandwidth nothing is "
-                f"exchanged. Received: bytes_per_second={self.bytes_per_second!r}."
+                "bytes_per_second must be positive, because a link without bandwidth carries no "
+                f"message. Received: bytes_per_second={self.bytes_per_second!r}."
             )
 
     def seconds(self, sent_bytes: float) -> float:
@@ -140,8 +140,8 @@ class Worker:
         """Returns the `Link` of a kind of collective, or raises ValueError without one."""
         if kind not in self.links:
             raise ValueError(
-                f"Every kind of collective needs a link. Received: links of {sorted(self.links)}, "
-                f"and a collective of the kind {kind!r}."
+                "Every kind of collective needs a link. Received: links for "
+                f"{sorted(self.links)}, and a collective of the kind {kind!r}."
             )
         return self.links[kind]
 

@@ -86,8 +86,8 @@ def measure(model, workers, links, world_sizes, options):
         computations = _computations(step, size, batch_sizes, workers)
         if size not in computations:
             raise ValueError(
-                "The memory of a worker is not enough for a step. Received: "
-                f"{size} samples per worker and step. {_fewer(computations)}"
+                f"A worker has too little memory for a step. Received: {size} samples per worker "
+                f"and step. {_fewer(computations)}"
             )
         alone_seconds = computations[size].seconds
         if workers.world_size > 1:

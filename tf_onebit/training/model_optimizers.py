@@ -135,7 +135,7 @@ def require_no_xla(model):
     if model.jit_compile:
         raise ValueError(
             "XLA cannot compile the exchange of gradients. Received: a model compiled with "
-            "jit_compile=True, which Keras chooses by itself where there is a GPU. Compile it with "
+            "jit_compile=True, which Keras may choose itself on a GPU. Compile it with "
             "jit_compile=False."
         )
 

@@ -58,8 +58,8 @@ class NormalizedAdaGrad(Transform):
         self.global_batch_size = number_of_samples("global_batch_size", global_batch_size)
         if not 0 < epsilon < math.inf:
             raise ValueError(
-                "epsilon must be positive: it is the least that gradients are divided by, in units "
-                f"of the mean standard deviation. Received: epsilon={epsilon!r}."
+                "epsilon must be positive. It is the smallest divisor of gradients, in units of "
+                f"the mean standard deviation. Received: epsilon={epsilon!r}."
             )
         self.epsilon = float(epsilon)
 
