@@ -11,7 +11,7 @@ import tensorflow as tf
 import tf_onebit
 import tf_onebit.horovod as hvd
 from tests.parallel.training import make_model
-from tf_onebit.exchanges.base import GradientSpec
+from tf_onebit.exchanges import GradientSpec
 
 PACKAGE = pathlib.Path(tf_onebit.__file__).parent
 MOST_FUNCTIONS, MOST_FILES = 63, 17

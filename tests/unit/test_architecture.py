@@ -8,13 +8,17 @@ import sys
 
 import pytest
 
+import tf_onebit
 from tests.support.programs import ROOT, run_python
 
 PACKAGE = ROOT / "tf_onebit"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # The collectives except the drivers.
-COLLECTIVES = ["echo", "engine", "horovod_size", "ordered_sum", "requests", "wire_types"]
+COLLECTIVES = [
+    *("echo", "engine", "horovod_size", "ordered_sum"),
+    *("requests", "whereabouts", "wire_types"),
+]
 ENGINE = ["requests", "whereabouts"]
 # The parts of the package that each part may import. The longest prefix counts.
 MAY_IMPORT = {
@@ -58,10 +62,11 @@ MAY_IMPORT = {
     "tf_onebit.layout": [],
     "tf_onebit.validation": [],
     "tf_onebit.optimizers": ["optimizers", "validation"],
-    "tf_onebit.ops": ["ops", "_version"],
+    "tf_onebit.ops": ["layout", "ops", "_version"],
     "tf_onebit.transforms": [
         "collectives.requests",
         "configurable",
+        "layout",
         "ops",
         "validation",
         "transforms",
@@ -239,6 +244,19 @@ def modules_that_import(is_forbidden):
 
 def part_of(name):
     return max((prefix for prefix in MAY_IMPORT if is_within(name, [prefix])), key=len)
+
+
+def test_type_checkers_see_the_public_names():
+    """The package imports them on first use, so a stub lists them a second time."""
+    stub = {
+        alias.asname: node.module
+        for node in ast.walk(tree_of(PACKAGE / "__init__.pyi"))
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    submodules = dict.fromkeys(tf_onebit._SUBMODULES, "tf_onebit")
+    version = {"__version__": "tf_onebit._version"}
+    assert stub == tf_onebit._MODULE_OF | submodules | version
 
 
 def test_every_module_belongs_to_a_part():

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tf_onebit import ops
 from tf_onebit.collectives.requests import AllGather, AllReduce, Broadcast, all_reduce_bytes
-from tf_onebit.exchanges.finite import not_finite_flag, require_finite, with_overflow
+from tf_onebit.exchanges.gradients import not_finite_flag, require_finite, with_overflow
 from tf_onebit.exchanges.stages import FLAG_BYTES
 from tf_onebit.framework_internals.tf_variables import assign_all, copies_of
 

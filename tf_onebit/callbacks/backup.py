@@ -1,8 +1,10 @@
 """BackupAndRestore: backups from which interrupted training resumes with the same bits."""
 
 import json
+import os
 import secrets
 import warnings
+from typing import Literal
 
 import keras
 import numpy as np
@@ -90,8 +92,12 @@ class BackupAndRestore(keras.callbacks.Callback):
     """
 
     def __init__(
-        self, directory, save_freq="epoch", delete_checkpoint=True, save_before_exit=False
-    ):
+        self,
+        directory: str | os.PathLike[str],
+        save_freq: int | Literal["epoch"] = "epoch",
+        delete_checkpoint: bool = True,
+        save_before_exit: bool = False,
+    ) -> None:
         super().__init__()
         if save_freq != "epoch" and (not isinstance(save_freq, int) or save_freq < 1):
             raise ValueError(

@@ -15,7 +15,7 @@ _POLL_SECONDS = 0.1
 _IN_USE = errno.EAGAIN, errno.EACCES
 # The locks of this process: file descriptors by path. A `fit` that ended in an error still holds
 # its lock, because callbacks are not told. The next `fit` takes the lock over.
-_held = {}
+_held: dict[str, int] = {}
 os.register_at_fork(after_in_child=_held.clear)
 
 

@@ -1,6 +1,7 @@
 """Reductions over replicas of values other than gradients."""
 
 import zlib
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -16,10 +17,16 @@ _MUST_BE_ALIKE = (
 )
 
 
-class Reducing:
+if TYPE_CHECKING:
+    from tensorflow.distribute import Strategy as _MixedInto
+else:
+    _MixedInto = object
+
+
+class Reducing(_MixedInto):
     """Mixin for both strategies, with reductions that differ from TensorFlow's."""
 
-    def reduce(self, reduce_op, value, axis):
+    def reduce(self, reduce_op: tf.distribute.ReduceOp | str, value: Any, axis: int | None) -> Any:
         local = self.experimental_local_results
         if is_asked_for_shapes():
             # Keras uses only shapes and types. They may differ between replicas in the first batch.

@@ -2,9 +2,10 @@
 
 import dataclasses
 import numbers
+from typing import Any
 
 from tf_onebit.configurable import deserialize, serialize
-from tf_onebit.exchanges.schedule import Recipe, is_exchange, schedule_of
+from tf_onebit.exchanges.schedule import AnyExchange, Recipe, Schedule, is_exchange, schedule_of
 
 
 class Delayed(Recipe):
@@ -45,7 +46,7 @@ class Delayed(Recipe):
         1
     """
 
-    def __init__(self, exchange, steps=1):
+    def __init__(self, exchange: AnyExchange, steps: int = 1) -> None:
         exchange = deserialize(exchange)
         if not is_exchange(exchange):
             raise ValueError(
@@ -68,13 +69,13 @@ class Delayed(Recipe):
         super().__init__(exchange)
         self.steps = self.delay = int(steps)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {"exchange": serialize(self.inner), "steps": self.steps}
 
-    def schedule(self):
+    def schedule(self) -> Schedule:
         return dataclasses.replace(schedule_of(self.inner), delay=self.steps)
 
-    def uncompressed(self):
+    def uncompressed(self) -> AnyExchange | None:
         return self.inner.uncompressed()  # only one worker runs it, and it delays nothing
 
 

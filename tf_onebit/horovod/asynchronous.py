@@ -25,13 +25,13 @@ _REFUSED = {
 
 
 def AsynchronousOptimizer(
-    optimizer,
-    exchange=None,
-    op=hvd.Average,
-    max_staleness=None,
-    timeout_seconds=600.0,
-    name=None,
-):
+    optimizer: keras.optimizers.SGD,
+    exchange: Threshold | None = None,
+    op: int = hvd.Average,
+    max_staleness: int | None = None,
+    timeout_seconds: float = 600.0,
+    name: str | None = None,
+) -> keras.optimizers.SGD:
     """Wraps `keras.optimizers.SGD` so that workers exchange weight deltas without waiting.
 
     The method is dead reckoning (Strom 2015, sections 2.3 and 2.6). A worker encodes its own

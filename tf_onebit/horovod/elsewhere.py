@@ -33,7 +33,7 @@ INSTEAD = dict.fromkeys(_ELASTIC, _CHECKPOINT) | {
 }
 
 
-def instead_of(module, name):
+def instead_of(module: str, name: str) -> AttributeError:
     """Returns the AttributeError for a name that a module lacks.
 
     Args:

@@ -1,5 +1,7 @@
 """Horovod's schedules of the learning rate for Keras 3."""
 
+from collections.abc import Callable
+
 import horovod.tensorflow as hvd
 import keras
 
@@ -40,14 +42,14 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
 
     def __init__(
         self,
-        initial_lr,
-        multiplier,
-        start_epoch=0,
-        end_epoch=None,
-        staircase=True,
-        momentum_correction=True,
-        steps_per_epoch=None,
-    ):
+        initial_lr: float,
+        multiplier: float | Callable[[float], float],
+        start_epoch: int = 0,
+        end_epoch: int | None = None,
+        staircase: bool = True,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+    ) -> None:
         super().__init__()
         if initial_lr is None:
             raise ValueError(
@@ -135,12 +137,12 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
     def __init__(
         self,
-        initial_lr,
-        warmup_epochs=5,
-        momentum_correction=True,
-        steps_per_epoch=None,
-        verbose=0,
-    ):
+        initial_lr: float,
+        warmup_epochs: int = 5,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+        verbose: int = 0,
+    ) -> None:
         def multiplier(epoch):
             # Counts the batch itself, so that the last one of an epoch has a whole number.
             epoch += 1 / self.steps_per_epoch

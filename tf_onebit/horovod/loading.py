@@ -1,18 +1,24 @@
 """Loading of models with a distributed optimizer."""
 
+import os
+from collections.abc import Sequence
+from typing import Any
+
 import keras
 
+from tf_onebit.horovod.compression import Compressor
 from tf_onebit.horovod.optimizer import DistributedOptimizer
+from tf_onebit.training.building import RequestedExchange
 
 
 def load_model(
-    filepath,
-    custom_optimizers=None,
-    custom_objects=None,
-    compression=None,
-    legacy_opts=False,
-    exchange=None,
-):
+    filepath: str | os.PathLike[str],
+    custom_optimizers: Sequence[type[keras.optimizers.Optimizer]] | None = None,
+    custom_objects: dict[str, Any] | None = None,
+    compression: Compressor | None = None,
+    legacy_opts: bool = False,
+    exchange: RequestedExchange = None,
+) -> keras.Model:
     """Loads a Keras model, and wraps its optimizer in `DistributedOptimizer`.
 
     Training goes on from the optimizer's saved state. A saved model has no residuals: see

@@ -93,7 +93,13 @@ class Monitor(keras.callbacks.Callback):
         ['bytes_sent', 'compression_ratio', 'loss', 'residual_norm']
     """
 
-    def __init__(self, update_freq=10, log_dir=None, predicted_step_seconds=None, timeline=None):
+    def __init__(
+        self,
+        update_freq: int = 10,
+        log_dir: str | os.PathLike[str] | None = None,
+        predicted_step_seconds: float | None = None,
+        timeline: str | os.PathLike[str] | None = None,
+    ) -> None:
         super().__init__()
         if update_freq < 1:
             raise ValueError(
@@ -111,8 +117,8 @@ class Monitor(keras.callbacks.Callback):
         self.predicted_step_seconds = predicted_step_seconds
         self.timeline = timeline
         self._timed_step = TimedStep()
-        self._scalars = None
-        self._latest = {}
+        self._scalars: Scalars | None = None
+        self._latest: dict[str, float] = {}
         self._next_reading = 0
 
     def on_train_begin(self, logs=None):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 
 from tf_onebit.exchanges import FullPrecision, OneBit, Threshold
 from tf_onebit.exchanges.schedule import innermost
@@ -46,7 +47,7 @@ class Measurements:
     methods: dict
     links: dict
     measured_workers: int
-    doubts: list = ()
+    doubts: Sequence[str] = ()
 
     def links_of(self, workers):
         """Returns the links between another number of workers than was measured."""

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_onebit.exchanges.finite import not_finite_flag
+from tf_onebit.exchanges.gradients import not_finite_flag
 
 ONE = np.ones(3, np.float32)
 GRADIENTS = {
