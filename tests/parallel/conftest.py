@@ -22,13 +22,12 @@ import tempfile
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+import tests.support.untuned_data  # noqa: F401
 from tests.parallel.launch import run_job
 
-# A collection of garbage waits for threads of tf.data, whose data an error has left behind, and
-# which sleep for up to a minute.
 SECONDS_PER_TEST = 240
 SECONDS_TO_START = 60
-# A collection of garbage takes as long as a small test.
+# A collection of all garbage takes as long as a small test. That of what is new does not.
 TESTS_PER_COLLECTION = 10
 _REPORTS_DIR = os.environ.get("TF_ONEBIT_TEST_REPORTS_DIR")
 _IS_WORKER = _REPORTS_DIR is not None
@@ -52,8 +51,8 @@ def pytest_configure(config):
 
         engine()
 
-        # Garbage is collected after some tests, by clear_session, and not looked for in all that
-        # TensorFlow and Keras made on import.
+        # Garbage is collected between tests, and not looked for in all that TensorFlow and Keras
+        # made on import.
         gc.freeze()
         gc.disable()
 
@@ -90,7 +89,8 @@ if _IS_WORKER:
         """Starts a test on all ranks at once, in a fresh Keras session."""
         import keras
 
-        keras.utils.clear_session(free_memory=next(_tests) % TESTS_PER_COLLECTION == 0)
+        keras.utils.clear_session(free_memory=False)
+        gc.collect(0 if next(_tests) % TESTS_PER_COLLECTION else 2)
         keras.utils.set_random_seed(0)
         gather(None)
 

@@ -33,6 +33,8 @@ import keras  # noqa: F401
 import numpy as np
 import tensorflow as tf
 
+import tests.support.untuned_data  # noqa: F401
+
 _CLIENT = str(pathlib.Path(__file__).with_name("fork_client.py"))
 _NUM_SERVERS = 2
 
