@@ -72,7 +72,7 @@ CASES = {
         sgd(gradient_accumulation_steps=2, use_ema=True, ema_overwrite_frequency=3),
         {"run_eagerly": True},
     ),
-    "decayed": (make_model, lambda: keras.optimizers.AdamW(0.01), {}),
+    "decayed": (make_model, lambda: keras.optimizers.AdamW(0.01, global_clipnorm=0.1), {}),
     "synchronized_in_a_loop": (normalized_model, sgd(), {"steps_per_execution": 3}),
     "adagrad": (
         make_model,
