@@ -29,6 +29,7 @@ rehearse: setup
 lint: setup
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/python -m mypy
 
 # Strictly: a reference that leads nowhere, or a docstring that is no valid text, is an error.
 docs: setup
@@ -36,7 +37,7 @@ docs: setup
 
 # Leaves .venv, and the corpus and Horovod's wheel, which are kept outside of the checkout.
 clean:
-	rm -rf build $(LIBRARY) tf_onebit.egg-info .pytest_cache .ruff_cache
+	rm -rf build $(LIBRARY) tf_onebit.egg-info .mypy_cache .pytest_cache .ruff_cache
 	find . -path ./$(VENV) -prune -o -name __pycache__ -prune -exec rm -rf {} +
 
 # The files .venv/.* record that a step was finished: an interrupted one is repeated.

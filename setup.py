@@ -26,7 +26,7 @@ class CMakeBuild(build_ext):
     """Builds the one extension, which Python loads with `tf.load_op_library`."""
 
     def get_ext_filename(self, fullname):
-        # A library of operations, not a Python module: no Python version in its name.
+        # It is a library of operations, not a Python module, so its name has no Python version.
         return str(pathlib.Path(*fullname.split("."))) + ".so"
 
     def build_extension(self, ext):
@@ -35,8 +35,8 @@ class CMakeBuild(build_ext):
         configure = [
             cmake,
             f"-S{ROOT / 'custom_ops'}",
-            # Always the same folder, also when setuptools works in a temporary one: only what
-            # has changed is compiled again.
+            # The folder is always the same, even if setuptools works in a temporary one. So only
+            # changes are compiled again.
             f"-B{BUILD_DIR}",
             "-GNinja",
             f"-DCMAKE_MAKE_PROGRAM={ninja}",
@@ -49,7 +49,7 @@ class CMakeBuild(build_ext):
                 sys.exit("error: the operations could not be compiled, see the output above.")
         library = pathlib.Path(self.get_ext_fullpath(ext.name))
         library.parent.mkdir(parents=True, exist_ok=True)
-        # A process that has the old library loaded keeps it: its pages must not change under it.
+        # A process that has loaded the old library keeps it. Its pages must not change.
         new_library = library.with_suffix(".new")
         shutil.copyfile(BUILD_DIR / library.name, new_library)
         new_library.replace(library)
@@ -58,8 +58,8 @@ class CMakeBuild(build_ext):
 def find_tensorflow():
     """Returns the folder and the version of the installed TensorFlow, without importing it.
 
-    pip's build isolation takes site-packages out of `sys.path`; `sysconfig` and `site` still name
-    the ones of the Python that the package is being installed for.
+    pip's build isolation takes site-packages out of `sys.path`. `sysconfig` and `site` still name
+    the site-packages of the Python that the package is installed for.
     """
     paths = sysconfig.get_paths()
     search_path = [*sys.path, paths["purelib"], paths["platlib"], site.getusersitepackages()]

@@ -1,12 +1,12 @@
-"""What a slow worker costs the others when they do not wait for it.
+"""Measures the cost of a slow worker for others that do not wait for it.
 
     sudo .venv/bin/python benchmarks/asynchronous.py
 
 Four workers on hosts of their own (network namespaces, links of 1 Gbit/s) train the papers' DNN
 with `AsynchronousOptimizer`. The last one sleeps after each step until it is four times as slow.
-The other three make as many steps as the same processes with the pump off, which then train alone:
-stretches of both take turns within one job. As in `step.py`, Horovod's thread is there in both.
-Steps are counted in the span of time in which all workers were at it.
+The other three should make as many steps as the same processes with the pump off, in which case
+each trains alone. Stretches of both kinds take turns within one job. Horovod's thread runs in both,
+as in `step.py`. Steps are counted in the span of time in which all workers trained.
 """
 
 import argparse
@@ -20,12 +20,12 @@ from report import Spread, machine_facts, print_machine_facts, print_table, verd
 WORKER = pathlib.Path(__file__).with_name("asynchronous_worker.py")
 TOGETHER, WITHOUT = "asynchronous", "the same, pump off"
 LEAST_SPEED = 0.95
-# Rounding of some thousand additions to weights below 1; a single delta is ten times as large.
+# Some thousand additions to weights below 1 round like this. A single delta is ten times as large.
 MOST_DIFFERENCE = 2e-6
 
 
 def steps_per_second(results):
-    """Of each worker, in the time in which all were at it."""
+    """Returns the steps per second of each worker, in the time in which all made steps."""
     begin = max(result["step_ends"][0] for result in results)
     end = min(result["step_ends"][-1] for result in results)
     counts = [
@@ -36,7 +36,7 @@ def steps_per_second(results):
 
 
 def measure(arguments):
-    """Returns, by row, a list of stretches, each what all workers noted of it."""
+    """Returns a list of stretches by row, each with the measurements of all workers."""
     options = ["--slowdown", str(arguments.slowdown), "--rounds", str(arguments.rounds)]
     options += ["--warm-up-steps", str(arguments.warm_up_steps)]
     options += ["--seconds", str(arguments.seconds)]
@@ -50,7 +50,7 @@ def measure(arguments):
 
 
 def check_replicas(weights):
-    """A job counts only if it ended with equal replicas."""
+    """Raises RuntimeError unless all replicas are equal: only then does a job count."""
     difference = np.ptp(weights, axis=0).max()
     if difference > MOST_DIFFERENCE:
         raise RuntimeError(f"The replicas' weights differ at the end, by {difference}.")

@@ -10,20 +10,20 @@ import numpy as np
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-# So many that they are not learned by heart: then gradients, and the density, stay what they are.
+# So many that they are not learned by heart. Then gradients and density stay as they are.
 NUM_BATCHES = 64
-# Of the weights at the end.
+# The step between samples of the final weights.
 SAMPLE_EVERY = 9001
 
 
 class Worker:
-    """Trains, and tells of each stretch of training what it was like.
+    """A worker that trains in stretches, and reports on each.
 
     Args:
-        rank: of this worker, which chooses its data.
+        rank: rank of this worker, which chooses its data.
         num_workers: number of workers.
-        pause: how long it sleeps after a step, in steps.
-        seconds: of a stretch.
+        pause: time that it sleeps after a step, in steps.
+        seconds: length of a stretch.
     """
 
     def __init__(self, rank, num_workers, pause, seconds):
@@ -61,7 +61,7 @@ class Worker:
         self._dead_reckoning.drain("the end of the warm-up", last=True)
 
     def stretch(self):
-        """Trains for a while, with or without others. Returns what was noted."""
+        """Trains for a while, with or without others. Returns the measurements."""
         step_ends, staleness = [time.time()], []
         while step_ends[-1] < step_ends[0] + self._seconds:
             start = time.perf_counter()
@@ -74,7 +74,10 @@ class Worker:
         return {"step_ends": step_ends, "staleness": staleness, "density": density}
 
     def stretch_without_pump(self):
-        """The same, of which the other workers learn nothing: afterwards it is forgotten."""
+        """Trains for a while without the other workers, and then undoes it.
+
+        Returns the measurements.
+        """
         pump, self._dead_reckoning._pump = self._dead_reckoning._pump, None
         variables = [*self._variables, *self._dead_reckoning.built[0].variables]
         learned = [variable.numpy() for variable in variables]

@@ -1,10 +1,10 @@
-"""What the search for the minibatch size costs: its time over that of training without it.
+"""Measures the cost of the search for the minibatch size, relative to training without it.
 
     .venv/bin/python benchmarks/automatic.py
 
 Trains a network on scikit-learn's digits, with noise added to make many of them. A trial is 2 % of
-the interval, as by default; then the interval is three times as long, and the trial as it was. Up
-to five sizes are tried, so up to 10 % as many samples are trained on as without, and 3.3 %.
+the interval, as by default. In a second run the interval is three times as long, with the same
+trial. A search tries up to five sizes. So trials add up to 10 % of the samples, or 3.3 %.
 """
 
 import argparse
@@ -21,12 +21,12 @@ from sklearn import datasets
 import tf_onebit
 from tf_onebit.callbacks import AutoMinibatchSize
 
-LIMITS = {1: 0.12, 3: 0.05}  # by how often less than by default
+LIMITS = {1: 0.12, 3: 0.05}  # by how much less often than by default
 SEARCHES = 4
 
 
 class Timed(AutoMinibatchSize):
-    """Knows how long its searches take, and the waiting for an epoch that is long enough."""
+    """A search that measures its own time, including the wait for an epoch that is long enough."""
 
     seconds = 0.0
 
@@ -37,7 +37,7 @@ class Timed(AutoMinibatchSize):
 
 
 class Clock(keras.callbacks.Callback):
-    """Starts with the second step: the first is traced."""
+    """A clock that starts with the second step, because the first is traced."""
 
     start = None
 
@@ -55,7 +55,7 @@ def digits(samples):
 
 
 def train(data, interval, trial):
-    """Time of the search over that of training without it, and the callback."""
+    """Returns the time of the search relative to the rest of the training, and the callback."""
     keras.utils.set_random_seed(0)
     hidden = [keras.layers.Dense(256, activation="relu") for _ in range(2)]
     model = keras.Sequential([keras.Input((64,)), *hidden, keras.layers.Dense(10)])

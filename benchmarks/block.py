@@ -1,9 +1,9 @@
-"""Time of training in blocks (BMUF), against the same steps without any communication.
+"""Measures the time of training in blocks (BMUF), against steps without communication.
 
     sudo .venv/bin/python benchmarks/block.py --rate 1gbit 100mbit
 
 Workers in network namespaces with shaped links, each pinned to its own core, train the DNN
-429 - 7x2048 - 9304 (45M parameters) with 64 samples per worker and step, by `model.fit` with and
+429 - 7x2048 - 9304 (45M parameters). Each has 64 samples per step. `model.fit` runs with and
 without `BlockMomentum`, by turns in one job.
 """
 
@@ -20,7 +20,7 @@ WORKER = pathlib.Path(__file__).with_name("block_worker.py")
 
 
 class Row(NamedTuple):
-    """One way to train in blocks, and what it may take at a rate, over no communication."""
+    """One way to train in blocks, and its limits by rate, relative to no communication."""
 
     optimizer: str
     exchange: str
@@ -53,7 +53,7 @@ def measure(row, network, arguments):
         ],
     )
     check(row.name, results)
-    # By turn: the slowest worker's time in blocks, over what workers take on their own.
+    # By turn: the slowest worker's time in blocks, relative to the workers' time on their own.
     alone, together = (
         np.array([result[f"{kind}_seconds"] for result in results])
         for kind in ("alone", "together")
@@ -123,7 +123,7 @@ def main():
     arguments = parser.parse_args()
 
     def measure_rate(rate, network):
-        # Where nothing is claimed at a rate, it would only take long.
+        # Rows without a limit at this rate would only take long.
         rows = [ROWS[i] for i in arguments.rows if rate in ROWS[i].limits or rate != "100mbit"]
         summaries = [measure(row, network, arguments) for row in rows]
         report(f"2 workers, links of {rate}", summaries)

@@ -24,7 +24,7 @@ ALL_REDUCES = 5
 
 
 class Stretch(keras.callbacks.Callback):
-    """Takes the time of all steps of a `fit`, with what the callbacks before this one do."""
+    """A callback that measures the time of all steps of a `fit`, with the callbacks before it."""
 
     def __init__(self):
         super().__init__()
@@ -40,7 +40,7 @@ class Stretch(keras.callbacks.Callback):
 
 
 class BlockEnds(keras.callbacks.Callback):
-    """Notes when steps that end a block have come to this callback, among those of a `fit`.
+    """A callback that notes when it is called after the last step of each block.
 
     Args:
         sync_period: number of steps in a block.
@@ -65,7 +65,7 @@ def wait_for_all():
 
 
 def all_reduce_seconds(variables):
-    """Of as many bytes as a block in full precision exchanges, by Horovod itself."""
+    """Returns the times of Horovod's own all-reduce, of as many bytes as a block sends."""
 
     @tf.function
     def all_reduce():

@@ -1,10 +1,10 @@
-"""Time of Horovod's collectives over shaped links, against the time that the link takes.
+"""Measures the time of Horovod's collectives over shaped links, against the link's own time.
 
     sudo .venv/bin/python benchmarks/collectives.py --rate 100mbit
 
-What a worker sends and what it receives go through the same link in opposite directions: a
-collective that uses both at once takes 1 x the time of the bytes that a worker sends, and one in
-which they take turns 2 x.
+A worker sends and receives over the same link in opposite directions. A collective that uses both
+directions at once takes 1 x the time of the bytes that a worker sends. If the directions take
+turns, it takes 2 x.
 """
 
 import argparse
@@ -19,7 +19,7 @@ WORKER = pathlib.Path(__file__).with_name("collectives_worker.py")
 
 
 def measure(network, sent_bytes, repetitions):
-    """By collective, how often the time of the bytes it takes: dictionary of `Spread`."""
+    """Returns the ratio of times by collective: dictionary of `Spread`."""
     goodput = network.goodput_bits_per_second()
     arguments = ["--bytes", str(sent_bytes), "--repetitions", str(repetitions)]
     results = run_workers(network, WORKER, arguments)

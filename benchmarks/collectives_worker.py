@@ -10,7 +10,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-PAUSE_SECONDS = 0.2  # in which links become idle
+PAUSE_SECONDS = 0.2  # links become idle meanwhile
 
 
 def main():

@@ -1,10 +1,10 @@
-"""What minibatches cost: `ResizableBatches` against plain `tf.data`, in turns, in one process.
+"""Measures the time of minibatches: `ResizableBatches` and plain `tf.data`, in turns.
 
     .venv/bin/python benchmarks/data_rate.py
 
-Both are read by one function, compiled as Keras compiles a step: it takes an iterator, draws a
-minibatch and adds up the first column of it. `tf.data` is from_tensor_slices, a shuffle of all
-samples, batch and prefetch(AUTOTUNE); its shuffle buffer is full before the clock starts.
+One function reads both, compiled as Keras compiles a step. It takes an iterator, draws a minibatch
+and adds up its first column. `tf.data` is from_tensor_slices, a shuffle of all samples, batch and
+prefetch(AUTOTUNE). Its shuffle buffer is full before the clock starts.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def step(iterator):
 
 
 def seconds_per_batch(iterators, batches):
-    """Of so many minibatches, after the first."""
+    """Returns the seconds of a minibatch, over all except the first."""
     iterators = iter(iterators)
     step(next(iterators))
     start = time.perf_counter()

@@ -1,19 +1,19 @@
-"""Time of a training step of the papers' DNN with and without double buffering.
+"""Measures the time of a step of the papers' DNN with and without double buffering.
 
     sudo .venv/bin/python benchmarks/double_buffering.py
 
-Workers as in `step.py`: in network namespaces with shaped links, each pinned to its own core, with
-the DNN 429 - 7x2048 - 9304 (45M parameters), 64 samples each and 1-bit gradients, over Horovod and
-in a strategy. The rows of each engine:
+Workers run as in `step.py`: in network namespaces with shaped links, each pinned to its own core.
+They train the DNN 429 - 7x2048 - 9304 (45M parameters) with 64 samples each and 1-bit gradients,
+over Horovod and in a strategy. The rows of each engine:
 
-- computation alone: gradients are encoded and decoded as ever, and sent to nobody;
+- computation alone: gradients are encoded and decoded as usual, but not sent;
 - delayed, on links of 1 Gbit/s;
 - communication alone, delayed, and not delayed, on links so slow that communication alone takes as
-  long as computation. Their rate, unless it is given, follows from the time of the first row, the
-  bytes on the interface, and how much longer communication takes than that many bytes would.
+  long as computation. Their rate can be given. Otherwise it follows from the time of the first row,
+  the bytes on the interface, and the time of communication beyond these bytes.
 
-Every figure comes from fresh workers, and the rows take turns. A worker has one core: by as much as
-that is busier than in computation alone, a step is longer, however well it overlaps.
+Every figure comes from fresh workers, and the rows take turns. A worker has one core. If it is
+busier than in computation alone, a step is longer by that time, even with perfect overlap.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from rows import (
 )
 
 FAST_RATE = "1gbit"
-# What a delayed step may take, in those of computation alone.
+# The most that a delayed step may take, in steps of computation alone.
 FAST_LIMIT, SLOW_LIMIT = 1.08, 1.15
 
 
@@ -51,13 +51,13 @@ ROWS = ON_FAST_LINKS + ON_SLOW_LINKS
 
 
 def run(row, engine, rate, arguments):
-    """Trains a row on fresh workers: list of their results."""
+    """Trains a row on fresh workers. Returns the list of their results."""
     with hosts_on_a_bridge(arguments.workers, rate) as network:
         return train(row._replace(engine=engine), network, arguments.steps)
 
 
 def slow_rate(engine, arguments):
-    """Of links on which a step's messages alone take as long as its computation alone."""
+    """Returns the rate at which a step's messages alone take as long as its computation alone."""
 
     def seconds_and_bits(row, rate):
         results = run(row, engine, rate, arguments)
@@ -77,7 +77,7 @@ def _in_megabits(rate):
 
 
 def measure(engine, arguments):
-    """Returns the rate of slow links, and by row the rounds, each a list of workers' results."""
+    """Returns the rate of slow links, and by row a list of rounds with all workers' results."""
     slow = arguments.slow_rate or slow_rate(engine, arguments)
     print(f"  {engine}: slow links have {slow}", flush=True)
 

@@ -1,9 +1,9 @@
-"""Time of the compiled 1-bit ops beside the memory traffic that bounds them.
+"""Measures the time of the compiled 1-bit ops beside the memory traffic that bounds them.
 
     .venv/bin/python benchmarks/encode.py
 
-45M float32 values in columns of 2048, beside the same mathematics in plain TensorFlow ops.
-`op_timing.py` says how it is measured.
+It encodes 45M float32 values in columns of 2048. The same mathematics in plain TensorFlow ops runs
+beside it. `op_timing.py` describes the method.
 """
 
 import numpy as np
@@ -33,7 +33,7 @@ def make_ops(threads, columns, spacing):
     plain = tf.zeros([0])
     cut = (NUM_VALUES, columns, columns)
     layout = Layout([cut], world_size=NUM_MESSAGES)
-    # So many times as many values that one worker's shard has NUM_VALUES.
+    # The whole is so large that one worker's shard has NUM_VALUES.
     sum_layout = Layout([(NUM_MESSAGES * NUM_VALUES, *cut[1:])], world_size=NUM_MESSAGES)
 
     @tf.function
@@ -65,7 +65,7 @@ def make_ops(threads, columns, spacing):
 
 
 def make_plain_tensorflow_ops(gradient, columns):
-    """The mathematics of the compiled ops, written as a user without them would."""
+    """Returns the same mathematics in plain TensorFlow ops, as a user would write it."""
     import tensorflow as tf
 
     residual = tf.Variable(tf.zeros([NUM_VALUES // columns, columns]))
@@ -93,7 +93,7 @@ def make_plain_tensorflow_ops(gradient, columns):
     def decode_sum(words, lower, upper):
         total = decode(words, lower, upper)
         for _ in range(NUM_MESSAGES - 1):
-            # Or the decoding of equal messages would be shared.
+            # Otherwise TensorFlow would decode equal messages only once.
             words = tf.bitwise.invert(words)
             total += decode(words, lower, upper)
         return total
@@ -107,7 +107,7 @@ def make_plain_tensorflow_ops(gradient, columns):
 
 
 def judge(measured):
-    """Prints and returns the verdicts; `measured` maps numbers of threads to samples."""
+    """Prints and returns the verdicts. `measured` maps numbers of threads to samples."""
     decode_sum = f"decode and sum {NUM_MESSAGES}"
     verdicts = []
     print()

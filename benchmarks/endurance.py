@@ -1,11 +1,11 @@
-"""Whether memory or threads grow over 10,000 steps of `fit` in a strategy's scope, after 10,000.
+"""Checks that memory and threads do not grow over 10,000 steps of `fit` in a strategy's scope.
 
     .venv/bin/tf-onebit launch -np 2 -- .venv/bin/python benchmarks/endurance.py
     .venv/bin/python benchmarks/endurance.py --engine mirrored
 
-The model has all kinds of messages: 1-bit, full precision, and an embedding's, whose length differs
-from step to step. What a process allocates once is not growth: TensorFlow starts another thread of
-a pool when all are busy at once, which may come late.
+The first 10,000 steps do not count. The model has all kinds of messages: 1-bit, full precision, and
+an embedding's, whose length differs from step to step. A single allocation is not growth:
+TensorFlow starts another thread of a pool when all are busy at once, which may happen late.
 """
 
 import argparse
@@ -29,7 +29,7 @@ MOST_BYTES_PER_STEP = 50
 
 
 class Readings(keras.callbacks.Callback):
-    """Memory and threads of all workers together, from time to time."""
+    """A callback that reads memory and threads of all workers together from time to time."""
 
     def __init__(self, strategy, interval):
         super().__init__()
@@ -71,7 +71,7 @@ def make_model():
 
 def make_batches(steps):
     random = np.random.default_rng(0)
-    # Words of one batch repeat more often than those of another.
+    # Words of one batch repeat more often than words of the other.
     words = [random.integers(0, limit, (SAMPLES_PER_STEP, 16), np.int32) for limit in (9, WORDS)]
     labels = random.integers(0, 64, (2, SAMPLES_PER_STEP), np.int32)
     data = tf.data.Dataset.from_tensor_slices((np.concatenate(words), np.concatenate(labels)))
@@ -102,7 +102,7 @@ def main():
     table = [[f"{step:,}", f"{rss / 1e6:.1f}", str(threads)] for step, rss, threads in rows]
     print_table("All workers together", ["steps", "MB", "threads"], table)
     steps, rss, threads = np.array([row for row in rows if row[0] >= WARM_UP * arguments.steps]).T
-    # A fitted line: one reading more or less says little.
+    # A fitted line is used, because one reading more or less says little.
     workers = strategy.num_replicas_in_sync
     growth = np.polyfit(steps, rss, 1)[0] / workers
     verdicts = [

@@ -1,12 +1,12 @@
-"""The kernels on a GPU beside a copy of memory, and beside the same mathematics in CuPy.
+"""Measures the kernels on a GPU beside a copy of memory, and beside the same mathematics in CuPy.
 
     python benchmarks/gpu.py
 
 Needs a GPU, nvcc, CuPy and NumPy, but no TensorFlow: the kernels are called through their C
-interface, as in tests/gpu. The model is the papers' DNN, 46M weights in columns of 512; eight
-workers. Rows take turns, and every figure is a ratio within a turn: of the bytes that a kernel must
-read and write per second, over those of a copy from device to device. `--device emulated` tries the
-program out on the CPU, whose times mean nothing.
+interface, as in tests/gpu. The model is the papers' DNN with 46M weights in columns of 512, for
+eight workers. Rows take turns, and every figure is a ratio within a turn. It compares the bytes
+that a kernel must read and write per second with a copy from device to device. `--device emulated`
+tries the program out on the CPU, whose times mean nothing.
 """
 
 import argparse
@@ -32,7 +32,7 @@ DENSITY = 1e-3
 FLOAT_BYTES = 4
 TAU = 1.0
 
-# What must be reached: the part of a copy's bandwidth, by row.
+# The share of a copy's bandwidth that each row must reach.
 LIMITS = {
     "1-bit encode": 0.85,
     "1-bit decode and sum of 8": 0.85,
@@ -45,11 +45,11 @@ EXCHANGE_SECONDS, EXCHANGE_SPEEDUP = 0.4e-3, 5.0
 
 
 class Row:
-    """Something to time.
+    """An operation to measure.
 
     Args:
         run: function that launches it.
-        num_bytes: what it must read and write.
+        num_bytes: number of bytes that it must read and write.
     """
 
     def __init__(self, run, num_bytes):
@@ -64,7 +64,7 @@ def copy_row(device, size):
 
 
 def one_bit_rows(device, shapes, rng):
-    """The 1-bit kernels: of a whole model, and, of one shard that large, the sum of messages."""
+    """Returns rows of the 1-bit kernels for a whole model."""
     cuts = [
         (rows * columns, *layout.column_cut((rows, columns), 64, COLUMN_SIZE))
         for rows, columns in shapes
@@ -145,7 +145,7 @@ def one_bit_rows(device, shapes, rng):
         fused_aggregate()
         decode()
 
-    # What a worker gets: messages about its shard, and those of all shards.
+    # The input of a worker: messages about its shard, and about all shards.
     encode()
     received[...] = messages[:1]
     decode_sum()
@@ -167,7 +167,7 @@ def one_bit_rows(device, shapes, rng):
 
 
 def decode_sum_rows(device, num_values):
-    """The sum of eight messages about a shard of so many values."""
+    """Returns the row of a sum of eight messages about a shard of so many values."""
     cut = (WORLD_SIZE * num_values, num_values, COLUMN_SIZE)
     kernels = OneBitKernels(device, layout.Layout([cut], WORLD_SIZE))
     plan, xp = kernels.layout, device.array_module()
@@ -190,7 +190,7 @@ def decode_sum_rows(device, num_values):
 
 def threshold_rows(device, num_values, rng):
     kernels = ThresholdKernels(device, [num_values])
-    # A gradient of tau on a residual of a half is sent in every launch, and leaves it as it was.
+    # A gradient of tau on a residual of a half is sent in every launch, and the residual stays.
     is_sent = rng.random(num_values, np.float32) < DENSITY
     gradient = device.array(np.where(is_sent, np.float32(TAU), np.float32(0)))
     kept = np.float32(0.1) * rng.standard_normal(num_values, np.float32)
@@ -231,7 +231,7 @@ def threshold_rows(device, num_values, rng):
 
 
 def block_rows(device, num_values):
-    """The update of all weights at the end of a block: mean, weights, global model and delta."""
+    """Returns the row of the update of all weights at the end of a block."""
     kernels = Kernels(device)
     mean, variable, model, delta = (
         kernels.to_device(np.zeros(num_values, np.float32)) for _ in range(4)
@@ -249,12 +249,12 @@ def block_rows(device, num_values):
             *(kernels.pointers([array]) for array in (variable, model, delta)),
         )
 
-    # Mean, model and delta are read; weights, model and delta are written.
+    # It reads mean, model and delta, and writes weights, model and delta.
     return {"block update": Row(update, 6 * mean.nbytes)}
 
 
 def array_rows(device, num_values, rng):
-    """The whole exchange as a user of CuPy would write it."""
+    """Returns the row of the whole exchange, as a user of CuPy would write it."""
     xp = device.array_module()
     columns = (num_values // COLUMN_SIZE // WORLD_SIZE * WORLD_SIZE, COLUMN_SIZE)
     gradient = device.array(rng.standard_normal(columns, np.float32))
@@ -304,7 +304,7 @@ def make_rows(device, shapes, rng):
 
 
 def measure(device, rows, rounds, launches):
-    """Seconds of one launch by row: a list, one of each round."""
+    """Returns the seconds of one launch by row: a list, one for each round."""
     for row in rows.values():
         row.run()
     seconds = {name: [] for name in rows}
@@ -316,7 +316,7 @@ def measure(device, rows, rounds, launches):
 
 
 def report(rows, seconds):
-    """Prints the table, and returns the part of a copy's bandwidth by row."""
+    """Prints the table, and returns the share of a copy's bandwidth by row."""
     rates = {name: [row.num_bytes / taken for taken in seconds[name]] for name, row in rows.items()}
     parts = {
         name: Spread.of(np.divide(rates[name], rates["copy"]))

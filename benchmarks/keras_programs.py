@@ -1,7 +1,7 @@
-"""Measures what the Keras programs of the documents reach on two workers, ported in three ways.
+"""Measures results of the documents' Keras programs on two workers, ported in three ways.
 
 Each program trains with every seed: unchanged in one process, and ported on two workers, in a
-strategy, over Horovod and in blocks. What it prints of held-out data is the figure.
+strategy, over Horovod and in blocks. The figure is the result on held-out data that it prints.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def main():
 
 
 def _figures(way, ports, arguments):
-    """Trains the programs in one of the ways: dictionary of what each prints, a list by seed."""
+    """Trains the programs in one way. Returns their results by name: a list by seed."""
     if way == "one process":
         engine, world_size = "alone", 1
         texts = {port.before.stem: port.before.read_text() for port in ports}

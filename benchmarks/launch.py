@@ -1,4 +1,4 @@
-"""Starts one worker per host of a `Network` and collects what each of them measured."""
+"""Starts one worker per host of a `Network`, and collects their measurements."""
 
 import contextlib
 import json
@@ -18,14 +18,14 @@ _TENSORFLOW_PORT = 2222
 
 
 def run_workers(network, script, arguments, timeout_seconds=900):
-    """Runs a script on every host of a network, as one job of Horovod's or TensorFlow's.
+    """Runs a script on every host of a network, as one job of Horovod or TensorFlow.
 
-    Worker i runs on host i, pinned to the i-th core that this process may use (workers share
-    cores when there are more workers than cores).
+    Worker i runs on host i, pinned to the i-th core that this process may use. Workers share cores
+    if there are more workers than cores.
 
     Args:
         network: `Network`.
-        script: path of a Python script; it prints its result as JSON on its last line.
+        script: path of a Python script, which prints its result as JSON on its last line.
         arguments: command-line arguments of the script.
         timeout_seconds: time after which the job counts as hanging.
 
@@ -58,7 +58,7 @@ def run_workers(network, script, arguments, timeout_seconds=900):
 
 @contextlib.contextmanager
 def _rendezvous(network):
-    """Horovod's rendezvous server on the bridge; yields the variables that lead to it."""
+    """Starts Horovod's rendezvous server on the bridge. Yields the variables that lead to it."""
     server = RendezvousServer()
     with network.inside(network.bridge_namespace):
         port = server.start()

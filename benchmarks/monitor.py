@@ -1,13 +1,12 @@
-"""What the Monitor callback costs: Keras' fit with and without it, in turns, on two workers.
+"""Measures the cost of the Monitor callback: Keras' fit with and without it, on two workers.
 
     .venv/bin/horovodrun -np 2 .venv/bin/python benchmarks/monitor.py
 
-The network is the speech job's, 429 - 5x512 - 1200, with 128 samples per worker: the shorter a
-step, the dearer a reading. Each worker has a core of its own: two that share both of them disturb
-each other by more than is to be measured. Monitor reads at its default interval and writes
-TensorBoard scalars.
-Of what it costs, a part is spent inside of it; to take times in the graph costs the rest, which
-shows in the ratio of fits only. Training steps are traced before.
+The network is the speech job's, 429 - 5x512 - 1200, with 128 samples per worker. Readings cost most
+where steps are short. Each worker has a core of its own: workers that share cores disturb each
+other by more than the measured effect. Monitor reads at its default interval and writes
+TensorBoard scalars. A part of its cost is spent inside of it. The rest is spent on recording times
+in the graph, and shows only in the ratio of fits. Training steps are traced before.
 """
 
 import argparse
@@ -34,7 +33,7 @@ LIMIT = 0.01  # of the step
 
 
 class TimedMonitor(tf_onebit.callbacks.Monitor):
-    """A Monitor that knows for how long it has run."""
+    """A Monitor that measures its own time."""
 
     seconds = 0.0
 
@@ -67,7 +66,7 @@ def make_batches(steps):
     features = random.standard_normal((SAMPLES_PER_WORKER, NUM_FEATURES), np.float32)
     labels = random.integers(0, NUM_CLASSES, SAMPLES_PER_WORKER, np.int32)
     options = tf.data.Options()
-    # Its thread sleeps for 10, 20, 40 ms and so on, and a `fit` would end when that does.
+    # Its thread sleeps for 10, 20, 40 ms and so on, and a `fit` would wait for it at the end.
     options.autotune.enabled = False
     batches = tf.data.Dataset.from_tensors((features, labels)).repeat(steps)
     return batches.with_options(options)
@@ -99,7 +98,7 @@ def main():
             model.fit(batches, callbacks=callbacks, verbose=0)
         for number in range(arguments.rounds):
             monitor.seconds, seconds = 0.0, {}
-            # The first and the second of a round in turns.
+            # The order within a round alternates.
             for is_watched in (number % 2 == 0, number % 2 == 1):
                 callbacks = [monitor] if is_watched else []
                 seconds[is_watched] = fit_seconds(model, batches, callbacks)

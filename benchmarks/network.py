@@ -2,7 +2,7 @@
 
     sudo python benchmarks/network.py --rate 1gbit 100mbit none
 
-prints the TCP goodput between two such hosts. Needs Linux, root and iproute2.
+This command prints the TCP goodput between two such hosts. It needs Linux, root and iproute2.
 """
 
 import argparse
@@ -42,7 +42,7 @@ class Network:
     def __init__(self, num_hosts, rate):
         self.num_hosts = num_hosts
         self.rate = rate
-        # Two runs at a time must not meet, hence the process id in every name.
+        # Two runs at a time must not meet, so every name contains the process id.
         self._prefix = f"onebit-{os.getpid()}"
         self.bridge_namespace = f"{self._prefix}-bridge"
 
@@ -58,7 +58,7 @@ class Network:
 
     @contextlib.contextmanager
     def inside(self, namespace):
-        """Sockets that this thread makes within the block belong to `namespace`."""
+        """Makes sockets of this thread belong to `namespace` within the block."""
         with open("/proc/thread-self/ns/net") as home, open(f"/run/netns/{namespace}") as there:
             _set_network_namespace(there)
             try:
@@ -77,7 +77,7 @@ class Network:
 
         def send():
             chunk = bytes(1 << 20)
-            # Ends with the connection, when the receiver has seen enough.
+            # It ends with the connection, when the receiver has enough.
             with contextlib.suppress(OSError):
                 while True:
                     sender.sendall(chunk)
@@ -86,7 +86,7 @@ class Network:
         thread.start()
         buffer = bytearray(1 << 20)
         received_bytes = 0
-        # The shaper's first burst passes unshaped: let it pass before the clock starts.
+        # The shaper's first burst passes unshaped. The clock starts after it.
         warm_up_end = time.perf_counter() + 0.5
         while time.perf_counter() < warm_up_end:
             receiver.recv_into(buffer)
@@ -102,12 +102,12 @@ class Network:
 
 @contextlib.contextmanager
 def hosts_on_a_bridge(num_hosts, rate):
-    """Makes a `Network`, and removes all of it at the end, whatever that end is.
+    """Makes a `Network`, and removes all of it at the end, also after an error.
 
     Args:
         num_hosts: number of hosts, at most 200.
-        rate: rate of each host's link in both directions as `tc` writes it ("1gbit",
-            "100mbit"), or "none" for links that are not shaped.
+        rate: rate of each host's link in both directions as `tc` writes it, such as "1gbit", or
+            "none" for links that are not shaped.
 
     Yields:
         A `Network`.
@@ -142,7 +142,7 @@ def hosts_on_a_bridge(num_hosts, rate):
 
 
 def rate_argument(text):
-    """Checks a rate; the type of a command-line argument.
+    """Checks a rate. This is the type of a command-line argument.
 
     Raises:
         argparse.ArgumentTypeError: if it is neither a number with its unit nor "none".
@@ -159,8 +159,8 @@ def _shape(namespace, interface, rate):
         return
     number, unit = RATE_PATTERN.fullmatch(rate).groups()
     bytes_per_second = float(number) * BITS_PER_SECOND[unit] / 8
-    # A burst passes unshaped after each pause, which flatters short messages: keep it to one
-    # millisecond, but above the 64 KiB that one segmentation-offloaded packet may have.
+    # A burst passes unshaped after each pause, which flatters short messages. Keep it to one
+    # millisecond, but above the 64 KiB of one segmentation-offloaded packet.
     burst_bytes = max(int(bytes_per_second * 1e-3), 128 * 1024)
     _run(
         ["tc", "-n", namespace, "qdisc", "add", "dev", interface, "root", "tbf"]
@@ -169,17 +169,21 @@ def _shape(namespace, interface, rate):
 
 
 def _add_namespace(name, undo):
-    # Registered first: a namespace that an interrupt leaves half made is removed as well.
+    # This is registered first, so that a namespace that an interrupt leaves half made is removed,
+    # too.
     undo.callback(_run, ["ip", "netns", "delete", name], check=False)
     _run(["ip", "netns", "add", name])
 
 
 def _write_hosts_file(namespace, address, undo):
-    """`ip netns exec` lays this over /etc/hosts: Gloo binds to the address of the host's name."""
+    """Writes the file that `ip netns exec` lays over /etc/hosts.
+
+    Gloo binds to the host's address.
+    """
 
     def remove():
         shutil.rmtree(HOSTS_DIRECTORY / namespace, ignore_errors=True)
-        with contextlib.suppress(OSError):  # not empty: another run's, or the administrator's
+        with contextlib.suppress(OSError):  # not empty: of another run, or of the administrator
             HOSTS_DIRECTORY.rmdir()
 
     undo.callback(remove)
@@ -193,7 +197,7 @@ def _ip(namespace, arguments):
 
 
 def _run(command, check=True):
-    # A session of its own: Ctrl-C must not stop the commands that clean up.
+    # The command has a session of its own: Ctrl-C must not stop commands that clean up.
     result = subprocess.run(command, capture_output=True, text=True, start_new_session=True)
     if check and result.returncode:
         raise RuntimeError(f"`{' '.join(command)}` failed: {result.stderr.strip()}")
@@ -215,7 +219,7 @@ def _check_privileges():
 
 @contextlib.contextmanager
 def _terminated_by_exception():
-    """SIGTERM unwinds the stack like any error, so that what was made is removed."""
+    """Turns SIGTERM into an exception, so that everything is removed as after any error."""
     previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     try:
         yield

@@ -1,15 +1,15 @@
-"""Timing of compiled ops beside the memory traffic that bounds them.
+"""Measures compiled ops beside the memory traffic that bounds them.
 
 Ops run as TensorFlow runs them, beside a triad a = b + c and a memset over arrays of the same
 length in the same process. Every number of threads has processes of its own. In a process the rows
 take turns, and the processes take turns as well, so that all see the same drift of the machine.
 
-Arrays lie at other distances in every process: where gradient and residual happen to be a multiple
-of half a GiB apart, some processors look for both in the same places of the first cache, and any
+The distance between arrays differs in every process. On some processors, gradient and residual
+compete for the same places of the first cache if they are a multiple of half a GiB apart. Then any
 loop over the two takes up to twice the time.
 
-TensorFlow takes a buffer for every output. It keeps freed ones, so that no page faults are measured
-here: the last column shows it.
+TensorFlow takes a buffer for every output, and keeps freed ones. So no page faults are measured
+here, as the last column shows.
 """
 
 import argparse
@@ -29,14 +29,15 @@ NUM_VALUES = 22_000 * 2048  # about the papers' DNN
 
 
 def run_benchmark(script, description, make_ops, judge, threads, output, settings):
-    """Parses the command line, measures, and prints and writes what came of it.
+    """Parses the command line, measures, and prints and writes the results.
 
     Args:
         script: path of the benchmark.
-        description: of it, for `--help`.
-        make_ops: function of threads, the settings and `spacing` that returns functions by name;
-            `spacing` is a number of pieces of memory to take between arrays.
-        judge: function of samples by number of threads that prints and returns verdicts.
+        description: text for `--help`.
+        make_ops: function of threads, the settings and `spacing` that returns functions by name.
+            `spacing` is the number of pieces of memory to take between arrays.
+        judge: function that prints and returns verdicts. Its argument maps numbers of threads to
+            samples.
         threads: list of the numbers of threads to measure with.
         output: path of the JSON file.
         settings: dictionary of options for `make_ops`: name to default, int.
@@ -71,10 +72,11 @@ def run_benchmark(script, description, make_ops, judge, threads, output, setting
 
 
 def _measure(script, threads, repeats, settings):
-    """Runs the benchmark as a process with that many threads; returns its rows."""
+    """Runs the benchmark in a process with that many threads. Returns its rows."""
     environment = {
         "TF_CPP_MIN_LOG_LEVEL": "3",
-        # NumPy asks for huge pages and TensorFlow does not: the yardsticks get the same pages.
+        # NumPy asks for huge pages, and TensorFlow does not. The yardsticks get the same pages as
+        # ops.
         "NUMPY_MADVISE_HUGEPAGE": "0",
     }
     setting = json.dumps({"threads": threads, "repeats": repeats, "settings": settings})
@@ -106,7 +108,7 @@ def _measure_here(make_ops, threads, repeats, settings):
 
 
 def _make_yardsticks(threads):
-    """Memory traffic: NumPy's add (which stores plainly) and libc's memset, on parts of arrays."""
+    """Returns two functions of memory traffic: NumPy's add (with plain stores), libc's memset."""
     a, b, c = (np.ones(NUM_VALUES, np.float32) for _ in range(3))
     parts = list(zip(*(np.array_split(array, threads) for array in (a, b, c)), strict=True))
     memset = ctypes.CDLL(None).memset
@@ -117,7 +119,7 @@ def _make_yardsticks(threads):
         np.add(part[1], part[2], out=part[0])
 
     def set_part(part):
-        # Not to zero, which some processors write several times faster than what ops compute.
+        # Some processors write zeros several times faster than other values, so the value is 1.
         memset(part[0].ctypes.data, 1, part[0].nbytes)
 
     return {

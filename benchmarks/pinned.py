@@ -8,7 +8,7 @@ import sys
 
 
 def pin():
-    """Keeps this worker of `horovodrun` on a core of its own, as far as there are enough."""
+    """Pins this worker of `horovodrun` to a core of its own, if there are enough."""
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[int(os.environ["HOROVOD_LOCAL_RANK"]) % len(cores)]})
 

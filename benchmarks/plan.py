@@ -1,14 +1,14 @@
-"""What `tf-onebit plan` predicts for a step of the papers' DNN, against what steps take.
+"""Compares the predictions of `tf-onebit plan` for the papers' DNN with measured steps.
 
     sudo .venv/bin/python benchmarks/plan.py
 
-and how long it takes to plan, for the numbers of workers of the default: theirs, twice and four
-times as many, and to simulate a step of 1,000 workers that are all different.
+It also measures the time of a plan for the default numbers of workers: theirs, twice and four times
+as many. Then it measures the simulation of a step of 1,000 workers that are all different.
 
 Workers in network namespaces with shaped links, each pinned to a core (four share two cores), first
-plan together and then train the DNN 429 - 7x2048 - 9304 (45M parameters), over Horovod or in a
-strategy, with 64 samples each: in full precision, with 1-bit and with threshold-sparse gradients,
-and in blocks. Everybody has one intra-op thread and two inter-op threads.
+plan together. Then they train the DNN 429 - 7x2048 - 9304 (45M parameters), over Horovod or in a
+strategy, with 64 samples each. They do so in full precision, with 1-bit and with threshold-sparse
+gradients, and in blocks. Each worker has one intra-op thread and two inter-op threads.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from tf_onebit.planner import Bucket, Collective, Computation, Link, Worker, sim
 
 DIRECTORY = pathlib.Path(__file__).parent
 SYNC_PERIOD = 16
-# Until the density has come near the target, that the prediction is for.
+# By then the density is near the target, for which the prediction is made.
 THRESHOLD_WARM_UP_STEPS = 400
 MOST_DIFFERENCE = 0.15
 MOST_SECONDS = 60
@@ -35,7 +35,7 @@ THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "2"}
 
 
 class Row(NamedTuple):
-    """A method as `tf-onebit plan` calls it, and how it is measured."""
+    """A method as `tf-onebit plan` calls it, and the command that measures it."""
 
     method: str
     script: str
@@ -51,14 +51,14 @@ def rows(steps, engine):
         Row("1-bit", "step_worker.py", (*step, "--exchange", "one_bit")),
         Row("threshold", "step_worker.py", (*step, "--exchange", "threshold", *density)),
     ]
-    if engine != "horovod":  # blocks differ little: they are measured over one of them
+    if engine != "horovod":  # blocks differ little between engines, so they are measured over one
         return gradients
     blocks += ("--blocks", "1", "--turns", "2")
     return [*gradients, Row(f"blocks of {SYNC_PERIOD}, 1-bit", "block_worker.py", blocks)]
 
 
 def step_seconds(row, network):
-    """Median time of a step of the slowest worker."""
+    """Returns the median time of a step of the slowest worker."""
     options = row.options
     if row.script == "step_worker.py":
         options += ("--interface", network.interface)
@@ -96,7 +96,7 @@ def measure(workers, rate, arguments):
 
 
 def simulation_seconds():
-    """Of some steps of many workers, with stragglers, and 1-bit gradients in ten buckets."""
+    """Returns the time to simulate steps of many workers, with stragglers and ten buckets."""
     links = {kind: Link(0.001, 118e6, 0.8e-9) for kind in ("all_to_all", "all_gather")}
     worker = Worker(Computation(0.06, 0.16, 0.02), links)
     collectives = tuple(Collective(0.003, kind, 0.3e6) for kind in links)

@@ -13,7 +13,7 @@ from tf_onebit import cli
 
 
 def make_model():
-    """The papers' DNN, compiled as `step_worker.py` and `block_worker.py` train it."""
+    """Returns the papers' DNN, compiled as `step_worker.py` and `block_worker.py` train it."""
     import step_worker
 
     model = step_worker.make_model()
@@ -28,7 +28,7 @@ def main():
     parser.add_argument("--sync-period", required=True)
     arguments = parser.parse_args()
     if arguments.engine == "tensorflow":
-        del os.environ["HOROVOD_RANK"]  # by which the command knows its launcher
+        del os.environ["HOROVOD_RANK"]  # the command recognizes its launcher by this
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as directory:
         path = pathlib.Path(directory) / "plan.json"
@@ -37,7 +37,7 @@ def main():
         status = cli.main(command)
         if status:
             raise SystemExit(status)
-        # Rank 0 writes it, the others have nothing to say.
+        # Rank 0 writes it. The others print nothing.
         plan = json.loads(path.read_text()) if path.exists() else None
     print(json.dumps({"plan": plan, "seconds": time.perf_counter() - start}))
 

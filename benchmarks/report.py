@@ -1,4 +1,4 @@
-"""What every benchmark reports in the same way: machine, medians with quartiles, verdicts, JSON."""
+"""The common parts of all benchmarks' reports: machine, medians with quartiles, verdicts, JSON."""
 
 import importlib.metadata
 import json
@@ -27,7 +27,7 @@ class Spread(NamedTuple):
 
 
 def machine_facts():
-    """Returns what a reader needs to judge the figures: processor, cores, memory, versions."""
+    """Returns facts to judge the figures by: processor, cores, memory and versions."""
     processor = platform.processor() or platform.machine()
     for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
@@ -59,7 +59,10 @@ def print_machine_facts(facts):
 
 
 def print_table(title, header, rows):
-    """Prints rows of text under a header: first column left-aligned, the others right-aligned."""
+    """Prints rows of text under a header.
+
+    The first column is left-aligned, the others right-aligned.
+    """
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
     print(f"\n{title}")
     for row in [header, ["-" * width for width in widths], *rows]:
@@ -73,10 +76,9 @@ def verdict(claim, measured, limit, at_most=True):
 
     Args:
         claim: what is claimed, in words.
-        measured: the figure as it came out. The end of an interval of one seed is infinite: then
-            nothing is known.
-        limit: the figure claimed.
-        at_most: whether `measured` must be at most `limit` (otherwise at least).
+        measured: the measured figure. For the interval of a single seed it is infinite.
+        limit: the claimed figure.
+        at_most: whether `measured` must be at most `limit`. Otherwise it must be at least that.
     """
     holds = measured <= limit if at_most else measured >= limit
     relation = "<=" if at_most else ">="
@@ -94,7 +96,7 @@ def verdict(claim, measured, limit, at_most=True):
 
 
 def plain(summary):
-    """A dictionary as JSON can hold it: spreads become dictionaries."""
+    """Converts a dictionary for JSON: spreads become dictionaries."""
     return {k: v._asdict() if isinstance(v, Spread) else v for k, v in summary.items()}
 
 

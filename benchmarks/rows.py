@@ -1,7 +1,7 @@
-"""Trains the rows of a table of step times by turns, and prints and writes what they took.
+"""Trains the rows of a table of step times by turns, and prints and writes their figures.
 
-`step.py`, `double_buffering.py` and `block.py` are made of it. Workers run in network namespaces
-with shaped links and train the papers' DNN.
+`step.py`, `double_buffering.py` and `block.py` use it. Workers run in network namespaces with
+shaped links and train the papers' DNN.
 """
 
 import math
@@ -53,7 +53,7 @@ def add_turns(parser, rounds):
 
 
 def train(row, network, steps, inter_op_threads=2):
-    """Trains a row on fresh workers: list of their results.
+    """Trains a row on fresh workers. Returns the list of their results.
 
     Raises:
         RuntimeError: if the row does not count, see `check`.
@@ -80,7 +80,7 @@ def pooled(results, key):
 
 
 def in_turns(rows, rounds, train_row, note=""):
-    """Trains one row after the other, again and again: all see the same drift of the machine.
+    """Trains the rows in turns, so that all see the same drift of the machine.
 
     Args:
         rows: list of `Row`.
@@ -102,7 +102,7 @@ def in_turns(rows, rounds, train_row, note=""):
 
 
 def summarize(row, rounds):
-    """Returns what all rows of `step_worker.py` have in common, from the rounds of one of them."""
+    """Returns the figures that all rows of `step_worker.py` have, for the rounds of one row."""
     results = [result for workers in rounds for result in workers]
     return {
         "row": row.name,
@@ -116,7 +116,7 @@ def summarize(row, rounds):
 
 
 def paired_ratio(numerator, denominator):
-    """Spread of the ratio of two rows' medians over the rounds."""
+    """Returns the spread of the ratio of two rows' medians over the rounds."""
     pairs = zip(
         numerator["round_medians_seconds"], denominator["round_medians_seconds"], strict=True
     )
@@ -124,12 +124,12 @@ def paired_ratio(numerator, denominator):
 
 
 def milliseconds_text(seconds, decimals=1):
-    """Text of a `Spread` of seconds."""
+    """Returns the text of a `Spread` of seconds."""
     return Spread(*(1e3 * value for value in seconds)).text(decimals)
 
 
 def interface_and_memory_cells(summary, alone):
-    """Cells: megabytes on the interface, and those of memory beyond what a row `alone` takes."""
+    """Returns cells: megabytes on the interface, and memory beyond the row `alone`."""
     memory = summary["peak_memory_bytes"].median - alone["peak_memory_bytes"].median
     return [f"{summary['interface_bytes'].median / 1e6:.3f}", f"{memory / 1e6:+.0f}"]
 
@@ -159,18 +159,19 @@ def reports_by_rate(rates, workers, measure):
 
 
 def write_reports(arguments, key, reports):
-    """Prints what machine it is, and writes one report after the other to `arguments.output`.
+    """Prints the facts of the machine, and writes the reports to `arguments.output`.
 
     Args:
-        arguments: of the command line.
-        key: str, what the reports are of.
-        reports: iterator of dictionaries. It measures as it goes on.
+        arguments: parsed command line.
+        key: str, name of the reports in the file.
+        reports: iterator of dictionaries, which measures as it advances.
     """
     facts = machine_facts()
     print_machine_facts(facts)
     written = []
     for report in reports:
         written.append(report)
-        # After each: a slow one that is given up does not take the others with it.
+        # It is written after each report, because an interrupt of a slow one must not lose the
+        # others.
         content = {"machine": facts, "arguments": vars(arguments), key: written}
         write_json(arguments.output, content)

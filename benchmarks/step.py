@@ -1,13 +1,13 @@
-"""Time of a training step of the papers' DNN with and without gradient exchange.
+"""Measures the time of a step of the papers' DNN with and without gradient exchange.
 
     sudo .venv/bin/python benchmarks/step.py --rate 1gbit none
 
-Workers in network namespaces with shaped links, each pinned to its own core, train the DNN
-429 - 7x2048 - 9304 (45M parameters) with 64 samples per worker. The rows of the table differ only
-in who exchanges the gradients. All have one intra-op thread and two inter-op threads: with a single
-one TensorFlow's executor gets to answered collectives only after the backward pass. Every figure
-comes from fresh workers, and the rows take turns, so that each row has its own peak memory and all
-rows see the same drift of the machine.
+Workers in network namespaces with shaped links, each pinned to its own core, train a DNN. It is
+429 - 7x2048 - 9304 (45M parameters), with 64 samples per worker. The rows of the table differ only
+in the exchange of gradients. All have one intra-op thread and two inter-op threads. With a single
+inter-op thread, TensorFlow's executor gets to answered collectives only after the backward pass.
+Every figure comes from fresh workers, so that each row has its own peak memory. The rows take
+turns, so that all see the same drift of the machine.
 """
 
 import argparse
@@ -38,7 +38,7 @@ TENSORFLOW_FULL_PRECISION = "full precision, our strategy"
 TENSORFLOW_ONE_BIT = "1-bit, our strategy"
 
 TARGET_DENSITY = 0.001
-# What a step with threshold-sparse updates may take, in steps without communication.
+# The most that a step with threshold-sparse updates may take, in steps without communication.
 THRESHOLD_LIMITS = {"1gbit": 1.2, "100mbit": 1.25}
 
 
@@ -77,13 +77,13 @@ def _horovod_rows(max_column_sizes, bucket_sizes_bytes):
             name += f", buckets of {bucket_bytes / 2**20:.0f} MiB"
             options += ("--bucket-bytes", str(bucket_bytes))
         rows.append(Row(name, "one_bit", options))
-    # As it is recommended: the same after its steps in full precision are over.
+    # The recommended setting, after its steps in full precision.
     rows.append(Row("1-bit after a warm start", "one_bit", ("--warm-start", "1")))
     return rows
 
 
 def sent_bytes(row, result, num_workers):
-    """Bytes that a worker sends per step by the arithmetic of the exchange, by kind."""
+    """Returns the bytes that a worker sends per step by kind, by the exchange's arithmetic."""
     num_values = sum(math.prod(shape) for shape in result["tensor_shapes"])
     ring = 2 * (num_workers - 1) / num_workers * num_values
     if row.name in (HOROVOD_FP32, TENSORFLOW_STOCK, TENSORFLOW_FULL_PRECISION):
@@ -129,7 +129,7 @@ def report(title, summaries):
 
 
 def report_one_bit_bytes(summary, num_workers):
-    """Prints what a 1-bit row sends by kind, and returns the verdict on its codes."""
+    """Prints the bytes that a 1-bit row sends by kind, and returns the verdict on its codes."""
     kinds = ", ".join(f"{kind} {count:,.0f}" for kind, count in summary["sent_bytes"].items())
     print(f"  {summary['row']} sends, in bytes per worker and step: {kinds}")
     num_values = sum(math.prod(shape) for shape in summary["tensor_shapes"] if len(shape) > 1)
@@ -142,7 +142,7 @@ def report_one_bit_bytes(summary, num_workers):
 
 
 def judge(rate, summaries, num_workers):
-    """Prints and returns the verdicts on what the rows must reach."""
+    """Prints and returns the verdicts on the rows."""
     by_name = {summary["row"]: summary for summary in summaries}
     alone, horovod = by_name[NO_COMMUNICATION], by_name[HOROVOD_FP32]
     verdicts = []

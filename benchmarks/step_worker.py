@@ -32,7 +32,7 @@ HOROVOD_COMPRESSION = {
     "horovod_fp16": hvd.Compression.fp16,
 }
 
-# Exchanges of ours, and which of the arguments are theirs.
+# Exchanges of ours, and the names of their arguments.
 SETTINGS = {
     "full_precision": (FullPrecision, ("bucket_bytes",)),
     "one_bit": (OneBit, ("max_column_size", "bucket_bytes")),
@@ -59,7 +59,7 @@ def make_batch(rank):
 def make_train_step(arguments, job, model, optimizer, batch):
     """Returns the training step of one row of the table.
 
-    The rows differ in nothing but who exchanges the gradients: nobody, stock Horovod's
+    The rows differ only in the exchange of gradients: none, stock Horovod's
     `DistributedGradientTape`, our `DistributedOptimizer`, or the strategy that the step runs in.
     """
     features, labels = batch
@@ -80,12 +80,12 @@ def make_train_step(arguments, job, model, optimizer, batch):
 
 
 def with_layout(exchange):
-    """The exchanges of a model's buckets that have a layout, as `OneBit` does: list."""
+    """Returns the exchanges of a model's buckets that have a layout, like `OneBit`: list."""
     return [bucket for bucket in exchange.submodules if hasattr(bucket, "layout")]
 
 
 def make_communication(gradient_exchange):
-    """Returns a function that sends what a step of `OneBit` sends, and computes nothing."""
+    """Returns a function that sends as much as a step of `OneBit`, and computes nothing."""
 
     def of_bucket(exchange):
         layout, name = exchange.layout, f"alone/{exchange.scope}"
@@ -108,7 +108,7 @@ def make_communication(gradient_exchange):
 
 
 def _message(shape):
-    # Not a constant: TensorFlow would send that while it optimizes the graph.
+    # It must not be a constant, which TensorFlow would send while it optimizes the graph.
     return tf.raw_ops.Empty(shape=shape, dtype=tf.int32, init=True)
 
 
@@ -125,7 +125,7 @@ def make_exchange(arguments):
 
 
 class NobodyElse(ProcessEngine):
-    """Answers each request with what this worker has, as often as there are workers: at once."""
+    """An engine that answers each request at once, with copies of this worker's own tensors."""
 
     def __init__(self, engine):
         self.world_size, self.ranks, self.place = engine.world_size, engine.ranks, engine.place
@@ -141,7 +141,10 @@ class NobodyElse(ProcessEngine):
 
 
 class HorovodJob:
-    """Where nothing is exchanged Horovod runs, too, so that its thread is there in every row."""
+    """A Horovod job.
+
+    It runs even if nothing is exchanged, so that its thread is there in every row.
+    """
 
     loss_divisor = 1
 
@@ -164,7 +167,7 @@ class HorovodJob:
 
 
 class TensorFlowJob:
-    """Runs steps in a strategy: ours, or the one that comes with TensorFlow."""
+    """A job that runs steps in a strategy: ours, or TensorFlow's own."""
 
     def __init__(self, exchange, stock):
         if stock:
@@ -176,7 +179,7 @@ class TensorFlowJob:
         self.scope, self.run = self._strategy.scope, self._strategy.run
 
     def distributed(self, optimizer):
-        return optimizer  # by its scope
+        return optimizer  # its scope has done it
 
     def wait_for_all(self):
         self._strategy.reduce("SUM", tf.zeros([]), axis=None)
@@ -186,12 +189,13 @@ class TensorFlowJob:
 
 
 def sent_bytes(optimizer, num_workers):
-    """Bytes that this worker sends per step by the exchange's own arithmetic, by kind."""
+    """Returns the bytes that this worker sends per step by kind, by the exchange's arithmetic."""
     total = levels = full_precision = 0
     for exchange in optimizer.gradient_exchange.built:
         total += exchange.bytes_sent()
         for bucket in with_layout(exchange):
-            # Two stages, two float32 levels per column, each column sent to all but its owner.
+            # There are two stages, and two float32 levels per column. Each column goes to all but
+            # its owner.
             levels += 2 * (num_workers - 1) / num_workers * bucket.layout.num_columns * 8
             full_precision += (num_workers - 1) * 4 * bucket.layout.plain_size
     if not levels:
@@ -246,7 +250,7 @@ def main():
             gradient_exchange.group = NobodyElse(gradient_exchange.engine)
     train_step = make_train_step(arguments, job, model, optimizer, make_batch(job.rank))
     if arguments.compute_nothing:
-        train_step().numpy()  # which builds the exchange
+        train_step().numpy()  # this builds the exchange
         train_step = make_communication(optimizer.gradient_exchange)
     for _ in range(arguments.warm_up_steps):
         train_step().numpy()

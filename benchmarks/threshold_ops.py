@@ -1,9 +1,9 @@
-"""Time of the compiled threshold ops beside the memory traffic that bounds them.
+"""Measures the time of the compiled threshold ops beside the memory traffic that bounds them.
 
     .venv/bin/python benchmarks/threshold_ops.py
 
-45M float32 values, of which one in 1000 or 100 is sent; Golomb-Rice coding in nanoseconds and bits
-per value that is sent. `op_timing.py` says how it is measured.
+There are 45M float32 values, of which one in 1000 or 100 is sent. Golomb-Rice coding is measured in
+nanoseconds and bits per value that is sent. `op_timing.py` describes the method.
 """
 
 import math
@@ -17,7 +17,7 @@ from report import verdict
 
 NUM_MESSAGES = 4
 DENSITIES = {"1/100": 1e-2, "1/1000": 1e-3, "1/10000": 1e-4}
-# Of the kinds of rows, at most so many times the yardstick.
+# The most that kinds of rows may take, relative to a yardstick.
 LIMITS = {
     ("encode, 1/1000", "triad"): 0.85,
     ("encode, 1/100", "triad"): 1.1,
@@ -25,7 +25,7 @@ LIMITS = {
 }
 MOST_OVER_ENTROPY = 1.03
 LEAST_VALUES_PER_SECOND = 100e6
-# Values that are coded in one call, which takes some microseconds by itself.
+# Number of values that one call codes, because a call takes some microseconds by itself.
 CODED_VALUES = 2_000_000
 
 
@@ -48,7 +48,7 @@ def make_ops(threads, spacing):
         def encode(gradient, residual=residual, capacity=capacity):
             return ops.threshold_encode([gradient], residual, 0.5, 0.5, capacity, [NUM_VALUES])
 
-        # What exceeds the threshold does so by more every time: the density stays the same.
+        # Values that exceed the threshold do so by more every time, so the density stays the same.
         rows[f"encode, {density}"] = lambda encode=encode, gradient=gradient: encode(gradient)
     messages = []
     for seed in range(NUM_MESSAGES):
@@ -67,7 +67,7 @@ def make_ops(threads, spacing):
 
 
 def make_codec(name, messages):
-    """Coding and decoding of as many messages as there are about CODED_VALUES values in."""
+    """Returns the coding and the decoding of messages with about CODED_VALUES values in all."""
     import tensorflow as tf
 
     from tf_onebit import ops
@@ -88,7 +88,7 @@ def make_codec(name, messages):
 
 
 def sparse_gradient(density, seed):
-    """float32 `[NUM_VALUES]`: noise, and ones of either sign at independent positions."""
+    """Returns float32 `[NUM_VALUES]`: noise, and ones of either sign at independent positions."""
     import tensorflow as tf
 
     noise = tf.random.stateless_normal([NUM_VALUES], [seed, 0], stddev=1e-6)
@@ -97,7 +97,7 @@ def sparse_gradient(density, seed):
 
 
 def positions(density):
-    """Messages with independent positions: int32 `[number, 1, words]`."""
+    """Returns messages with independent positions: int32 `[number, 1, words]`."""
     import tensorflow as tf
 
     from tf_onebit.ops.threshold import COUNT, EXCEEDING, HEADER_WORDS, WORDS
@@ -116,7 +116,7 @@ def positions(density):
 
 
 def coded_size(density):
-    """Bits per value that is sent, and the entropy of the gaps with a bit for the sign."""
+    """Returns bits per sent value, and the entropy of the gaps plus a bit for the sign."""
     from tf_onebit import ops
     from tf_onebit.ops.threshold import COUNT, HEADER_WORDS, WORDS
 
@@ -129,7 +129,7 @@ def coded_size(density):
 
 
 def judge(measured):
-    """Prints and returns the verdicts; `measured` maps numbers of threads to samples."""
+    """Prints and returns the verdicts. `measured` maps numbers of threads to samples."""
     verdicts = []
     print()
     samples = measured.get(1, {})

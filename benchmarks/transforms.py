@@ -1,9 +1,9 @@
-"""Time of the compiled ops of transforms beside the memory traffic that bounds them.
+"""Measures the time of the compiled ops of transforms beside the memory traffic that bounds them.
 
     .venv/bin/python benchmarks/transforms.py
 
-45M float32 values; results have memory of their own, where in training they take the gradients'.
-`op_timing.py` says how it is measured.
+There are 45M float32 values. Results have memory of their own here. In training they take the
+gradients' memory. `op_timing.py` describes the method.
 """
 
 import os
@@ -13,7 +13,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 from op_timing import NUM_VALUES, paired_ratio, run_benchmark
 from report import verdict
 
-# Of gradient, state and result they move two, three and four arrays; a triad moves three.
+# They move two, three and four arrays of gradient, state and result. A triad moves three.
 LIMITS = {"accumulate": 0.85, "normalize": 1.1, "momentum": 1.35}
 
 
@@ -42,7 +42,7 @@ def make_ops(threads, spacing):
     def momentum(gradient):
         return ops.momentum(gradient, velocity, 0.9)
 
-    # As a user would without them.
+    # A user would write this without them.
     plain_average = tf.Variable(tf.zeros([NUM_VALUES]))
 
     @tf.function
@@ -61,7 +61,7 @@ def make_ops(threads, spacing):
 
 
 def judge(measured):
-    """Prints and returns the verdicts; `measured` maps numbers of threads to samples."""
+    """Prints and returns the verdicts. `measured` maps numbers of threads to samples."""
     print()
     if 1 not in measured:
         return []

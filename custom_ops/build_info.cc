@@ -1,5 +1,4 @@
-// What the library was built from, so that Python can tell a stale one before loading its ops, and
-// what for.
+// Facts about the build. Python reads them to recognize a stale library before it loads its ops.
 
 #include "kernels/simd.h"
 
@@ -11,7 +10,7 @@ const char* tf_onebit_build_info() {
 
 const char* tf_onebit_simd() { return tf_onebit::ChosenSimdName(); }
 
-// Of the kernels for GPUs; empty: there are none.
+// Facts about the GPU kernels. They are empty if there are none.
 const char* tf_onebit_cuda_version() { return TF_ONEBIT_CUDA_VERSION; }
 const char* tf_onebit_gpu_targets() { return TF_ONEBIT_GPU_TARGETS; }
 

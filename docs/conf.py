@@ -26,18 +26,19 @@ extensions = [
 myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 3
 
-# TensorFlow's, which docstrings name as programs catch them, and NumPy's.
+# TensorFlow's, which docstrings name as programs catch them.
 nitpick_ignore = [
     ("py:exc", "InvalidArgumentError"),
     ("py:exc", "UnknownError"),
-    ("py:class", "numpy.ndarray"),
 ]
 
 # In docstrings `name` is code, as in Markdown.
 default_role = "code"
 autodoc_member_order = "bysource"
 autodoc_inherit_docstrings = False  # Keras' of every method of a callback, for example
+# Docstrings say what types are. Annotations show names of private modules.
 autodoc_typehints = "none"
+napoleon_attr_annotations = False
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
 napoleon_use_ivar = True

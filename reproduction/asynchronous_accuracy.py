@@ -1,8 +1,8 @@
 """Accuracy after the same samples: asynchronous workers, one of them slow, or synchronous ones.
 
-Both send by `Threshold`. The slow worker has a smaller part of the data, so that it ends when the
-others do; with `--equal-shares` as large a one: then it goes on alone, long after the learning rate
-of the others has come to its end. All replicas are the same when they are evaluated.
+Both send by `Threshold`. The slow worker has a smaller part of the data, so that it ends with the
+others. With `--equal-shares` its part is as large as theirs. Then it continues alone, long after
+the others' learning rate has reached its end. All replicas are equal when they are evaluated.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def _asynchronous(workers, equal_shares):
 
 
 def report(results, seeds):
-    """Prints the table; returns mean loss of accuracy and its half interval."""
+    """Prints the table. Returns the mean loss of accuracy and its half interval."""
     table = []
     for name, runs in results.items():
         compression = np.mean([run["compression_ratio"] for run in runs])

@@ -1,9 +1,9 @@
 """Accuracy of training in blocks (BMUF-Adam) on the speech task, against Adam on one node.
 
-The workers of a run are simulated by one process (`bmuf_simulation.py`); each core has one.
-Learning rates are tuned first, coarsely, with the first seed: that of one node, which blocks train
-with, too, and before table 2 that of workers that exchange gradients. Results are written as they
-come, and the same command goes on from them.
+One process simulates the workers of a run (`bmuf_simulation.py`), and each core has one process.
+Learning rates are tuned first, coarsely, with the first seed. Blocks train with the rate of one
+node. Before table 2, the rate of workers that exchange gradients is tuned, too. Results are written
+as they come, and the same command continues from them.
 """
 
 import argparse
@@ -53,10 +53,10 @@ def parse(arguments):
 
 
 class Runner:
-    """Trains what has not been trained before, and writes each result at once.
+    """A store of results that trains missing runs, and writes each result at once.
 
     Attributes:
-        results: what `train` returned, by run.
+        results: results of `train`, by run.
     """
 
     def __init__(self, processes, number, path):
@@ -70,7 +70,7 @@ class Runner:
         return [run for run in dict.fromkeys(runs) if run not in self.results]
 
     def hours(self, runs):
-        """About how long runs take, on cores with nothing else to do."""
+        """Returns about how long runs take, on cores with nothing else to do."""
         return sum(run.seconds for run in runs) / self._number / 3600
 
     def train(self, runs):
@@ -101,7 +101,7 @@ class Runner:
         os.replace(unfinished, self._path)
 
     def best(self, what, runs):
-        """Tunes: the value of a dictionary of runs that leads to the highest accuracy."""
+        """Trains a dictionary of runs. Returns the key of the run with the highest accuracy."""
         self.train(runs.values())
         accuracies = {value: self.results[run]["accuracy_percent"] for value, run in runs.items()}
         best = max(accuracies, key=accuracies.get)
@@ -115,14 +115,14 @@ class Runner:
 
 
 def base_runs(options):
-    """One node with each of the learning rates, by these."""
+    """Returns runs of one node, by learning rate."""
     sizes = [options.hours, options.targets, options.depth, options.width, options.frames]
     seed = options.seeds[0]
     return {rate: Run(*sizes, options.minibatches, rate, seed) for rate in options.learning_rates}
 
 
 def factor_runs(options, base):
-    """Synchronous Adam, by the number of workers, with each of the learning rate factors."""
+    """Returns runs of synchronous Adam, by number of workers and learning rate factor."""
     return {
         workers: {
             factor: chen_tables.synchronous(base, workers, factor)
@@ -133,7 +133,7 @@ def factor_runs(options, base):
 
 
 def tables_of(name, options, base, factors):
-    """The tables of a name: with a second one for rows that need more minibatches."""
+    """Returns the tables of a name, with a second one for rows that need more minibatches."""
     if name == "1":
         return [chen_tables.moments_of(base, options.seeds)]
     if name == "compressed":
@@ -157,7 +157,7 @@ def tables_of(name, options, base, factors):
 
 
 def print_plan(options, runner):
-    """Prints about how long it takes with nothing else to do; learning rates are not known yet."""
+    """Prints about how long it takes with nothing else to do. Learning rates are not known yet."""
     bases = base_runs(options)
     base = bases[options.learning_rates[0]]
     parts = {"learning rate of one node": list(bases.values())}
@@ -177,7 +177,7 @@ def print_plan(options, runner):
 
 
 def train_all(options, runner):
-    """Trains and prints the tables, one after the other; returns learning rate and verdicts."""
+    """Trains and prints the tables, one after the other. Returns learning rate and verdicts."""
     bases = base_runs(options)
     base = bases[runner.best("learning rate of one node", bases)]
     verdicts = []

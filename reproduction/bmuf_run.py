@@ -1,9 +1,9 @@
-"""What a training in blocks is made of, of one node, or of workers that exchange gradients."""
+"""The settings of one training: in blocks, of one node, or synchronous."""
 
 import dataclasses
 
 SENT_MOMENTS = {
-    "default": "as by default",  # as weights in full precision, and not with weights of 1 bit
+    "default": "as by default",  # sent only with weights in full precision
     "none": "not sent",
     "full": "in full precision",
     "bfloat16": "1-bit and 16-bit",  # of gradients, and of their squares
@@ -12,34 +12,34 @@ SENT_MOMENTS = {
 COMMON_START = 0.1  # of all minibatches
 START_BETA_1 = 0.9
 COLUMN_SIZE = 512  # the default of `OneBit`
-# Of the default network: a step, and the end of a block for one of its workers.
+# For the default network: a step, and the end of a block for one of its workers.
 SECONDS_OF_A_MINIBATCH, SECONDS_OF_AN_END = 0.45e-3, 4e-3
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One training.
+    """The settings of one training.
 
     All runs of a seed begin with the training of one node on a tenth of the minibatches
-    (`COMMON_START`), as the paper's do, and then see the same minibatches.
+    (`COMMON_START`), as in the paper. Then they see the same minibatches.
 
     Attributes:
         hours: float. Speech to train on, in one pass.
         targets: int. The largest number of phone states.
         depth, width: int. Hidden layers, and units in each.
-        frames: int. In a minibatch of one worker.
-        minibatches: int. Of all workers together, after the common start.
+        frames: int. Number in a minibatch of one worker.
+        minibatches: int. Number of all workers together, after the common start.
         learning_rate: float. The highest of one node's schedule.
-        seed: int. Of the weights and the order of frames.
+        seed: int. Seed of the weights and the order of frames.
         workers: int.
-        sync_period: int. Steps in a block. 0: workers exchange gradients, so that there is one
-            model, and a minibatch is as many times as large.
-        beta_1: float, of Adam, after the common start.
-        moments: str, the `moment_correction` of `BlockMomentum`.
-        one_bit: bool. How blocks are exchanged.
+        sync_period: int. Steps in a block. With 0, workers exchange gradients. Then there is one
+            model, and its minibatch is the sum of the workers'.
+        beta_1: float. Setting of Adam, after the common start.
+        moments: str. The `moment_correction` of `BlockMomentum`.
+        one_bit: bool. Whether blocks are exchanged with 1 bit per value.
         column_size: int. The most values that share two levels, with one bit.
-        sent_moments: str, one of `SENT_MOMENTS`. How moments are.
-        learning_rate_factor: float. By what the learning rate is multiplied after the start.
+        sent_moments: str, one of `SENT_MOMENTS`. The way in which moments are sent.
+        learning_rate_factor: float. Factor of the learning rate after the start.
     """
 
     hours: float
@@ -61,14 +61,14 @@ class Run:
 
     @property
     def alone(self):
-        """The training of one node on the same samples."""
+        """The settings of one node on the same samples."""
         own = {field.name: field.default for field in dataclasses.fields(self)}
         defaults = {name: value for name, value in own.items() if value is not dataclasses.MISSING}
         return dataclasses.replace(self, **defaults)
 
     @property
     def start(self):
-        """Number of minibatches of the common start."""
+        """The number of minibatches of the common start."""
         return round(COMMON_START / (1 - COMMON_START) * self.minibatches)
 
     @property

@@ -1,8 +1,8 @@
 """Training in blocks on the speech task, all workers in one program.
 
 Each worker has a Keras model and optimizer of its own, which `BlockSynchronization` synchronizes as
-in a job. Their steps are made by one more model, the workbench, that is compiled: for a block it
-has a worker's variables. Compiling as many models as there are workers takes longer than that.
+in a job. Another model, the workbench, is compiled and makes their steps. For a block it takes over
+a worker's variables. Compiling a model for each worker would take longer.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ import time
 
 import keras
 import numpy as np
-import simulate  # before the modules of examples/speech, which it makes known
+import simulate  # must come before the modules of examples/speech, because it adds their folder
 import tensorflow as tf
 from batches import FrameBatches
 from dataset import CONTEXT_FRAMES
@@ -47,7 +47,7 @@ class Worker:
 
     Attributes:
         model: Keras model, compiled.
-        variables: list of `tf.Variable`: all that a step changes.
+        variables: list of `tf.Variable` that a step changes.
     """
 
     def __init__(self, run, data):
@@ -66,7 +66,7 @@ class Worker:
 
 
 class Workbench(Worker):
-    """Makes steps, of its own or in the place of another worker."""
+    """The worker that makes the steps, its own or in place of another worker."""
 
     def __init__(self, run, data):
         super().__init__(run, data)
@@ -83,7 +83,7 @@ class Workbench(Worker):
 
     @tf.function
     def steps_of(self, variables, rows):
-        """The same, for a worker with these variables."""
+        """Makes the same steps for a worker with these variables."""
         assign(self.variables, variables)
         self.steps(rows)
         assign(variables, self.variables)
@@ -102,7 +102,7 @@ def assign(variables, values):
 
 
 class Data:
-    """Frames to train on, and in which order.
+    """Frames to train on, and their order.
 
     Attributes:
         frames, states: tensors `[rows, features]`, `[rows]`.
@@ -128,7 +128,7 @@ class Data:
 
 
 def trained(run, data):
-    """The model after a run.
+    """Trains, and returns the model.
 
     Raises:
         InvalidArgumentError: if a worker's weights are no longer finite.
@@ -157,7 +157,7 @@ def _train_in_blocks(run, data, bench, order):
     workers = [Worker(run, data) for _ in range(run.workers)]
     for worker in workers:
         assign(worker.variables, bench.variables)
-    # As `BlockMomentum` does with a compressing exchange.
+    # `BlockMomentum` does the same with a compressing exchange.
     keeps = run.sent_moments == "none" or (run.one_bit and run.sent_moments == "default")
     blocks = BlockSynchronization(
         LockstepEngine(["CPU:0"] * run.workers),
@@ -185,7 +185,7 @@ def _exchange_of(run):
 
 
 class BFloat16(FullPrecision):
-    """Half the bytes, and the relative precision of every value, however small; no feedback."""
+    """An exchange of half the bytes, with the same relative precision for all values."""
 
     def compress(self, gradient):
         return tf.cast(gradient, tf.bfloat16), gradient.dtype
@@ -195,7 +195,7 @@ class BFloat16(FullPrecision):
 
 
 def _template_of(run):
-    """What moments are exchanged through, if they are."""
+    """Returns the exchange of each moment, or None."""
     return {
         "default": None,
         "none": None,
@@ -206,7 +206,7 @@ def _template_of(run):
 
 
 def check(run):
-    """Whether a worker in blocks, which has no block momentum, ends with the bits of one alone."""
+    """Tells whether a worker in blocks, without block momentum, ends with the bits of one alone."""
     run = dataclasses.replace(run.alone, minibatches=CHECKED_MINIBATCHES)
     data = Data(run)
     alone, in_blocks = (

@@ -9,8 +9,8 @@ from intervals import CONFIDENCE, TOLERANCE_POINTS, interval
 from report import print_table, verdict
 from strom_tables import Outcomes
 
-BLOCKS_PER_WORKER = 10  # at least, for the block momentum to show what it does: 10 / (1 - eta)
-BETA_1 = 0.5  # what the paper recommends with block momentum
+BLOCKS_PER_WORKER = 10  # the least with which block momentum shows an effect: 10 / (1 - eta)
+BETA_1 = 0.5  # the paper recommends it with block momentum
 COLLAPSE_POINTS = 5
 TABLE_1_WORKERS, TABLE_1_PERIOD = (32,), 8
 COMPRESSED_WORKERS, COMPRESSED_PERIOD = (2, 8), 16
@@ -50,7 +50,7 @@ class Table(NamedTuple):
         ]
 
     def report(self, results):
-        """Prints the table, and prints and returns the verdicts on what it is to show."""
+        """Prints the table, and prints and returns the verdicts on its claims."""
         losses = Losses(self, results)
         cells = [[name, *losses.cells(name)] for name in self.rows]
         print_table(f"{self.title}; seeds {self.seeds}, {CONFIDENCE:.0%}", HEADER, cells)
@@ -59,11 +59,11 @@ class Table(NamedTuple):
 
 
 class Losses:
-    """What rows of a table lose.
+    """The losses of accuracy of a table's rows.
 
     Args:
         table: `Table`.
-        results: what `train` returned, by `Run`.
+        results: results of `train`, by `Run`.
     """
 
     def __init__(self, table, results):
@@ -74,12 +74,12 @@ class Losses:
         return self._outcomes.samples(run, "accuracy_percent")
 
     def of(self, name):
-        """Points of accuracy: mean, and half its confidence interval."""
+        """Returns the points of accuracy lost: mean, and half its confidence interval."""
         run, reference = self.rows[name]
         return interval(self._accuracy(reference) - self._accuracy(run))
 
     def between(self, better, worse):
-        """Points that one row is better than another."""
+        """Returns the points by which one row is better than another."""
         better, worse = self.rows[better].run, self.rows[worse].run
         return interval(self._accuracy(better) - self._accuracy(worse))
 
@@ -94,7 +94,7 @@ class Losses:
         ]
 
     def none(self, name):
-        """Verdicts on the claim that a row loses nothing to speak of."""
+        """Returns verdicts on the claim that a row loses hardly anything."""
         mean, half = self.of(name)
         claim = f"{name}: points of accuracy lost"
         return [
@@ -104,7 +104,7 @@ class Losses:
 
 
 def moments_of(base, seeds):
-    """Table 1: what becomes of Adam's moments at the end of a block."""
+    """Returns table 1: the treatment of Adam's moments at the end of a block."""
     rows = {"one node": Row(base, base)}
     for workers in TABLE_1_WORKERS:
         for moments in MOMENTS:
@@ -156,7 +156,7 @@ def _judge_moments(losses):
 
 
 def scaling(base, seeds, pairs, factors):
-    """Table 2: numbers of workers and sync periods, against workers that exchange gradients.
+    """Returns table 2: numbers of workers and sync periods, against synchronous workers.
 
     Args:
         base: `Run` of one node.
@@ -208,13 +208,13 @@ def _judge_scaling(losses, numbers, pairs):
 
 
 def compressed(base, seeds):
-    """Blocks that are exchanged with one bit, against the same in full precision."""
+    """Returns the table of blocks that are exchanged with one bit, against full precision."""
     ways = [(False, "none"), (True, "full"), (True, "default")]
     return _compressed("Compressed blocks", base, seeds, COMPRESSED_WORKERS, ways)
 
 
 def quantized_moments(base, seeds):
-    """What becomes of training when moments themselves are sent with few bits."""
+    """Returns the table of blocks whose moments are sent with few bits."""
     ways = [(True, "bfloat16"), (True, "one_bit")]
     return _compressed(
         "Moments sent with few bits, blocks", base, seeds, COMPRESSED_WORKERS[:1], ways

@@ -8,13 +8,13 @@
     .venv/bin/python reproduction/convergence.py threshold --help
 
 The runs of a seed share data, initial weights and order of frames, so that their differences are
-paired; intervals are Student's, at 95 % confidence, over the seeds.
+paired. Intervals are Student's, at 95 % confidence, over the seeds.
 """
 
 import pathlib
 import sys
 
-# Figures are printed and written as those of benchmarks are: by their `report.py`.
+# Figures are printed and written like those in benchmarks, by their `report.py`.
 sys.path.append(str(pathlib.Path(__file__).parents[1] / "benchmarks"))
 
 METHODS = ("onebit", "threshold", "asynchronous", "bmuf", "tables")
@@ -24,7 +24,7 @@ def main():
     method, arguments = METHODS[0], sys.argv[1:]
     if arguments and arguments[0] in METHODS:
         method, *arguments = arguments
-    # TensorFlow takes seconds to import, and not all of them train in this program itself.
+    # TensorFlow takes seconds to import, and not all of them train in this process.
     if method == "threshold":
         from threshold_accuracy import main as compare
     elif method == "asynchronous":

@@ -1,4 +1,4 @@
-"""Confidence intervals of a few paired runs, and what they say of a claim."""
+"""Confidence intervals of a few paired runs, and tests of claims with them."""
 
 import math
 
@@ -10,7 +10,7 @@ CONFIDENCE = 0.95
 
 
 def interval(samples):
-    """Mean and half the width of its confidence interval (Student's); infinite for one sample."""
+    """Returns the mean and half the width of its confidence interval, infinite for one sample."""
     half = math.inf
     if len(samples) > 1:
         error = np.std(samples, ddof=1) / math.sqrt(len(samples))
@@ -19,7 +19,7 @@ def interval(samples):
 
 
 def widest_interval(points, holds):
-    """The longest part of ascending positive numbers in which a claim holds without a gap.
+    """Returns the longest part of ascending positive numbers in which a claim holds throughout.
 
     Args:
         points: list of positive numbers, ascending.

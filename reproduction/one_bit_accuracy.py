@@ -1,8 +1,8 @@
 """Accuracy after the same samples: 1-bit gradients against full precision, on the speech task.
 
 Trains `examples/speech` on two workers once per seed and way of exchange. The runs of a seed share
-data, initial weights and order of frames, so that their differences are paired; the interval is
-Student's, at 95 % confidence, over the seeds. Further options are those of `train.py`.
+data, initial weights and order of frames, so that their differences are paired. The interval is
+Student's, at 95 % confidence, over the seeds. Further options are passed on to `train.py`.
 """
 
 import argparse
@@ -25,7 +25,7 @@ def one_bit_rows(max_column_sizes):
 
 
 def report(results, seeds):
-    """Prints the table; returns, for each row, mean loss of accuracy and its half interval."""
+    """Prints the table. Returns, for each row, the mean loss of accuracy and its half interval."""
     full = accuracies(results[FULL_PRECISION.name])
     table, losses = [], {}
     for name, runs in results.items():

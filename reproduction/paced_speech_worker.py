@@ -1,8 +1,8 @@
-"""`examples/speech/train.py` as if each worker had processors of its own, the last slower ones.
+"""Runs `examples/speech/train.py` as if each worker had a processor, the last a slower one.
 
-Workers that share a machine's cores wait for them longer than for a message: its updates come many
-steps late, which they do not where a step takes longer than a round of the pump. Here every step
-takes as long as an accelerator's might, and the cores are idle most of the time.
+Workers that share a machine's cores wait longer for a core than for a message, so updates come many
+steps late. If a step takes longer than a round of the pump, they do not. Here every step takes as
+long as an accelerator's might, and the cores are idle most of the time.
 """
 
 import pathlib
@@ -21,7 +21,7 @@ STEP_SECONDS = 0.1
 
 
 class Pace(keras.callbacks.Callback):
-    """Makes steps last as long as they should."""
+    """A callback that makes steps last as long as on the imagined processor."""
 
     def on_train_batch_begin(self, batch, logs=None):
         self._begin = time.perf_counter()

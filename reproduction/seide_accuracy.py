@@ -3,8 +3,8 @@
 These are tables 2 and 3 of the one paper, and table 2 of the other.
 
 Each training is a job of `examples/speech/train.py`. Results are written as they come, and the same
-command goes on from them; after a change of what is trained, name another `--output`. Further
-options are those of `train.py`.
+command continues from them. After a change of the trainings, name another `--output`. Further
+options are passed on to `train.py`.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from speech_jobs import Row, train
 
 
 def parse(arguments):
-    """Returns the options of this program, and what is left for `train.py`."""
+    """Returns the options of this program, and the remaining ones, for `train.py`."""
     parser = argparse.ArgumentParser("convergence.py tables", description=__doc__)
     add = parser.add_argument
     add("--tables", nargs="+", choices=seide_tables.TABLES, default=list(seide_tables.TABLES))
@@ -41,10 +41,10 @@ def parse(arguments):
 
 
 class Runner:
-    """Trains what has not been trained before, and writes each result at once.
+    """A store of results that trains missing rows, and writes each result at once.
 
     Args:
-        path: of the results.
+        path: path of the results.
         seeds: list of int.
         workers: int.
         common: tuple of arguments of `train.py` for all rows.
@@ -60,7 +60,7 @@ class Runner:
                 self._trainings[key] = training["result"]
 
     def results(self, arguments):
-        """What `train.py` wrote, with each of the seeds: list."""
+        """Returns the results of `train.py` for each of the seeds: list."""
         return [self._trainings[self._key(arguments, seed)] for seed in self._seeds]
 
     def train(self, rows):
@@ -86,7 +86,7 @@ class Runner:
 
     @property
     def listed(self):
-        """All trainings, as they are written: list of dictionaries."""
+        """All trainings in their written form: list of dictionaries."""
         return [
             {"arguments": arguments, "workers": workers, "seed": seed, "result": result}
             for (arguments, workers, seed), result in self._trainings.items()

@@ -1,4 +1,4 @@
-"""Tables of Seide et al. 2014 in small: what is trained, what is printed, what is claimed.
+"""Tables of Seide et al. 2014 in small: trainings, printed tables, and claims.
 
 `000` is the Interspeech paper (1-bit SGD), `002` the ICASSP paper (parallelizability).
 """
@@ -13,8 +13,8 @@ from speech_jobs import accuracies
 
 FRAMES_PER_HOUR = 360_000
 COLD_START = 24 / 309  # of the first pass over the data
-# Units of either kind need learning rates of their own; with momentum each frame counts
-# 1 / (1 - 0.9) times.
+# Each kind of units needs learning rates of its own. With momentum each frame counts 1 / (1 - 0.9)
+# times.
 SIGMOID, RELU = ("--activation", "sigmoid", "--pretrain"), ("--activation", "relu")
 PLAIN, SMOOTHED = ("--momentum", "0"), ("--momentum", "0.9")
 RATES = {
@@ -25,23 +25,23 @@ RATES = {
 FULL, ONE_BIT = ("--exchange", "full"), ("--exchange", "onebit")
 NO_FEEDBACK = ("--exchange", "onebit-no-feedback")
 LESS_OFTEN = 3
-GROWTH = 4  # of the minibatch, at least, to speak of a larger one
-LARGER = 1.01  # of minibatches with the trials without delay, at least, to speak of larger ones
-# What a size does to a model may show after tens of updates only.
+GROWTH = 4  # the least growth that counts, of the minibatch
+LARGER = 1.01  # the least that counts as larger, relative to trials without delay
+# The effect of a size on a model may show after tens of updates only.
 MINIBATCHES_OF_TRIAL = 30  # at least
 HEADER = ["", "frame accuracy [%]", "points lost", "on training data [%]", "frames per minibatch"]
 
 
 class Scale(NamedTuple):
-    """How small.
+    """The size of the reproduction.
 
     Attributes:
         hours: float. Speech in a pass over the data.
-        passes: dict of int by kind of rows: `"plain"` of 000 table 2, `"adagrad"` of fixed
-            minibatches in 000 table 3, `"growing"` of all rows with something automatic.
+        passes: dict of int by kind of rows. `"plain"` is 000 table 2, `"adagrad"` fixed
+            minibatches in 000 table 3, `"growing"` all rows with something automatic.
         minibatch_interval, evaluation_interval: int, frames.
-        trial_frames: int. Of each trial of a minibatch size, in all rows.
-        error_margin: float. What a larger minibatch may cost in a trial, relatively.
+        trial_frames: int. Frames of each trial of a minibatch size, in all rows.
+        error_margin: float. Relative loss that a larger minibatch may have in a trial.
         svd_rank: int.
     """
 
@@ -72,7 +72,7 @@ class Table(NamedTuple):
         title: str.
         rows: dictionary of `Row`, by name.
         judge: function of `Outcomes`, which prints and returns verdicts.
-        text: what a reader has to know besides.
+        text: further notes for the reader.
     """
 
     title: str
@@ -81,10 +81,10 @@ class Table(NamedTuple):
     text: str = ""
 
     def report(self, results, seeds):
-        """Prints the table, and prints and returns the verdicts on what it is to show.
+        """Prints the table, and prints and returns the verdicts on its claims.
 
         Args:
-            results: list of what `train.py` writes, by arguments of the row, one for each seed.
+            results: list of results of `train.py` for each seed, by arguments of the row.
             seeds: list of int.
         """
         outcomes = Outcomes({name: results[row.arguments] for name, row in self.rows.items()})
@@ -95,21 +95,21 @@ class Table(NamedTuple):
 
 
 class Outcomes:
-    """What came out of the rows of a table.
+    """The results of a table's rows.
 
     Args:
-        results: list of what `train.py` writes, by name of the row, one for each seed.
+        results: list of results of `train.py` for each seed, by name of the row.
     """
 
     def __init__(self, results):
         self._results = results
 
     def figures(self, name, figure):
-        """A figure of a row with each of the seeds: array."""
+        """Returns a figure of a row for each of the seeds: array."""
         return np.array(self.lists(name, figure))
 
     def lists(self, name, figure):
-        """Lists of a row with each of the seeds: shorter where training diverged."""
+        """Returns lists of a row for each of the seeds, shorter where training diverged."""
         return [result[figure] for result in self._results[name]]
 
     def cells(self, name, reference):
@@ -120,15 +120,15 @@ class Outcomes:
         return [f"{mean:.2f} +- {half:.2f}", lost, f"{on_training:.2f}", f"{minibatch:,.0f}"]
 
     def lost_by_seed(self, name, reference):
-        """Points of accuracy at the end, with each of the seeds: array."""
+        """Returns the points of accuracy lost at the end, for each of the seeds: array."""
         return accuracies(self._results[reference]) - accuracies(self._results[name])
 
     def lost(self, name, reference):
-        """Points of accuracy at the end: mean, and half its confidence interval."""
+        """Returns the points lost at the end: mean, and half its confidence interval."""
         return interval(self.lost_by_seed(name, reference))
 
     def gained_after(self, passes, name, reference):
-        """Points of accuracy after so many passes: mean, and half its confidence interval."""
+        """Returns the points of accuracy gained after some passes: mean, and half the interval."""
         ours, theirs = (
             np.array([100 * result["held_out_accuracy"][passes - 1] for result in self._results[n]])
             for n in (name, reference)
@@ -136,7 +136,7 @@ class Outcomes:
         return interval(ours - theirs)
 
     def costs_little(self, name, reference):
-        """Verdicts on the claim that a row loses nothing to speak of."""
+        """Returns verdicts on the claim that a row loses hardly anything."""
         mean, half = self.lost(name, reference)
         claim = f"{name}: points lost against {reference}"
         return [
@@ -145,21 +145,21 @@ class Outcomes:
         ]
 
     def grows(self, name, reference):
-        """The verdict on the claim that with each seed the minibatch becomes a larger one."""
+        """Returns the verdict on the claim that the minibatch grows with each of the seeds."""
         growth = self.figures(name, "largest_minibatch")
         growth = growth / self.figures(reference, "largest_minibatch")
         claim = f"{name}: the largest minibatch over the fixed one, least of all seeds"
         return verdict(claim, float(np.min(growth)), GROWTH, at_most=False)
 
     def is_better(self, name, reference):
-        """The verdict on the claim that a row ends with more accuracy."""
+        """Returns the verdict on the claim that a row ends with more accuracy."""
         lost, half = self.lost(name, reference)
         claim = f"{name}: points better than {reference}, lower end of the interval"
         return verdict(claim, -lost - half, 0, at_most=False)
 
 
 def _arguments(scale, kind, units, momentum, *more):
-    """Arguments of `train.py`: one evaluation after each pass over the data."""
+    """Returns arguments of `train.py`, with one evaluation after each pass over the data."""
     return (
         *("--hours", f"{scale.hours:g}", "--epochs", str(scale.passes[kind])),
         *("--blocks-per-epoch", "1", "--learning-rate", RATES[units, momentum]),
@@ -168,7 +168,7 @@ def _arguments(scale, kind, units, momentum, *more):
 
 
 def quantisation(scale):
-    """000, table 2: 1-bit gradients, double buffering and error feedback."""
+    """Returns 000, table 2: 1-bit gradients, double buffering and error feedback."""
     rows = {}
     for setup, units, low_rank in (
         ("sigmoid", SIGMOID, ()),
@@ -208,7 +208,7 @@ _AGGREGATE = "1-bit, AdaGrad of the aggregate"
 
 
 def placements(scale):
-    """000, table 3, first part: where to apply AdaGrad."""
+    """Returns 000, table 3, first part: the place of AdaGrad."""
     rows = {}
     for name, exchange, place, reference in (
         (_AFTER_MOMENTUM, FULL, "after-momentum", _RAW),
@@ -238,7 +238,7 @@ _NO_DELAY_IN_SEARCH = f"{_DELAYED}, not while tuning"
 
 
 def growing(scale):
-    """000, table 3, second part: tuning of the minibatch, and double buffering."""
+    """Returns 000, table 3, second part: tuning of the minibatch, and double buffering."""
     tuning, less_often = (
         (*_tuning(scale, times), "--minibatch-criterion", "accuracy") for times in (1, LESS_OFTEN)
     )
@@ -265,8 +265,8 @@ def growing(scale):
 
 
 def _tuning(scale, times=1):
-    # The trial is as long however often, so that rows have the same limits and chances; and the
-    # largest minibatch is the same with and without delay in the trials.
+    # Trials have the same length in all rows, so that rows have the same limits and chances. The
+    # largest minibatch is also the same with and without delay in the trials.
     return (
         *("--auto-minibatch", "--minibatch-interval", str(times * scale.minibatch_interval)),
         *("--trial-frames", str(scale.trial_frames), "--error-margin", f"{scale.error_margin:g}"),
@@ -319,7 +319,7 @@ _AUTOMATIC_SIZE = "+ automatic minibatch"
 
 
 def automatic(scale):
-    """002, table 2: AdaGrad, automatic learning rate and minibatch, in full precision."""
+    """Returns 002, table 2: AdaGrad, automatic learning rate and minibatch, in full precision."""
     rows = {}
     adagrad, reference = ("--adagrad", "raw"), None
     for name, more in (

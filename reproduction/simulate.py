@@ -1,7 +1,7 @@
 """Data-parallel training on the speech task, all workers in one program.
 
-After an exchange all workers have the same gradients. So there is one model for all of them, and
-what a worker has of its own is its part of every minibatch and its residual.
+After an exchange all workers have the same gradients. So there is one model for all of them. Each
+worker has its own part of every minibatch, and its own residual.
 """
 
 import concurrent.futures
@@ -31,29 +31,30 @@ from model import acoustic_model  # noqa: E402
 from train import EVALUATION_BATCH_SIZE  # noqa: E402
 from updates import FINAL_LEARNING_RATE, WARM_UP  # noqa: E402
 
-# The first part of all runs of a seed is the same: one node in full precision. In the paper, too,
-# the rows of a table have the first of ten epochs in common, with 10 nodes.
+# All runs of a seed have the same first part: one node in full precision. In the paper, the rows of
+# a table also have the first of ten epochs in common, with 10 nodes.
 COMMON_START = WARM_UP
 WORD_BITS = 32
-# More than any model: one message per worker and step, and one tau, as in the paper.
+# More than any model has. So there is one message per worker and step, and one tau, as in the
+# paper.
 ONE_BUCKET_BYTES = 2**40
-# Of the messages of a step, averaged over the workers. Words are those on the wire, bits those of
-# the updates alone if they are coded.
+# Figures of the messages of a step, averaged over the workers. Words are counted on the wire. Bits
+# count only the updates, in coded form.
 FIGURES = ("updates", "message_words", "golomb_rice_bits", "tau")
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One training.
+    """The settings of one training.
 
     Attributes:
         hours: float. Speech to train on, in one pass.
         depth, width: int. Hidden layers, and units in each.
-        global_batch_size: int. Frames per step; each worker has an equal part of them.
+        global_batch_size: int. Frames per step. Each worker has an equal part of them.
         learning_rate: float. The highest of the schedule of `examples/speech/train.py`.
-        seed: int. Of the weights and the order of frames.
-        workers: int. How many are simulated.
-        tau, target_density: as of `Threshold`. With neither, one node trains in full precision.
+        seed: int. Seed of the weights and the order of frames.
+        workers: int. Number of simulated workers.
+        tau, target_density: as in `Threshold`. With neither, one node trains in full precision.
     """
 
     hours: float
@@ -68,7 +69,7 @@ class Run:
 
     @property
     def full_precision(self):
-        """The run that this one is compared with."""
+        """The settings of the run that this one is compared with."""
         return dataclasses.replace(self, workers=1, tau=None, target_density=None)
 
     @property
@@ -97,7 +98,7 @@ def _begin_process():
 
 
 def _end_with_parent():
-    # Else it would finish its run, and wait for the next.
+    # Otherwise it would finish its run, and wait for the next.
     multiprocessing.connection.wait([multiprocessing.parent_process().sentinel])
     os._exit(1)
 
@@ -172,7 +173,7 @@ def _step_of_workers(model, run):
     engine = LockstepEngine(["CPU:0"] * run.workers)
     specs = [GradientSpec.of(tf.convert_to_tensor(v), v) for v in model.trainable_variables]
     threshold = Threshold(run.tau, run.target_density, bucket_bytes=ONE_BUCKET_BYTES)
-    # Not a `GradientExchange`: for a single worker that would leave out the exchange.
+    # A `GradientExchange` would leave out the exchange for a single worker.
     exchanges = build(threshold, specs, "simulation", engine)
 
     @tf.function
@@ -183,7 +184,7 @@ def _step_of_workers(model, run):
             overheard(exchange.run(_gradients(model, *part), 1 / run.workers), messages)
             for exchange, part in zip(exchanges, parts, strict=True)
         )
-        (gradients, _), *_ = results  # of worker 0, and all others have the same
+        (gradients, _), *_ = results  # of worker 0: all others have the same
         _update(model, gradients)
         return measure(tf.concat(messages, axis=0), model.count_params())
 
@@ -191,7 +192,7 @@ def _step_of_workers(model, run):
 
 
 def overheard(generator, messages):
-    """The generator of an exchange; what it sends to all others is also put into `messages`."""
+    """Runs the generator of an exchange, and appends tensors that it gathers to `messages`."""
 
     def note(request):
         if isinstance(request, AllGather):
@@ -201,11 +202,11 @@ def overheard(generator, messages):
 
 
 def measure(messages, size):
-    """Means over the workers of their `FIGURES` in one step.
+    """Returns the means over the workers of their `FIGURES` in one step.
 
     Args:
         messages: int32 `[workers, 1, words]`, packed.
-        size: int. Number of values that they are about.
+        size: int. Number of values of the gradients.
     """
     coded = ops.golomb_rice_encode(messages, [size])
     figures = [
@@ -218,14 +219,14 @@ def measure(messages, size):
 
 
 def _summary(figures, weights):
-    """Means over the steps, and over tenths of them: what an array `[steps, 4]` says."""
+    """Returns means over the steps, and over tenths of them, of an array `[steps, 4]`."""
     mean = dict(zip(FIGURES, figures.mean(axis=0).tolist(), strict=True))
-    if not mean["updates"]:  # in full precision, or nothing exceeded tau
+    if not mean["updates"]:  # in full precision, or if no value exceeded tau
         return mean
     tenths = [part.mean(axis=0).tolist() for part in np.array_split(figures, 10)]
     return {
         **mean,
-        # The paper's: one word for each value of the gradient, and one for each update.
+        # As in the paper: one word for each value of the gradient, and one for each update.
         "compression_ratio": weights / mean["updates"],
         "compression_ratio_on_the_wire": weights / mean["message_words"],
         "bits_per_update": mean["golomb_rice_bits"] / mean["updates"],

@@ -16,7 +16,7 @@ TRAIN = pathlib.Path(__file__).parents[1] / "examples" / "speech" / "train.py"
 PINNED = pathlib.Path(__file__).parents[1] / "benchmarks" / "pinned.py"
 SLOWDOWN = 4  # of the last worker in `paced_speech_worker.py`
 
-# Of a run that ends because its gradients are no longer finite: it has no right answers.
+# The result of a run that ends because its gradients are no longer finite: no right answers.
 DIVERGED = {
     "held_out_accuracy": [0.0],
     "training_accuracy": [0.0],
@@ -50,7 +50,7 @@ def train_in_turns(rows, seeds, workers, arguments):
         arguments: list of arguments of `train.py` for all rows.
 
     Returns:
-        List of what `train.py` writes, by name of the row.
+        Lists of results of `train.py`, by name of the row.
     """
     results = {row.name: [] for row in rows}
     for seed in seeds:
@@ -66,7 +66,7 @@ def train_in_turns(rows, seeds, workers, arguments):
 
 
 def train(row, seed, workers, arguments):
-    """Trains a row with a seed: what `train.py` writes, or `DIVERGED`."""
+    """Trains a row with a seed. Returns the results of `train.py`, or `DIVERGED`."""
     with tempfile.TemporaryDirectory() as folder:
         output = pathlib.Path(folder) / "results.json"
         command = [
@@ -86,7 +86,7 @@ def train(row, seed, workers, arguments):
 
 
 def accuracies(results):
-    """Held-out frame accuracy at the end, in percent."""
+    """Returns the held-out frame accuracy at the end, in percent."""
     return np.array([100 * result["held_out_accuracy"][-1] for result in results])
 
 
@@ -94,7 +94,7 @@ ACCURACY_HEADER = ["frame accuracy [%]", "per seed", "cross entropy"]
 
 
 def accuracy_cells(results):
-    """What a table says under `ACCURACY_HEADER` of the runs of a row."""
+    """Returns the cells under `ACCURACY_HEADER` for the runs of a row."""
     mean, half = interval(accuracies(results))
     return [
         f"{mean:.2f} +- {half:.2f}",

@@ -1,4 +1,4 @@
-"""Tables 2, 3 and 4 of Strom 2015 in small: what is trained, what is printed, what is claimed."""
+"""Tables 2, 3 and 4 of Strom 2015 in small: trainings, printed tables, and claims."""
 
 import dataclasses
 import math
@@ -10,14 +10,14 @@ from intervals import CONFIDENCE, TOLERANCE_POINTS, interval, widest_interval
 from report import print_table, verdict
 
 NUMBERS_OF_WORKERS = (1, 2, 4, 8, 16, 32)
-WORKERS = 4  # where their number does not vary
+WORKERS = 4  # if the number of workers does not vary
 TARGET_DENSITY = 0.001
-# Of the tau that `TARGET_DENSITY` leads to, which compresses about 1000 times.
+# Factors of the tau that `TARGET_DENSITY` leads to, which compresses about 1000 times.
 TAU_FACTORS = (0.25, 0.5, 0.7, 1.0, 1.4, 2.0, 4.0, 8.0)
 LEAST_COMPRESSION = 500
 LEAST_TAU_RANGE = 8
 MOST_BITS_PER_UPDATE = 11  # section 2.5 says 10 to 11
-# Compression is the paper's: weights by updates. "On the wire" counts header and padding, too.
+# Compression is the paper's: weights by updates. "On the wire" also counts header and padding.
 HEADER = [
     "",
     "frame accuracy [%]",
@@ -44,7 +44,7 @@ class Table(NamedTuple):
     judge: Callable
 
     def report(self, outcomes):
-        """Prints the table, and prints and returns the verdicts on what it is to show."""
+        """Prints the table, and prints and returns the verdicts on its claims."""
         rows = [[name, *_cells(run, outcomes)] for name, run in self.rows.items()]
         print_table(f"{self.title}; seeds {outcomes.seeds}, {CONFIDENCE:.0%}", HEADER, rows)
         print()
@@ -52,11 +52,11 @@ class Table(NamedTuple):
 
 
 class Outcomes:
-    """What came out of runs.
+    """The results of runs.
 
     Args:
         seeds: list of int.
-        results: what `train` returned, by `Run`.
+        results: results of `train`, by `Run`.
     """
 
     def __init__(self, seeds, results):
@@ -64,7 +64,7 @@ class Outcomes:
         self._results = results
 
     def samples(self, run, figure):
-        """A figure of a run with each of the seeds: array."""
+        """Returns a figure of a run for each of the seeds: array."""
         runs = [dataclasses.replace(run, seed=seed) for seed in self.seeds]
         return np.array([self._results[run].get(figure, math.inf) for run in runs])
 
@@ -72,7 +72,7 @@ class Outcomes:
         return float(np.mean(self.samples(run, figure)))
 
     def points_lost(self, run):
-        """Against full precision: the mean, and half its confidence interval."""
+        """Returns the points lost against full precision: mean, and half its interval."""
         full_precision = self.samples(run.full_precision, "accuracy_percent")
         return interval(full_precision - self.samples(run, "accuracy_percent"))
 
@@ -95,12 +95,12 @@ def _cells(run, outcomes):
 
 
 def pilot(base):
-    """What finds the scale of tau."""
+    """Returns the run that finds the scale of tau."""
     return dataclasses.replace(base, workers=WORKERS, target_density=TARGET_DENSITY)
 
 
 def scaling(base):
-    """Table 2: the number of workers."""
+    """Returns table 2: the number of workers."""
     rows = {"full precision, one node": base.full_precision}
     for workers in NUMBERS_OF_WORKERS:
         name = f"{workers} worker{'s' * (workers > 1)}"
@@ -125,7 +125,7 @@ def _judge_scaling(rows, outcomes):
 
 
 def thresholds(base, tau):
-    """Table 3: the threshold, around a `tau`."""
+    """Returns table 3: the threshold, around a `tau`."""
     rows = {"full precision, one node": base.full_precision}
     for factor in TAU_FACTORS:
         rows[f"tau = {factor:g} x {tau:.4g}"] = dataclasses.replace(
@@ -169,7 +169,7 @@ def _judge_thresholds(rows, outcomes):
 
 
 def model_sizes(base, tau):
-    """Table 4: the size of the model, at one `tau`: as in the paper, deeper and wider."""
+    """Returns table 4: the size of the model at one `tau`, deeper and wider as in the paper."""
     rows = {}
     for depth, width in (
         (base.depth, base.width),

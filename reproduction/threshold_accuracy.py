@@ -1,7 +1,7 @@
 """Accuracy, compression and size of messages of threshold-sparse updates, on the speech task.
 
-The workers of a run are simulated by one process (`simulate.py`); each core has one. What tau sends
-one value in 1000 is found first: it sets the scale of those that are compared.
+One process simulates the workers of a run (`simulate.py`), and each core has one process. First it
+finds the tau that sends one value in 1000. It sets the scale of the taus that are compared.
 """
 
 import argparse
@@ -34,10 +34,10 @@ def parse(arguments):
 
 
 class Runner:
-    """Trains with each of the seeds, what has not been trained before.
+    """A store of results that trains missing runs with each of the seeds.
 
     Attributes:
-        results: what `simulate.train` returned, by run.
+        results: results of `simulate.train`, by run.
     """
 
     def __init__(self, processes, seeds):

@@ -1,14 +1,14 @@
-"""Tests. This runs first in every process of theirs."""
+"""The tests. Python runs this file first in each of their processes."""
 
 import os
 import pathlib
 import sys
 
-# Keras imports it where it is installed, for wrappers that no test needs: a fifth of the time that
-# a process takes to start.
+# Keras imports it if it is installed, for wrappers that no test needs. That takes a fifth of the
+# start of a process.
 sys.modules["sklearn"] = None
 
-# Where processes that these start find sitecustomize.py.
+# Processes that these start find sitecustomize.py there.
 _STARTUP = str(pathlib.Path(__file__).with_name("startup"))
 _paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
 if _STARTUP not in _paths:

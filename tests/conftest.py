@@ -3,14 +3,14 @@
 import os
 import signal
 
-# Before TensorFlow is imported: its notes would bury what a test prints.
+# Set before TensorFlow is imported, because its notes would bury what a test prints.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
-# In the background (`nohup make test &`) programs ignore what tests send to those that they start,
-# which inherit that. Not so a handler.
+# In the background (`nohup make test &`) a program ignores these signals, and so do the processes
+# that it starts. They do not inherit a handler.
 for _signum in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
     if signal.getsignal(_signum) is signal.SIG_IGN:
         signal.signal(_signum, lambda *_: None)

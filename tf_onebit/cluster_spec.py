@@ -6,17 +6,19 @@ import re
 
 import tensorflow as tf
 
+# Job and index.
+_Task = tuple[str, int]
 _REMEDY = (
     ' For two workers it is {"cluster": {"worker": ["host1:2222", "host2:2222"]}, '
     '"task": {"type": "worker", "index": 0}}, with index 1 on the second.'
 )
 
 
-def require_valid(cluster_resolver):
+def require_valid(cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver) -> None:
     """Raises ValueError if a resolver does not describe a cluster and this worker's place in it."""
     try:
         if not isinstance(json.loads(os.environ.get("TF_CONFIG") or "{}"), dict):
-            raise ValueError("it is no JSON object")
+            raise ValueError("it is not a JSON object")
         cluster = cluster_resolver.cluster_spec().as_dict()
         job, index = cluster_resolver.task_type, cluster_resolver.task_id
     except (ValueError, TypeError, AttributeError, KeyError) as error:
@@ -40,18 +42,20 @@ def require_valid(cluster_resolver):
     raise ValueError(f"{_source(cluster_resolver)} {problem}. Received: {cluster}.{_REMEDY}")
 
 
-def _has_port(address):
+def _has_port(address: object) -> bool:
     found = re.fullmatch(r".+:(\d+)", str(address))
     return found is not None and 1 <= int(found[1]) <= 65535
 
 
-def _source(cluster_resolver):
+def _source(cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver) -> str:
     if isinstance(cluster_resolver, tf.distribute.cluster_resolver.TFConfigClusterResolver):
         return f"TF_CONFIG={os.environ.get('TF_CONFIG')!r}"
     return f"The cluster of {type(cluster_resolver).__name__}"
 
 
-def addresses_of(cluster_resolver):
+def addresses_of(
+    cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver,
+) -> tuple[dict[_Task, str], _Task]:
     """Returns the addresses of a valid cluster, and the task of this process.
 
     Returns:
@@ -66,7 +70,7 @@ def addresses_of(cluster_resolver):
     return addresses, (cluster_resolver.task_type, cluster_resolver.task_id)
 
 
-def host_and_port(address):
+def host_and_port(address: str) -> tuple[str, int]:
     """Splits `host:port`, in which an IPv6 address is in brackets.
 
     >>> host_and_port("[::1]:2222")

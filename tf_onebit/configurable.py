@@ -3,21 +3,22 @@
 import functools
 import importlib
 import inspect
+from typing import Any, Self
 
 
 class Configurable:
     """Base class with hyper-parameters: `get_config` and `from_config` as in Keras, and `clone`."""
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments: a dictionary of JSON values."""
         raise NotImplementedError(f"{type(self).__name__} must define get_config.")
 
     @classmethod
-    def from_config(cls, config):
+    def from_config(cls, config: dict[str, Any]) -> Self:
         """Makes an object with these hyper-parameters and no state."""
         return cls(**config)
 
-    def clone(self):
+    def clone(self) -> Self:
         """Makes an object with the same hyper-parameters and no state."""
         return type(self).from_config(self.get_config())
 
@@ -26,16 +27,17 @@ class _ClassPath(str):
     """Path that knows its class, also a class made in a function, which cannot be imported."""
 
     __slots__ = ("named",)
+    named: type
 
 
-def class_path(cls):
+def class_path(cls: type) -> str:
     """Returns the path of a class: "module:qualified name"."""
     path = _ClassPath(f"{cls.__module__}:{cls.__qualname__}")
     path.named = cls
     return path
 
 
-def import_class(path):
+def import_class(path: str) -> type[Any]:
     """Returns the class of a path from `class_path`, also from another process.
 
     Raises:
@@ -46,25 +48,26 @@ def import_class(path):
     module, names = path.split(":")
     if "<locals>" in names:
         raise ValueError(
-            "A class must be at the top level of a module to be found again. Received: "
+            "A class must be at the top level of a module so that it can be loaded. Received: "
             f"{names} of the module {module}. Move it out of the function that makes it."
         )
-    return functools.reduce(getattr, names.split("."), importlib.import_module(module))
+    found: Any = importlib.import_module(module)
+    return functools.reduce(getattr, names.split("."), found)
 
 
-def serialize(configurable):
+def serialize(configurable: Configurable) -> dict[str, Any]:
     """Describes an object, with its class, as JSON values."""
     return {"class": class_path(type(configurable)), "config": configurable.get_config()}
 
 
-def deserialize(description):
+def deserialize(description: Any) -> Any:
     """Makes the object that `serialize` described. Returns other values unchanged."""
     if not isinstance(description, dict):
         return description
     return import_class(description["class"]).from_config(description["config"])
 
 
-def as_python(value, package=""):
+def as_python(value: Any, package: str = "") -> str:
     """Returns the Python expression for a serialized object, without default arguments.
 
     Args:

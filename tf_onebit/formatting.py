@@ -1,7 +1,7 @@
 """Formatting of numbers for sentences and tables."""
 
 
-def format_number(number, digits=3):
+def format_number(number: float, digits: int = 3) -> str:
     """Formats a number with a given number of significant digits, without an exponent.
 
     Numbers from 1000 up keep all digits before the decimal point.

@@ -6,20 +6,25 @@ aggregates (section 3.1). Tensors that are not cut are *plain*, and travel in fu
 """
 
 import math
+from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 CODES_PER_WORD = 32
 FLAG_WORDS = 1
 LEVEL_WORDS_PER_COLUMN = 2
 WORD_BYTES = 4
 
+_Whole = TypeVar("_Whole", int, npt.NDArray[np.int64])
 
-def _ceil_div(a, b):
+
+def _ceil_div(a: _Whole, b: int) -> _Whole:
     return -(-a // b)
 
 
-def column_cut(shape, min_column_size, max_column_size):
+def column_cut(shape: Sequence[int], min_column_size: int, max_column_size: int) -> tuple[int, int]:
     """Returns the row size and the column size of a tensor, in values.
 
     A row is the innermost axis. In a Keras `Dense` kernel `[in, out]` it holds the weights that
@@ -67,7 +72,11 @@ class Layout:
         (64, (0, 32, 64), (2048, 2048))
     """
 
-    def __init__(self, cuts, world_size):
+    sizes: tuple[int, ...]
+    row_sizes: tuple[int, ...]
+    column_sizes: tuple[int, ...]
+
+    def __init__(self, cuts: Sequence[tuple[int, int, int]], world_size: int) -> None:
         self.sizes, self.row_sizes, self.column_sizes = (
             (tuple(map(int, field)) for field in zip(*cuts, strict=True)) if cuts else ((), (), ())
         )
@@ -91,7 +100,7 @@ class Layout:
         self._shard_levels = LEVEL_WORDS_PER_COLUMN * int(np.diff(bounds).max())
         self._shard_words = int(np.diff(ends[bounds]).max())
 
-    def _column_value_counts(self):
+    def _column_value_counts(self) -> npt.NDArray[np.int64]:
         """Returns the number of values of each column, in order: int64 `[num_columns]`."""
         counts = [np.zeros(0, np.int64)]
         for size, row_size, column_size in zip(
@@ -106,7 +115,7 @@ class Layout:
             counts += [np.tile(row, size // row_size), np.minimum(column_size, rest - starts)]
         return np.concatenate(counts).astype(np.int64)
 
-    def shard_runs(self, rank):
+    def shard_runs(self, rank: int) -> list[tuple[int, int]]:
         """Returns the runs of values that make up a shard, in order, one run per tensor.
 
         Returns:
@@ -132,20 +141,20 @@ class Layout:
         return runs
 
     @property
-    def plain_runs(self):
+    def plain_runs(self) -> list[tuple[int, int]]:
         """Runs of the values that travel in full precision, in the form of `shard_runs`."""
         pairs = zip(self.sizes, self.column_sizes, strict=True)
         return [(i, size) for i, (size, column) in enumerate(pairs) if size and not column]
 
     @property
-    def shard_message_bytes(self):
+    def shard_message_bytes(self) -> int:
         return WORD_BYTES * (FLAG_WORDS + self._shard_levels + self._shard_words)
 
     @property
-    def worker_message_bytes(self):
+    def worker_message_bytes(self) -> int:
         return self.shard_message_bytes + WORD_BYTES * self.plain_size
 
-    def attributes(self):
+    def attributes(self) -> dict[str, tuple[int, ...]]:
         """Returns the layout as attributes of the compiled ops."""
         return {
             "sizes": self.sizes,
@@ -155,6 +164,6 @@ class Layout:
         }
 
 
-def plain_cut(shape):
+def plain_cut(shape: Sequence[int]) -> tuple[int, int, int]:
     """Returns the entry of `Layout`'s `cuts` for a tensor that travels in full precision."""
     return math.prod(shape), 0, 0

@@ -10,12 +10,16 @@ When the accuracy drops, the model also goes back to its best state.
 
 import dataclasses
 import math
+from collections.abc import Iterable
+from typing import Literal, TypeAlias
 
+# Whether a criterion should shrink or grow; "auto" decides by its name.
+Mode: TypeAlias = Literal["auto", "min", "max"]
 # A momentum of 0.9 remembers ten updates. Fewer updates hardly show the effect of a size.
 _LEAST_UPDATES_OF_TRIAL = 10
 
 
-def higher_is_better(monitor, mode="auto"):
+def higher_is_better(monitor: str, mode: Mode = "auto") -> bool:
     """Tells whether a criterion should grow, like an accuracy, or shrink, like a loss.
 
     Args:
@@ -38,12 +42,13 @@ def higher_is_better(monitor, mode="auto"):
     if "acc" in monitor or monitor.endswith("auc"):
         return True
     raise ValueError(
-        'The name of monitor does not tell whether it is to grow. Received: mode="auto" and '
-        f'monitor={monitor!r}. Use mode="max" for what is to grow, and mode="min" for a loss.'
+        "The name of monitor does not tell whether larger values are better. Received: "
+        f'mode="auto" and monitor={monitor!r}. Use mode="max" if larger is better, and mode="min" '
+        "for a loss."
     )
 
 
-def least_steps_of_trial(accumulated, delay):
+def least_steps_of_trial(accumulated: int, delay: int) -> int:
     """Returns the minimum number of minibatches of a trial.
 
     Args:
@@ -57,7 +62,7 @@ def least_steps_of_trial(accumulated, delay):
     return (_LEAST_UPDATES_OF_TRIAL + delay) * accumulated
 
 
-def sizes_to_try(last, min_size, max_size, multiple):
+def sizes_to_try(last: int, min_size: int, max_size: int, multiple: int) -> list[int]:
     """Returns minibatch sizes from half to twice the last size, in steps of sqrt(2).
 
     Each is rounded to the nearest multiple that is at most twice the last size, and clipped to the
@@ -92,8 +97,8 @@ def sizes_to_try(last, min_size, max_size, multiple):
     greatest = min(greatest, 2 * last // multiple)
     if greatest < least:
         raise ValueError(
-            "A minibatch must have at least half the samples of the smallest that is tried. "
-            f"Received: minibatches of {last}, and as the smallest size {least * multiple}, by "
+            "The smallest size to try must be at most twice the size of the minibatch. Received: "
+            f"minibatches of {last}, and {least * multiple} as the smallest size, from "
             f"min_size={min_size} and multiple={multiple}. Use larger minibatches, or a smaller "
             "multiple."
         )
@@ -127,35 +132,36 @@ class SizeSearch:
         192
     """
 
-    def __init__(self, sizes, error_margin, higher_is_better):
-        self.trials = []
+    def __init__(self, sizes: Iterable[int], error_margin: float, higher_is_better: bool) -> None:
+        self.trials: list[tuple[int, float]] = []
         self._sizes = list(sizes)
         self._error_margin = error_margin
         self._sign = 1 if higher_is_better else -1
 
     @property
-    def next_size(self):
+    def next_size(self) -> int | None:
         """Next size to try, or None."""
         tried = len(self.trials)
         if tried == len(self._sizes) or (tried and not self._is_feasible(self.trials[-1][1])):
             return None
         return self._sizes[tried]
 
-    def add(self, criterion):
+    def add(self, criterion: float) -> None:
         """Records the criterion of a trial of `next_size`."""
-        self.trials.append((self.next_size, float(criterion)))
+        trial = self.next_size, float(criterion)
+        self.trials.append(trial)  # type: ignore[arg-type]  # there is a next size
 
     @property
-    def best(self):
+    def best(self) -> int:
         """Largest size that has not failed. If all have failed, the smallest as the safest."""
         feasible = [size for size, criterion in self.trials if self._is_feasible(criterion)]
         return feasible[-1] if feasible else self._sizes[0]
 
     @property
-    def all_failed(self):
+    def all_failed(self) -> bool:
         return not any(self._is_feasible(criterion) for _, criterion in self.trials)
 
-    def _is_feasible(self, criterion):
+    def _is_feasible(self, criterion: float) -> bool:
         first = self.trials[0][1]
         if not (math.isfinite(first) and math.isfinite(criterion)):
             return False
@@ -217,7 +223,7 @@ class LearningRateControl:
     reduced: bool = False
     waited: int = 0
 
-    def begin(self, criterion):
+    def begin(self, criterion: float) -> None:
         """Records the criterion of the initial model. Any finite one beats it if it is not finite.
 
         Without it the first evaluation would count as the best, even for a ruined model.
@@ -225,13 +231,13 @@ class LearningRateControl:
         if math.isfinite(criterion):
             self.best = criterion
 
-    def decide(self, criterion):
+    def decide(self, criterion: float) -> Decision:
         """Returns the `Decision` after an evaluation."""
         finite = math.isfinite(criterion)
         improved = dropped = False
         if finite and self.best is None:
             improved = True
-        elif finite:
+        elif finite and self.best is not None:
             gain = (criterion - self.best) * (1 if self.higher_is_better else -1)
             improved = gain > 0 and gain >= self.min_improvement * abs(self.best)
             dropped = gain < 0
@@ -245,7 +251,7 @@ class LearningRateControl:
         return Decision(keep, not keep, reduce, stop)
 
 
-def reduced_rate(learning_rate, factor, min_learning_rate):
+def reduced_rate(learning_rate: float, factor: float, min_learning_rate: float) -> float:
     """Returns the learning rate times a factor below 1, but at least `min_learning_rate`.
 
     A learning rate that is already below `min_learning_rate` stays unchanged.

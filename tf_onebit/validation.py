@@ -4,19 +4,19 @@ import math
 import numbers
 
 
-def is_number(value, least=-math.inf, below=math.inf):
+def is_number(value: object, least: float = -math.inf, below: float = math.inf) -> bool:
     """Tells whether a value is a real number within bounds, and not a boolean."""
     if not isinstance(value, numbers.Real) or isinstance(value, bool):
         return False
-    return least <= value < below
+    return least <= value < below  # type: ignore[operator]  # `Real` declares no `>=`
 
 
-def is_whole(value, least):
+def is_whole(value: object, least: float) -> bool:
     """Tells whether a value is a whole number, at least `least`, and not a boolean."""
     return isinstance(value, numbers.Integral) and is_number(value, least)
 
 
-def number_of_samples(name, value):
+def number_of_samples(name: str, value: float) -> int:
     """Checks a number of samples, and returns it as int.
 
     Args:
@@ -37,7 +37,7 @@ def number_of_samples(name, value):
     return int(value)
 
 
-def time_constant_in_samples(value):
+def time_constant_in_samples(value: float) -> float:
     """Checks a time constant, and returns it as float.
 
     It is a number of samples, which may have a fraction.

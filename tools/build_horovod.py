@@ -2,15 +2,16 @@
 
 Horovod's source distribution compiles against TensorFlow 2.21 except for its optional XLA
 operations, whose headers TensorFlow no longer ships. This program fetches that distribution with
-pip, leaves the XLA operations out, lets Gloo send in both directions of a link at once, builds a
-wheel (TensorFlow and Gloo; no MPI, no PyTorch, no MXNet), installs it and checks that it works. The
-wheel is kept in a cache outside of the checkout, so that only the first run for a combination of
-versions takes minutes.
+pip. It leaves the XLA operations out, and lets Gloo send in both directions of a link at once. Then
+it builds a wheel with TensorFlow and Gloo, and without MPI, PyTorch and MXNet. It installs the
+wheel and checks that it works. The wheel is kept in a cache outside of the checkout, so that only
+the first run for a combination of versions takes minutes.
 
     .venv/bin/python tools/build_horovod.py
 
-With `--gpu` its collectives take tensors of GPUs as they are, through NCCL: for `tensorflow`, not
-`tensorflow-cpu`. That needs nvcc, and NCCL, which `pip install "tensorflow[and-cuda]"` brings.
+With `--gpu` its collectives take tensors of GPUs without a copy, through NCCL. This is for
+`tensorflow`, not `tensorflow-cpu`. It needs nvcc, and NCCL, which
+`pip install "tensorflow[and-cuda]"` installs.
 """
 
 import argparse
@@ -27,8 +28,8 @@ import tempfile
 
 HOROVOD_VERSION = "0.28.1"
 TENSORFLOW_DISTRIBUTIONS = ("tensorflow", "tensorflow-cpu")
-# What Horovod's build and its launcher import. The build would otherwise fetch the missing ones
-# behind pip's back.
+# The packages that Horovod's build and its launcher import. The build would otherwise fetch missing
+# ones without pip's knowledge.
 REQUIRED_DISTRIBUTIONS = (
     "setuptools",
     "wheel",
@@ -41,10 +42,10 @@ REQUIRED_DISTRIBUTIONS = (
 SYSTEM_PROGRAMS = ("g++", "make")
 XLA_SOURCE = "horovod/tensorflow/xla_mpi_ops.cc"
 
-# Gloo sends data once it is told that the receiver is ready, over the same connection. A worker
-# that receives only after a large send says so when that is through: the two directions of a link
-# take turns then. So it is made to receive first. By file: the statements that send and receive,
-# what replaces them, and in how many places.
+# Gloo sends data when it is told that the receiver is ready, over the same connection. A worker
+# that receives only after a large send says so when the send is over. Then the two directions of a
+# link take turns. So these changes make it receive first. By file: the statements that send and
+# receive, their replacement, and the number of places.
 DUPLEX = "duplex"
 RECEIVE_FIRST = {
     "third_party/gloo/gloo/alltoallv.cc": [
@@ -61,8 +62,8 @@ RECEIVE_FIRST = {
         (r"(\n *out->send\([^;]*;)(\n *out->recv\([^;]*;)", r"\2\1", 2)
     ],
 }
-# TensorFlow has moved the header of its streams, and they tell their handle themselves; and nvcc 13
-# knows no C++ older than 17.
+# TensorFlow has moved the header of its streams, and streams now return their handle themselves.
+# nvcc 13 does not support C++ older than 17.
 GPU_STREAMS = {
     "horovod/tensorflow/mpi_ops.cc": [
         (r'"tensorflow/compiler/(xla/stream_executor/stream\.h")', r'"\1', 1),
@@ -88,7 +89,7 @@ BUILD_SETTINGS = {
 
 
 class BuildError(Exception):
-    """A failure that the user can do something about."""
+    """A failure that the user can remedy."""
 
 
 def main():
@@ -147,7 +148,7 @@ def default_cache_dir():
 
 
 def cache_key(nccl=None):
-    """Names everything that the compiled library depends on."""
+    """Returns a name for everything that the compiled library depends on."""
     return "-".join(
         (
             f"horovod_{HOROVOD_VERSION}_{DUPLEX}",
@@ -212,7 +213,7 @@ def find_nccl():
 
 
 def cuda_version():
-    """The version of nvcc, for example "13.0"."""
+    """Returns the version of nvcc, for example "13.0"."""
     if shutil.which("nvcc") is None:
         raise BuildError(
             "nvcc not found, and --gpu needs it.\n"
@@ -277,7 +278,7 @@ def leave_out_xla_operations(source_dir):
 
 
 def substitute(source_dir, substitutions):
-    """Changes files by regular expressions: see RECEIVE_FIRST. None: in any number of places."""
+    """Changes files by regular expressions: see RECEIVE_FIRST. None means any number of places."""
     for name, changes in substitutions.items():
         text = (source_dir / name).read_text()
         for pattern, replacement, expected in changes:
@@ -291,7 +292,7 @@ def substitute(source_dir, substitutions):
 
 
 def gpu_settings(build_dir, nccl):
-    """What the build's environment has for GPUs."""
+    """Returns the settings of the build for GPUs."""
     # The linker looks for a name without a version, which the package does not have.
     library_dir = build_dir / "nccl"
     library_dir.mkdir()
@@ -312,11 +313,11 @@ def gpu_settings(build_dir, nccl):
 
 
 def build_environment():
-    """The caller's environment, but with this build's settings only and this Python's CMake."""
+    """Returns the caller's environment, with this build's settings only and this Python's CMake."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("HOROVOD_")}
     environment |= BUILD_SETTINGS
     environment["PATH"] = os.pathsep.join((sysconfig.get_path("scripts"), os.environ["PATH"]))
-    # Also replaces what an outer `make` passes on, which is meant for its own children.
+    # This also replaces the setting of an outer `make`, which is meant for its own children.
     environment["MAKEFLAGS"] = f"-j{len(os.sched_getaffinity(0))}"
     return environment
 

@@ -1,6 +1,6 @@
-// The ops of blockwise model-update filtering on the CPU. What happens to a value is in
-// lib/block_momentum.h. Memory is what takes time here: loops that the compiler makes into vectors of
-// the least instruction set keep up with it. For files that include TensorFlow.
+// The ops of blockwise model-update filtering on the CPU. lib/block_momentum.h has the mathematics
+// of one value. Time goes to memory, so loops that the compiler vectorizes for the smallest
+// instruction set are fast enough. For files that include TensorFlow.
 
 #ifndef TF_ONEBIT_KERNELS_BLOCK_MOMENTUM_CPU_H_
 #define TF_ONEBIT_KERNELS_BLOCK_MOMENTUM_CPU_H_
@@ -20,7 +20,7 @@ namespace tf_onebit {
 namespace block_momentum_loops {
 
 // Calls work(tensor, offset, count) for runs of the values of tensors, in parallel. Values do not
-// depend on each other, and so not on the threads.
+// depend on each other, so results do not depend on threads.
 template <typename Work>
 void ForRuns(tensorflow::OpKernelContext* context, const std::vector<int64_t>& sizes,
              const Work& work) {
@@ -35,8 +35,8 @@ void ForRuns(tensorflow::OpKernelContext* context, const std::vector<int64_t>& s
   });
 }
 
-// Loops over a run of values. No two of their pointers are to the same memory: VariableList::Own
-// has seen to what is written. Inline, so that the compiler knows the length of a line.
+// Loops over a run of values. Their pointers never share memory: VariableList::Own has made copies
+// where outputs did. They are inline, so that the compiler knows the length of a line.
 
 template <typename T>
 inline void DifferenceLoop(const T* __restrict variable, const StateOf<T>* __restrict global,
@@ -71,8 +71,8 @@ inline void MomentsLoop(const MomentsUpdateRule<StateOf<T>>& rule, const T* __re
   for (int64_t i = 0; i < count; ++i) variable[i] = UpdateMoment(rule, mean[i], begin[i]);
 }
 
-// Calls loop(first, count) for all of a run, a line of float32 values at a time, and has the lines
-// of `pointers` fetched well before their use: with four or five streams the processor's own
+// Calls loop(first, count) for all of a run, a line of float32 values at a time. It fetches the
+// lines of `pointers` well before their use. With four or five streams the processor's own
 // prefetching is 1.4 times as slow.
 template <typename Loop, typename... Values>
 inline void ForLines(int64_t count, const Loop& loop, const Values*... pointers) {
@@ -94,7 +94,7 @@ class BlockMomentumOnCpu {
  public:
   using State = StateOf<T>;
 
-  // Without deltas, their list is empty.
+  // The list is empty if there are no deltas.
   static absl::Status Difference(tensorflow::OpKernelContext* context,
                                  const std::vector<const T*>& variables,
                                  const std::vector<const State*>& globals,

@@ -1,5 +1,5 @@
-// The kernels of blockwise model-update filtering on a GPU: what lib/block_momentum.h says of one
-// value, for four at a time.
+// The kernels of blockwise model-update filtering on a GPU: lib/block_momentum.h, for four values
+// at a time.
 
 #include "kernels/block_momentum_gpu.h"
 
@@ -71,7 +71,7 @@ struct Moments {
   }
 };
 
-// What kernels only read as well.
+// Casts pointers to memory that kernels only read, too.
 template <typename T>
 void* At(const std::vector<T*>& list, size_t i) {
   return const_cast<void*>(static_cast<const void*>(list[i]));

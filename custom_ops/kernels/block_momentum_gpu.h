@@ -1,8 +1,8 @@
-// The ops of blockwise model-update filtering on a GPU: what block_momentum_kernels.cc has launched
-// on a stream. See one_bit_gpu.h for what holds for all of them.
+// The ops of blockwise model-update filtering on a GPU: block_momentum_kernels.cc launches them on
+// a stream. one_bit_gpu.h states common rules.
 //
 // Lists are in host memory, and have pointers to device memory. T is float, double, float16 or
-// bfloat16; State is double if T is, else float.
+// bfloat16. State is double if T is, and float otherwise.
 
 #ifndef TF_ONEBIT_KERNELS_BLOCK_MOMENTUM_GPU_H_
 #define TF_ONEBIT_KERNELS_BLOCK_MOMENTUM_GPU_H_
@@ -15,7 +15,7 @@
 namespace tf_onebit {
 namespace gpu {
 
-// Without deltas, their list is empty.
+// The list is empty if there are no deltas.
 template <typename T>
 const char* BlockDifference(const std::vector<const T*>& variables,
                             const std::vector<const StateOf<T>*>& globals,

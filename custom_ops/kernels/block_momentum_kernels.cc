@@ -1,5 +1,5 @@
-// The ops of blockwise model-update filtering: what they are given, and what they return. What they
-// compute is in block_momentum_cpu.h and block_momentum_gpu.h.
+// The inputs and outputs of the ops of blockwise model-update filtering. Their computation is in
+// block_momentum_cpu.h and block_momentum_gpu.h.
 
 #include <type_traits>
 #include <vector>
@@ -36,7 +36,7 @@ namespace errors = tensorflow::errors;
 
 #ifdef TF_ONEBIT_GPU
 
-// As BlockMomentumOnCpu.
+// The counterpart of BlockMomentumOnCpu.
 template <typename T>
 class BlockMomentumOnGpu {
  public:
@@ -70,7 +70,8 @@ class BlockMomentumOnGpu {
 
 #endif  // TF_ONEBIT_GPU
 
-// Reads the last input, numbers called `names`. They are used as `State`, and must be finite in it.
+// Reads the last input, numbers called `names`. They are converted to `State`, and must be finite
+// in it.
 template <typename State, size_t kCount>
 absl::Status GetCoefficients(OpKernelContext* context, const char* names, State (&out)[kCount]) {
   const Tensor& tensor = context->input(context->num_inputs() - 1);
@@ -91,7 +92,7 @@ absl::Status GetCoefficients(OpKernelContext* context, const char* names, State 
   return absl::OkStatus();
 }
 
-// The memory of a list of variables, as pointers to Value.
+// Returns the memory of a list of variables, as pointers to Value.
 template <typename Value>
 std::vector<Value*> ValuesOf(const VariableList& variables) {
   std::vector<Value*> values;
@@ -153,15 +154,15 @@ class BlockDifferenceOp : public OpKernel {
   std::vector<int64_t> sizes_;
 };
 
-// The means of what is updated, and their sizes.
+// The means of the updated tensors, and their sizes.
 template <typename Value>
 struct Means {
   std::vector<const Value*> values;
   std::vector<int64_t> sizes;
 };
 
-// Checks that variables are like means, and states too but for their type; takes their memory.
-// Nothing is changed if it fails.
+// Checks that variables have the shapes and types of means, and states the same shapes. Takes their
+// memory. Nothing is changed if a check fails.
 template <typename T, typename Value>
 absl::Status OpenToUpdate(OpKernelContext* context, const VariableList& variables,
                           const std::vector<const VariableList*>& states, Lock* lock,

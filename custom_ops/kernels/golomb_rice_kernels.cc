@@ -1,4 +1,4 @@
-// The ops that code threshold-sparse messages, on the CPU. How is in lib/golomb_rice.h.
+// The ops that code threshold-sparse messages, on the CPU. lib/golomb_rice.h has the code.
 
 #include <algorithm>
 #include <vector>
@@ -18,7 +18,7 @@ using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 
-// Replaces the codes of messages, behind their headers: the bodies of GolombRice ops.
+// A base of the GolombRice ops, which replace the codes of messages behind their headers.
 class RecodeBase : public OpKernel {
  public:
   explicit RecodeBase(OpKernelConstruction* context) : OpKernel(context) {
@@ -26,7 +26,7 @@ class RecodeBase : public OpKernel {
   }
 
  protected:
-  // Bodies beside their rows' headers; at least `body_words` long.
+  // Makes the output of bodies behind the headers of their rows, at least `body_words` long.
   absl::Status Output(OpKernelContext* context, const ThresholdRows& rows,
                       const std::vector<std::vector<uint32_t>>& bodies, int64_t body_words) {
     for (const auto& body : bodies) body_words = std::max<int64_t>(body_words, body.size());
@@ -93,7 +93,7 @@ class GolombRiceDecodeOp : public RecodeBase {
       if (fault == nullptr) {
         const int64_t count = static_cast<uint32_t>(row[kCountWord]);
         const int64_t words = static_cast<uint32_t>(row[kWordsWord]) - kHeaderWords;
-        // Two bits per code at least: no memory is taken for a count that cannot be.
+        // A code has at least two bits. So an impossible count takes no memory.
         bodies[r].resize(count > words * (kWordBits / 2) ? 0 : count);
         if (static_cast<int64_t>(bodies[r].size()) != count ||
             !GolombRiceDecode(CodesOf(row + kHeaderWords), words, count, size, bodies[r].data())) {

@@ -1,4 +1,4 @@
-// What CUDA kernels share: launches, warps, and loads and stores of 16 bytes. For .cu files.
+// Common parts of CUDA kernels: launches, warps, and loads and stores of 16 bytes. For .cu files.
 
 #ifndef TF_ONEBIT_KERNELS_GPU_H_
 #define TF_ONEBIT_KERNELS_GPU_H_
@@ -18,14 +18,14 @@ namespace {
 constexpr unsigned kWholeWarp = 0xFFFFFFFFu;
 constexpr int kWarpSize = kWordBits;  // a ballot of a warp is a word of codes
 
-// Of a block, in kernels whose warps work on columns or blocks of values of their own.
+// Threads of a block, in kernels whose warps work on columns or blocks of values of their own.
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarpSize;
 
-// In the place of the first tensor with a value that is not finite, where there is none.
+// Stands for the first tensor with a value that is not finite, if there is none.
 constexpr uint32_t kNoFailure = 0xFFFFFFFFu;
 
-// Kernels with pointers to tensors take this many at once, and are launched again for the others.
+// Kernels with pointers to tensors take at most this many at once, and are launched again for more.
 constexpr int kTensorsPerLaunch = 256;
 
 template <typename Pointer>
@@ -33,7 +33,7 @@ struct TensorPointers {
   Pointer at[kTensorsPerLaunch];
 };
 
-// Launches nothing for no blocks, and nothing more after an error.
+// Launches a kernel, unless there are no blocks or an error came before.
 template <typename... Parameters, typename... Arguments>
 void Launch(cudaStream_t stream, int64_t blocks, int threads, cudaError_t* status,
             void (*kernel)(Parameters...), Arguments&&... arguments) {
@@ -48,7 +48,7 @@ void Launch(cudaStream_t stream, int64_t blocks, int threads, cudaError_t* statu
 __device__ inline int LaneOfThread() { return static_cast<int>(threadIdx.x % kWarpSize); }
 __device__ inline int WarpOfThread() { return static_cast<int>(threadIdx.x / kWarpSize); }
 
-// The sum of a warp's values in the order of SumOfLanes, on all of its threads.
+// Returns the sum of a warp's values in the order of SumOfLanes, on all of its threads.
 template <typename Value>
 __device__ Value WarpSum(Value value) {
 #pragma unroll
@@ -63,7 +63,7 @@ __host__ __device__ bool IsAligned(const T* pointer) {
   return reinterpret_cast<uintptr_t>(pointer) % (4 * sizeof(T)) == 0;
 }
 
-// Four values of T in one load or store: two of them for double.
+// Four values of T in one load or store, or in two for double.
 template <typename T>
 struct Vector4;
 template <>
@@ -85,7 +85,7 @@ struct Vector4<bfloat16> {
   using Type = uint2;
 };
 
-// Reads the first four of `left` values, or how many there are, and zeros for those that are not.
+// Reads the first four of `left` values. If there are fewer, the others become zeros.
 template <typename T>
 __device__ void Load4(const T* from, int64_t left, bool aligned, T (&to)[4]) {
   if (aligned && left >= 4) {
@@ -97,7 +97,7 @@ __device__ void Load4(const T* from, int64_t left, bool aligned, T (&to)[4]) {
   for (int i = 0; i < 4; ++i) to[i] = i < left ? from[i] : T{};
 }
 
-// Writes the first four of `left` values, or how many there are.
+// Writes the first four of `left` values, or as many as there are.
 template <typename T>
 __device__ void Store4(const T (&from)[4], int64_t left, bool aligned, T* to) {
   if (aligned && left >= 4) {
@@ -112,14 +112,14 @@ __device__ void Store4(const T (&from)[4], int64_t left, bool aligned, T* to) {
   }
 }
 
-// A run of values in the registers of a warp: value 32 * m + lane is in at[m] of a thread, as in the
-// words of codes and the lanes of sums. In memory, four values in a row are read and written at
-// once: `staged`, shared memory for 32 * kPerLane values of this warp, is between the two.
+// A run of values in the registers of a warp. Value 32 * m + lane is in at[m] of a thread, as in
+// the words of codes and the lanes of sums. Memory is read and written by four values in a row.
+// `staged`, shared memory for 32 * kPerLane values of this warp, converts between the two orders.
 template <int kPerLane>
 struct WarpValues {
   float at[kPerLane];
 
-  // values, or values + others unless that is nullptr; zeros from `count` on.
+  // Loads values, or values + others unless that is nullptr, and zeros from `count` on.
   template <typename T>
   __device__ void Load(const T* values, const float* others, int64_t count, float* staged) {
     const int lane = LaneOfThread();
@@ -148,7 +148,7 @@ struct WarpValues {
     __syncwarp();
   }
 
-  // Writes `count` values.
+  // Stores `count` values.
   __device__ void Store(float* values, int64_t count, float* staged) const {
     const int lane = LaneOfThread();
     const bool aligned = IsAligned(values);
@@ -166,7 +166,7 @@ struct WarpValues {
   }
 };
 
-// SumOfMany on a block of kManyLanes threads; the sum is that of thread 0.
+// Computes SumOfMany on a block of kManyLanes threads. Thread 0 returns the sum.
 __device__ inline double SumOfManyOnBlock(const double* sums, int64_t count) {
   __shared__ double lanes[kManyLanes];
   const int thread = static_cast<int>(threadIdx.x);
@@ -181,7 +181,7 @@ __device__ inline double SumOfManyOnBlock(const double* sums, int64_t count) {
   return thread == 0 ? lanes[0] : 0.0;
 }
 
-// The shared memory that the warps of a block of threads stage values in.
+// The shared memory in which the warps of a block of threads stage values.
 template <int kPerLane, int kWarps>
 struct Staging {
   float4 values[kWarps][kPerLane * kWarpSize / 4];

@@ -12,16 +12,15 @@
 namespace tf_onebit {
 namespace {
 
-// Arrays in device memory that are worked on together: of each, value i belongs to value i of the
-// others.
+// Arrays in device memory for common work: value i of each belongs to value i of the others.
 template <int kArrays>
 struct Arrays {
   void* at[kArrays];
   int64_t size;
-  int64_t first_tile;  // of those of one launch
+  int64_t first_tile;  // among the tiles of one launch
 };
 
-// A parameter of a kernel can be of 4 KB.
+// A kernel's parameter may take 4 KB.
 template <int kArrays>
 struct ArrayList {
   static constexpr int kMost = 64;
@@ -33,8 +32,8 @@ constexpr int kTileThreads = 256;
 constexpr int kVectorsPerThread = 2;
 constexpr int64_t kTileSize = int64_t{kTileThreads} * kVectorsPerThread * 4;
 
-// Calls work(arrays, index of them in the whole list, first value, number of values left, whether
-// four values may be read at once) for every four values.
+// Calls work for every four values. Its arguments are the arrays, their index in the whole list,
+// the first value, the number of values left, and whether four values may be read at once.
 template <int kArrays, typename Work>
 __global__ __launch_bounds__(kTileThreads) void ForFour(
     const __grid_constant__ ArrayList<kArrays> list, const __grid_constant__ Work work,

@@ -1,7 +1,7 @@
 // One-bit encoding and decoding of a column: the CPU loops, chosen for the processor at run time.
 //
 // A column is a run of `count` values that share two reconstruction levels. The code of value i
-// is bit i % 32 of word i / 32; the unused bits of the last word are zero. Every instruction set
+// is bit i % 32 of word i / 32. The unused bits of the last word are zero. Every instruction set
 // gives bitwise the same codes, levels, residuals and sums (lib/lanes.h defines the order).
 //
 // No pointer needs more alignment than its type, and no two arguments may overlap.
@@ -18,20 +18,20 @@ namespace tf_onebit {
 
 // Encodes one column:
 //   corrected_i = gradient_i + residual_i
-//   code_i      = corrected_i >= threshold        threshold and levels as LevelRule says
+//   code_i      = corrected_i >= threshold        threshold and levels: see LevelRule
 //   residual_i  = corrected_i - levels[code_i]
 // Without a residual (nullptr) the corrected values are the gradients, and nothing is stored.
 //
 // Returns the sum of squares of the new residual (0 without one). If a corrected value or a sum
-// of them is not finite, returns NaN, zeroes levels and codes and leaves the residual as it was.
+// of them is not finite, returns NaN, zeroes levels and codes, and keeps the residual.
 template <typename T>
 using EncodeColumn = double (*)(const T* gradient, float* residual, int64_t count, LevelRule rule,
                                 float levels[2], uint32_t* codes);
 
 // Decodes one column: out_i = scale * levels[code_i], rounded to T.
 //
-// `stream` stores past the caches: for outputs that would not fit into them anyway. The caller
-// then calls finish_streaming() on the same thread before another one reads the output.
+// `stream` stores past the caches, for outputs that would not fit into them. The caller then
+// calls finish_streaming() on the same thread before another one reads the output.
 template <typename T>
 using DecodeColumn = void (*)(const float levels[2], const uint32_t* codes, int64_t count,
                               float scale, bool stream, T* out);

@@ -23,7 +23,7 @@ struct SumsByCode {
   int64_t num_ones = 0;
 };
 
-// Codes of the values [begin, end) at threshold 0, and what they add to the sums of their codes.
+// Codes the values [begin, end) at threshold 0, and adds them to the sums of their codes.
 template <typename Floats, typename Values>
 void EncodeBlockByMean(const Values& values, int64_t begin, int64_t end, uint32_t* codes,
                        SumsByCode& sums) {
@@ -60,7 +60,7 @@ void EncodeBlockByMean(const Values& values, int64_t begin, int64_t end, uint32_
   sums.sum[1] += SumOfLanes(lanes[1]);
 }
 
-// Sum of the values [begin, end).
+// Returns the sum of the values [begin, end).
 template <typename Floats, typename Values>
 float SumBlock(const Values& values, int64_t begin, int64_t end) {
   LaneSums<Floats> sums;
@@ -76,7 +76,7 @@ float SumBlock(const Values& values, int64_t begin, int64_t end) {
   return SumOfLanes(lanes);
 }
 
-// Codes of the values [begin, end) at the threshold `mean`, and the sum of |value - mean|.
+// Codes the values [begin, end) at the threshold `mean`, and returns the sum of |value - mean|.
 template <typename Floats, typename Values>
 float EncodeBlockByDeviation(const Values& values, int64_t begin, int64_t end, float mean,
                              uint32_t* codes) {
@@ -145,7 +145,7 @@ void ForEachBlock(int64_t count, Block block) {
   }
 }
 
-// Writes codes, levels and the threshold; false if a value or a sum is not finite.
+// Writes codes, levels and the threshold. Returns whether all values and sums are finite.
 template <typename Floats, typename Values>
 bool QuantizeByMean(const Values& values, int64_t count, float& threshold, float levels[2],
                     uint32_t* codes) {
@@ -204,7 +204,7 @@ double Encode(const T* gradient, float* residual, int64_t count, LevelRule rule,
   return squares;
 }
 
-// The codes of the values [i, i + n), n <= 32, as the low bits of a word.
+// Returns the codes of the values [i, i + n), n <= 32, in the low bits of a word.
 uint32_t WordAt(const uint32_t* codes, int64_t i, int64_t n) {
   const uint32_t* const word = codes + i / kWordBits;
   const int shift = static_cast<uint64_t>(i) % kWordBits;
@@ -226,7 +226,7 @@ void Decode(const float levels[2], const uint32_t* codes, int64_t count, float s
   });
 }
 
-// What a message adds to a sum: its levels, in registers, and its codes.
+// The contribution of a message to a sum: its levels, in registers, and its codes.
 template <typename Floats>
 struct Message {
   typename Floats::Vector zero;

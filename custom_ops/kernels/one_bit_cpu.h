@@ -1,5 +1,6 @@
-// The one-bit ops on the CPU: what a column is, where its message lies and who computes it. The
-// loops over a column's values are in one_bit_columns.h. For files that include TensorFlow.
+// The one-bit ops on the CPU: they find columns and their messages, and divide the work among
+// threads. one_bit_columns.h has the loops over a column's values. For files that include
+// TensorFlow.
 
 #ifndef TF_ONEBIT_KERNELS_ONE_BIT_CPU_H_
 #define TF_ONEBIT_KERNELS_ONE_BIT_CPU_H_
@@ -83,10 +84,10 @@ class OneBitOnCpu {
   }
 
  private:
-  // Columns are handed to threads in blocks of as many.
+  // Threads get columns in blocks of this many.
   static constexpr int64_t kColumnsPerBlock = 32;
 
-  // Calls work(column) for the columns [begin, end), in parallel, each thread a copy of its own.
+  // Calls work(column) for the columns [begin, end), in parallel. Each thread has a copy of `work`.
   template <typename Work>
   static void ForColumns(tensorflow::OpKernelContext* context, const Layout& layout, int64_t begin,
                          int64_t end, const Work& work) {
@@ -103,7 +104,8 @@ class OneBitOnCpu {
     });
   }
 
-  // Zeroes what the levels and codes of this shard leave of a message: shards differ by a column.
+  // Zeroes the rest of a message behind the levels and codes of this shard. Shards differ by a
+  // column.
   static void ZeroPadding(const Layout& layout, int64_t shard, int32_t* message) {
     const LayoutView view = layout.view();
     const int64_t levels_end = view.levels_at + 2 * layout.shard_columns(shard);
@@ -113,7 +115,7 @@ class OneBitOnCpu {
     std::fill(message + codes_end, message + view.plain_at, 0);
   }
 
-  // The sum over the workers of the values that travel in full precision, in the order of ranks.
+  // Adds up the values that travel in full precision, in the order of ranks.
   static void SumPlain(const Layout& layout, const int32_t* messages, float* plain) {
     std::fill(plain, plain + layout.plain_size(), 0.0f);
     const int64_t words = layout.worker_message_words();
@@ -123,7 +125,7 @@ class OneBitOnCpu {
     }
   }
 
-  // Collects what encoding says of columns.
+  // Collects the results of encoding columns.
   class Sums {
    public:
     Sums(int64_t first_column, int64_t num_columns) : first_(first_column), sums_(num_columns) {}
@@ -191,8 +193,8 @@ class OneBitOnCpu {
     }
   }
 
-  // The second stage: quantizes the aggregate of this worker's shard. source(index, column) gives
-  // that of a column, until it is called again in the same thread.
+  // Runs the second stage: quantizes the aggregate of this worker's shard. source(index, column)
+  // returns a column's aggregate, which is valid until the next call in the same thread.
   template <typename Source>
   static void EncodeShardFrom(tensorflow::OpKernelContext* context, const Layout& layout,
                               int64_t rank, const OneBitQuantizer& quantizer, int32_t* message,

@@ -1,9 +1,9 @@
 // The one-bit kernels on a GPU.
 //
-// Memory is what takes time: encoding reads a gradient and its residual once and writes the
-// residual and a bit. A warp has a whole column in its registers, 32 values side by side in its
-// threads as in a word of codes, so that a ballot is a word and sums are in the order of
-// lib/lanes.h. Columns that are too long for that are read again, by then from the cache.
+// Time goes to memory: encoding reads a gradient and its residual once, and writes the residual and
+// a bit. A warp has a whole column in its registers. As in a word of codes, its threads hold 32
+// values side by side. So a ballot is a word, and sums are in the order of lib/lanes.h. Columns
+// that are too long for the registers are read again, by then from the cache.
 
 #include "kernels/one_bit_gpu.h"
 
@@ -15,7 +15,7 @@ namespace tf_onebit {
 namespace gpu {
 namespace {
 
-// What encoding leaves for FinishEncode to add up: for each column, its sum of squares.
+// Memory that encoding hands on to FinishEncode: the sum of squares of each column.
 struct Scratch {
   double* sums;
   uint32_t* first_failure;  // the first tensor with a value that is not finite
@@ -25,8 +25,8 @@ struct Scratch {
         first_failure(reinterpret_cast<uint32_t*>(sums + num_columns)) {}
 };
 
-// Which columns are encoded, and where to. Messages of shards follow each other from that of
-// `first_shard` on, as residuals and sums do from that one's first value and column on.
+// The columns to encode, and their destination. Messages of shards follow each other, beginning
+// with `first_shard`. Residuals and sums begin with the first value and column of that shard.
 struct Encoding {
   LayoutView layout;
   LevelRule rule;
@@ -37,7 +37,7 @@ struct Encoding {
 
 };
 
-// A column, and what is known of it on all threads that encode it.
+// A column, and the pointers that all threads need to encode it.
 struct Target {
   Column column;
   float* residual;
@@ -60,8 +60,8 @@ struct Target {
   }
 };
 
-// Sources of what is encoded. Of a column, At(i) is value i, and `data`, where there is any, points
-// to them all.
+// The sources of values to encode. For a column, At(i) is value i. `data`, if there is one, points
+// to all values.
 
 template <typename T>
 struct Gradients {
@@ -135,8 +135,8 @@ __device__ void LoadCorrected(const typename Source::Values& values, const Targe
   }
 }
 
-// Calls work(value, whether there is one) for all values of a column, and stores the ballots of what
-// it returns as the column's codes. Returns how many of them are 1.
+// Calls work(value, whether it exists) for all values of a column. Stores the ballots of its
+// results as the column's codes. Returns how many codes are 1.
 template <int kPerLane, typename Work>
 __device__ int Encode(const WarpValues<kPerLane>& values, int64_t count, uint32_t* codes,
                       const Work& work) {
@@ -157,7 +157,7 @@ __device__ int Encode(const WarpValues<kPerLane>& values, int64_t count, uint32_
   return ones;
 }
 
-// A column is sent as zeros, and its residual stays.
+// Sends a column as zeros, and keeps its residual.
 __device__ void FailColumn(const Encoding& encoding, const Target& target, int thread,
                            int threads) {
   for (int64_t i = thread; i < NumWords(target.column.count); i += threads) target.codes[i] = 0;
@@ -168,7 +168,8 @@ __device__ void FailColumn(const Encoding& encoding, const Target& target, int t
   }
 }
 
-// Encodes the columns [first, end), of at most 32 * kPerLane values each: a warp has one.
+// Encodes the columns [first, end), of at most 32 * kPerLane values each. A warp encodes one
+// column.
 template <typename Source, int kPerLane>
 __global__ __launch_bounds__(kThreads) void EncodeColumns(const __grid_constant__ Source source,
                                                           const __grid_constant__ Encoding encoding,
@@ -219,7 +220,7 @@ __global__ __launch_bounds__(kThreads) void EncodeColumns(const __grid_constant_
     levels[1] = threshold + mean_deviation;
   }
   if (!finite) {
-    __syncwarp();  // codes are stored by other threads than before
+    __syncwarp();  // other threads than before store the codes
     FailColumn(encoding, target, LaneOfThread(), kWarpSize);
     return;
   }
@@ -239,11 +240,11 @@ __global__ __launch_bounds__(kThreads) void EncodeColumns(const __grid_constant_
   if (LaneOfThread() == 0) *target.sum = squares;
 }
 
-// Sums over a column by all warps of a block, of which each has blocks of kBlockSize values.
+// Sums over a column by all warps of a block. Each warp takes blocks of kBlockSize values.
 class ColumnSums {
  public:
-  // Calls work(first value, end) for blocks of the column; what it returns, the same on all
-  // threads of the warp, is added up in the blocks' order. The sum is the same on all threads.
+  // Calls work(first value, end) for blocks of the column. Its results, the same on all threads of
+  // the warp, are added up in the blocks' order. The sum is the same on all threads.
   template <typename Work>
   __device__ double Sum(int64_t count, const Work& work) {
     double sum = 0;
@@ -264,7 +265,7 @@ class ColumnSums {
   double of_blocks_[kWarps];
 };
 
-// Encodes the columns from `first` on, however long: a block of threads has one.
+// Encodes the columns from `first` on, of any length. A block of threads encodes one column.
 template <typename Source>
 __global__ __launch_bounds__(kThreads) void EncodeLongColumns(
     const __grid_constant__ Source source, const __grid_constant__ Encoding encoding,
@@ -278,13 +279,13 @@ __global__ __launch_bounds__(kThreads) void EncodeLongColumns(
     const float value = values.At(i);
     return target.residual == nullptr ? value : value + target.residual[i];
   };
-  // The sum over the values of a block of work(value, its index, whether there is one).
+  // Returns the sum of work(value, its index, whether it exists) over the values of a block.
   const auto sum_of = [&](const auto& work) {
     return sums.Sum(count, [&](int64_t begin, int64_t block_end) {
       float sum = 0;
 #pragma unroll 4
       for (int64_t i = begin + LaneOfThread(); i - LaneOfThread() < block_end; i += kWarpSize) {
-        // One call for all threads of the warp, because it may hold a ballot.
+        // All threads of the warp call it, because it may contain a ballot.
         const bool exists = i < block_end;
         sum += work(exists ? corrected(i) : 0.0f, i, exists);
       }
@@ -368,8 +369,8 @@ __global__ __launch_bounds__(kThreads) void CopyPlain(
   for (int64_t k = 0; k < layout.num_shards; ++k) messages[k * encoding.message_words] = value;
 }
 
-// Adds up the sums of `num_columns` columns in block 0. Block 1 + k writes the flag of message k
-// and zeroes what its levels and codes leave of it: shards differ by a column.
+// Adds up the sums of `num_columns` columns in block 0. Block 1 + k writes the flag of message k,
+// and zeroes the rest of it behind levels and codes. Shards differ by a column.
 __global__ __launch_bounds__(kManyLanes) void FinishEncode(
     const __grid_constant__ Encoding encoding, int64_t num_columns, float* sum_of_squares) {
   const int thread = static_cast<int>(threadIdx.x);
@@ -390,7 +391,7 @@ __global__ __launch_bounds__(kManyLanes) void FinishEncode(
   if (thread == 0) message[0] = failure == kNoFailure ? 0 : static_cast<int32_t>(1 + failure);
 }
 
-// The sum over all messages of their plain values, in the order of ranks.
+// Adds up the plain values of all messages, in the order of ranks.
 __global__ __launch_bounds__(kThreads) void SumPlain(const __grid_constant__ LayoutView layout,
                                                      const int32_t* messages, float* plain) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
@@ -485,14 +486,14 @@ __global__ __launch_bounds__(kThreads) void DecodePlain(
   tensors.at[run][i - runs[run].first] = FromFloat<T>(plain[i] * scale);
 }
 
-// A run of columns [first, end) of cuts that a kernel takes at once.
+// A run of columns [first, end) that a kernel takes at once.
 struct ColumnRun {
   int64_t first, end, longest;
   int first_tensor, end_tensor;
 };
 
-// Calls work(run) for runs of all columns of a layout: with tensors that fit into a launch, and
-// columns that `same_kind` of columns of two sizes says to be of one kind.
+// Calls work(run) for runs of all columns of a layout. The tensors of a run fit into a launch.
+// `same_kind` compares two column sizes, and all columns of a run are of one kind.
 template <typename SameKind, typename Work>
 void ForColumnRuns(const Layout& layout, const SameKind& same_kind, const Work& work) {
   ColumnRun run{0, 0, 0, 0, 0};
@@ -538,7 +539,7 @@ void ForPlainRuns(const Layout& layout, const Pointers& gradients, const Work& w
   }
 }
 
-// The registers that a column of a size takes in each thread of a warp; 0 for too long ones.
+// Returns the registers that a column takes in each thread of a warp, or 0 if it is too long.
 int PerLane(int64_t column_size) {
   for (int per_lane : {4, 16, 32}) {
     if (column_size <= per_lane * kWarpSize) return per_lane;

@@ -1,8 +1,8 @@
-// The one-bit ops on a GPU: what one_bit_kernels.cc has launched on a stream.
+// The one-bit ops on a GPU: one_bit_kernels.cc launches them on a stream.
 //
-// Every pointer to data is one of device memory. Nothing waits for the device, and the same input
-// gives the same bits, those of the CPU: sums are in the order of lib/lanes.h. Functions return
-// nullptr, or what CUDA says went wrong.
+// Every pointer to data is a pointer to device memory. No function waits for the device. The same
+// input gives the same bits as on the CPU, because sums are in the order of lib/lanes.h. Functions
+// return nullptr, or CUDA's error message.
 
 #ifndef TF_ONEBIT_KERNELS_ONE_BIT_GPU_H_
 #define TF_ONEBIT_KERNELS_ONE_BIT_GPU_H_
@@ -17,13 +17,13 @@
 namespace tf_onebit {
 namespace gpu {
 
-// A layout, and where a device has a copy of its table.
+// A layout, and the device's copy of its table.
 struct DeviceLayout {
   const Layout& layout;
   const int64_t* table;
 };
 
-// Of the scratch memory that encoding so many columns takes.
+// Returns the size of the scratch memory that encoding takes.
 int64_t OneBitScratchBytes(int64_t num_columns);
 
 // `gradients` is a list in host memory, one pointer for each tensor.

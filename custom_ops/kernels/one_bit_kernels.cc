@@ -1,5 +1,5 @@
-// The one-bit ops: what they are given, and what they return. What they compute is in one_bit_cpu.h
-// and one_bit_gpu.h.
+// The inputs and outputs of the one-bit ops. Their computation is in one_bit_cpu.h and
+// one_bit_gpu.h.
 
 #include <string>
 #include <vector>
@@ -27,7 +27,7 @@ namespace errors = tensorflow::errors;
 
 #ifdef TF_ONEBIT_GPU
 
-// As OneBitOnCpu.
+// The counterpart of OneBitOnCpu.
 class OneBitOnGpu {
  public:
   absl::Status Encode(OpKernelContext* context, const Layout& layout, FloatType type,
@@ -105,7 +105,7 @@ absl::Status OutputFloats(OpKernelContext* context, int output, const TensorShap
   return absl::OkStatus();
 }
 
-// What the ops that quantize have in common.
+// The common part of the ops that quantize.
 class OneBitEncodeBase : public OpKernel {
  public:
   explicit OneBitEncodeBase(OpKernelConstruction* context) : OpKernel(context) {
@@ -141,8 +141,8 @@ class OneBitEncodeOp : public OneBitEncodeBase {
  public:
   using OneBitEncodeBase::OneBitEncodeBase;
 
-  // Or the executor would queue it behind the rest of the backward pass, which is to overlap with
-  // the sending of its message.
+  // Otherwise the executor would queue it behind the rest of the backward pass. Its message should
+  // be sent while the backward pass continues.
   bool IsExpensive() override { return false; }
 
   void Compute(OpKernelContext* context) override {
@@ -193,7 +193,7 @@ class OneBitDecodeSumOp : public OpKernel {
   Device device_;
 };
 
-// The second stage: quantizes the aggregate of this worker's shard, wherever it comes from.
+// The second stage: quantizes the aggregate of this worker's shard, from any source.
 class EncodeShardBase : public OneBitEncodeBase {
  public:
   explicit EncodeShardBase(OpKernelConstruction* context) : OneBitEncodeBase(context) {

@@ -1,4 +1,4 @@
-// What op kernels share. For files that include TensorFlow.
+// Common parts of op kernels. For files that include TensorFlow.
 
 #ifndef TF_ONEBIT_KERNELS_OP_COMMON_H_
 #define TF_ONEBIT_KERNELS_OP_COMMON_H_
@@ -41,7 +41,7 @@ struct Storage<Eigen::bfloat16> {
 // An output larger than this does not stay in a cache until it is read again.
 constexpr int64_t kStreamBytes = 4 << 20;
 
-// Calls work(begin, end) for parts of [0, count), in parallel. `cycles` is what one of them takes.
+// Calls work(begin, end) for parts of [0, count), in parallel. `cycles` is the cost of one item.
 template <typename Work>
 void ParallelFor(tensorflow::OpKernelContext* context, int64_t count, int64_t cycles,
                  const Work& work) {
@@ -49,7 +49,7 @@ void ParallelFor(tensorflow::OpKernelContext* context, int64_t count, int64_t cy
   tensorflow::Shard(threads.num_threads, threads.workers, count, cycles, work);
 }
 
-// The words of messages, whichever type they travel as.
+// Returns the words of messages, which may travel as any type.
 inline int32_t* WordsOf(tensorflow::Tensor* messages) {
   return static_cast<int32_t*>(messages->data());
 }
@@ -57,7 +57,7 @@ inline const int32_t* WordsOf(const tensorflow::Tensor& messages) {
   return static_cast<const int32_t*>(messages.data());
 }
 
-// The memory of a list of tensors.
+// Returns the memory of a list of tensors.
 template <typename List>
 std::vector<const void*> PointersOf(const List& tensors) {
   std::vector<const void*> pointers;
@@ -65,7 +65,8 @@ std::vector<const void*> PointersOf(const List& tensors) {
   return pointers;
 }
 
-// The lowest index reported by any thread, as the flag word of a message: 0 if none was.
+// The lowest index that any thread has reported, as the flag word of a message. It is 0 if none
+// was.
 class FirstFailure {
  public:
   void Report(int tensor) {
@@ -101,7 +102,7 @@ inline const uint32_t* CodesOf(const int32_t* words) {
 // A float32 variable that an op updates in place, locked while the op works on it.
 class LockedVariable {
  public:
-  // `what` names it in errors.
+  // `what` is its name in errors.
   absl::Status Open(tensorflow::OpKernelContext* context, int input, const char* what,
                     int64_t size) {
     TF_RETURN_IF_ERROR(LookupResource(context, HandleFromInput(context, input), &variable_));
@@ -120,7 +121,7 @@ class LockedVariable {
   ~LockedVariable() {
     if (variable_ != nullptr) variable_->mu()->unlock();
   }
-  // Of the value at `offset`, or nullptr if it was not opened.
+  // Returns a pointer to the value at `offset`, or nullptr if the variable was not opened.
   float* at(int64_t offset) const { return values_ == nullptr ? nullptr : values_ + offset; }
 
  private:

@@ -1,4 +1,4 @@
-// Where an op runs: its stream, and the memory that kernels on a GPU take. For files that include
+// The device of an op: its stream, and the memory of kernels on a GPU. For files that include
 // TensorFlow.
 
 #ifndef TF_ONEBIT_KERNELS_OP_DEVICE_H_
@@ -18,8 +18,8 @@
 #include "kernels/gpu_memory.h"
 #endif
 
-// Registers kernels for each kind of device that the library is built for: calls REGISTER with a
-// class that computes, and the kind of device that it computes on. An emulated GPU is the CPU.
+// Registers kernels for each kind of device that the library is built for. REGISTER is called with
+// a class that computes, and with the kind of its device. An emulated GPU is the CPU.
 #if defined(TF_ONEBIT_GPU_EMULATED)
 #define TF_ONEBIT_REGISTER(REGISTER, OnCpu, OnGpu) REGISTER(OnGpu, tensorflow::DEVICE_CPU)
 #elif defined(TF_ONEBIT_GPU)
@@ -32,7 +32,7 @@
 
 namespace tf_onebit {
 
-// What CUDA calls the stream of an op; nullptr on a CPU.
+// Returns CUDA's stream of an op, or nullptr on a CPU.
 inline void* StreamOf(tensorflow::OpKernelContext* context) {
   const tensorflow::DeviceContext* const device = context->op_device_context();
   if (device == nullptr || device->stream() == nullptr) return nullptr;
@@ -59,7 +59,7 @@ inline absl::Status Copied(tensorflow::OpKernelContext* context, const tensorflo
   return absl::OkStatus();
 }
 
-// Makes a variable's tensor its own where somebody still reads the old values: leaves them theirs.
+// Copies a variable's tensor if others still read the old values, so that they keep them.
 inline absl::Status OwnTensor(tensorflow::OpKernelContext* context, tensorflow::Tensor* tensor) {
   if (tensor->RefCountIsOne()) return absl::OkStatus();
   tensorflow::Tensor copy;
@@ -70,7 +70,7 @@ inline absl::Status OwnTensor(tensorflow::OpKernelContext* context, tensorflow::
 
 #ifdef TF_ONEBIT_GPU
 
-// Memory on the device for the time that an op's kernels take.
+// Device memory for the time in which an op's kernels run.
 class Scratch {
  public:
   absl::Status Allocate(tensorflow::OpKernelContext* context, int64_t bytes) {
@@ -82,7 +82,7 @@ class Scratch {
   tensorflow::Tensor memory_;
 };
 
-// The device's copy of a table that an op's attributes describe: made by the op's first run.
+// The device's copy of a table that an op's attributes describe. The op's first run makes it.
 class DeviceTable {
  public:
   template <typename Source>
@@ -106,7 +106,7 @@ class DeviceTable {
  private:
   tensorflow::mutex mutex_;
   bool is_made_ = false;
-  std::vector<int64_t> on_host_;  // stays: the copy runs later
+  std::vector<int64_t> on_host_;  // must stay, because the copy runs later
   tensorflow::Tensor on_device_;
 };
 

@@ -1,4 +1,4 @@
-// The layout of an op, read from its attributes: for kernels and shape functions alike.
+// Reads the layout of an op from its attributes, for kernels and for shape functions.
 
 #ifndef TF_ONEBIT_KERNELS_OP_LAYOUT_H_
 #define TF_ONEBIT_KERNELS_OP_LAYOUT_H_

@@ -1,5 +1,4 @@
-// The parts that an op's tensors are cut into, read from its attributes: for kernels and shape
-// functions alike.
+// Reads the parts of an op's tensors from its attributes, for kernels and for shape functions.
 
 #ifndef TF_ONEBIT_KERNELS_OP_PARTS_H_
 #define TF_ONEBIT_KERNELS_OP_PARTS_H_
@@ -14,7 +13,7 @@
 
 namespace tf_onebit {
 
-// Threads of a CPU work on whole stripes of so many values.
+// CPU threads work on whole stripes of this many values.
 constexpr int64_t kStripeSize = 64 * kBlockSize;
 
 // `Context` is OpKernelConstruction or InferenceContext.

@@ -1,4 +1,4 @@
-// What the ops on threshold-sparse messages share. For files that include TensorFlow.
+// Common parts of the ops on threshold-sparse messages. For files that include TensorFlow.
 
 #ifndef TF_ONEBIT_KERNELS_OP_THRESHOLD_H_
 #define TF_ONEBIT_KERNELS_OP_THRESHOLD_H_
@@ -32,7 +32,7 @@ inline absl::Status Corrupt(int64_t row, const Parts& parts, const char* fault) 
       ". Do all workers run the same version of tf_onebit?");
 }
 
-// Checks what came in before anything is written by it.
+// Checks the input before anything is written.
 inline absl::Status CheckMessages(const ThresholdRows& rows, const Parts& parts) {
   for (int64_t r = 0; r < rows.num_rows; ++r) {
     const char* fault = ThresholdMessageFault(rows.row(r), rows.num_words,

@@ -1,4 +1,4 @@
-// Lists of variables that an op works on together. For files that include TensorFlow.
+// Lists of variables that an op updates together. For files that include TensorFlow.
 
 #ifndef TF_ONEBIT_KERNELS_OP_VARIABLES_H_
 #define TF_ONEBIT_KERNELS_OP_VARIABLES_H_
@@ -18,7 +18,7 @@
 
 namespace tf_onebit {
 
-// An input list of variables. All but Lookup is for while they are locked.
+// An input list of variables. All members except Lookup need the lock.
 class VariableList {
  public:
   explicit VariableList(const char* name) : name_(name) {}
@@ -43,7 +43,7 @@ class VariableList {
   const char* name() const { return name_; }
   tensorflow::Var* operator[](int i) const { return variables_[i].get(); }
 
-  // `origin` says where the expected shape comes from.
+  // `origin` names the source of the expected shape.
   absl::Status Check(int i, tensorflow::DataType dtype, const tensorflow::TensorShape& shape, const char* origin) const {
     if (!variables_[i]->is_initialized) {
       return tensorflow::errors::InvalidArgument(name_, "[", i, "] must be an initialized variable. Received: ",
@@ -63,7 +63,7 @@ class VariableList {
     return absl::OkStatus();
   }
 
-  // After this nobody else, and no other tensor, has the memory of variable i.
+  // Makes the memory of variable i its own: no other tensor shares it afterwards.
   absl::Status Own(tensorflow::OpKernelContext* context, int i) const {
     return OwnTensor(context, variables_[i]->tensor());
   }
@@ -78,7 +78,7 @@ class VariableList {
   std::vector<tensorflow::core::RefCountPtr<tensorflow::Var>> variables_;
 };
 
-// Locks the variables of all lists, in the order that TensorFlow's own ops lock several in.
+// Locks the variables of all lists, in the same order as TensorFlow's own ops.
 class Lock {
  public:
   enum Access { kToRead, kToUpdate };
@@ -88,7 +88,7 @@ class Lock {
     std::vector<tensorflow::mutex*> mutexes;
     for (const VariableList* list : lists) {
       for (int i = 0; i < list->size(); ++i) {
-        // Locked twice, it would be waited for forever.
+        // To lock it twice would be a deadlock.
         if (!distinct.insert((*list)[i]).second) {
           return tensorflow::errors::InvalidArgument("All variables must be different ones. Received: ",
                                          list->name(), "[", i, "] a second time.");

@@ -18,7 +18,7 @@ constexpr const char* kNames[] = {
     "plain"};
 
 #ifdef __x86_64__
-// As __builtin_cpu_supports("f16c"), which clang 14 does not know.
+// The same as __builtin_cpu_supports("f16c"), which clang 14 does not know.
 bool HasF16c() {
   unsigned eax, ebx, ecx, edx;
   return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C) != 0;
@@ -31,7 +31,7 @@ int WidestSimd() {
   static const int widest = [] {
     int index = 0;
 #ifdef __x86_64__
-    // What the files of the tables are compiled for.
+    // The features that the files of the tables are compiled for.
     const bool has_avx2 =
         HasF16c() && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     const bool has_avx512 =

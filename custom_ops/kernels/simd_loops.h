@@ -1,7 +1,7 @@
-// What the loops over values share, over the vectors of one instruction set.
+// Common parts of the loops over values, over the vectors of one instruction set.
 //
 // simd_<name>.h defines vectors of floats and vectors of 16-bit patterns. Everything is in anonymous
-// namespaces, so that no code for a wide instruction set is linked into a narrower table of kernels.
+// namespaces, so that no code for a wide instruction set is linked into a narrower table.
 //
 // Vectors (`Floats`, `Halves`) have
 //   kWidth, Vector, Mask           lanes in a vector; one truth value per lane
@@ -14,7 +14,7 @@
 //   Pack(masks)                    the inverse of Expand
 //   GreaterEqual(a, b), Greater(a, b), Abs(v), Sqrt(v)
 //   AddWhere(mask, sum, v), AddWhereNot(mask, sum, v)      sum + v in the chosen lanes
-//   FinishStreaming()              makes what was stored past the caches visible to other threads
+//   FinishStreaming()              makes values stored past the caches visible to other threads
 
 #ifndef TF_ONEBIT_KERNELS_SIMD_LOOPS_H_
 #define TF_ONEBIT_KERNELS_SIMD_LOOPS_H_
@@ -47,8 +47,8 @@ struct LaneSums {
   }
 };
 
-// The corrected values of a column. They are added up anew in each pass: the column's gradient
-// and residual are in the cache by then, and a third array would only crowd it.
+// The corrected values of a column. Each pass adds them up again: gradient and residual are in the
+// cache by then, and a third array would only crowd it.
 template <typename Floats, typename T, bool kHasResidual>
 struct CorrectedValues {
   const T* gradient;
@@ -69,11 +69,11 @@ struct CorrectedValues {
 
 constexpr int64_t kCacheLineBytes = 64;
 
-// Writes `count` values that `values_at(i, n, vectors)` computes 32 at a time, n of which count.
+// Writes `count` values. `values_at(i, n, vectors)` computes 32 at a time, of which n count.
 //
 // Only whole cache lines are stored past the caches, because a line that is written in both ways
-// costs more than either. So the values before the first whole line are written apart, and the
-// codes then straddle words.
+// costs more than either. So the values before the first whole line are written apart. Then the
+// codes straddle words.
 template <typename Simd, bool kStream, typename T, typename ValuesAt>
 void WriteRun(int64_t count, T* out, ValuesAt values_at) {
   typename Simd::Vector vectors[kParts<Simd>];
@@ -90,7 +90,7 @@ void WriteRun(int64_t count, T* out, ValuesAt values_at) {
     const int64_t bytes_to_line = -reinterpret_cast<uintptr_t>(out) % kCacheLineBytes;
     i = bytes_to_line / static_cast<int64_t>(sizeof(T));
     if (i > count) i = count;
-    __builtin_prefetch(out + count, 1);  // the line shared with the next run, if it is
+    __builtin_prefetch(out + count, 1);  // the line that may be shared with the next run
     if (i > 0) write_some(0, i);
   }
   for (; i + kWordBits <= count; i += kWordBits) {

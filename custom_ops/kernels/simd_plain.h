@@ -1,5 +1,5 @@
-// Vectors for any processor: the compiler's own of 16 bytes (SSE2, NEON, ...), and stores through
-// the caches always. See simd_loops.h.
+// Vectors for any processor: the compiler's own of 16 bytes (such as SSE2 and NEON). They always
+// store through the caches. See simd_loops.h.
 
 #ifndef TF_ONEBIT_KERNELS_SIMD_PLAIN_H_
 #define TF_ONEBIT_KERNELS_SIMD_PLAIN_H_
@@ -61,7 +61,7 @@ struct Floats {
   static void FinishStreaming() {}
 
  private:
-  // The bits of a word that the lanes of a part stand for.
+  // The bits of a word for the lanes of a part.
   static Mask Bits(int part) { return (Mask)((UnsignedMask{1, 2, 4, 8}) << (part * 4)); }
   typedef uint32_t UnsignedMask __attribute__((vector_size(16)));
 };

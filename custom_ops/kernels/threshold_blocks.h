@@ -25,25 +25,27 @@ struct EncodedBlock {
 //   residual_i  = corrected_i - threshold, with the code of (first_index + i)      if > threshold
 //                 corrected_i + threshold, with that code and its negative bit     if < -threshold
 //                 corrected_i, and no code                                         else
-// A value that is not finite has no code and leaves its residual as it was. `codes` must have room
-// for `count`.
+// A value that is not finite has no code, and its residual is kept. `codes` must have room for
+// `count`.
 template <typename T>
 using EncodeThresholdBlock = EncodedBlock (*)(const T* gradient, float* residual, int64_t count,
                                               float threshold, uint32_t first_index,
                                               uint32_t* codes);
 
-// What is still to be read of a message's codes, and what each stands for.
+// The codes of a message that are still to be read, and the value that each stands for.
 struct CodeRun {
   const uint32_t* next;
   const uint32_t* end;
   float step;
 };
 
-// Sums one block of several messages, in their order, with the codes of indices from `first_index`
-// to before `first_index + count`, and moves each run on to the first code that is not below these:
+// Sums one block of several messages, in their order:
 //   out_i = scale * sum_k (+-step_k, or 0), added up in float32 and rounded to T
-// `stream` stores past the caches: for outputs that would not fit into them anyway. The caller
-// then calls finish_streaming() on the same thread before another one reads the output.
+// The block has the codes of indices from `first_index` to before `first_index + count`. Each run
+// is moved on to the first code behind these.
+//
+// `stream` stores past the caches, for outputs that would not fit into them. The caller then calls
+// finish_streaming() on the same thread before another one reads the output.
 template <typename T>
 using DecodeThresholdBlock = void (*)(CodeRun* runs, int64_t num_runs, uint32_t first_index,
                                       int64_t count, float scale, bool stream, T* out);

@@ -22,7 +22,7 @@ namespace {
 constexpr uint32_t kAllBits = 0xFFFFFFFFu;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// Appends the codes of the values i of a word whose bits are set in `exceeding`.
+// Appends a code for each bit of `exceeding`, which stand for the values of a word.
 inline uint32_t* AppendCodes(uint32_t exceeding, uint32_t negative, uint32_t first_index,
                              uint32_t* codes) {
   for (; exceeding != 0; exceeding &= exceeding - 1) {
@@ -86,7 +86,7 @@ EncodedBlock EncodeBlock(const T* gradient, float* residual, int64_t count, floa
   return {end - codes, SumOfLanes(lanes), all_finite == kAllBits};
 }
 
-// The vectors of 32 sums, scaled, and rounded to T if they are 16-bit patterns.
+// Returns the vectors of 32 sums, scaled, and rounded to T if they are 16-bit patterns.
 template <typename Floats, typename Halves>
 struct Scaled {
   float scale;
@@ -116,7 +116,8 @@ using VectorsFor = std::conditional_t<sizeof(T) == sizeof(float), Floats, Halves
 template <typename Floats, typename Halves, typename T>
 void DecodeBlock(CodeRun* runs, int64_t num_runs, uint32_t first_index, int64_t count, float scale,
                  bool stream, T* out) {
-  // In the first cache; a word more, because vectors of sums may begin anywhere.
+  // These fit into the first cache. There is one word more, because vectors of sums may begin
+  // anywhere.
   float sums[kBlockSize + kWordBits];
   std::memset(sums, 0, (count + kWordBits) * sizeof(float));
   for (int64_t k = 0; k < num_runs; ++k) {

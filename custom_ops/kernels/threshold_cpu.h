@@ -1,5 +1,6 @@
-// The threshold ops on the CPU: which values a message is about, and who computes it. The loops over
-// a block's values are in threshold_blocks.h. For files that include TensorFlow.
+// The threshold ops on the CPU: they find the values of each message, and divide the work among
+// threads. threshold_blocks.h has the loops over a block's values. For files that include
+// TensorFlow.
 
 #ifndef TF_ONEBIT_KERNELS_THRESHOLD_CPU_H_
 #define TF_ONEBIT_KERNELS_THRESHOLD_CPU_H_
@@ -89,7 +90,7 @@ class ThresholdOnCpu {
                                float threshold, float step, int64_t capacity, bool pad) {
     const std::vector<Stripe>& stripes = parts.stripes();
     std::vector<std::vector<uint32_t>> codes(stripes.size());
-    std::vector<double> squares(parts.num_blocks());  // of each block
+    std::vector<double> squares(parts.num_blocks());  // for each block
     FirstFailure not_finite;
     ForStripes(context, stripes, [&](const Stripe& stripe, int64_t index) {
       const T* const gradient = static_cast<const T*>(gradients[stripe.tensor]) + stripe.offset;
@@ -133,7 +134,7 @@ class ThresholdOnCpu {
     return absl::OkStatus();
   }
 
-  // Returns whether all values are finite. `squares` takes a sum for each block.
+  // Returns whether all values are finite. `squares` gets a sum for each block.
   template <typename T>
   static bool EncodeStripe(const Parts& parts, const Stripe& stripe, const T* gradient,
                            float* residual, float threshold, std::vector<uint32_t>* all_codes,
@@ -153,7 +154,7 @@ class ThresholdOnCpu {
     return finite;
   }
 
-  // Puts back what does not fit: it waits for the next message.
+  // Adds values that do not fit to the residual again, to wait for the next message.
   static void Keep(const Parts& parts, const Stripe& stripe, const CodeRun& unsent,
                    float* residual, double* squares) {
     if (unsent.next == unsent.end) return;
@@ -175,7 +176,7 @@ class ThresholdOnCpu {
             FloatOf(static_cast<uint32_t>(row[kStepWord]))};
   }
 
-  // Where the codes of values from `index` on begin.
+  // Returns the first code of a value from `index` on.
   static const uint32_t* FirstFrom(const CodeRun& run, int64_t index) {
     return std::partition_point(run.next, run.end,
                                 [index](uint32_t code) { return IndexOf(code) < index; });
@@ -198,8 +199,8 @@ class ThresholdOnCpu {
     }
   }
 
-  // Far enough ahead of their use: every value is in a line of memory, and mostly a page, of its
-  // own.
+  // Codes are fetched well ahead of their use. Every value is in another line of memory, and mostly
+  // in another page.
   static constexpr int64_t kPrefetchCodes = 32;
 
   static void Subtract(const CodeRun& run, int64_t first, float* variable) {

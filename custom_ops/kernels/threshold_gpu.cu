@@ -1,9 +1,9 @@
 // The threshold kernels on a GPU.
 //
-// Encoding reads a gradient and its residual once and writes the residual. Where the values that
-// exceed the threshold go in a message depends on how many come before them: so a first kernel
-// marks them with a bit each, a second counts, and a third, which reads the bits only, writes their
-// codes in the order of their indices.
+// Encoding reads a gradient and its residual once, and writes the residual. The place of a code in
+// a message depends on how many codes come before it. So a first kernel marks the values above the
+// threshold with a bit each, and a second counts them. A third kernel reads only the bits, and
+// writes the codes in the order of their indices.
 
 #include "kernels/threshold_gpu.h"
 
@@ -13,9 +13,10 @@ namespace tf_onebit {
 namespace gpu {
 namespace {
 
-// What the kernels of one encoding hand on. Of each block: the sum of squares of its residual, how
-// many values exceed the threshold and how many in its part do before them; and for each value
-// whether it does, and if any of its word does, whether it is negative.
+// Memory that the kernels of one encoding hand on. For each block it has the sum of squares of its
+// residual, the number of values above the threshold, and that number in the blocks before. For
+// each value it has a bit for above the threshold, and one for negative values. The latter are
+// valid only in words with values above the threshold.
 struct Scratch {
   static constexpr int64_t kWordsPerBlock = kBlockSize / kWordBits;
 
@@ -38,7 +39,7 @@ struct Scratch {
   }
 };
 
-// A warp has a block of values, a piece of them at a time.
+// A warp has a block of values, and takes a piece of them at a time.
 constexpr int kPerLane = 16;
 constexpr int64_t kPiece = kPerLane * kWarpSize;
 
@@ -63,7 +64,7 @@ __global__ __launch_bounds__(kThreads) void EncodeBlocks(
     const int64_t left = block.count - begin;
     WarpValues<kPerLane> values;
     values.Load(gradients + begin, residuals + begin, left, staging.OfWarp());
-    uint32_t exceeding_word = 0, negative_word = 0;  // of this lane's word
+    uint32_t exceeding_word = 0, negative_word = 0;  // for this lane's word
 #pragma unroll
     for (int m = 0; m < kPerLane; ++m) {
       const int64_t i = m * kWarpSize + lane;
@@ -102,7 +103,7 @@ __global__ __launch_bounds__(kThreads) void EncodeBlocks(
   }
 }
 
-// Counts what comes before each block of a part, and writes what headers say of it: a block of
+// Counts the codes before each block of a part, and writes the counts of the header. A block of
 // threads has a part.
 __global__ __launch_bounds__(kManyLanes) void CountBefore(const __grid_constant__ PartsView parts,
                                                           const __grid_constant__ Scratch scratch,
@@ -139,7 +140,7 @@ __global__ __launch_bounds__(kManyLanes) void CountBefore(const __grid_constant_
   header[kExceedingWord] = static_cast<int32_t>(before);
 }
 
-// Writes the codes of what exceeds the threshold; what does not fit goes back to the residual.
+// Writes the codes of values above the threshold. Values that do not fit go back to the residual.
 __global__ __launch_bounds__(kThreads) void WriteCodes(const __grid_constant__ PartsView parts,
                                                        const __grid_constant__ Scratch scratch,
                                                        float* residual,
@@ -181,7 +182,7 @@ __global__ __launch_bounds__(kThreads) void WriteCodes(const __grid_constant__ P
     }
   }
   if (__ballot_sync(kWholeWarp, !fits) == 0) return;
-  __syncwarp();  // the residual has been written by other threads of the warp
+  __syncwarp();  // other threads of the warp have written the residual
   float squares = 0;
   for (int64_t i = lane; i < block.count; i += kWarpSize) {
     const float kept = residual[block.value + i];
@@ -191,7 +192,7 @@ __global__ __launch_bounds__(kThreads) void WriteCodes(const __grid_constant__ P
   if (lane == 0) scratch.squares[index] = squares;
 }
 
-// Writes the rest of the headers: a block of threads has a part.
+// Writes the rest of the headers. A block of threads has a part.
 __global__ __launch_bounds__(kManyLanes) void FinishEncode(const __grid_constant__ PartsView parts,
                                                            const __grid_constant__ Scratch scratch,
                                                            const float* step, int64_t capacity,
@@ -207,7 +208,7 @@ __global__ __launch_bounds__(kManyLanes) void FinishEncode(const __grid_constant
   header[kSquaresWord] = static_cast<int32_t>(BitsOf(static_cast<float>(squares)));
 }
 
-// The codes of a row, whatever it says of their number.
+// Returns the codes of a row. An impossible number in its header is limited.
 struct Codes {
   const uint32_t* codes;
   int64_t count;
@@ -222,7 +223,7 @@ struct Codes {
     step = FloatOf(static_cast<uint32_t>(words[kStepWord]));
   }
 
-  // How many codes are of lower indices.
+  // Returns how many codes have lower indices.
   __device__ int64_t Below(int64_t index) const {
     int64_t begin = 0, end = count;
     while (begin < end) {
@@ -237,7 +238,7 @@ struct Codes {
   }
 };
 
-// A block of threads has a block of values, and adds up messages in shared memory.
+// Decodes a block of values. A block of threads adds up the messages in shared memory.
 template <typename T>
 __global__ __launch_bounds__(kThreads) void DecodeSumBlocks(
     const __grid_constant__ TensorPointers<T*> tensors, const __grid_constant__ PartsView parts,
@@ -280,7 +281,7 @@ __global__ __launch_bounds__(kThreads) void DecodeSumBlocks(
   }
 }
 
-// Subtracts what one row says from variables.
+// Subtracts the values of one row from variables.
 __global__ __launch_bounds__(kThreads) void ApplyRow(
     const __grid_constant__ TensorPointers<float*> tensors, const __grid_constant__ PartsView parts,
     const __grid_constant__ ThresholdRows rows, int64_t row, int64_t first_tensor,

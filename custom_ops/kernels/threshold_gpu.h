@@ -1,5 +1,5 @@
-// The threshold ops on a GPU: what threshold_kernels.cc has launched on a stream. See one_bit_gpu.h
-// for what holds for all of them.
+// The threshold ops on a GPU: threshold_kernels.cc launches them on a stream. one_bit_gpu.h states
+// common rules.
 
 #ifndef TF_ONEBIT_KERNELS_THRESHOLD_GPU_H_
 #define TF_ONEBIT_KERNELS_THRESHOLD_GPU_H_
@@ -14,7 +14,7 @@
 namespace tf_onebit {
 namespace gpu {
 
-// Parts, and where a device has a copy of their table.
+// Parts, and the device's copy of their table.
 struct DeviceParts {
   const Parts& parts;
   const int64_t* table;
@@ -23,14 +23,14 @@ struct DeviceParts {
 int64_t ThresholdScratchBytes(const Parts& parts);
 
 // Writes the message of each part, with room for `capacity` values. `threshold` and `step` are on
-// the device: nothing checks them.
+// the device, and are not checked.
 const char* ThresholdEncode(const DeviceParts& parts, FloatType type,
                             const std::vector<const void*>& gradients, float* residual,
                             const float* threshold, const float* step, int64_t capacity,
                             int32_t* message, void* scratch, void* stream);
 
-// Of messages that are corrupt nothing beyond their words is read, and nothing beyond the gradients
-// or variables written. What is, may be anything.
+// Corrupt messages are never read beyond their words, and never cause writes beyond the gradients
+// or variables. The written values may then be anything.
 const char* ThresholdDecodeSum(const DeviceParts& parts, FloatType type,
                                const ThresholdRows& messages, float scale,
                                const std::vector<void*>& gradients, void* stream);

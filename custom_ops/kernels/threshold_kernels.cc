@@ -1,5 +1,5 @@
-// The threshold ops: what they are given, and what they return. What they compute is in
-// threshold_cpu.h and threshold_gpu.h.
+// The inputs and outputs of the threshold ops. Their computation is in threshold_cpu.h and
+// threshold_gpu.h.
 
 #include <set>
 #include <vector>
@@ -28,7 +28,7 @@ namespace errors = tensorflow::errors;
 
 #ifdef TF_ONEBIT_GPU
 
-// As ThresholdOnCpu, but the lengths of messages do not depend on what is in them.
+// The counterpart of ThresholdOnCpu. The lengths of messages do not depend on their contents.
 class ThresholdOnGpu {
  public:
   static constexpr int64_t kStripeSize = Parts::kWhole;
@@ -68,7 +68,7 @@ class ThresholdOnGpu {
   DeviceTable table_;
 };
 
-// What is on a device is not looked at before the kernels run.
+// Values on a device are not checked before the kernels run.
 absl::Status CheckMessages(const ThresholdOnGpu&, const ThresholdRows& rows, const Parts&) {
   if (rows.num_rows == 0 || rows.num_words >= kHeaderWords) return absl::OkStatus();
   return errors::InvalidArgument("Messages must have ", int{kHeaderWords},
@@ -89,7 +89,7 @@ class ThresholdEncodeOp : public OpKernel {
     OP_REQUIRES_OK(context, context->GetAttr("pad", &pad_));
   }
 
-  // As OneBitEncode: or the executor would queue it behind the rest of the backward pass.
+  // As in OneBitEncode, the executor would otherwise queue it behind the rest of the backward pass.
   bool IsExpensive() override { return false; }
 
   void Compute(OpKernelContext* context) override {
@@ -184,7 +184,7 @@ class ThresholdApplyOp : public OpKernel {
   }
 
  private:
-  // A variable that is locked twice would be waited for forever.
+  // To lock a variable twice would be a deadlock.
   static absl::Status CheckDistinct(OpKernelContext* context, int num_variables) {
     std::set<const tensorflow::Var*> distinct;
     for (int t = 0; t < num_variables; ++t) {

@@ -1,4 +1,4 @@
-// The ops that take times in a graph, on the CPU.
+// The ops that record times in a graph, on the CPU.
 
 #include <algorithm>
 #include <chrono>
@@ -24,10 +24,10 @@ struct Event {
   int64_t nanoseconds;
 };
 
-// What has been recorded and not been taken yet. Safe to use from any thread.
+// Recorded times that have not been taken yet. They may be used from any thread.
 class Recorder {
  public:
-  // There is one for each number, for good: graphs outlive those who have them traced.
+  // There is one for each number, and it stays: graphs outlive the code that has traced them.
   static Recorder* Of(int64_t number) {
     static std::mutex mutex;
     static std::map<int64_t, Recorder>* recorders = new std::map<int64_t, Recorder>;
@@ -36,7 +36,7 @@ class Recorder {
   }
 
   void Record(int32_t event) {
-    // The clock of Python's `time.monotonic_ns`: one that nobody sets.
+    // The clock of Python's `time.monotonic_ns`, which cannot be set.
     const auto now = std::chrono::steady_clock::now().time_since_epoch();
     const int64_t nanoseconds =
         std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
@@ -74,7 +74,7 @@ class RecordTimeOp : public TimingBase {
     OP_REQUIRES_OK(context, context->GetAttr("event", &event_));
   }
 
-  // Or the executor would queue it, and it would tell when its turn has come.
+  // Otherwise the executor would queue it, and it would record the time at which its turn comes.
   bool IsExpensive() override { return false; }
 
   void Compute(OpKernelContext* context) override { recorder_->Record(event_); }

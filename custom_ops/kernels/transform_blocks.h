@@ -1,8 +1,8 @@
-// What transforms do to a block of values: the CPU loops, chosen for the processor at run time.
-// Every instruction set gives the same bits.
+// Transforms of a block of values: the CPU loops, chosen for the processor at run time. Every
+// instruction set gives the same bits.
 //
 // A block is at most kBlockSize values. No pointer needs more alignment than its type. `out` may be
-// `gradient`; no other two arguments may overlap. State that would not be finite stays as it was.
+// `gradient`. No other two arguments may overlap. State that would not be finite keeps its value.
 
 #ifndef TF_ONEBIT_KERNELS_TRANSFORM_BLOCKS_H_
 #define TF_ONEBIT_KERNELS_TRANSFORM_BLOCKS_H_
@@ -17,7 +17,7 @@ namespace tf_onebit {
 struct TransformBlocks {
   const char* name;  // "avx512", "avx2" or "plain"
 
-  // average_i += share * (gradient_i^2 - average_i); returns the sum of sqrt(average_i).
+  // average_i += share * (gradient_i^2 - average_i). Returns the sum of sqrt(average_i).
   float (*accumulate)(const float* gradient, float* average, int64_t count, float share);
 
   // out_i = gradient_i / max(sqrt(average_i) * normalizer.per_mean, normalizer.floor)

@@ -1,5 +1,5 @@
-// The ops of transforms on the CPU. What happens to a value is in lib/transforms.h, the loops over a
-// block of them in transform_blocks.h. For files that include TensorFlow.
+// The ops of transforms on the CPU. lib/transforms.h has the mathematics of a value, and
+// transform_blocks.h the loops over a block of values. For files that include TensorFlow.
 
 #ifndef TF_ONEBIT_KERNELS_TRANSFORM_CPU_H_
 #define TF_ONEBIT_KERNELS_TRANSFORM_CPU_H_

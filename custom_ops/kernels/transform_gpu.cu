@@ -1,4 +1,4 @@
-// The kernels of transforms on a GPU: what lib/transforms.h says of one value.
+// The kernels of transforms on a GPU: lib/transforms.h for all values.
 
 #include "kernels/transform_gpu.h"
 
@@ -9,13 +9,13 @@ namespace tf_onebit {
 namespace gpu {
 namespace {
 
-// A warp has a block of values, a piece of them at a time.
+// A warp has a block of values, and takes a piece of them at a time.
 constexpr int kPerLane = 16;
 constexpr int64_t kPiece = kPerLane * kWarpSize;
 
 __device__ float FiniteOr(float old, float value) { return IsFinite(value) ? value : old; }
 
-// Follows the squares of a block, and sums up standard deviations in the order of lib/lanes.h.
+// Updates the averages of a block, and sums up standard deviations in the order of lib/lanes.h.
 __global__ __launch_bounds__(kThreads) void AccumulateBlocks(
     const __grid_constant__ PartsView runs, const float* gradient, const double* share_input,
     float* average, double* of_blocks) {
@@ -42,7 +42,7 @@ __global__ __launch_bounds__(kThreads) void AccumulateBlocks(
   if (LaneOfThread() == 0) of_blocks[index] = sum;
 }
 
-// Adds up the sums of blocks: a block of threads has a run with values, which is a stripe.
+// Adds up the sums of blocks. A block of threads has a run with values, which is a stripe.
 __global__ __launch_bounds__(kManyLanes) void SumRuns(const __grid_constant__ PartsView runs,
                                                       const double* of_blocks, double* sums) {
   const Stripe& run = runs.stripes[blockIdx.x];

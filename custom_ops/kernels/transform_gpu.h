@@ -1,5 +1,5 @@
-// The ops of transforms on a GPU: what transform_kernels.cc has launched on a stream. See
-// one_bit_gpu.h for what holds for all of them. State that would not be finite stays as it was.
+// The ops of transforms on a GPU: transform_kernels.cc launches them on a stream. one_bit_gpu.h
+// states common rules. State that would not be finite keeps its value.
 
 #ifndef TF_ONEBIT_KERNELS_TRANSFORM_GPU_H_
 #define TF_ONEBIT_KERNELS_TRANSFORM_GPU_H_
@@ -13,9 +13,9 @@ namespace gpu {
 
 int64_t AdagradScratchBytes(const Parts& runs);
 
-// `runs` are tensors of one part, with values one after another, and `table` theirs on the device.
-// `share` is one float64, `sums` and `means` are one for each run, on the device: nothing checks
-// them.
+// `runs` are tensors of one part, with values one after another. `table` is their table on the
+// device. `share` is one float64. `sums` and `means` have one value for each run. All are on the
+// device, and are not checked.
 const char* AdagradAccumulate(const Parts& runs, const int64_t* table, const float* gradient,
                               const double* share, float* average, double* sums, void* scratch,
                               void* stream);

@@ -1,5 +1,5 @@
-// The ops of transforms: what they are given, and what they return. What they compute is in
-// transform_cpu.h and transform_gpu.h.
+// The inputs and outputs of the ops of transforms. Their computation is in transform_cpu.h and
+// transform_gpu.h.
 
 #include <vector>
 
@@ -24,7 +24,7 @@ namespace errors = tensorflow::errors;
 
 #ifdef TF_ONEBIT_GPU
 
-// As TransformsOnCpu, but `share` and `means` are not looked at before the kernels run.
+// The counterpart of TransformsOnCpu. It does not check `share` and `means`.
 class TransformsOnGpu {
  public:
   static constexpr int64_t kStripeSize = Parts::kWhole;
@@ -60,12 +60,12 @@ class TransformsOnGpu {
 const float* Floats(const Tensor& tensor) { return static_cast<const float*>(tensor.data()); }
 const double* Doubles(const Tensor& tensor) { return static_cast<const double*>(tensor.data()); }
 
-// Opens the state of a gradient in input 0, a variable in input 1.
+// Opens the state of a gradient: input 0 is the gradient, input 1 the variable.
 absl::Status OpenState(OpKernelContext* context, const char* what, LockedVariable* state) {
   return state->Open(context, 1, what, context->input(0).NumElements());
 }
 
-// Output 0, like the gradient in input 0, and in its memory if possible.
+// Makes output 0, like the gradient in input 0, and in its memory if possible.
 absl::Status OutputGradient(OpKernelContext* context, float** values) {
   Tensor* output;
   TF_RETURN_IF_ERROR(

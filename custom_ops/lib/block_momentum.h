@@ -1,10 +1,11 @@
-// Blockwise model-update filtering (Chen, Ding, Huo 2020): what happens to one value.
+// Blockwise model-update filtering (Chen, Ding, Huo 2020), for one value.
 //
-// `variable` is what workers train, `mean` the mean over them at the end of a block. The state, the
-// global model and its Delta, is kept and computed with in float32, or in float64 for variables in
-// float64, however short the variables' type is. `begin`, what workers began a block with, has been
-// a variable: rounded to the variables' type, and with the same bits wherever it is computed. For
-// that, products and sums must be rounded one by one, without contraction.
+// Workers train `variable`. `mean` is its mean over the workers at the end of a block. The state,
+// the global model and its Delta, is kept in float32, or in float64 for variables in float64. All
+// computation is in that type, even if variables have 16 bits. `begin`, the value at the start of a
+// block, has been a variable. So it is rounded to the variables' type, and has the same bits
+// wherever it is computed. For that, products and sums must be rounded one by one, without
+// contraction.
 
 #ifndef TF_ONEBIT_LIB_BLOCK_MOMENTUM_H_
 #define TF_ONEBIT_LIB_BLOCK_MOMENTUM_H_
@@ -45,16 +46,16 @@ TF_ONEBIT_HOST_DEVICE T FromState(StateOf<T> value) {
   }
 }
 
-// base + factor * value, and base to the bit if factor is 0: also if base is -0 or value infinite.
-// The sum comes first, because loops over values become vectors only without branches.
+// Returns base + factor * value, and base to the bit if factor is 0, even if base is -0 or value
+// infinite. The sum comes first, because loops over values become vectors only without branches.
 template <typename State>
 TF_ONEBIT_HOST_DEVICE State AddScaled(State base, State factor, State value) {
   const State sum = base + factor * value;
   return factor == 0 ? base : sum;
 }
 
-// What a block begins with: `look_ahead` is the momentum in force at that time with Nesterov's, and
-// 0 with classical momentum.
+// Returns the value at the start of a block. `look_ahead` is the momentum in force at that time
+// with Nesterov's, and 0 with classical momentum.
 template <typename T>
 TF_ONEBIT_HOST_DEVICE StateOf<T> BeginOf(StateOf<T> global, StateOf<T> delta,
                                          StateOf<T> look_ahead) {
@@ -71,7 +72,7 @@ struct BlockUpdateRule {
   State momentum, learning_rate;  // eta and zeta
   State look_ahead;               // of the block that ends
   bool nesterov;
-  bool relative;  // whether `mean` is one of differences to `begin`
+  bool relative;  // whether `mean` is a mean of differences to `begin`
 };
 
 // Updates global and delta, and returns the variable to begin the next block with. With

@@ -1,4 +1,4 @@
-// The two 16-bit float formats: storage types and scalar conversions, free of dependencies.
+// The two 16-bit float formats: storage types and scalar conversions, without dependencies.
 
 #ifndef TF_ONEBIT_LIB_FLOAT16_H_
 #define TF_ONEBIT_LIB_FLOAT16_H_
@@ -46,7 +46,7 @@ TF_ONEBIT_HOST_DEVICE float ToFloat(float16 value) {
   return FloatOf(sign | ((magnitude << 13) + (bias << 23)) | quiet);
 }
 
-// Rounds to nearest even. A NaN stays one; what is too large becomes infinite.
+// Rounds to nearest even. A NaN stays a NaN. Values that are too large become infinite.
 template <typename T>
 TF_ONEBIT_HOST_DEVICE T FromFloat(float value);
 

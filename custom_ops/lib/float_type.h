@@ -1,4 +1,4 @@
-// The types of gradients, told apart while the program runs.
+// The types of gradients, as values at run time.
 
 #ifndef TF_ONEBIT_LIB_FLOAT_TYPE_H_
 #define TF_ONEBIT_LIB_FLOAT_TYPE_H_

@@ -1,18 +1,19 @@
 // Golomb-Rice coding of sparse updates: of sorted indices, each with a sign.
 //
-// A *code* is a word: bit 31 the sign (1 = negative), bits 0..30 the index. Its *gap* is the number
-// of indices between it and the one before: index - previous - 1, where the previous of the first
-// is -1. Codes are cut into blocks of kBlock. Each block has the parameter b in 0..30 that makes it
-// shortest; its codes consist of the quotient gap >> b, in unary, and 1 + b fixed bits. There are
-// three streams one after another. Each starts on a word; what is left of its last word is zero.
+// A *code* is a word: bit 31 is the sign (1 = negative), bits 0..30 are the index. Its *gap* is the
+// number of indices between it and the one before: index - previous - 1. For the first code the
+// previous index is -1. Codes are cut into blocks of kBlock. Each block has the parameter b in 0..30
+// that makes it shortest. Its codes consist of the quotient gap >> b, in unary, and 1 + b fixed
+// bits. Three streams follow one another. Each starts on a word, and ends with zero bits up to a
+// whole word.
 //
 //   parameters  one byte per block: b
 //   fixed       1 + b bits per code: the sign, then the low b bits of the gap
-//   unary       one bit per code and quotient: as many zeros as the quotient says, then a one
+//   unary       for each code a number of zeros equal to the quotient, then a one
 //
 // Bit i of a stream is bit i % 32 of its word i / 32. Hosts are little-endian. The number of codes
-// is not part of it. With fixed and unary bits apart both are fast to read: the place of the former
-// is known, and of the latter only the ones matter.
+// is not in the streams. Fixed and unary bits are apart, so that both are fast to read. The places
+// of fixed bits are known, and in the unary stream only the ones matter.
 
 #ifndef TF_ONEBIT_LIB_GOLOMB_RICE_H_
 #define TF_ONEBIT_LIB_GOLOMB_RICE_H_
@@ -24,7 +25,7 @@
 
 namespace tf_onebit {
 
-// Nothing here has external linkage: each source file is compiled for its own instruction set and
+// Nothing here has external linkage. Each source file is compiled for its own instruction set, and
 // must not share the code of an inline function with the others.
 
 namespace golomb_rice {
@@ -46,10 +47,11 @@ static inline void GapsOf(const uint32_t* codes, int64_t begin, int64_t count, u
   }
 }
 
-// The parameter that makes a block shortest; of several, the smallest. A parameter larger by one
-// costs a bit per code and halves the quotients, which saves ceil(quotient / 2) bits: the less, the
-// larger it is. So there is one descent, and where the search starts (at the parameter of the block
-// before, which is mostly right) does not matter. It ends by 30, where no quotient exceeds 1.
+// Returns the parameter that makes a block shortest, or the smallest of several. A larger parameter
+// by one costs a bit per code, and halves the quotients, which saves ceil(quotient / 2) bits. The
+// saving decreases with the parameter, so there is only one descent. Therefore the start of the
+// search does not matter: it is the parameter of the block before, which is mostly right. The
+// search ends by 30, where no quotient exceeds 1.
 static inline int CheapestParameter(const uint32_t* gaps, int64_t count, int parameter) {
   const auto saves_more_than_it_costs = [=](int from) {
     uint32_t saved = 0;
@@ -63,12 +65,12 @@ static inline int CheapestParameter(const uint32_t* gaps, int64_t count, int par
 
 namespace {
 
-// Writes a word only when it is full, hence none that is not part of the stream.
+// Writes words only when they are full, so it never writes a word behind the stream.
 class BitWriter {
  public:
   explicit BitWriter(uint32_t* words) : next_(words) {}
 
-  // Appends the low `width` bits, 1 to 32. Those above must be zero.
+  // Appends the low `width` bits, 1 to 32. The bits above must be zero.
   void Append(uint32_t bits, int width) {
     pending_ |= uint64_t{bits} << num_pending_;
     num_pending_ += width;
@@ -99,12 +101,13 @@ class BitWriter {
 
 }  // namespace golomb_rice
 
-// The most words that `count` codes with indices below `size` can take. Non-decreasing in `count`.
+// Returns the largest number of words that `count` codes with indices below `size` can take. It
+// does not decrease with `count`.
 //
-// If all blocks had the parameter b, fixed bits and ones would be count * (b + 2) bits, and zeros
-// at most (size - count) >> b, because all gaps together are at most size - count. No block is
-// longer with its own parameter than with the best common one. Another code adds b + 2 bits and
-// takes at most one away, so that the sum increases for every b, and so does the least sum.
+// If all blocks had the parameter b, fixed bits and ones would take count * (b + 2) bits. Zeros
+// would take at most (size - count) >> b, because all gaps together are at most size - count. With
+// its own parameter, no block is longer than with the best common one. Another code adds b + 2 bits
+// and removes at most one. So the sum increases for every b, and so does the least sum.
 static inline int64_t GolombRiceMaxWords(int64_t count, int64_t size) {
   if (count == 0) return 0;
   int64_t bits = std::numeric_limits<int64_t>::max();
@@ -116,7 +119,7 @@ static inline int64_t GolombRiceMaxWords(int64_t count, int64_t size) {
 }
 
 // Encodes codes with strictly increasing indices. Writes at most GolombRiceMaxWords(count, size)
-// words to `out`, where `size` is any number above all indices, and returns how many.
+// words to `out`, and returns how many. `size` is any number above all indices.
 static inline int64_t GolombRiceEncode(const uint32_t* codes, int64_t count, uint32_t* out) {
   using namespace golomb_rice;
   if (count == 0) return 0;
@@ -152,10 +155,11 @@ static inline int64_t GolombRiceEncode(const uint32_t* codes, int64_t count, uin
   return unary.Finish() - out;
 }
 
-// Decodes `count` codes, 0 <= count <= size <= 2^31. Returns false, for any words and without
-// reading or writing beside them, unless they are exactly `count` codes with strictly increasing
-// indices below `size` in the format above, with any parameters in range; then the contents of
-// `codes` are undefined. What it does before it rejects is bounded by num_words, not by `count`.
+// Decodes `count` codes, 0 <= count <= size <= 2^31. The words may have any content. Returns true
+// only if they are exactly `count` codes with strictly increasing indices below `size` in the
+// format above, with any parameters in range. Otherwise it returns false, and the contents of
+// `codes` are undefined. It never reads or writes out of bounds. Its work before a rejection is
+// bounded by num_words, not by `count`.
 static inline bool GolombRiceDecode(const uint32_t* words, int64_t num_words, int64_t count,
                                     int64_t size, uint32_t* codes) {
   using namespace golomb_rice;
@@ -173,25 +177,25 @@ static inline bool GolombRiceDecode(const uint32_t* words, int64_t num_words, in
     if (parameters[i] != 0) return false;
   }
   const int64_t unary_at = fixed_at + WordsOfBits(fixed_bits);
-  // There is a one for each code, and no more bits than indices, of which each zero skips 2^b. So
-  // there is a word after the fixed bits, and no sum of quotients below exceeds 64 bits.
+  // There is a one for each code. There are no more bits than indices, of which each zero skips
+  // 2^b. So there is a word after the fixed bits, and no sum of quotients below exceeds 64 bits.
   const int64_t unary_words = num_words - unary_at;
   if (unary_words < WordsOfBits(count) || unary_words > WordsOfBits(size)) return false;
   if (fixed_bits % 32 != 0 && words[unary_at - 1] >> (fixed_bits % 32) != 0) return false;
-  if (words[num_words - 1] == 0) return false;  // the last one is not there
+  if (words[num_words - 1] == 0) return false;  // the last one bit is missing
 
   const uint32_t* next = words + unary_at;
   const uint32_t* const end = words + num_words;
-  uint64_t ones = 0;      // of the 64 unary bits read last, the ones that are not yet decoded
-  int64_t ones_at = -64;  // where those 64 bits begin in the stream
-  int64_t one_at = -1;    // where the last decoded one is
+  uint64_t ones = 0;      // among the 64 unary bits read last, the ones that are not decoded yet
+  int64_t ones_at = -64;  // the place of those 64 bits in the stream
+  int64_t one_at = -1;    // the place of the last decoded one
   uint64_t index = ~uint64_t{0};
   uint64_t fixed_bit = 32 * fixed_at;
   for (int64_t begin = 0; begin < count; begin += kBlock) {
     const int64_t block_count = std::min(kBlock, count - begin);
     const int b = parameters[begin / kBlock];
     const uint32_t low_mask = (1u << b) - 1;
-    // The place of a one counts the zeros of all quotients before it, so they need not be added up:
+    // The place of a one counts the zeros of all quotients before it, so they need not be added up.
     // index = rest + one_at * 2^b, where a code changes `rest` by its low bits + 1 - 2^b.
     uint64_t rest = index - (static_cast<uint64_t>(one_at) << b);
     for (int64_t i = begin; i < begin + block_count; ++i) {
@@ -203,7 +207,7 @@ static inline bool GolombRiceDecode(const uint32_t* words, int64_t num_words, in
       }
       one_at = ones_at + __builtin_ctzll(ones);
       ones &= ones - 1;
-      // Two words can always be read: the last fixed bits are followed by a word of unary bits.
+      // Two words can always be read, because a word of unary bits follows the last fixed bits.
       uint64_t two_words;
       std::memcpy(&two_words, words + fixed_bit / 32, sizeof(two_words));
       const uint32_t fixed = static_cast<uint32_t>(two_words >> (fixed_bit % 32));

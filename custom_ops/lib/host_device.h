@@ -1,7 +1,7 @@
 // Marks functions that CUDA kernels call as well.
 //
-// They are static, because each source file is compiled for its own instruction set and must not
-// share the code of an inline function with the others.
+// They are static. Each source file is compiled for its own instruction set, and must not share the
+// code of an inline function with the others.
 
 #ifndef TF_ONEBIT_LIB_HOST_DEVICE_H_
 #define TF_ONEBIT_LIB_HOST_DEVICE_H_

@@ -1,4 +1,4 @@
-// Looking up which item of a list an index falls into.
+// Finds the item of a list that an index falls into.
 
 #ifndef TF_ONEBIT_LIB_INDEXING_H_
 #define TF_ONEBIT_LIB_INDEXING_H_
@@ -12,7 +12,8 @@ namespace tf_onebit {
 
 TF_ONEBIT_HOST_DEVICE int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Of `count` items in ascending order of `first`, the index of the last that begins by `index`.
+// `count` items are in ascending order of `first`. Returns the index of the last one that begins at
+// or before `index`.
 template <typename Item>
 TF_ONEBIT_HOST_DEVICE int64_t LastBy(int64_t index, const Item* items, int64_t count,
                                      int64_t Item::*first) {
@@ -25,7 +26,7 @@ TF_ONEBIT_HOST_DEVICE int64_t LastBy(int64_t index, const Item* items, int64_t c
   return found;
 }
 
-// Lists of items that are int64 only, one after another: for one copy of them on a device.
+// Joins lists of items that consist of int64 only, for one copy of them on a device.
 template <typename Item>
 void AppendItems(const std::vector<Item>& items, std::vector<int64_t>* table) {
   static_assert(sizeof(Item) % sizeof(int64_t) == 0);

@@ -1,11 +1,11 @@
-// How a list of gradients is cut into columns, columns into shards, and a shard into a message.
+// The division of gradients into columns, and of columns into shards, and the format of messages.
 //
-// A tensor is `size` values in rows of `row_size` (the last may be shorter); a row is cut into
+// A tensor is `size` values in rows of `row_size` (the last may be shorter). A row is cut into
 // columns of `column_size` (the last of a row may be shorter). A tensor with column_size 0 is
-// *plain*: it travels in full precision. Columns are numbered through all tensors; shard k is the
+// *plain*: it travels in full precision. Columns are numbered through all tensors. Shard k is the
 // run of columns [shard_starts[k], shard_starts[k + 1]).
 //
-// Message of a shard, in 32-bit words, the same length for all shards:
+// The message of a shard consists of 32-bit words, and has the same length for all shards:
 //   [ flag | levels: 2 floats per column | codes: each column starts on a word | plain values ]
 // The message of the second stage ends before the plain values.
 
@@ -23,13 +23,13 @@ namespace tf_onebit {
 
 struct Column {
   int tensor;      // index in the list of gradients
-  int64_t offset;  // of its first value in the tensor
-  int64_t value;   // of its first value among the values of all columns (residual, aggregate)
-  int64_t word;    // of its first code word among the words of all columns
+  int64_t offset;  // place of its first value in the tensor
+  int64_t value;   // place of its first value among the values of all columns (residual, aggregate)
+  int64_t word;    // place of its first code word among the words of all columns
   int64_t count;   // number of values
 };
 
-// A tensor that is cut into columns, and what precedes it.
+// A tensor that is cut into columns, and the numbers of columns, words and values before it.
 struct Cut {
   int64_t tensor;
   int64_t size, row_size, column_size;
@@ -37,20 +37,20 @@ struct Cut {
   int64_t first_column, first_word, first_value;
 };
 
-// The first column of a shard, and that one's first word and value.
+// The first column of a shard, and the first word and value of that column.
 struct ShardStart {
   int64_t column, word, value;
 };
 
-// A plain tensor, and how many plain values precede it.
+// A plain tensor, and the number of plain values before it.
 struct PlainRun {
   int64_t tensor, size, first;
 };
 
-// What kernels read of a layout: plain data. A device has a copy of the lists.
+// The parts of a layout that kernels read, as plain data. A device has a copy of the lists.
 struct LayoutView {
   const Cut* cuts;
-  const ShardStart* shards;  // and one more, where the last shard ends
+  const ShardStart* shards;  // and one more, for the end of the last shard
   const PlainRun* plain_runs;
   int64_t num_cuts, num_shards, num_plain_runs;
   int64_t levels_at, codes_at, plain_at, plain_size;
@@ -60,7 +60,7 @@ struct LayoutView {
   }
   TF_ONEBIT_HOST_DEVICE_MEMBER int64_t shard_message_words() const { return plain_at; }
 
-  // Column `index` in [0, number of columns).
+  // Returns column `index` in [0, number of columns).
   TF_ONEBIT_HOST_DEVICE_MEMBER Column column(int64_t index) const {
     const Cut& cut = cuts[LastBy(index, cuts, num_cuts, &Cut::first_column)];
     const int64_t row = (index - cut.first_column) / cut.columns_per_row;
@@ -77,7 +77,7 @@ struct LayoutView {
     return LastBy(column, shards, num_shards, &ShardStart::column);
   }
 
-  // Where the message of a shard has the levels and the codes of a column.
+  // The places of a column's levels and codes in the message of a shard.
   TF_ONEBIT_HOST_DEVICE_MEMBER int64_t levels_of(int64_t column, int64_t shard) const {
     return levels_at + 2 * (column - shards[shard].column);
   }
@@ -123,7 +123,7 @@ class Layout {
     }
   }
 
-  // Whether the lists describe a layout at all.
+  // Returns whether the lists describe a layout.
   static bool Valid(const std::vector<int64_t>& sizes, const std::vector<int64_t>& row_sizes,
                     const std::vector<int64_t>& column_sizes,
                     const std::vector<int64_t>& shard_starts) {
@@ -152,7 +152,7 @@ class Layout {
   // Number of values in columns: the size of the worker's residual.
   int64_t size() const { return end_.value; }
 
-  // Shard `k` in [0, num_shards()); for num_shards(), where the last one ends.
+  // Returns shard `k` in [0, num_shards()), or for num_shards() the end of the last one.
   const ShardStart& shard(int64_t k) const { return shards_[k]; }
   int64_t shard_columns(int64_t k) const { return shard(k + 1).column - shard(k).column; }
   int64_t shard_size(int64_t k) const { return shard(k + 1).value - shard(k).value; }
@@ -160,10 +160,11 @@ class Layout {
   int64_t worker_message_words() const { return view().worker_message_words(); }
   int64_t shard_message_words() const { return view().shard_message_words(); }
 
-  // With the lists of this layout, which must outlive it.
+  // Returns a view with the lists of this layout, which must outlive it.
   LayoutView view() const { return ViewOf(cuts_.data(), shards_.data(), plain_runs_.data()); }
 
-  // All lists one after another, for a copy on a device; and the view with the lists of that copy.
+  // `table` has all lists one after another, for a copy on a device. The view has the lists of that
+  // copy.
   std::vector<int64_t> table() const {
     std::vector<int64_t> table;
     AppendItems(cuts_, &table);

@@ -9,18 +9,18 @@
 
 namespace tf_onebit {
 
-// What the two codes stand for.
-//   kMean       threshold 0; each level is the mean of the corrected values that have its code
-//               (0 where there are none)
-//   kSymmetric  threshold is the mean of the corrected values; levels are that mean minus and
-//               plus the mean absolute deviation from it
+// The threshold between the two codes, and the level of each.
+//   kMean       The threshold is 0. Each level is the mean of the corrected values with its code,
+//               or 0 if there are none.
+//   kSymmetric  The threshold is the mean of the corrected values. The levels are this mean minus
+//               and plus the mean absolute deviation from it.
 enum class LevelRule { kMean, kSymmetric };
 
-// How values are encoded, and what encoding updates.
+// The settings of encoding, and the memory that encoding updates.
 struct OneBitQuantizer {
   LevelRule rule;
-  float* residual;        // nullptr: there is no error feedback
-  float* sum_of_squares;  // of the new residual
+  float* residual;        // nullptr without error feedback
+  float* sum_of_squares;  // sum of squares of the new residual
 };
 
 TF_ONEBIT_HOST_DEVICE int64_t NumWords(int64_t count) {

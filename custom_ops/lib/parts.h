@@ -1,4 +1,4 @@
-// How a list of tensors is cut into parts with a message each, and into stripes and blocks for
+// The division of a list of tensors into parts with a message each, and into stripes and blocks for
 // threads.
 
 #ifndef TF_ONEBIT_LIB_PARTS_H_
@@ -15,37 +15,37 @@
 
 namespace tf_onebit {
 
-// A run of values of one tensor and one part. It is cut into blocks of kBlockSize; the last of them
-// may be shorter.
+// A run of values of one tensor and one part. It is cut into blocks of kBlockSize. The last one may
+// be shorter.
 struct Stripe {
   int64_t tensor;
-  int64_t offset;       // of its first value in the tensor
-  int64_t value;        // of its first value among all
+  int64_t offset;  // place of its first value in the tensor
+  int64_t value;   // place of its first value among all
   int64_t part;
   int64_t count;
-  int64_t first_block;  // of its blocks among all
+  int64_t first_block;  // index of its first block among all
 };
 
-// The first block of a part, and the first value.
+// The first block of a part, and its first value.
 struct PartStart {
   int64_t block, value;
 };
 
-// A block of values on its own.
+// A single block of values.
 struct Block {
   int64_t tensor, part;
-  int64_t offset;  // of its first value in the tensor
-  int64_t value;   // of its first value among all
+  int64_t offset;  // place of its first value in the tensor
+  int64_t value;   // place of its first value among all
   int64_t count;
 };
 
-// What kernels read of parts: plain data. A device has a copy of the lists.
+// The members of parts that kernels read, as plain data. A device has a copy of the lists.
 struct PartsView {
   const Stripe* stripes;
-  const PartStart* parts;  // and one more, where the last part ends
+  const PartStart* parts;  // and one more, for the end of the last part
   int64_t num_stripes, num_parts, num_blocks;
 
-  // Block `index` in [0, num_blocks).
+  // Returns block `index` in [0, num_blocks).
   TF_ONEBIT_HOST_DEVICE_MEMBER Block block(int64_t index) const {
     const Stripe& stripe =
         stripes[LastBy(index, stripes, num_stripes, &Stripe::first_block)];
@@ -55,14 +55,14 @@ struct PartsView {
   }
 };
 
-// Values are numbered through all tensors. Part p is the run of `part_size` of them that starts at
-// p * part_size; the last may be shorter.
+// Values are numbered through all tensors. Part p is the run of `part_size` values that starts at p
+// * part_size. The last part may be shorter.
 class Parts {
  public:
   static constexpr int64_t kWhole = std::numeric_limits<int64_t>::max();
 
   Parts() = default;
-  // No stripe has more than `stripe_size` values: a multiple of kBlockSize, or kWhole.
+  // No stripe has more than `stripe_size` values, which is a multiple of kBlockSize, or kWhole.
   Parts(const std::vector<int64_t>& sizes, int64_t part_size, int64_t stripe_size)
       : sizes_(sizes),
         size_(std::accumulate(sizes.begin(), sizes.end(), int64_t{0})),
@@ -87,7 +87,7 @@ class Parts {
   int64_t num_tensors() const { return static_cast<int64_t>(sizes_.size()); }
   int64_t tensor_size(int64_t tensor) const { return sizes_[tensor]; }
   int64_t size() const { return size_; }
-  // One at least, so that there is a message also about nothing.
+  // There is at least one part, so that no values have a message, too.
   int64_t num_parts() const {
     return std::max(int64_t{1}, size_ / part_size_ + (size_ % part_size_ != 0));
   }
@@ -98,7 +98,8 @@ class Parts {
   const std::vector<Stripe>& stripes() const { return stripes_; }
   int64_t num_blocks() const { return num_blocks_; }
 
-  // All lists one after another, for a copy on a device; and a view with the lists of that copy.
+  // `table` has all lists one after another, for a copy on a device. The view has the lists of that
+  // copy.
   std::vector<int64_t> table() const {
     std::vector<int64_t> table;
     AppendItems(stripes_, &table);

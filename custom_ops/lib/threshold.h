@@ -1,8 +1,8 @@
-// Threshold-sparse messages: which values are sent, and what a message looks like.
+// Threshold-sparse messages: the selection of values, and the format.
 //
-// A message is a run of 32-bit words, a header and then the values sent, in ascending order: bit 31
-// of a code is set for a negative value, the others are the value's index. So a message addresses
-// up to 2^31 values; of more, each part has a message of its own.
+// A message is a run of 32-bit words: a header, and then the sent values in ascending order. Bit 31
+// of a code is set for a negative value. The other bits are the value's index. So a message
+// addresses up to 2^31 values. If there are more, each part has a message of its own.
 
 #ifndef TF_ONEBIT_LIB_THRESHOLD_H_
 #define TF_ONEBIT_LIB_THRESHOLD_H_
@@ -21,15 +21,15 @@ constexpr uint32_t kNegativeBit = 0x80000000u;
 // The words of a header.
 enum ThresholdHeader {
   kFlagWord,       // 0, or 1 + the index of the first gradient with a value that is not finite
-  kWordsWord,      // length of the message, header included and padding not
-  kCountWord,      // number of values that are sent
-  kExceedingWord,  // number of values above the threshold: those sent and those that did not fit
-  kStepWord,       // what a value that is sent stands for: a float, at least 0
+  kWordsWord,      // length of the message, with its header and without padding
+  kCountWord,      // number of sent values
+  kExceedingWord,  // number of values above the threshold: sent values, and values that did not fit
+  kStepWord,       // the size of each sent value: a float, at least 0
   kSquaresWord,    // sum of squares of the residual: a float
   kHeaderWords
 };
 
-// Messages as rows of `num_words` words each; row r is about part r % (number of parts).
+// Messages as rows of `num_words` words each. Row r is about part r % (number of parts).
 struct ThresholdRows {
   const int32_t* words;
   int64_t num_rows, num_words;
@@ -41,12 +41,12 @@ struct ThresholdRows {
 
 TF_ONEBIT_HOST_DEVICE uint32_t IndexOf(uint32_t code) { return code & ~kNegativeBit; }
 
-// +step or -step.
+// Returns +step or -step.
 TF_ONEBIT_HOST_DEVICE float SignedStep(uint32_t code, float step) {
   return FloatOf(BitsOf(step) | (code & kNegativeBit));
 }
 
-// Whether codes are those of ascending indices below `size`.
+// Returns whether codes have ascending indices below `size`.
 static inline bool AreAscending(const uint32_t* codes, int64_t count, int64_t size) {
   int64_t previous = -1;
   bool ascending = true;
@@ -58,8 +58,8 @@ static inline bool AreAscending(const uint32_t* codes, int64_t count, int64_t si
   return ascending && previous < size;
 }
 
-// What is wrong with a message about `size` values in at most `num_words` words, or nullptr.
-// Whatever the words, nothing beyond them is read.
+// Returns the fault of a message about `size` values in at most `num_words` words, or nullptr. It
+// never reads beyond the words, whatever their content.
 static inline const char* HeaderFault(const int32_t* words, int64_t num_words, int64_t size) {
   if (num_words < kHeaderWords) return "it ends within its header";
   const int64_t length = static_cast<uint32_t>(words[kWordsWord]);
@@ -71,7 +71,7 @@ static inline const char* HeaderFault(const int32_t* words, int64_t num_words, i
   const float step = FloatOf(static_cast<uint32_t>(words[kStepWord]));
   if (!(step >= 0) || !IsFinite(step)) return "its step is not a number, at least 0";
   const float squares = FloatOf(static_cast<uint32_t>(words[kSquaresWord]));
-  // The residual of gradients that are not finite may be none, either.
+  // If gradients are not finite, the residual may not be finite, either.
   if (words[kFlagWord] == 0 && !(squares >= 0)) return "its sum of squares is negative or none";
   return nullptr;
 }

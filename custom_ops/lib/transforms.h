@@ -1,8 +1,8 @@
-// What transforms of gradients do to one value: normalized AdaGrad (Seide et al. 2014, "On
+// Transforms of one value of a gradient: normalized AdaGrad (Seide et al. 2014, "On
 // parallelizability of stochastic gradient descent for speech DNNs", section 4) and momentum.
 //
-// `Value` is float, or a vector of them: all arithmetic is rounded step by step, so that both have
-// the same bits.
+// `Value` is float, or a vector of floats. All arithmetic is rounded step by step, so that both
+// have the same bits.
 
 #ifndef TF_ONEBIT_LIB_TRANSFORMS_H_
 #define TF_ONEBIT_LIB_TRANSFORMS_H_
@@ -11,15 +11,15 @@
 
 namespace tf_onebit {
 
-// The average of squares, after one more: a first-order low-pass filter of unit gain. `share` is
-// that of the new square, which becomes the average itself if it is 1 and the average was 0.
+// Updates the average of squares: a first-order low-pass filter of unit gain. `share` is the weight
+// of the new square. If it is 1 and the average was 0, the square becomes the average.
 template <typename Value>
 TF_ONEBIT_HOST_DEVICE Value FollowSquares(Value average, Value gradient, Value share) {
   return average + share * (gradient * gradient - average);
 }
 
-// By what a matrix's gradients are divided: max(sigma * per_mean, floor). Where all sigma are 0,
-// there is no mean, and gradients stay what they are.
+// The divisor of a matrix's gradients: max(sigma * per_mean, floor). If all sigma are 0, there is
+// no mean, and gradients stay unchanged.
 struct Normalizer {
   float per_mean, floor;
 };

@@ -1,4 +1,4 @@
-// The ops that take times in a graph: names, types, shapes and documentation.
+// The ops that record times in a graph: names, types, shapes and documentation.
 
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"

@@ -94,7 +94,10 @@ def seide(epochs, blocks_per_epoch, learning_rate, batch_size, workers):
 
 
 def parallelizability(epochs, blocks_per_epoch, learning_rate, batch_size, workers):
-    """Starts with small minibatches, at the same learning rate per frame. Else as `strom`."""
+    """Starts with small minibatches, at the same learning rate per frame.
+
+    Arguments are as for `strom`.
+    """
     left = epochs * blocks_per_epoch - 1
     return [
         Phase(0, 1, learning_rate / 4, batch_size // 4, workers, AS_IT_IS),

@@ -1,6 +1,6 @@
-// Tests of the Golomb-Rice code against a reference that reads it bit by bit, and of what a decoder
-// must survive. Messages are decoded from memory of their exact size, so that a read past their end
-// is caught by -fsanitize=address.
+// Tests of the Golomb-Rice code against a reference that reads it bit by bit, and of decoding
+// corrupt words. Messages are decoded from memory of their exact size, so that -fsanitize=address
+// catches a read past their end.
 
 #include "lib/golomb_rice.h"
 
@@ -24,7 +24,7 @@ uint32_t IndexOf(uint32_t code) { return code & 0x7FFFFFFF; }
 
 // ------------------------------------------------------------------------------- reference
 
-// Takes the format's definition literally.
+// Follows the definition of the format literally.
 class ReferenceDecoder {
  public:
   explicit ReferenceDecoder(const Words& words) : words_(words) {}
@@ -76,7 +76,7 @@ class ReferenceDecoder {
   bool valid_ = true;
 };
 
-// The smallest of the parameters that make a block shortest.
+// Returns the smallest of the parameters that make a block shortest.
 int ShortestParameter(const Words& codes, int64_t begin) {
   int shortest = 0;
   int64_t shortest_bits = INT64_MAX;
@@ -120,8 +120,8 @@ std::optional<Words> Decode(const Words& words, int64_t count, int64_t size) {
 
 enum Pattern { kAtStart, kAtEnd, kAtBoth, kUniform, kClustered, kSkewed, kNumPatterns };
 
-// Codes with random signs. An index is the number of codes before it and that of indices skipped,
-// some fraction of all that are to be skipped.
+// Returns codes with random signs. An index is the number of codes and of skipped indices before
+// it. A code skips a random fraction of all that are to be skipped.
 Words MakeCodes(Pattern pattern, int64_t count, int64_t size, uint64_t seed) {
   Random random(seed);
   std::vector<double> skipped;
@@ -202,7 +202,7 @@ void TestMaxWords() {
   }
 }
 
-// Positions that are independent have geometric gaps; a sign has one bit.
+// Independent positions have geometric gaps. A sign has one bit.
 void TestSizeIsNearEntropy() {
   for (const double density : {0.5, 1e-2, 1e-3, 1e-4}) {
     SetCase("density=%g", density);
@@ -217,7 +217,8 @@ void TestSizeIsNearEntropy() {
   }
 }
 
-// Accepts what the reference accepts, and nothing else. What is accepted is a message like others.
+// The decoder accepts exactly the words that the reference accepts. Accepted words are a message
+// like others.
 void CheckLikeReference(const Words& words, int64_t count, int64_t size) {
   const std::optional<Words> codes = Decode(words, count, size);
   CHECK(codes == ReferenceDecoder(words).Decode(count, size), "accepted: %d", codes.has_value());
@@ -244,7 +245,7 @@ void TestAlteredMessages() {
         for (const int64_t other : {count - 1, count + 1, 2 * count, size}) {
           if (other <= std::min<int64_t>(size, 1000)) CheckLikeReference(words, other, size);
         }
-        const int64_t step = 1 + num_words / 20;  // of a long message, some of the words
+        const int64_t step = 1 + num_words / 20;  // some of the words of a long message
         for (int64_t word = 0; word < num_words; word += word < 3 ? 1 : step) {
           for (int bit = 0; bit < 32; ++bit) {
             Words altered = words;
@@ -258,7 +259,7 @@ void TestAlteredMessages() {
 }
 
 void TestIndicesBeyondSize() {
-  // One code, b = 30, low bits 1: index quotient * 2^30 + 1, which soon does not fit into 32 bits.
+  // One code, b = 30, low bits 1: its index is quotient * 2^30 + 1, which soon exceeds 32 bits.
   for (int quotient = 0; quotient < 200; ++quotient) {
     SetCase("quotient=%d", quotient);
     Words words = {30, 2};
@@ -270,7 +271,7 @@ void TestIndicesBeyondSize() {
   }
 }
 
-// It would write to no memory if it began to decode.
+// If it began to decode, it would write to no memory.
 bool RejectedAtOnce(const Words& words, int64_t count, int64_t size) {
   return !GolombRiceDecode(words.data(), words.size(), count, size, nullptr);
 }

@@ -1,6 +1,6 @@
 // Tests of the one-bit column kernels against float64 oracles written from their definition.
 //
-// Runs every table that the processor supports. Meant to be built with -fsanitize=address,undefined
+// Every table that the processor supports is tested. Build them with -fsanitize=address,undefined
 // as well: inputs are allocated at their exact size, so that a read past an end is caught.
 
 #include "kernels/one_bit_columns.h"
@@ -59,7 +59,7 @@ const char* TypeName<bfloat16>() {
 
 // ---------------------------------------------------------------------------- 16-bit formats
 
-// The value of a 16-bit float, from the definition of its format.
+// Returns the value of a 16-bit float, from the definition of its format.
 double ValueOf(uint16_t bits, int fraction_bits) {
   const int exponent_bits = 15 - fraction_bits;
   const int bias = (1 << (exponent_bits - 1)) - 1;
@@ -88,8 +88,8 @@ void TestConversions(int fraction_bits) {
     CHECK(FromFloat<T>(converted).bits == bits, "there and back: %04x",
           FromFloat<T>(converted).bits);
     if (std::isinf(expected)) continue;
-    // Between this value and the next one away from zero: the nearest, and the even of the two
-    // in the middle. The largest value rounds as if the next one existed: to infinity.
+    // Rounds between this value and the next one away from zero: to the nearest, and in the middle
+    // to the even one. The largest value rounds as if the next one existed, to infinity.
     const uint16_t next = static_cast<uint16_t>(bits + 1);
     const double step = ValueOf((bits & 0x7FFF) == 0 ? 1 : bits, fraction_bits) -
                         ValueOf((bits & 0x7FFF) == 0 ? 0 : bits - 1, fraction_bits);
@@ -371,7 +371,7 @@ void TestOverflow() {
   for (int i = 0; i < 100; ++i) gradient[i] = i % 2 ? FLT_MAX / 80 : -FLT_MAX / 80;
   CheckPoisoned(gradient, residual, 100, "deviations overflow", {LevelRule::kSymmetric});
 
-  // One huge value fits, whatever the sum of its square does.
+  // A huge value fits, even if the sum of its square does not.
   for (auto* columns = SupportedOneBitColumns(); *columns != nullptr; ++columns) {
     fill(0, 0);
     gradient[99] = FLT_MAX;
@@ -477,7 +477,7 @@ void TestDecodeSum() {
 
 // ---------------------------------------------------------------------------------- dispatch
 
-// The choice is made once per process, hence a process for each value.
+// The choice is made once per process, so each value has a process.
 void CheckChoice(const char* requested, const char* expected) {
   SetCase("TF_ONEBIT_SIMD=%s", requested);
   std::fflush(stdout);

@@ -1,6 +1,6 @@
 """Builds and runs the C++ tests: kernels without TensorFlow, under sanitizers.
 
-Inputs that fuzzing has found before run again, too.
+Inputs that fuzzing found before run again, too.
 """
 
 import fcntl
@@ -22,7 +22,7 @@ TESTS = sorted(
 
 
 def program(name):
-    """CMake and ninja are packages of this Python."""
+    """Returns the path of a program such as CMake or ninja, preferably from this Python."""
     found = shutil.which(name, path=sysconfig.get_path("scripts")) or shutil.which(name)
     assert found, f"{name} not found. Install it: make setup"
     return found

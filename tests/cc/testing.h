@@ -1,5 +1,5 @@
-// What tests in C++ share: checks that say for which case they fail, random numbers, and memory
-// whose surroundings are watched.
+// Common parts of tests in C++: checks that name the failing case, random numbers, and memory with
+// guarded surroundings.
 
 #ifndef TF_ONEBIT_TESTS_CC_TESTING_H_
 #define TF_ONEBIT_TESTS_CC_TESTING_H_
@@ -62,7 +62,7 @@ class Random {
 };
 
 // `count` elements that start `offset` elements after a 64-byte boundary and end with their
-// allocation, before them (and for outputs also after them) sentinels that must survive.
+// allocation. Sentinels before them, and for outputs also after them, must survive.
 template <typename T>
 class Buffer {
  public:

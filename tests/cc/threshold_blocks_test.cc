@@ -1,7 +1,7 @@
-// Tests of the threshold kernels against scalar loops written from their definition, and of what is
-// said to messages that are corrupt.
+// Tests of the threshold kernels against scalar loops written from their definition, and of the
+// faults of corrupt messages.
 //
-// Runs every table that the processor supports. Meant to be built with -fsanitize=address,undefined
+// Every table that the processor supports is tested. Build them with -fsanitize=address,undefined
 // as well: inputs are allocated at their exact size, so that a read past an end is caught.
 
 #include "kernels/threshold_blocks.h"
@@ -103,7 +103,7 @@ void CheckEncoded(const Encoded& encoded, const Buffer<T>& gradient, const Buffe
         (long)encoded.block.num_codes, (long)num_codes);
   CHECK(encoded.block.finite == finite, "finite=%d", encoded.block.finite);
   const double error = std::fabs(encoded.block.sum_of_squares - squares);
-  // Of what is not finite, or overflows, there is no sum to be near to; all tables agree on it.
+  // If values are not finite or overflow, there is no expected sum. All tables agree on it.
   CHECK(!(squares < FLT_MAX) || error <= kTolerance * squares + count * 0x1p-149,
         "squares=%.9g, expected %.9g", encoded.block.sum_of_squares, squares);
 }
@@ -139,7 +139,7 @@ struct Data {
   float (*draw)(Random&);
 };
 
-// Values are the gradients, and half of them the residuals.
+// Values are the gradients, and the residuals are half of them.
 const Data kData[] = {
     {"some exceed", 1.2f, [](Random& r) { return r.Bell(); }},
     {"most exceed", 1e-3f, [](Random& r) { return r.Bell(); }},
@@ -147,7 +147,7 @@ const Data kData[] = {
     {"nothing exceeds infinity", kInfinity, [](Random& r) { return FLT_MAX / 4 * r.Bell(); }},
     {"all exceed", 0.25f, [](Random& r) { return r.Bits() & 1 ? -1.0f : 1.0f; }},
     {"zeros", FLT_TRUE_MIN, [](Random& r) { return r.Bits() & 1 ? -0.0f : 0.0f; }},
-    // Denormal in float32 and in bfloat16, and so is the threshold.
+    // They are denormal in float32 and in bfloat16, and so is the threshold.
     {"denormals", 0x1p-136f, [](Random& r) { return r.Bell() * 0x1p-135f; }},
     {"wide", 0.1f,
      [](Random& r) { return std::ldexp(r.Bell(), static_cast<int>(r.Bits() % 30) - 24); }},
@@ -175,7 +175,7 @@ void TestEncode() {
   }
 }
 
-// A value in each place of a block whose other values stay behind.
+// One value exceeds the threshold, in each place of a block.
 template <typename T>
 void TestValueInEveryPlace() {
   const float tau = 0.5f, above = std::nextafterf(tau, 1.0f), below = std::nextafterf(tau, 0.0f);
@@ -215,7 +215,7 @@ void TestValueInEveryPlace() {
         gradient[i] = FromFloat<T>(special.gradient);
         residual[i] = special.residual;
         CheckEncode(gradient, residual, count, tau, 9, 1, special.name);
-        // What the loops above take for granted, said once more without them.
+        // The assumptions of the loops above, stated without them.
         const Encoded encoded =
             RunEncode(**SupportedThresholdBlocks(), gradient, residual, count, tau, 9, 1);
         CHECK(encoded.block.num_codes == special.num_codes, "%ld codes",
@@ -249,7 +249,7 @@ struct Message {
   float step;
 };
 
-// Codes of indices in [begin, end), each there with probability `density`.
+// Returns codes of indices in [begin, end), each included with probability `density`.
 std::vector<uint32_t> MakeCodes(uint32_t begin, uint32_t end, float density, Random& random) {
   std::vector<uint32_t> codes;
   for (uint32_t index = begin; index < end; ++index) {
@@ -331,7 +331,7 @@ void TestDecode() {
   }
 }
 
-// No value, and a code that is not for it.
+// No value, and a code beyond the block.
 template <typename T>
 void TestDecodeOfNothing() {
   for (auto* blocks = SupportedThresholdBlocks(); *blocks != nullptr; ++blocks) {
@@ -351,7 +351,7 @@ void TestDecodeOfNothing() {
 
 using FaultFunction = const char* (*)(const int32_t* words, int64_t num_words, int64_t size);
 
-// What is wrong with a message in memory of its exact size: "" if nothing is.
+// Returns the fault of a message in memory of its exact size, or "".
 std::string FaultOf(FaultFunction fault_of, const std::vector<int32_t>& words, int64_t size) {
   Buffer<int32_t> message(Buffer<int32_t>::kInput, words.size(), 1);
   std::copy(words.begin(), words.end(), message.data());
@@ -436,7 +436,7 @@ void TestFaults() {
   CheckFaults("a negative flag", flagged, 10, "its flag", "its flag");
   const auto huge = With(good, [=](auto& w) { w[kSquaresWord] = Word(BitsOf(kInfinity)); });
   CheckFaults("infinite squares", huge, 10, "", "");
-  // The header cannot know how many words its values take: they may be coded.
+  // The header cannot know how many words its values take, because they may be coded.
   for (const int32_t count : {0, 2, 4, 10}) {
     const auto words = With(good, [=](auto& w) { w[kCountWord] = count, w[kExceedingWord] = 10; });
     CheckFaults("another number of values", words, 10, "", "do not agree");

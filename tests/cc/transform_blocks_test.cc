@@ -1,6 +1,6 @@
 // Tests of the transforms' kernels against scalar loops written from their definition.
 //
-// Runs every table that the processor supports. Meant to be built with -fsanitize=address,undefined
+// Every table that the processor supports is tested. Build them with -fsanitize=address,undefined
 // as well: inputs are allocated at their exact size, so that a read past an end is caught.
 
 #include "kernels/transform_blocks.h"
@@ -18,7 +18,7 @@ namespace {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
-// What may be among gradients.
+// Values that may occur in gradients.
 void Fill(Random& random, bool special, const Buffer<float>& gradient, const Buffer<float>& state,
           int64_t count) {
   const float values[] = {kNaN, kInfinity, -kInfinity, 3e38f, -1e30f, 1e-30f, 0.0f, -0.0f};

@@ -1,4 +1,4 @@
-"""Folders of the programs beside the package."""
+"""Adds the folders of the programs beside the package to the path."""
 
 import sys
 

@@ -7,7 +7,7 @@ from targets import NO_TARGET
 
 
 def learnable_split(frames=4000):
-    """Frames of four kinds, which are their targets."""
+    """Returns frames of four kinds, which are their targets."""
     rows, edge = np.arange(frames), dataset.CONTEXT_FRAMES
     kinds = rows // 50 % 4
     inner = (rows >= edge) & (rows < frames - edge)

@@ -24,7 +24,7 @@ def message_of(gradient, tau, capacity):
 def test_figures_are_means_over_the_workers():
     messages = tf.stack([message_of([3.0, 0, 0, 9.0], 2.0, 3), message_of([0.0] * 4, 2.0, 3)])
     figures = dict(zip(FIGURES, measure(messages, 4).numpy(), strict=True))
-    # Two updates and none; 6 words of header and 3 of room; 3 streams of less than a word each.
+    # Two updates and none. Headers have 6 words, room 3, and 3 streams less than a word each.
     assert figures == {
         "updates": 1.0,
         "message_words": 9.0,

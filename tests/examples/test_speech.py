@@ -181,7 +181,7 @@ class TestTargets:
 
 
 def small_split(frames=1000):
-    """Frame `i` has the value `i` and, where it is not an edge, the target `i`."""
+    """Returns frames: frame `i` has the value `i` and, unless it is an edge, the target `i`."""
     rows = np.arange(frames, dtype=np.int32)
     edge = dataset.CONTEXT_FRAMES
     inner = (rows >= edge) & (rows < frames - edge)

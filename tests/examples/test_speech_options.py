@@ -1,4 +1,4 @@
-"""What may be asked of the speech example."""
+"""Options of the speech example."""
 
 import options
 import pytest

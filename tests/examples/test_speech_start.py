@@ -1,4 +1,4 @@
-"""Where training of the speech example begins: weights of low rank, pre-training."""
+"""The start of training in the speech example: weights of low rank, and pre-training."""
 
 import batches
 import keras

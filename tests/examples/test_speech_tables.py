@@ -23,7 +23,7 @@ class TestRecipe:
     def test_one_worker_begins_without_quantisation(self):
         alone, all_of_them = recipe.seide(2, 13, learning_rate=0.04, batch_size=128, workers=4)
         assert (alone.workers, all_of_them.workers) == (1, 4)
-        # As many frames in a minibatch, and the same learning rate, are as much for each frame.
+        # With as many frames in a minibatch, and the same learning rate, each frame counts as much.
         assert alone.batch_size == 4 * all_of_them.batch_size
         assert alone.learning_rate == all_of_them.learning_rate
         assert blocks_of([alone, all_of_them]) == list(range(26)) and alone.blocks == 1
@@ -75,7 +75,7 @@ class TestTables:
         assert "40.00 +- inf" in capsys.readouterr().out
 
     def judged(self, sizes):
-        """Which claims hold of the table of growing minibatches, where they had these sizes."""
+        """Returns which claims hold for a table of growing minibatches with these sizes."""
         table = seide_tables.growing(SCALE)
         results = {
             row.arguments: [
@@ -137,7 +137,7 @@ class TestTables:
             verdicts = table.report(results, list(range(len(losses))))
             return [v["holds"] for v in verdicts if "no error feedback" in v["claim"]]
 
-        assert holds([0.4, 0.03, 0.04]) == [True] * 3  # of which one has diverged
+        assert holds([0.4, 0.03, 0.04]) == [True] * 3  # one of them has diverged
         assert holds([0.4, 0.002, 0.04]) == [False] * 3
 
     def test_a_training_that_diverged_is_one_that_lost_everything(self):

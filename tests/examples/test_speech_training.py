@@ -1,4 +1,4 @@
-"""How the speech example trains: its updates, the course of sizes and rates."""
+"""Training in the speech example: its updates, and the course of sizes and rates."""
 
 import batches
 import course
@@ -12,7 +12,7 @@ from tests.examples.speech import arguments, learnable_split
 
 class TestUpdates:
     def of_sum(self, text):
-        """Names of the transforms before the first quantisation, and of those after it."""
+        """Returns the names of the transforms before the first quantisation, and those after it."""
         exchange = updates.make_exchange(arguments(text), workers=2).inner
         return tuple(
             [type(transform).__name__ for transform in transforms]

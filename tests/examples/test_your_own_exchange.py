@@ -1,4 +1,4 @@
-"""The exchange of docs/your_own_exchange.md: what a user who writes one gets."""
+"""The exchange of docs/your_own_exchange.md, as a user who writes one gets it."""
 
 import json
 
@@ -135,7 +135,7 @@ def test_what_it_will_send_is_what_it_sends(rng):
 
 
 class ByLinks:
-    """Two workers of a job, with all that a decision of `Auto` asks of them."""
+    """Two workers of a job, with the answers that a decision of `Auto` needs."""
 
     world_size, ranks = 2, (0,)
     place = LockstepEngine(["CPU:0"]).place
@@ -207,7 +207,7 @@ def test_what_is_missing_is_named():
         return like
 
     unknown = of_one_stage(encode=encode, deliver=deliver, aggregate=gathered)
-    with pytest.raises(ValueError, match="Own sends messages of a length .* define expected_bytes"):
+    with pytest.raises(ValueError, match="Own must define expected_bytes"):
         unknown.expected_bytes(specs_of([(5,)]), 2)
 
 

@@ -1,6 +1,6 @@
-// Fuzzes the Golomb-Rice code: no words make the decoder read or write beside its memory, what it
-// accepts are codes, and any codes come back from a message that is as short as promised, of which
-// nothing can be missing.
+// Fuzzes the Golomb-Rice code. The decoder never reads or writes out of bounds, and what it accepts
+// are codes. Any codes come back from their message, which is as short as promised. No word of it
+// can be left out.
 
 #include "lib/golomb_rice.h"
 

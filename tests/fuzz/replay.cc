@@ -14,7 +14,7 @@ int main(int num_arguments, char** arguments) {
   int num_inputs = 0;
   for (int i = 1; i < num_arguments; ++i) {
     for (const auto& entry : std::filesystem::directory_iterator(arguments[i])) {
-      // The last one that is printed is the one that fails.
+      // The last printed file is the one that fails.
       std::printf("%s\n", entry.path().c_str());
       std::fflush(stdout);
       std::ifstream file(entry.path(), std::ios::binary);

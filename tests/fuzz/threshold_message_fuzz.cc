@@ -1,6 +1,5 @@
-// Fuzzes the check of threshold messages, and their decoding: no words make either read or write
-// beside its memory, what is accepted is what the format says, and decodes to what a scalar loop
-// makes of it.
+// Fuzzes the check of threshold messages, and their decoding. Neither reads or writes out of
+// bounds. Accepted messages have the right format, and decode to the results of a scalar loop.
 
 #include "lib/threshold.h"
 
@@ -26,7 +25,7 @@ std::unique_ptr<T[]> Allocate(int64_t count) {
   return std::unique_ptr<T[]>(new T[count]);
 }
 
-// Takes the format's definition literally.
+// Follows the definition of the format literally.
 bool IsMessage(const Words& words, int64_t size) {
   if (words.size() < 6) return false;
   const uint32_t flag = words[0], length = words[1], count = words[2], exceeding = words[3];
@@ -42,7 +41,7 @@ bool IsMessage(const Words& words, int64_t size) {
   return true;
 }
 
-// The words of those rows that are messages.
+// Returns the words of those rows that are messages.
 std::vector<std::unique_ptr<int32_t[]>> Accepted(const std::vector<Words>& rows, int64_t size) {
   std::vector<std::unique_ptr<int32_t[]>> messages;
   for (const Words& row : rows) {

@@ -1,4 +1,4 @@
-"""NumPy's arrays on their way to the kernels of a device, and back."""
+"""Moves NumPy's arrays to the kernels of a device, and back."""
 
 import ctypes
 
@@ -20,14 +20,14 @@ class Kernels:
         self.device, self.misaligned = device, misaligned
 
     def to_device(self, values):
-        """A copy on the device."""
+        """Copies values to the device."""
         values = np.ascontiguousarray(values)
         room = self.empty(values.shape, values.dtype)
         room[...] = self.device.array(values)
         return room
 
     def empty(self, shape, dtype=np.int32):
-        """An array on the device that does not hold what is expected of it."""
+        """Returns an array on the device, filled with other values than the expected ones."""
         size, step = int(np.prod(shape)), max(1, 4 // np.dtype(dtype).itemsize)
         room = self.device.array(np.full(size + step, 85, dtype))
         return room[step * self.misaligned :][:size].reshape(shape)
@@ -40,7 +40,7 @@ class Kernels:
 
     def pointers(self, arrays):
         pointers = (ctypes.c_void_p * len(arrays))(*map(self.device.pointer, arrays))
-        pointers.arrays = arrays  # which live as long
+        pointers.arrays = arrays  # they must live as long
         return pointers
 
     def call(self, function, *arguments):
@@ -51,7 +51,7 @@ class Kernels:
         assert error is None, error.decode()
 
     def integer(self, function, *arguments):
-        """What a function says of a size."""
+        """Calls a function that returns an integer."""
         function = getattr(self.library, function)
         function.restype = ctypes.c_int64
         return function(*arguments)
@@ -61,7 +61,7 @@ class Kernels:
 
 
 class HostObject:
-    """An object of C++ that has a table, with the functions `<kind>_new`, `_delete`, `_table`.
+    """A C++ object with a table, and its functions `<kind>_new`, `_delete` and `_table`.
 
     Attributes:
         object: its address.
@@ -83,5 +83,5 @@ class HostObject:
 
 
 def integers(values):
-    """A list of int64 in host memory, as an argument."""
+    """Returns a list of int64 in host memory, as an argument."""
     return np.ascontiguousarray(values, np.int64).ctypes.data_as(ctypes.c_void_p)

@@ -1,5 +1,5 @@
 // The GPU kernels as functions of C, for tests without TensorFlow. Layouts, parts and lists are in
-// host memory; what lists point to and everything else is in device memory.
+// host memory. Everything else is in device memory, also what lists point to.
 
 #include <cstdint>
 #include <vector>

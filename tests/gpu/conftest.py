@@ -1,4 +1,4 @@
-"""Every test of kernels runs emulated, and on a GPU where there is one."""
+"""Every test of kernels runs emulated, and on a GPU if there is one."""
 
 import pytest
 

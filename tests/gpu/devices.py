@@ -1,4 +1,4 @@
-"""Where GPU kernels run without TensorFlow: on a GPU, or emulated on the CPU.
+"""Devices on which GPU kernels run without TensorFlow: a GPU, or its emulation on the CPU.
 
 Tests get arrays of a device, and the library of kernels built for it.
 """
@@ -24,7 +24,7 @@ INCLUDED = [ROOT / "custom_ops", ROOT / "tests" / "gpu"]
 
 
 class Emulated:
-    """Kernels are compiled for the CPU, and device memory is NumPy's."""
+    """An emulated device: kernels are compiled for the CPU, and device memory is NumPy's."""
 
     name = "emulated"
 
@@ -38,7 +38,7 @@ class Emulated:
 
     @staticmethod
     def missing():
-        """Why there is no such device; None where there is one."""
+        """Returns why there is no such device, or None if there is one."""
         return None
 
     @staticmethod
@@ -64,14 +64,14 @@ class Emulated:
 
     @staticmethod
     def seconds(run):
-        """What `run`, a function that launches kernels, takes."""
+        """Returns the time of `run`, a function that launches kernels."""
         start = time.perf_counter()
         run()
         return time.perf_counter() - start
 
 
 class Cuda:
-    """Kernels are compiled for the first GPU, and device memory is CuPy's."""
+    """The first GPU: kernels are compiled for it, and device memory is CuPy's."""
 
     name = "cuda"
 
@@ -154,7 +154,7 @@ def _fingerprint(command):
 
 @functools.cache
 def library_for(device):
-    """The kernels as a library of C functions, compiled when their sources have changed."""
+    """Returns the kernels as a library of C functions, compiled again if sources have changed."""
     BUILD_FOLDER.mkdir(parents=True, exist_ok=True)
     name = f"kernels_{device.name}.so"
     path = BUILD_FOLDER / f"{_fingerprint(device.compile_command(name))}_{name}"

@@ -1,8 +1,8 @@
-"""The types of gradients as NumPy has them: of bfloat16, which it does not know, the bits."""
+"""The types of gradients in NumPy, which stores bfloat16 as bits because it has no such type."""
 
 import numpy as np
 
-# By name: NumPy's type of the storage, and the number that the kernels know the type by.
+# By name: NumPy's type of the storage, and the kernels' number of the type.
 STORAGE = {
     "float32": np.float32,
     "float64": np.float64,
@@ -13,7 +13,7 @@ NUMBERS = {"float32": 0, "float16": 1, "bfloat16": 2}
 
 
 def to_storage(values, dtype):
-    """Values rounded to a type, to nearest even."""
+    """Rounds values to a type, to nearest even."""
     if dtype != "bfloat16":
         return np.asarray(values).astype(STORAGE[dtype])
     values = np.asarray(values, np.float32)

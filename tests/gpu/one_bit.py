@@ -1,4 +1,4 @@
-"""The one-bit kernels through their C interface, with NumPy's arrays in and out."""
+"""The one-bit kernels through their C interface, with NumPy arrays in and out."""
 
 import ctypes
 import importlib.util
@@ -13,7 +13,7 @@ RULES = {"mean": 0, "symmetric": 1}
 
 
 def _layout_module():
-    """tf_onebit.layout, without TensorFlow, which importing tf_onebit takes."""
+    """Loads tf_onebit.layout alone, because importing tf_onebit takes TensorFlow."""
     spec = importlib.util.spec_from_file_location("layout", ROOT / "tf_onebit" / "layout.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -67,7 +67,7 @@ class OneBitKernels(Kernels):
         return self.layout.shard_starts[rank + 1] - self.layout.shard_starts[rank]
 
     def quantizer(self, num_columns, residual):
-        """How so many columns are encoded: what the kernels take, and the sum of squares."""
+        """Returns the kernels' quantizer for some columns, and the array of its sum of squares."""
         scratch = self.scratch(self.integer("one_bit_scratch_bytes", ctypes.c_int64(num_columns)))
         squares = self.empty(1, np.float32)
         quantizer = _Quantizer(
@@ -76,11 +76,11 @@ class OneBitKernels(Kernels):
             self.device.pointer(squares),
             self.device.pointer(scratch),
         )
-        quantizer.arrays = residual, squares, scratch  # which live as long
+        quantizer.arrays = residual, squares, scratch  # they must live as long
         return quantizer, squares
 
     def encode(self, gradients, residual, dtype="float32"):
-        """Messages `[world_size, words]`, and the sum of squares of the new residual."""
+        """Returns messages `[world_size, words]`, and the sum of squares of the new residual."""
         gradients = [self.to_device(gradient) for gradient in gradients]
         messages = self.empty((self.layout.world_size, self.layout.worker_message_bytes // 4))
         squares = self._quantize(
@@ -93,7 +93,7 @@ class OneBitKernels(Kernels):
         return self.numpy(messages), squares
 
     def decode_sum(self, messages, rank):
-        """The aggregate of a shard, and the sums of the plain values."""
+        """Returns the aggregate of a shard, and the sums of the plain values."""
         messages = self.to_device(messages)
         aggregate = self.empty(self.layout.shard_sizes[rank], np.float32)
         plain = self.empty(self.layout.plain_size, np.float32)
@@ -102,7 +102,7 @@ class OneBitKernels(Kernels):
         return self.numpy(aggregate), self.numpy(plain)
 
     def encode_shard(self, aggregate, residual, rank):
-        """The message about a shard, and the sum of squares of the new residual."""
+        """Returns the message about a shard, and the sum of squares of the new residual."""
         aggregate = self.to_device(aggregate)
         message = self.empty(self.layout.shard_message_bytes // 4)
         squares = self._quantize(
@@ -115,7 +115,7 @@ class OneBitKernels(Kernels):
         return self.numpy(message), squares
 
     def aggregate(self, messages, residual, rank):
-        """`decode_sum` and `encode_shard` in one: message, sum of squares and plain values."""
+        """Runs `decode_sum` and `encode_shard` in one: message, sum of squares and plain values."""
         messages = self.to_device(messages)
         message = self.empty(self.layout.shard_message_bytes // 4)
         plain = self.empty(self.layout.plain_size, np.float32)
@@ -129,7 +129,7 @@ class OneBitKernels(Kernels):
         return self.numpy(message), squares, self.numpy(plain)
 
     def decode(self, messages, plain, scale=1.0, dtype="float32"):
-        """A list of gradients, flat."""
+        """Returns a list of gradients, flat."""
         messages, plain = self.to_device(messages), self.to_device(plain)
         gradients = [self.empty(size, STORAGE[dtype]) for size in self.layout.sizes]
         self.call(

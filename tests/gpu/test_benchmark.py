@@ -1,4 +1,4 @@
-"""benchmarks/gpu.py runs, and its rows compute what they say, also where its times mean nothing."""
+"""benchmarks/gpu.py runs, and its rows compute the right values, even where times mean nothing."""
 
 import json
 import subprocess

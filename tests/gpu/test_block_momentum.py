@@ -8,7 +8,7 @@ import pytest
 from tests.gpu.arrays import Kernels, integers
 from tests.gpu.formats import STORAGE, to_float64, to_storage
 
-# Tiles of 2,048 values, whole ones and the rest; more tensors than one launch takes.
+# Tiles of 2,048 values, whole and partial, and more tensors than one launch takes.
 SIZES = [1, 0, 4096, 33, 5000, *[7] * 70]
 
 every_dtype = pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
@@ -30,7 +30,7 @@ class Blocks(Kernels):
         self.globals, self.deltas = (draw(lambda v: v.astype(self.state)) for _ in range(2))
 
     def run(self, function, lists, coefficients, *flags):
-        """Calls `function` with the first of `lists`, and then the sizes and the others."""
+        """Calls `function` with the first of `lists`, then with the sizes and the other lists."""
         first, *others = map(self.pointers, lists)
         self.call(
             f"{function}_{self.dtype}",
@@ -55,7 +55,7 @@ class Blocks(Kernels):
         return self.values(out)
 
     def values(self, arrays):
-        """All values of a list, as they are stored."""
+        """Returns all values of a list, as they are stored."""
         return np.concatenate([self.numpy(array).copy() for array in arrays])
 
     def state_of(self, stored):

@@ -1,4 +1,4 @@
-"""The tests of the ops, with the GPU kernels in the place of those for the CPU, emulated."""
+"""The tests of the ops, with emulated GPU kernels in place of the CPU's."""
 
 import fcntl
 import importlib.metadata
@@ -24,14 +24,14 @@ TESTS = [
     "ops/test_block_momentum_ops.py",
     "exchanges/test_one_bit.py",
 ]
-# What is otherwise on a GPU (docs/gpu.md): messages always have room for their capacity, and what
-# is in its memory is not looked at before it is used.
+# Tests of what differs on a GPU (docs/gpu.md). Messages always have room for their capacity, and
+# values in GPU memory are not checked before use.
 NOT_ON_GPUS = [
     "without_padding",
     "share_that_is_none_is_refused",
     "mean_that_is_none_is_refused",
 ]
-# Slow, and nothing of the ops: the kernels' own tests have all types and more workers.
+# Slow, and not about ops: the kernels' own tests have all types and more workers.
 LEFT_OUT = ["instruction_sets", "threads_change", "float16", "8-34-float32", "5-34-float32"]
 
 
@@ -44,7 +44,7 @@ def run(*command, **options):
 
 @pytest.fixture(scope="module")
 def library():
-    """The library of ops, with kernels for GPUs that run on the CPU."""
+    """Returns the library of ops, with kernels for GPUs that run on the CPU."""
     found = importlib.util.find_spec("tensorflow")
     if found is None:
         pytest.skip("TensorFlow is not installed")
@@ -70,7 +70,7 @@ def library():
 
 @pytest.fixture(scope="module")
 def checkout(library, tmp_path_factory):
-    """The package with that library, and the tests."""
+    """Returns a folder with the tests, and the package with that library."""
     folder = tmp_path_factory.mktemp("emulated")
     ignored = shutil.ignore_patterns("__pycache__", "*.so")
     for name in ("tf_onebit", "tests"):
@@ -84,5 +84,5 @@ def test_ops_behave_as_on_the_cpu(checkout):
     selection = " and ".join(f"not {name}" for name in NOT_ON_GPUS + LEFT_OUT)
     files = [f"tests/unit/{name}" for name in TESTS]
     command = [sys.executable, "-m", "pytest", "-q", *files, "-k", selection]
-    # The library has its kernels registered for the CPU.
+    # The library registers its kernels for the CPU.
     run(*command, cwd=checkout, env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"})

@@ -1,4 +1,4 @@
-"""Inputs of more than 2^31 bytes, on a GPU: what is at their end is as it would be alone."""
+"""Inputs of more than 2^31 bytes on a GPU: the values at their end come out right."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def device():
 
 
 def one_bit_results(device, gradient):
-    """Levels, codes, decoded gradient and residual."""
+    """Returns levels, codes, decoded gradient and residual."""
     columns = gradient.size // COLUMN_SIZE
     kernels = OneBitKernels(device, layout.Layout([(gradient.size, *2 * [COLUMN_SIZE])], 1))
     residual = kernels.residual(gradient.size)

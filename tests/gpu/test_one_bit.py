@@ -1,4 +1,4 @@
-"""The one-bit kernels against the oracle, and what they promise beside it."""
+"""The one-bit kernels against the oracle, and their other promises."""
 
 import math
 
@@ -10,8 +10,8 @@ from tests.gpu.formats import to_float64, to_storage
 from tests.gpu.one_bit import OneBitKernels, layout
 from tests.reference.one_bit import Cluster, columns_of
 
-# Columns for every kernel: of 1, 33, 128, 512, 1024 values and more than a block of threads takes
-# in one go; and lists in full precision.
+# Columns for every kernel: of 1, 33, 128, 512 and 1024 values, and of more than a block of threads
+# takes at once. Lists in full precision, too.
 SHAPES = [
     (33,),
     (1, 1),
@@ -39,7 +39,7 @@ def layout_of(shapes, world_size, min_column_size=MIN_COLUMN_SIZE, max_column_si
 
 
 def values_of(rng, shapes, dtype="float32"):
-    """Heavy-tailed values, with zeros of both signs."""
+    """Returns heavy-tailed values, with zeros of both signs."""
     tensors = []
     for size in map(math.prod, shapes):
         values = rng.normal(size=size) * np.exp(rng.normal(size=size))
@@ -64,7 +64,7 @@ def oracle_of(shapes, world_size, max_column_size=MAX_COLUMN_SIZE, **settings):
 
 
 class Workers:
-    """What all workers of an exchange have."""
+    """All workers of an exchange, with their residuals."""
 
     def __init__(self, device, world_size, shapes=SHAPES, misaligned=False, **settings):
         self.layout = layout_of(shapes, world_size)
@@ -74,7 +74,7 @@ class Workers:
         self.fused_residuals = [self.kernels.residual(n) for n in self.layout.shard_sizes]
 
     def exchange(self, gradients, dtype="float32"):
-        """Everything that is computed on the way, and the mean over workers at its end."""
+        """Runs an exchange. Returns all intermediate results, and the mean over the workers."""
         kernels, ranks = self.kernels, range(self.layout.world_size)
         encoded = [
             kernels.encode(mine, residual, dtype)

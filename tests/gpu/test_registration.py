@@ -1,4 +1,4 @@
-"""A library that was built with nvcc has a kernel on GPUs for every op.
+"""A library that was built with nvcc has a GPU kernel for every op, in any TensorFlow.
 
 It has them in any TensorFlow that loads it.
 """
@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.programs import run_python
 
-# Registers, and prints for each op the kinds of devices and their numbers of kernels.
+# Registers the ops, and prints for each its kinds of devices and their numbers of kernels.
 PROGRAM = """
 import collections, json
 from tensorflow.python.framework import kernels
@@ -23,7 +23,7 @@ for name in ops.__all__:
     counts[name] = collections.Counter(kernel.device_type for kernel in registered)
 print(json.dumps([library.cuda_version(), library.gpu_targets(), counts]))
 """
-# Messages of a thousandth of the gradients are coded on the CPU; and its clock is read there.
+# Messages of a thousandth of the gradients are coded on the CPU, and its clock is read there.
 ON_CPU_ONLY = {"golomb_rice_encode", "golomb_rice_decode", "record_time", "take_times"}
 
 

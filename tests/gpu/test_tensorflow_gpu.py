@@ -1,4 +1,4 @@
-"""Ops, exchanges and training where TensorFlow sees a GPU: as on the CPU."""
+"""Ops, exchanges and training give the same on a GPU that TensorFlow sees as on the CPU."""
 
 import contextlib
 
@@ -34,7 +34,7 @@ EXCHANGES = {
 
 
 def results_on(device, run):
-    """What a function of random numbers returns on a device: list of NumPy arrays."""
+    """Returns the results of a function of random numbers on a device: list of NumPy arrays."""
     with tf.device(device):
         return [np.asarray(result) for result in run(np.random.default_rng(1))]
 
@@ -110,7 +110,7 @@ def test_an_exchange_gives_what_it_gives_on_the_cpu(name):
 
 
 def losses(optimizer, scope=None):
-    """Of the first and the last epoch of a small model."""
+    """Returns the losses of the first and the last epoch of a small model."""
     keras.utils.set_random_seed(1)
     x = np.random.default_rng(1).normal(size=(256, 64)).astype(np.float32)
     with scope or contextlib.nullcontext():
@@ -126,7 +126,7 @@ def losses(optimizer, scope=None):
 @pytest.mark.parametrize("name", [*EXCHANGES, "delayed"])
 def test_fit_learns_in_a_strategy(name):
     gpus = [device.name for device in tf.config.list_logical_devices("GPU")]
-    # All GPUs, or the only one and the CPU.
+    # All GPUs, or the only GPU and the CPU.
     devices = gpus if len(gpus) > 1 else [*gpus, "CPU:0"]
     template = EXCHANGES.get(name, tf_onebit.Delayed(tf_onebit.OneBit(min_size=64)))
     strategy = tf_onebit.distribute.MirroredStrategy(template, devices=devices)

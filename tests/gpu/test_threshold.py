@@ -1,4 +1,4 @@
-"""The threshold kernels against the oracle, and what they promise beside it."""
+"""The threshold kernels against the oracle, and their other promises."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from tests.gpu.threshold import (
 )
 from tests.reference import threshold as oracle
 
-# Blocks of 4,096 values, whole ones and the rest; and parts that begin in the midst of them.
+# Blocks of 4,096 values, whole and partial, and parts that begin in the middle of blocks.
 SIZES = [33, 4096, 0, 1, 9000, 511]
 PART_SIZES = [2**31, 5000]
 DTYPES = ["float32", "float16", "bfloat16"]
@@ -38,7 +38,7 @@ def parts_of(values, part_size):
 
 
 def codes_of(message):
-    """The (index, sign) pairs of a message."""
+    """Returns the (index, sign) pairs of a message."""
     codes = message[HEADER_WORDS:][: message[COUNT]].view(np.uint32)
     return [(int(code & 0x7FFFFFFF), -1 if code >> 31 else 1) for code in codes]
 

@@ -1,4 +1,4 @@
-"""The kernels of transforms against float32 arithmetic in NumPy, and what they promise."""
+"""The kernels of transforms against float32 arithmetic in NumPy, and their other promises."""
 
 import ctypes
 

@@ -1,4 +1,4 @@
-"""The threshold kernels through their C interface, with NumPy's arrays in and out."""
+"""The threshold kernels through their C interface, with NumPy arrays in and out."""
 
 import ctypes
 
@@ -30,7 +30,7 @@ class ThresholdKernels(Kernels):
         self.arguments = self.parts.object, self.pointer(self.parts.table)
 
     def encode(self, gradients, residual, threshold, step, capacity, dtype="float32"):
-        """Messages `[parts, words]`."""
+        """Returns messages `[parts, words]`."""
         gradients = [self.to_device(gradient) for gradient in gradients]
         scalars = [self.to_device(np.float32([value])) for value in (threshold, step)]
         message = self.empty((self.num_parts, HEADER_WORDS + capacity))
@@ -49,7 +49,7 @@ class ThresholdKernels(Kernels):
         return self.numpy(message)
 
     def decode_sum(self, messages, scale=1.0, dtype="float32"):
-        """A list of gradients, from messages `[number, parts, words]`."""
+        """Returns a list of gradients, from messages `[number, parts, words]`."""
         messages = self.to_device(messages)
         gradients = [self.empty(size, STORAGE[dtype]) for size in self.sizes]
         self.call(

@@ -1,4 +1,4 @@
-"""Workers of one process that train in blocks: what block momentum between processes must equal."""
+"""Workers of one process that train in blocks: the reference for workers in several processes."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from tf_onebit.collectives.lockstep import LockstepEngine
 
 
 class Lockstep:
-    """Models that are trained on a worker's batches each.
+    """Models, one per worker, each trained on batches of its own.
 
     Args:
         make: function that makes a model.
@@ -21,7 +21,7 @@ class Lockstep:
         exchange: `tf_onebit.Exchange`, for blocks.
 
     Attributes:
-        global_models: list of lists of arrays: what every block has ended with.
+        global_models: list of lists of arrays: the global model after each block.
     """
 
     def __init__(self, make, optimizer, workers=2, block_momentum=0.5, exchange=None):
@@ -40,7 +40,7 @@ class Lockstep:
         self.global_models = []
 
     def epoch(self, batches, sync_period):
-        """Trains on lists of batches, by worker: those with less have their last block end early.
+        """Trains on lists of batches, by worker. With fewer batches the last block ends early.
 
         Returns:
             The global model's weights.

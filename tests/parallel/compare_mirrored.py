@@ -1,4 +1,4 @@
-"""Does the same in a MirroredStrategy of tf.distribute and in ours, and prints what comes of it.
+"""Runs the same in a MirroredStrategy of tf.distribute and in ours, and prints both results.
 
 Also in a MultiWorkerMirroredStrategy of one worker with as many devices.
 
@@ -17,7 +17,7 @@ import tf_onebit
 
 DEVICES = ["CPU:0", "CPU:1"]
 MODES = {"eager": lambda function: function, "graph": tf.function}
-# What is reduced: the parts of the replicas, in a list, or what is the same on all.
+# The values to reduce: a list with the part of each replica, or one value for all.
 REDUCED = {
     "a number": 5.0,
     "an array": np.float32(3.0),
@@ -117,7 +117,7 @@ def sum_of_one(strategy):
 
 
 def cases():
-    """Functions of a strategy, by name."""
+    """Returns functions of a strategy, by name."""
     found = {
         "replicas meet in a tf.function": met_in_a_function,
         "arguments in no list": run_with_arguments_in_no_list,
@@ -148,17 +148,17 @@ def cases():
 
 
 def outcome(case, strategy):
-    """Returns what a case gives, as text."""
+    """Returns the result of a case as text."""
     try:
         result = case(strategy)
-    except Exception:  # whose type and words are each strategy's own
+    except Exception:  # each strategy has a type and words of its own
         return "an error"
     parts = [p for r in tf.nest.flatten(result) for p in strategy.experimental_local_results(r)]
     return str([(np.array(part).dtype.name, np.array(part).tolist()) for part in parts])
 
 
 def life_of_a_function(strategy):
-    """Counts the traces of a function that is run three times, and tells whether it is freed."""
+    """Counts the traces of a function that runs three times, and tells whether it is freed."""
     traces = []
 
     def run():

@@ -4,8 +4,8 @@
     def test_ranks_agree():
         ...
 
-The test's body runs on every rank of a job with two and of one with three processes, and passes
-if it passes on all of them. All tests share a job of each size, because to start one takes seconds.
+The test's body runs on every rank of two jobs, with two and with three processes. It passes if it
+passes on all ranks. All tests share a job of each size, because a job takes seconds to start.
 
 Jobs are Horovod's. `@pytest.mark.workers(2, engines=["horovod", "tensorflow"])` runs the test
 once more in a cluster of TensorFlow's.
@@ -27,11 +27,11 @@ from tests.parallel.launch import run_job
 
 SECONDS_PER_TEST = 240
 SECONDS_TO_START = 60
-# A collection of all garbage takes as long as a small test. That of what is new does not.
+# Collecting all garbage takes as long as a small test. Collecting what is new takes less.
 TESTS_PER_COLLECTION = 10
 _REPORTS_DIR = os.environ.get("TF_ONEBIT_TEST_REPORTS_DIR")
 _IS_WORKER = _REPORTS_DIR is not None
-# A rank that hangs says where, and ends; with it ends the job.
+# A rank that hangs says where, and ends. Then the job ends, too.
 _PYTEST = (
     *("-m", "pytest", "-q", "-p", "no:cacheprovider"),
     *("-o", f"faulthandler_timeout={SECONDS_PER_TEST}"),
@@ -51,14 +51,14 @@ def pytest_configure(config):
 
         engine()
 
-        # Garbage is collected between tests, and not looked for in all that TensorFlow and Keras
-        # made on import.
+        # Garbage is collected between tests. The search leaves out everything that TensorFlow and
+        # Keras made on import.
         gc.freeze()
         gc.disable()
 
 
-# First: else it depends on pytest's arguments whether world_size comes before or after the
-# parameters of fixtures, and a test would have another id in the job than outside.
+# This hook must run first. Otherwise pytest's arguments decide whether world_size comes before the
+# parameters of fixtures. Then a test has another id in the job than outside.
 @pytest.hookimpl(tryfirst=True)
 def pytest_generate_tests(metafunc):
     marker = metafunc.definition.get_closest_marker("workers")
@@ -98,14 +98,14 @@ else:
 
     @pytest.fixture(scope="module", autouse=True)
     def without_packages_for_plots_and_data():
-        """Jobs start sooner without what Keras imports where it is installed."""
+        """Hides packages that Keras imports if they are installed, so that jobs start sooner."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("TF_ONEBIT_TESTS_WITHOUT", "sklearn matplotlib")
             yield
 
     @pytest.fixture
     def all_packages(monkeypatch):
-        """Jobs can import all that is installed."""
+        """Lets jobs import all installed packages."""
         monkeypatch.delenv("TF_ONEBIT_TESTS_WITHOUT")
 
     def pytest_xdist_make_scheduler(config, log):
@@ -120,7 +120,7 @@ else:
 
 
 class _Scheduler(LoadScopeScheduling):
-    """Keeps the tests of a job together, and the others of a module, which share its fixtures."""
+    """A scheduler that keeps the tests of a job together, and those that share fixtures."""
 
     def _split_scope(self, nodeid):
         job = re.search(r"\[(horovod|tensorflow)-(\d+)", nodeid)
@@ -128,7 +128,7 @@ class _Scheduler(LoadScopeScheduling):
 
 
 class _TestJob:
-    """Runs tests in a job, once, and keeps what came of them.
+    """A job that runs tests once, and keeps their results.
 
     Args:
         items: list of pytest's items.
@@ -149,7 +149,7 @@ class _TestJob:
                     [*_PYTEST, *modules],
                     SECONDS_TO_START + SECONDS_PER_TEST * len(tests),
                     TF_ONEBIT_TEST_REPORTS_DIR=reports_dir,
-                    PYTEST_ADDOPTS="",  # meant for the one that reports
+                    PYTEST_ADDOPTS="",  # meant for the process that reports
                 ).output
             except TimeoutError as error:
                 self.end = str(error)
@@ -179,6 +179,6 @@ def _job_of(item):
 
 
 def _job_key(item):
-    """Engine and number of workers, or None and None."""
+    """Returns engine and number of workers, or None and None."""
     params = item.callspec.params if hasattr(item, "callspec") else {}
     return params.get("engine"), params.get("world_size")

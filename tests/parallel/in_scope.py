@@ -22,7 +22,7 @@ def samples(world_size, steps=STEPS):
 
 
 def in_scope(exchange=None, make=make_model, optimizer=None, strategy=None, **arguments):
-    """A compiled model, with plain SGD unless told otherwise."""
+    """Returns a compiled model, by default with plain SGD."""
     optimizer = optimizer or sgd()
     with (strategy or MultiWorkerMirroredStrategy(exchange)).scope():
         return compiled(make(), optimizer(), **arguments)

@@ -1,4 +1,4 @@
-"""The reference for delayed gradients: one process, with a queue."""
+"""The reference for delayed gradients: one process with a queue."""
 
 import keras
 import numpy as np
@@ -8,7 +8,7 @@ from tests.parallel.training import INPUTS, make_data, make_model
 
 
 class Late:
-    """Applies the gradients of all workers' batches some steps after they were computed.
+    """Training that applies the gradients of all workers' batches some steps late.
 
     Args:
         optimizer: function that makes it.
@@ -25,7 +25,7 @@ class Late:
         self._queue = []
 
     def step(self, *batches):
-        """Takes the mean of the gradients of batches."""
+        """Computes the mean gradient of some batches, and applies the oldest one in the queue."""
         gradients = [self._gradients(*batch) for batch in batches]
         self._queue.append([sum(g) / len(batches) for g in zip(*gradients, strict=True)])
         if len(self._queue) > self.delay:
@@ -55,12 +55,12 @@ class Late:
 
     @property
     def arrays(self):
-        """Weights, and state of the optimizer."""
+        """The weights, and the state of the optimizer."""
         return arrays_of(self.model, self.optimizer)
 
 
 def whole_batches(steps, world_size):
-    """The batches of all workers together."""
+    """Returns the batches of all workers together."""
     x, labels = make_data(steps, world_size)
     return list(zip(x.reshape(steps, -1, INPUTS), labels.reshape(steps, -1), strict=True))
 
@@ -70,7 +70,7 @@ def arrays_of(model, optimizer):
 
 
 def assert_like(model, arrays):
-    """The same weights and state of the optimizer, to rounding.
+    """Asserts that a model has these weights and optimizer state, to rounding.
 
     Args:
         model: Keras model.

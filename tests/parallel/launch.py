@@ -13,7 +13,7 @@ from typing import NamedTuple
 from tests.support.fork_server import ForkServer
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# What a launcher itself needs to end the workers, and a little more.
+# The launcher's own time to end the workers, and a little more.
 _GRACE_SECONDS = 30
 
 
@@ -26,8 +26,8 @@ class Job(NamedTuple):
 
 
 _TF_ONEBIT = str(pathlib.Path(sys.executable).with_name("tf-onebit"))
-# Before it starts anything, `horovodrun` imports TensorFlow to see what Horovod was built with:
-# once for MPI, if it is not told to use Gloo, and once for Gloo.
+# `horovodrun` imports TensorFlow before it starts anything, to see what Horovod was built with. It
+# does so once for MPI, unless it is told to use Gloo, and once for Gloo.
 _HOROVODRUN = """
 from horovod.runner import launch
 
@@ -37,17 +37,17 @@ launch.run_commandline()
 LAUNCHERS = {
     "horovod": (sys.executable, "-c", _HOROVODRUN, "--gloo", "-np", "{}"),
     "tensorflow": (_TF_ONEBIT, "launch", "-np", "{}", "--"),
-    # One process.
+    # These run in one process.
     "mirrored": (),
     "alone": (),
 }
 SETTINGS = {
-    # Every worker has one core at best.
+    # Every worker has at most one core.
     "OMP_NUM_THREADS": "1",
     "TF_NUM_INTRAOP_THREADS": "1",
     "TF_NUM_INTEROP_THREADS": "2",
     "TF_CPP_MIN_LOG_LEVEL": "2",
-    # Milliseconds from one look for work to the next, of threads that are more than the cores.
+    # Milliseconds between two looks for work, because there are more threads than cores.
     "HOROVOD_CYCLE_TIME": "5",
 }
 
@@ -66,12 +66,12 @@ def run_job(engine, world_size, command, timeout_seconds=120, hosts=None, **envi
     """Runs a command in `world_size` processes on this machine.
 
     Args:
-        engine: "horovod", "tensorflow", or one in which one process is all there is.
+        engine: "horovod" or "tensorflow", or "mirrored" or "alone" for a single process.
         world_size: number of worker processes.
         command: list of arguments for Python.
-        timeout_seconds: a job that takes longer is ended, by force if need be.
-        hosts: names of this machine that Horovod takes for several, as "localhost:2,127.0.0.1:2".
-        environment: variables for the workers, besides the caller's.
+        timeout_seconds: time after which the job is ended, by force if necessary.
+        hosts: names of this machine as several hosts, such as "localhost:2,127.0.0.1:2".
+        environment: further variables for the workers.
 
     Returns:
         A `Job`, with the workers' standard output and error.
@@ -94,8 +94,7 @@ def run_job(engine, world_size, command, timeout_seconds=120, hosts=None, **envi
         try:
             output, _ = process.communicate(timeout=timeout_seconds)
         except subprocess.TimeoutExpired:
-            # Launchers put workers into sessions of their own, and end them when they are asked
-            # to end.
+            # Launchers put workers into sessions of their own, and end them on request.
             process.send_signal(signal.SIGTERM)
             try:
                 output, _ = process.communicate(timeout=_GRACE_SECONDS)
@@ -109,12 +108,12 @@ def run_job(engine, world_size, command, timeout_seconds=120, hosts=None, **envi
 
 
 def horovodrun(world_size, command, timeout_seconds=120, hosts=None, **environment):
-    """Runs a job of Horovod's: see `run_job`."""
+    """Runs a Horovod job: see `run_job`."""
     return run_job("horovod", world_size, command, timeout_seconds, hosts, **environment)
 
 
 def run_apart(module):
-    """Runs a module in a process of its own, as devices are made before TensorFlow is used.
+    """Runs a module in another process, because devices are made before TensorFlow is used.
 
     Returns:
         What it prints on its last line, as JSON.

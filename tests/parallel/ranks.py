@@ -1,4 +1,4 @@
-"""What tests on a rank share: knowledge of the other ranks, and of what is sent to them."""
+"""Helpers for tests on a rank: knowledge of the other ranks, and of the bytes that are sent."""
 
 import functools
 import hashlib
@@ -13,7 +13,7 @@ from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, tap_r
 
 @functools.cache
 def pair():
-    """Two of three workers: a process set of Horovod's, known to jobs of that size."""
+    """Returns a process set of Horovod's with two of three workers, known to jobs of that size."""
     import horovod.tensorflow as hvd
 
     return hvd.ProcessSet([0, 2])
@@ -30,7 +30,7 @@ def engine():
 
     from tf_onebit.collectives.horovod import HorovodEngine
 
-    if not hvd.is_initialized():  # by a program that has its own ways
+    if not hvd.is_initialized():  # by a program that starts Horovod itself
         hvd.init(process_sets=[pair()] if os.environ.get("HOROVOD_SIZE") == "3" else None)
     return HorovodEngine()
 
@@ -49,7 +49,7 @@ def _gathered(words):
 
 
 def gather(value):
-    """The values of all ranks, in their order: any Python object."""
+    """Returns the values of all ranks, in their order. Values may be any Python object."""
     data = pickle.dumps(value)
     words = np.frombuffer(data + bytes(-len(data) % 4), np.int32)
     lengths, words = _gathered(words)
@@ -58,16 +58,16 @@ def gather(value):
 
 
 def from_first(function):
-    """Returns what a function returns on rank 0, to all ranks, of which no other calls it.
+    """Calls a function on rank 0 alone, and returns its result on all ranks.
 
-    So one rank computes a reference that needs no other. It must not use an exchange: workers
-    number what they exchange, and must have the same numbers.
+    So one rank computes a reference that needs no other rank. The function must not use an
+    exchange: workers number their exchanges, and must have the same numbers.
     """
     return gather(function() if rank() == 0 else None)[0]
 
 
 def digest(arrays):
-    """Names the exact bits of a list of arrays."""
+    """Returns a digest of the exact bits of a list of arrays."""
     return hashlib.sha256(b"".join(np.asarray(array).tobytes() for array in arrays)).hexdigest()
 
 
@@ -76,14 +76,14 @@ def assert_same_bits_on_all_ranks(arrays):
 
 
 def count_bytes(generator, world_size, sent_bytes):
-    """Passes on the requests of an exchange, and appends what each makes this worker send."""
+    """Forwards the requests of an exchange, and appends the bytes that each of them sends."""
     return tap_requests(
         generator, lambda request: sent_bytes.append(request_bytes(request, world_size))
     )
 
 
 def request_bytes(request, world_size):
-    """What one worker sends, if no algorithm could do with less."""
+    """Returns the bytes that one worker must send, by any algorithm."""
     others = world_size - 1
     if isinstance(request, AllToAll):
         return others * size_bytes(request.tensor[0])

@@ -1,4 +1,4 @@
-"""Workers that do not wait for each other: AsynchronousOptimizer over real processes."""
+"""AsynchronousOptimizer over real processes: workers do not wait for each other."""
 
 import pathlib
 import re
@@ -29,7 +29,7 @@ EXCHANGES = {
 
 
 class Training:
-    """An optimizer that is given gradients directly, and what it should have made of them."""
+    """An optimizer that is given gradients directly, and their sum to compare with."""
 
     def __init__(self, exchange, rate=RATE, **options):
         self.rate = rate
@@ -58,14 +58,17 @@ class Training:
         return np.concatenate([variable.numpy().ravel() for variable in self.variables])
 
     def sent(self):
-        """The sum of all deltas that this worker has sent: what it was given, less what it kept."""
+        """Returns the sum of all deltas that this worker has sent: gradients less the residual."""
         total = np.concatenate([total.ravel() for total in self.total])
         (built,) = self.exchange.built
         return self.rate * (total - built.exchange.residual.numpy())
 
 
 def assert_every_delta_is_applied_once(training, share):
-    """A delta that is lost, or applied twice, would show as a difference of its own size."""
+    """Asserts that weights are the sum of all deltas.
+
+    A lost delta would show as a large difference.
+    """
     weights, sent = gather(training.weights()), gather(training.sent())
     for mine in weights:
         np.testing.assert_allclose(mine, 1 - share * np.sum(sent, axis=0), atol=2e-4)
@@ -77,7 +80,7 @@ def assert_every_delta_is_applied_once(training, share):
 @pytest.mark.parametrize("op", [hvd.Average, hvd.Sum], ids=["average", "sum"])
 def test_every_delta_is_applied_exactly_once_on_every_worker(op, name, world_size):
     training = Training(EXCHANGES[name], op=op)
-    # Each worker makes other numbers of steps, at a pace of its own.
+    # Each worker makes another number of steps, at another pace.
     training.steps(20 + 10 * rank(), seconds=0.002 * (world_size - rank()))
     training.end()
     assert_every_delta_is_applied_once(training, 1 / world_size if op == hvd.Average else 1)
@@ -119,7 +122,7 @@ def test_nobody_waits_for_a_worker_that_stands_still(after_a_drain, world_size):
         training.exchange.drain("a backup")
     if rank() > 0:
         training.steps(50)
-    # The first has made no step all that time, and meets them only here.
+    # The first worker has made no step all that time. The others meet it only here.
     assert training.exchange.metrics()["staleness"] >= (50 if rank() > 0 else 0)
     gather(None)
     training.end()
@@ -135,7 +138,7 @@ def test_staleness_is_bounded(world_size):
         training.steps(1, seconds=0.02 if rank() == 0 else 0)
         seen.append(training.exchange.metrics()["staleness"])
     training.end()
-    # By the time it is read the others can have gone on, and never be further behind.
+    # When it is read, the others may have gone on. The worker can never be further behind.
     assert max(seen) <= bound
     assert rank() == 0 or max(seen) == bound
     assert_every_delta_is_applied_once(training, 1 / world_size)
@@ -181,7 +184,7 @@ def test_a_gradient_that_is_not_finite_ends_training_on_all_workers(world_size):
 @pytest.mark.workers(3)
 @pytest.mark.parametrize("arguments", [{}, {"steps_per_execution": 3}, {"run_eagerly": True}])
 def test_fit_ends_with_equal_replicas_that_have_learned(arguments, world_size):
-    # The learning rate starts at zero: such messages say nothing.
+    # The learning rate starts at zero, so the first messages change nothing.
     rate = keras.optimizers.schedules.CosineDecay(0.0, 100, warmup_target=1.0, warmup_steps=5)
     optimizer = hvd.AsynchronousOptimizer(
         keras.optimizers.SGD(rate), Threshold(target_density=0.05), max_staleness=5
@@ -221,7 +224,7 @@ def test_a_broadcast_in_the_midst_makes_replicas_equal(world_size):
     broadcast.set_model(model)
 
     def end_of_batch(batch, logs):
-        if batch == 3:  # of which the first worker's messages are still under way
+        if batch == 3:  # the first worker's messages are still under way
             broadcast._broadcast()
         time.sleep(0.01 * rank())
 
@@ -292,7 +295,7 @@ def test_workers_that_wait_for_each_other_at_different_places_are_told(world_siz
     optimizer = hvd.AsynchronousOptimizer(keras.optimizers.SGD(0.5), Threshold(tau=1e-2))
     model = compiled(make_model(), optimizer)
     backup = tf_onebit.callbacks.BackupAndRestore(folder, save_freq=2)
-    # As a callback may do that goes by what its own worker has learned.
+    # A callback may decide by what its own worker has seen.
     stop = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: setattr(model, "stop_training", rank() == 1)
     )
@@ -324,8 +327,8 @@ def test_what_came_before_a_failure_is_read_before_it_is_raised(world_size):
     pump = pump_that_fails_at(-1, fails)
     assert pump.swap(np.array([[rank()]], np.int32)) == []
     time.sleep(0.5)
-    gather(None)  # all of them have come
-    # That a replica could not be saved does not hide why it should have been.
+    gather(None)  # all of them have arrived
+    # An error while saving a replica does not hide the error that came before.
     told = "-1 from rank 1. This worker's replica could not be saved: The disk is full"
     if rank() == 1:
         with pytest.raises(ValueError, match=told):

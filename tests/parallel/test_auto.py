@@ -15,7 +15,7 @@ SHAPES = (256, 64), (64,), (64, 128)
 
 
 def exchanged(exchange, variables, times=2):
-    """What becomes of gradients, after they have been exchanged some times."""
+    """Returns the gradients after some exchanges."""
 
     @tf.function
     def step():
@@ -38,17 +38,17 @@ def test_workers_decide_alike_and_stay_with_it():
     assert_same_bits_on_all_ranks(exchanged(exchange, variables))
     decided = serialize(exchange.built[0].template)
     assert gather(decided) == 2 * [decided]
-    # Whatever it leaves out, it names as a whole.
+    # Gradients that it leaves out are named completely.
     assert set(exchange.built[0].template.exclude) <= {f"^v{i}:0$" for i in range(3)} | {".*"}
 
-    # A run that is resumed does not decide again: here it would not come to this.
+    # A resumed run does not decide again. A new decision would differ from this one.
     other = WarmStart(OneBit(exclude=["^v0:0$", "nothing else"]), steps=1)
     (states,) = exchange.carried.states()
     states = [with_decision(without_decision(state), other) for state in states]
     resumed = GradientExchange(Auto(), engine(), mean=True)
     resumed.load_states([gather(states[0])], exchange.scale)
-    with pytest.raises(ValueError, match="goes on with the exchange that it began with"):
-        exchanged(resumed, variables)  # its residuals are of other gradients
+    with pytest.raises(ValueError, match="must use the same exchange as before"):
+        exchanged(resumed, variables)  # its residuals belong to other gradients
     assert not resumed.built
 
     again = GradientExchange(Auto(), engine(), mean=True)

@@ -1,4 +1,4 @@
-"""A run that is killed and started again ends as if nothing had happened."""
+"""A run that is killed and started again ends with the same bits as one that was not."""
 
 import contextlib
 import json
@@ -31,7 +31,7 @@ def assert_success(ended):
 
 
 def results(output):
-    """What every rank ended with: its last loss, its weights, its optimizer's state."""
+    """Returns the last loss, the weights and the optimizer's state of every rank."""
     return [list(np.load(path).values()) for path in sorted(output.glob("*.npz"))]
 
 
@@ -43,23 +43,23 @@ def assert_same_bits(run, other):
 
 
 def train_and_kill(engine, folder, *arguments):
-    """Trains undisturbed, and then so that it is killed: both in the same processes.
+    """Trains undisturbed, and then until it is killed, both in the same processes.
 
     Returns:
-        The folders of the backups of the killed run, and of what the undisturbed run ended with.
+        The folders of the killed run's backups, and of the undisturbed run's results.
     """
     backups, expected = folder / "backups", folder / "expected"
     arguments = [*arguments, "--undisturbed", str(expected)]
     status, output = train(engine, backups, folder / "unfinished", *arguments)
     assert status != 0
     assert results(expected) and not results(folder / "unfinished"), output
-    assert not (expected / "backups").exists()  # they have served
+    assert not (expected / "backups").exists()  # they are not needed any more
     assert list(backups.glob("backup-*")), output
     return backups, expected
 
 
-# Rank 0 flushes two files when it begins, the one that it tries to write and the lock, and four for
-# a backup: its state and, when all workers are done, the manifest and two directories.
+# Rank 0 flushes two files when it begins: one to test the folder, and the lock. For a backup it
+# flushes four: its state, then the manifest and two directories when all workers are done.
 CASES = [
     ("alone", "arrays", ["--die-at", "14"], ["--save-freq", "4", "--steps-per-execution", "2"]),
     ("horovod", "sequence", ["--die-at", "20"], ["--save-freq", "3", "--delayed"]),
@@ -85,9 +85,9 @@ def test_killed_and_resumed_run_has_the_same_bits(engine, data, death, arguments
 
 
 MIDDLES = {
-    # Blocks of four steps, in epochs of nine: the last backup is in the middle of the fourth.
+    # Blocks of four steps, in epochs of nine: the last backup is in the middle of the fourth block.
     "a_block": (["--die-at", "16"], ["--bmuf", "--save-freq", "3"]),
-    # As if the trial had not begun.
+    # The state is that before the trial.
     "a_trial": (["--die-in-trial", "3"], ["--tune", "--save-freq", "3"]),
 }
 
@@ -102,9 +102,9 @@ def test_killed_run_is_resumed_in_the_middle_of(engine, middle, tmp_path):
 
 @pytest.fixture(scope="module")
 def interrupted(tmp_path_factory):
-    """Function that copies the backups of two workers of which one has been killed.
+    """Returns a function that copies the backups of two workers, one of which was killed.
 
-    It returns the folder of what they end with when they are not.
+    That function returns the folder with the results of an undisturbed run.
     """
     killed = {}
 
@@ -133,7 +133,7 @@ def test_two_devices_are_resumed_with_the_same_bits(interrupted, tmp_path):
 
 def test_truncated_backup_is_passed_over_for_the_one_before(interrupted, tmp_path):
     expected = interrupted("horovod", tmp_path / "damaged")
-    # Only rank 1 meets it, but both must go on from the same place.
+    # Only rank 1 finds the damage, but both must go on from the same place.
     damaged = newest(tmp_path / "damaged") / "process_1.npz"
     damaged.write_bytes(damaged.read_bytes()[:1000])
     arguments = ["--save-freq", "3"]
@@ -177,7 +177,7 @@ def test_backup_of_another_model_is_refused(tmp_path):
 
 def test_backup_of_another_optimizer_is_refused(tmp_path):
     fit(tmp_path, optimizer=keras.optimizers.SGD(0.1, momentum=0.9))
-    with pytest.raises(ValueError, match="its optimizer is SGD, the model's is RMSprop"):
+    with pytest.raises(ValueError, match="its optimizer is SGD, and the model's is RMSprop"):
         with pytest.warns(UserWarning, match="A backup cannot be used"):
             fit(tmp_path, optimizer=keras.optimizers.RMSprop(0.1))
 
@@ -188,8 +188,8 @@ def test_settings_that_are_variables_are_the_backups_and_others_the_programs(tmp
     fit(tmp_path, epochs=2, optimizer=optimizer)
     assert (float(optimizer.learning_rate), optimizer.momentum) == (np.float32(0.1), 0.8)
     printed = capsys.readouterr().out
-    assert "goes on with the backup's learning_rate = 0.1, not with the program's 0.01" in printed
-    assert "goes on with the program's momentum = 0.8, not with the backup's 0.9" in printed
+    assert "continues with the backup's learning_rate = 0.1, not with the program's 0.01" in printed
+    assert "continues with the program's momentum = 0.8, not with the backup's 0.9" in printed
     fit(tmp_path, epochs=3, optimizer=keras.optimizers.SGD(0.1, momentum=0.8))
     assert capsys.readouterr().out == ""
 
@@ -206,7 +206,7 @@ def test_full_disk_is_a_warning_and_the_next_backup_is_tried(tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def limit(epoch, logs=None):
-        # The second backup does not find room for more than some of its states.
+        # The second backup has room for some of its states only.
         resource.setrlimit(resource.RLIMIT_FSIZE, (9000 if epoch == 1 else limits[0], limits[1]))
 
     model = compiled(make_model(), keras.optimizers.SGD(0.1))
@@ -234,7 +234,7 @@ def test_directory_that_cannot_be_written_is_found_out_at_the_beginning(tmp_path
 
 
 class Termination(keras.callbacks.Callback):
-    """Asks its process to end, before a step that is counted from 0."""
+    """A callback that asks its process to end, before a step that is counted from 0."""
 
     def __init__(self, step):
         super().__init__()
@@ -257,7 +257,7 @@ def weights_after(directory, *callbacks, **arguments):
 
 @pytest.fixture
 def handler():
-    """A handler of the user's, which notes what the program had saved when it was called."""
+    """A user's handler, which notes what the program had saved when it was called."""
     calls = []
     previous = signal.signal(signal.SIGTERM, lambda *arguments: calls.append(arguments))
     yield calls
@@ -335,7 +335,7 @@ def test_an_epoch_of_data_in_any_order_begins_anew(make_data, reason, tmp_path, 
     assert batches == [0, 1, 2, 3] * 2
     assert model.optimizer.iterations == 6 + 8
     printed = capsys.readouterr().out
-    assert "Epoch 2 begins anew, from the weights after 2 batches" in printed
+    assert "Epoch 2 begins again, with the weights after 2 batches" in printed
     assert reason in printed
 
 
@@ -360,7 +360,7 @@ class Interruption(keras.callbacks.Callback):
 
 
 def test_epochs_that_are_resumed_at_their_end_keep_their_logs(tmp_path):
-    """And callbacks that read logs find them in every batch that is drawn again."""
+    """Callbacks that read logs find them in every batch that is drawn again."""
     x = np.random.default_rng(0).standard_normal([32, INPUTS]).astype(np.float32)
     data = {"x": x, "y": np.arange(32) % 10, "batch_size": 8, "epochs": 3, "verbose": 0}
     reading = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: logs["loss"])
@@ -378,7 +378,7 @@ def test_epochs_that_are_resumed_at_their_end_keep_their_logs(tmp_path):
 
 
 class TwoPlayers(keras.Model):
-    """Trains in a step of its own only, each part by an optimizer of its own."""
+    """A model with a train step of its own, and an optimizer for each part."""
 
     def __init__(self):
         super().__init__()

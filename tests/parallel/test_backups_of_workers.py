@@ -18,8 +18,8 @@ from tests.parallel.training import compiled, fit_part, make_data, make_model
 from tf_onebit.callbacks import BackupAndRestore
 from tf_onebit.callbacks.workers import Workers
 
-# Before which steps which workers are asked to end. How they tell each other is all that engines
-# differ in.
+# The step before which each worker is asked to end. Engines differ only in how workers tell each
+# other.
 ENDS = {
     "horovod": {"one": {1: 5}, "all": {0: 6, 1: 5}, "at_end": {0: 3}},
     "tensorflow": {"all": {0: 6, 1: 5}},
@@ -28,7 +28,7 @@ ENDS = {
 
 @pytest.fixture
 def directory(tmp_path):
-    """One for all workers."""
+    """Returns one directory for all workers."""
     return pathlib.Path(gather(str(tmp_path))[0]) / "backups"
 
 
@@ -52,7 +52,7 @@ def fit(model, directory, *callbacks, epochs=3, steps=4, **arguments):
 
 
 class Termination(keras.callbacks.Callback):
-    """Asks some workers to end, some sooner than others."""
+    """A callback that asks some workers to end, some sooner than others."""
 
     def __init__(self, steps):
         super().__init__()
@@ -71,7 +71,7 @@ def test_workers_of_which_one_is_asked_to_end_save_together(engine, world_size, 
         with pytest.raises(SystemExit) as error:
             fit(make(engine), directory / name, Termination(steps), save_before_exit=True)
         assert error.value.code == 143, name
-        # After the step in which the first was asked, and no other of them.
+        # After the step in which the first worker was asked, but no other yet.
         model, seen = make(engine), []
         begin = keras.callbacks.LambdaCallback(
             on_train_begin=lambda logs, model=model, seen=seen: seen.append(

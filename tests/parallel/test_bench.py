@@ -10,7 +10,7 @@ def test_collectives_are_measured_between_the_workers(tmp_path):
     command = ["-m", "tf_onebit.cli", "bench", "--values", "65536", "--json", str(path)]
     status, _, output = run_job("horovod", 2, command)
     assert status == 0, output
-    # One of them tells.
+    # One of them prints.
     assert output.count("Collectives") == output.count("One of 2 workers, 65,536 values") == 1
     content = json.loads(path.read_text())
     assert content["workers"] == 2

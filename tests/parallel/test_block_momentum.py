@@ -47,14 +47,14 @@ class Worker:
             self.model = in_scope(make=make, optimizer=optimizer, strategy=self.strategy)
 
     def fit(self, batches, callbacks=(), block_momentum=None, before=(), **arguments):
-        """Trains on this worker's part of lists of batches; some callbacks come `before`."""
+        """Trains on this worker's part of lists of batches. Callbacks in `before` come first."""
         data = self.distributed(batches)
         block_momentum = block_momentum or BlockMomentum(PERIOD, ETA)
         callbacks = [*before, block_momentum, *callbacks]
         return self.model.fit(data, callbacks=callbacks, verbose=0, **arguments).history
 
     def distributed(self, batches):
-        """Data of unknown length."""
+        """Returns this worker's part of the data, with unknown length."""
         mine = batches[rank()]
         x, labels = (np.stack(part) for part in zip(*(mine or batches[0]), strict=True))
         dataset = tf.data.Dataset.from_tensor_slices((x, labels)).filter(lambda *_: True)
@@ -69,7 +69,7 @@ class Worker:
 
 
 def batches_of(*counts):
-    """By worker, so many batches."""
+    """Returns a list of batches for each worker, with these numbers of batches."""
     x, labels = make_data(max(counts), len(counts))
     return [
         [(x[step, worker], labels[step, worker]) for step in range(count)]
@@ -83,14 +83,14 @@ def assert_close(arrays, others):
 
 
 def trained_in_lockstep(make, optimizer, *epochs, **arguments):
-    """Arrays that workers of one process end with, after epochs of lists of batches by worker."""
+    """Returns the final arrays of workers in one process, after epochs of batches by worker."""
     reference = Lockstep(make, optimizer, **arguments)
     return [reference.epoch(batches, PERIOD) for batches in epochs][-1]
 
 
 @both_engines
 def test_workers_train_as_in_one_process(tmp_path, engine, world_size):
-    """From what worker 0 has, and though the data of worker 1 end first, unforeseen."""
+    """All begin with the weights of worker 0, and the data of worker 1 end first, unannounced."""
     batches = batches_of(7, 4)
     worker = Worker(engine, lambda: with_weights_of_its_own(normalized_model()))
     worker.model.optimizer.iterations.assign(5 * rank())
@@ -138,7 +138,7 @@ def test_a_worker_whose_data_have_ended_waits(count, world_size):
 
 
 def make_gan(engine):
-    """A GAN on this worker, and a function that distributes its data."""
+    """Returns a GAN on this worker, and a function that distributes its data."""
     keras.utils.set_random_seed(rank())  # each begins with weights of its own
     if engine == "horovod":
         import tf_onebit.horovod as hvd
@@ -166,7 +166,7 @@ def test_workers_agree_in_all_that_the_optimizers_of_a_gan_have_trained(engine, 
     data = distributed(data.filter(lambda _: True))
     history = model.fit(data, callbacks=callbacks, verbose=0).history
     assert history["bytes_sent"][0] > 0
-    # All but the noise, of which every worker draws its own.
+    # All but the noise: every worker draws its own.
     variables = [v for v in model.variables if "seed" not in v.path]
     variables += [v for o in (model.d_optimizer, model.g_optimizer) for v in o.variables]
     assert_same_bits_on_all_ranks([np.array(v) for v in variables])
@@ -178,7 +178,7 @@ def test_workers_agree_in_all_that_the_optimizers_of_a_gan_have_trained(engine, 
 
 
 class Stop(keras.callbacks.Callback):
-    """Stops the training of rank 1 in the middle of a block of the first epoch."""
+    """A callback that stops rank 1 in the middle of a block of the first epoch."""
 
     def on_train_batch_end(self, batch, logs=None):
         if rank() == 1 and batch == 4:
@@ -208,7 +208,7 @@ def test_blocks_that_are_exchanged_with_one_bit_leave_equal_replicas(world_size)
         block_momentum=BlockMomentum(PERIOD, ETA, exchange=exchange),
         epochs=6,
     )
-    # A bit per value and some levels, and that three times in seven steps.
+    # A bit per value and some levels, three times in seven steps.
     bytes_sent = history["bytes_sent"][-1]
     of_statistics = 4 * sum(v.size for v in map(np.array, worker.model.non_trainable_weights)) + 4
     of_weights = bytes_sent - of_statistics * 3 / 7
@@ -299,7 +299,7 @@ def test_weights_that_one_rank_alone_assigns_are_an_error_on_every_rank(world_si
     changing = keras.callbacks.LambdaCallback(
         on_epoch_end=lambda epoch, logs: rank() == 1 and worker.model.set_weights(weights)
     )
-    with pytest.raises(ValueError, match=r"assigned on all.*on \[0, 1\] occasions, by worker"):
+    with pytest.raises(ValueError, match=r"assigned on all.*assigned \[0, 1\] times, by worker"):
         worker.fit(batches_of(3, 3), [changing], epochs=2)
 
 
@@ -312,7 +312,7 @@ def test_state_that_is_not_finite_is_an_error_on_every_rank(engine, world_size):
             moments = worker.model.optimizer.moments[1].variables
             moments[-1].assign(np.full(moments[-1].shape, np.nan))
 
-    # Its weights are finite, and must not be taken over before all is known to be.
+    # Its weights are finite. They must not be taken over before all are known to be finite.
     spoiling = keras.callbacks.LambdaCallback(on_train_batch_end=spoil)
     with pytest.raises(tf.errors.InvalidArgumentError, match="Rank 1 met .*bias_velocity"):
         worker.fit(batches_of(7, 7), before=[spoiling])

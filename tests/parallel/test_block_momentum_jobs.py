@@ -17,7 +17,7 @@ from tests.parallel.training import compiled, fit_part, make_model
 
 @pytest.fixture(scope="module")
 def on_nodes(tmp_path_factory):
-    """What the runs of `train_on_nodes` ended with: function of a run's name and a rank."""
+    """Returns the final arrays of `train_on_nodes`, as a function of a run's name and a rank."""
     return _ended("horovod", 4, tmp_path_factory, hosts="localhost:2,127.0.0.1:2")
 
 
@@ -56,8 +56,9 @@ def test_all_processes_of_all_nodes_end_with_the_same_bits(run, on_nodes):
 
 
 def train_until_a_worker_dies():
-    """Rank 1 dies in the middle of a block; the other says how its own `fit` ended."""
-    # horovodrun ends the other workers as soon as one has died: only who stays can tell.
+    """Lets rank 1 die in the middle of a block. The other rank says how its own `fit` ended."""
+    # horovodrun ends the other workers as soon as one has died. Only a worker that stays can
+    # report.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     hvd.init()
 
@@ -81,5 +82,5 @@ def test_a_worker_that_dies_in_a_block_ends_the_job():
     program = f"import {__name__} as jobs; jobs.train_until_a_worker_dies()"
     job = horovodrun(2, ["-c", program], timeout_seconds=60)
     assert job.returncode != 0
-    # At the end of the block that the other died in.
+    # Rank 0 notices at the end of the block in which the other died.
     assert "rank 0 ended with" in job.output and "after 8" in job.output, job.output

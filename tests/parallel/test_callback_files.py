@@ -1,4 +1,4 @@
-"""Keras' own callbacks that write, as every worker of a strategy runs them."""
+"""Keras' own callbacks that write files, on the workers of a strategy."""
 
 import pathlib
 import tempfile
@@ -50,10 +50,10 @@ def test_the_first_worker_writes_what_all_name(world_size, tmp_path, monkeypatch
     fit = {"batch_size": BATCH_SIZE * world_size, "shuffle": False, "verbose": 0}
     fit |= {"validation_data": (x[:32], labels[:32]), "callbacks": callbacks}
     model = in_scope(Delayed(OneBit()))
-    # A fit that is interrupted leaves callbacks that write elsewhere, and the next has them again.
+    # An interrupted fit leaves callbacks that write elsewhere. The next fit has them again.
     with pytest.raises(KeyboardInterrupt):
         model.fit(x, labels, **fit | {"callbacks": [*callbacks, Interrupt()]})
-    again = in_scope(Delayed(OneBit()))  # goes on after the first epoch, from Keras' backup
+    again = in_scope(Delayed(OneBit()))  # continues after the first epoch
     again.fit(x, labels, epochs=3, **fit)
 
     assert places(callbacks) == before
@@ -64,7 +64,7 @@ def test_the_first_worker_writes_what_all_name(world_size, tmp_path, monkeypatch
     logs = {"log.csv", *(f"log-{k}.csv" for k in range(world_size))}
     assert names == {"best.weights.h5", "board", "backup", *logs}
     assert len((folder / "log.csv").read_text().splitlines()) == 4  # a header and three epochs
-    # All can read at once what the first has written.
+    # All workers can read at once what the first has written.
     again.load_weights(folder / "best.weights.h5")
     models = sorted(folder.glob("*.keras"))
     assert len(models) > 2

@@ -32,7 +32,7 @@ from tf_onebit.exchanges import Bucketed, GradientSpec
 
 
 class AfterFirstBatch(keras.callbacks.Callback):
-    """Keeps the bits of weights and of the optimizer as they are after one batch."""
+    """A callback that keeps the bits of weights and optimizer after one batch."""
 
     def on_train_batch_end(self, batch, logs=None):
         if batch == 0:
@@ -71,7 +71,7 @@ def test_broadcast_within_fit(wrapper, world_size):
 
 
 class Unbuilt(keras.Model):
-    """Makes its variables in its first call."""
+    """A model that makes its variables in its first call."""
 
     def __init__(self):
         super().__init__()
@@ -159,7 +159,7 @@ class LogsOfBatches(keras.callbacks.Callback):
 
 
 def expected_bytes(template, model, world_size):
-    """Bytes of one exchange of the model's gradients, by the messages themselves."""
+    """Returns the bytes of one exchange of the model's gradients, counted in the messages."""
     specs = [GradientSpec(v.path, tuple(v.shape), "float32") for v in model.trainable_variables]
     exchange = Bucketed(template)
     exchange.build(specs, rank(), world_size, "expected_bytes")
@@ -302,7 +302,7 @@ def test_monitor_needs_an_optimizer_that_exchanges(world_size):
 def test_directory_that_is_not_shared_is_refused(tmp_path, world_size):
     model = compiled(make_model(), hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)))
     directory = tmp_path / str(rank())
-    message = f"All workers must name one directory .*Received: directory='.*/{rank()}'"
+    message = f"All workers must use the same directory.*Received: directory='.*/{rank()}'"
     with pytest.raises(ValueError, match=message):
         fit_part(model, 2, world_size, callbacks=[BackupAndRestore(directory, save_freq=1)])
 

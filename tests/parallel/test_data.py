@@ -14,7 +14,7 @@ both_engines = pytest.mark.workers(3, engines=["horovod", "tensorflow"])
 
 
 def recording(engine, exchange, **arguments):
-    """A model whose workers exchange gradients."""
+    """Returns a model whose workers exchange gradients."""
     optimizer = keras.optimizers.SGD(1e-4, weight_decay=0.1)
     if engine == "horovod":
         model = Recording()
@@ -105,7 +105,7 @@ def test_another_rank_than_that_of_the_job_is_refused(engine, world_size):
     batches = ResizableBatches(
         numbered(60), 12, rank=(rank() + 1) % world_size, world_size=world_size
     )
-    with pytest.raises(ValueError, match=f"must be those of the job.*worker {rank()} of"):
+    with pytest.raises(ValueError, match=f"must agree with the job.*worker {rank()} of"):
         recording(engine, OneBit()).fit(batches, verbose=0)
 
 

@@ -1,4 +1,4 @@
-"""A strategy trains on whatever one process trains on: types of data and of variables."""
+"""A strategy trains on the same types of data and variables as one process."""
 
 import keras
 import numpy as np
@@ -16,7 +16,7 @@ WORDS = np.array(["red", "green", "blue", "black"])
 
 
 def network(*inputs):
-    """A classifier behind some first layers, of which the first is an input."""
+    """Returns a classifier behind some first layers, of which the first is an input."""
     x = first = inputs[0]
     for layer in inputs[1:]:
         x = layer(x)
@@ -57,7 +57,7 @@ def of_sparse():
         return network(keras.Input((WIDTH,), sparse=True))
 
     dense = np.random.default_rng(0).normal(size=(SAMPLES, WIDTH)).astype("float32")
-    # Batches without values, though not without samples, on one worker and on both.
+    # Batches of samples without values: on one worker, and on both.
     dense[BATCH : BATCH + BATCH // 2] = dense[3 * BATCH :] = 0
     return make, dense
 
@@ -119,7 +119,7 @@ def test_data_of_any_type_train_as_in_one_process(name):
 @workers
 @pytest.mark.parametrize("form", ["sparse", "ragged", "without_width"])
 def test_samples_without_values_are_data(form):
-    """On one worker the batch has samples, of which none has a value."""
+    """On one worker the batch has samples, but no values."""
     strategy = MultiWorkerMirroredStrategy(FullPrecision())
     with strategy.scope():
         variable = keras.Variable(np.zeros([64], np.float32))
@@ -203,7 +203,7 @@ def test_values_of_any_type_are_gathered(world_size):
 
 
 class OwnStep(keras.Model):
-    """A model with steps of its own and no `call`, as that of a GAN."""
+    """A model with a train step of its own and no `call`, like a GAN."""
 
     def __init__(self, inner):
         super().__init__()

@@ -49,7 +49,7 @@ def decaying():
 
 
 def delayed_model(optimizer, exchange=None, make=make_model, **arguments):
-    """A compiled model whose exchange, by default full precision, is delayed."""
+    """Returns a compiled model whose exchange, by default full precision, is delayed."""
     exchange = exchange or Delayed(FullPrecision())
     if is_horovod():
         return compiled(make(), hvd.DistributedOptimizer(optimizer(), exchange), **arguments)
@@ -57,7 +57,7 @@ def delayed_model(optimizer, exchange=None, make=make_model, **arguments):
 
 
 def batches(world_size, steps=STEPS, spoil=None):
-    """This rank's batches; a strategy gets those of all, and divides them.
+    """Returns this rank's batches, or for a strategy all batches, which it divides.
 
     Args:
         world_size: number of workers.
@@ -94,7 +94,7 @@ CASES = {
 @both_engines
 @pytest.mark.parametrize("name", CASES)
 def test_fit_applies_gradients_late(name, world_size):
-    """Of data of unknown length, which end in a step that must do nothing."""
+    """The length of the data is unknown, so the last step must do nothing."""
     optimizer, settings, arguments = CASES[name]
     exchange = Delayed(FullPrecision(), settings.get("delay", 1))
     model = delayed_model(optimizer, exchange, settings.get("make", make_model), **arguments)
@@ -105,7 +105,7 @@ def test_fit_applies_gradients_late(name, world_size):
 
 
 class Evaluation(keras.callbacks.Callback):
-    """Looks at the model after some steps, as `view` does, and keeps what that returns."""
+    """A callback that calls `view` with the model after some steps, and keeps its results."""
 
     def __init__(self, view, *steps):
         super().__init__()
@@ -118,7 +118,7 @@ class Evaluation(keras.callbacks.Callback):
 
 @both_engines
 def test_accumulated_gradients_are_late_by_an_update(world_size):
-    """Also where the model is looked at in the midst of an accumulation."""
+    """The same holds if the model is read in the middle of an accumulation."""
     model = delayed_model(sgd(gradient_accumulation_steps=2, momentum=0.9))
     evaluation = Evaluation(lambda model: model.get_weights(), 4)
     model.fit(batches(world_size, steps=10), verbose=0, callbacks=[evaluation])
@@ -131,11 +131,11 @@ def test_accumulated_gradients_are_late_by_an_update(world_size):
 
 
 def late_by_an_update(whole):
-    """The weights that are seen after five batches, and those in the end."""
+    """Returns the weights that are seen after five batches, and the final ones."""
     late = Late(sgd(momentum=0.9))
     for update in range(5):
         if update == 2:
-            # Its first batch has been seen by the model before the flush, its second after.
+            # The model computes its first batch before the flush, and its second after.
             first = late._gradients(*whole[4])
             late.flush()
             seen = late.model.get_weights()
@@ -186,7 +186,7 @@ def test_model_is_complete_wherever_it_is_looked_at(world_size, tmp_path):
 
 @over_horovod
 def test_one_worker_may_look_at_the_model_alone(world_size):
-    """It waits until the others come to the end of their next step."""
+    """The worker waits until the others come to the end of their next step."""
     model = delayed_model(sgd(momentum=0.9), Delayed(OneBit(min_size=0)))
     alone = Evaluation(lambda model: model.get_weights(), *([1] if rank() == 0 else []))
     model.fit(batches(world_size), epochs=2, verbose=0, callbacks=[alone])
@@ -233,7 +233,7 @@ def test_run_resumed_at_the_end_of_an_epoch_before_the_flush_has_the_same_bits(
 
 
 def check_resumed_run(step, steps_between, world_size, tmp_path):
-    """A run that is interrupted after a step, with a backup every so many, ends as another."""
+    """Asserts that a run that is interrupted after a step ends as an undisturbed one."""
     directory = gather(str(tmp_path))[0]
 
     def train(*callbacks):
@@ -250,7 +250,7 @@ def check_resumed_run(step, steps_between, world_size, tmp_path):
 @over_horovod
 def test_error_comes_on_all_workers_and_names_the_gradient(world_size):
     model = delayed_model(sgd(), Delayed(OneBit(min_size=0)))
-    # Which of them, if not all, differs between processors.
+    # Processors differ in which gradients these are.
     message = r"Rank 1 met an infinity or NaN in the gradient of .*(first|last)/(kernel|bias)\W"
     with pytest.raises(tf.errors.InvalidArgumentError, match=message):
         model.fit(batches(world_size, spoil=2), verbose=0)
@@ -258,7 +258,7 @@ def test_error_comes_on_all_workers_and_names_the_gradient(world_size):
 
 
 class SlowOnRank1(keras.layers.Layer):
-    """What it computes, and so all gradients behind it, is late on rank 1."""
+    """A layer whose results, and so all gradients behind it, are late on rank 1."""
 
     def call(self, x):
         if rank() == 1:
@@ -268,7 +268,7 @@ class SlowOnRank1(keras.layers.Layer):
 
 @both_engines
 def test_training_goes_on_after_an_error(world_size):
-    """Also where a worker knows of it long before the others send what they have next."""
+    """The same holds if a worker knows of it long before the others send their next messages."""
 
     def make():
         keras.utils.set_random_seed(0)
@@ -304,7 +304,7 @@ def test_loops_of_ones_own_flush(world_size):
     for x, labels in batches(world_size):
         model.train_on_batch(x, labels)
     assert model.optimizer.iterations.numpy() == STEPS - 1
-    flush(model.optimizer)  # which is all that many a loop has
+    flush(model.optimizer)  # many loops consist of this alone
     flush(model)  # of nothing
     assert_same_bits(model, fitted)
     plain = delayed_model(sgd(), OneBit(min_size=0))

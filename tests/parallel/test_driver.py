@@ -14,7 +14,7 @@ MODES = {"eager": lambda function: function, "graph": tf.function}
 
 @pytest.fixture(params=MODES)
 def mode(request):
-    """What to make of a function before it is called."""
+    """Returns a function that compiles another one, or leaves it as it is."""
     return MODES[request.param]
 
 

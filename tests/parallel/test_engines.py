@@ -17,7 +17,7 @@ MIRRORED = {4: AMONG_FOUR, 3: AMONG_THREE}
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Function that trains once and returns, by case, the weights on each rank."""
+    """Returns a function that trains once and returns, by case, the weights on each rank."""
     finished = {}
 
     def train(engine, replicas, cases, devices=1):
@@ -33,14 +33,14 @@ def trained(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def mirrored(tmp_path_factory):
-    """The weights that one process ended with, by number of replicas and case."""
+    """Returns the final weights of one process, by number of replicas and case."""
     output = tmp_path_factory.mktemp("weights")
     runs = _train("mirrored", 1, max(MIRRORED), MIRRORED, output)
     return {run: weights for run, (weights,) in runs.items()}
 
 
 def _train(engine, processes, devices, cases, output):
-    """Trains the cases of each number of replicas: weights by these, of each process."""
+    """Trains the cases of each number of replicas. Returns weights by these, of each process."""
     runs = [(replicas, case) for replicas, names in cases.items() for case in names]
     command = ["-m", "tests.parallel.train_on_engine", "--engine", engine, "--output", str(output)]
     command += ["--devices", str(devices), "--runs", *(f"{n}:{case}" for n, case in runs)]
@@ -77,7 +77,7 @@ def test_engines_agree_with_three_workers(case, trained, mirrored):
     over_horovod = trained("horovod", 3, AMONG_THREE)[case]
     for weights in over_horovod:
         assert_same_bits(weights, over_horovod[0])
-    # Keras divides by three before it computes gradients, Horovod's average comes after.
+    # Keras divides by three before it computes gradients. Horovod's average comes after.
     for array, other in zip(over_horovod[0], mirrored[3, case], strict=True):
         np.testing.assert_allclose(array, other, rtol=1e-6, atol=1e-6)
 
@@ -95,7 +95,7 @@ np.testing.assert_array_equal(received, [[100 * other + rank()] for other in ran
 
 
 def test_eleven_tasks_are_in_the_order_of_their_numbers():
-    # TensorFlow sorts them as text: 0, 1, 10, 2, ...
+    # TensorFlow sorts them as text: 0, 1, 10, 2 and so on.
     job = run_job("tensorflow", 11, ["-c", ELEVEN_TASKS])
     assert job.returncode == 0, job.output
 
@@ -104,6 +104,6 @@ def test_eleven_tasks_are_in_the_order_of_their_numbers():
 def test_two_workers_with_two_devices_each(case, trained, mirrored):
     ranks = trained("tensorflow", 4, WITH_TWO_DEVICES, devices=2)[case]
     assert_same_bits(*ranks)
-    if case == "full_precision":  # between devices as between workers: four replicas as ever
+    if case == "full_precision":  # between devices as between workers, with four replicas as before
         for array, other in zip(ranks[0], mirrored[4, case], strict=True):
             np.testing.assert_allclose(array, other, rtol=1e-5, atol=1e-5)

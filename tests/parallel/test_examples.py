@@ -1,7 +1,7 @@
 """The examples run.
 
 keras_fit runs with every engine. speech runs with workers of two speeds, and with all options that
-decide something on the way.
+make decisions during training.
 """
 
 import json
@@ -58,7 +58,7 @@ def test_speech_is_learned_while_minibatch_and_learning_rate_are_decided(tmp_pat
     first, last = results["held_out_cross_entropy"]
     assert last < first < 5.3  # ln 205
     assert results["bytes_sent_per_step"] < results["parameters"]  # in full precision 4 times that
-    # Half of two minibatches of 64; the search compares it with a larger one.
+    # Half of two minibatches of 64: the search compares it with a larger one.
     sizes = results["minibatch_control"]
     assert sizes["global_batch_size"][0] == 64 and sizes["position"][1] >= 20000
     assert [size for size, _ in sizes["trials"][1]] == [64, 128]

@@ -1,4 +1,4 @@
-"""Exchanges between processes compute what they compute among simulated workers."""
+"""Exchanges between processes give the same results as among simulated workers."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ EXCHANGES = {
     "symmetric": OneBit(levels="symmetric", max_column_size=32, min_column_size=32),
     "buckets": OneBit(bucket_bytes=8192, exclude=["left_out"]),
     "warm_start": WarmStart(OneBit(), steps=STEPS // 2),
-    # More and more values exceed it: messages become longer.
+    # More and more values exceed it, so messages become longer.
     "threshold": Threshold(1.0, coding="golomb_rice"),
     "density": Threshold(target_density=0.05, bucket_bytes=32768),
 }
@@ -78,7 +78,7 @@ def test_same_bits_as_in_lockstep(name, dtype, world_size):
         assert_same_bits_on_all_ranks(received)
         for tensor, other in zip(received, expected, strict=True):
             np.testing.assert_array_equal(tensor, other)
-    # Residuals and counters: full precision has no part in them.
+    # These are residuals and counters. Full precision has none.
     assert digest(mine.variables) == digest(simulated[rank()].variables)
 
 

@@ -41,7 +41,7 @@ class Training:
         self.optimizer.apply([kernel, bias, table], self.variables)
 
     def state(self, with_exchange=True):
-        """Bits of the weights and, unless told otherwise, of everything else, too."""
+        """Returns a digest of the weights and, by default, of all other state."""
         everything = [*self.variables, *self.optimizer.variables]
         for exchange in self.optimizer.gradient_exchange.built:
             everything += exchange.variables
@@ -49,7 +49,10 @@ class Training:
 
 
 def gradients_of(step, poisoned=None, value=np.nan):
-    """Gradients of this rank; rank 1 has a `value` in that of the variable `poisoned`."""
+    """Returns gradients of this rank.
+
+    On rank 1, the one of the variable `poisoned` has a `value`.
+    """
     rng = np.random.default_rng([step, rank()])
     shapes = SHAPES | {"table": (2, 3)}
     gradients = [rng.standard_normal(shape).astype(np.float32) for shape in shapes.values()]
@@ -103,7 +106,7 @@ def test_not_finite_sample_in_fit(on_nonfinite, world_size):
     if rank() == 1:
         x[0, 0] = np.inf
     if on_nonfinite == "error":
-        # Which of all gradients differs between processors.
+        # Processors differ in which of the gradients it is.
         with pytest.raises(tf.errors.InvalidArgumentError, match="Rank 1 .*(kernel|bias)"):
             model.fit(x, labels, verbose=0)
     else:
@@ -223,7 +226,7 @@ OPTIMIZERS = {
 
 @pytest.mark.workers(3)
 def test_a_worker_may_have_made_another_model_before(world_size):
-    """So its layers have other names: Horovod's programs load a model on one worker only."""
+    """Then its layers have other names: Horovod's programs load a model on one worker only."""
     if rank() == 1:
         keras.layers.Dense(3)
     layers = [keras.Input((64,)), keras.layers.Dense(64), keras.layers.Dense(10)]
@@ -287,8 +290,9 @@ def test_overflow_on_the_way_is_an_error_on_all_ranks(exchange, dtype, value, wo
 
 
 def train_until_a_worker_dies():
-    """Rank 1 dies in the middle of `fit`; the others say how their own `fit` ended."""
-    # horovodrun ends the other workers as soon as one has died: only who stays can tell.
+    """Lets rank 1 die in the middle of `fit`. The others say how their own `fit` ended."""
+    # horovodrun ends the other workers as soon as one has died. Only a worker that stays can
+    # report.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     hvd.init()
     death = os.environ["TEST_DEATH"]
@@ -348,9 +352,9 @@ def test_numbers_of_batches_that_nobody_knows_end_the_job(epochs, callbacks, occ
     job = horovodrun(2, arguments, HOROVOD_STALL_SHUTDOWN_TIME_SECONDS="5")
     assert job.returncode != 0
     assert "RuntimeError: Worker 1 waits between two steps" in job.output
-    assert "worker 0 is in the midst of its epoch after 5 seconds" in job.output
+    assert "Worker 0 is still in the middle of its epoch after 5 seconds" in job.output
     assert f"here: {occasion}, " in job.output and "after 3 steps" in job.output
-    if callbacks:  # else nothing of this package runs before the first epoch begins
+    if callbacks:  # otherwise no code of this package runs before the first epoch begins
         assert "UnknownError: Worker 1 has " in job.output
 
 

@@ -1,4 +1,4 @@
-"""A program that a fork runs is not told from one that Python runs, but by its haste."""
+"""A program that runs in a fork behaves as one that Python runs, but starts faster."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""The number of functions that a gradient passes: it keeps the path readable."""
+"""The number of functions that a gradient passes. The test keeps the path readable."""
 
 import pathlib
 import sys
@@ -11,7 +11,7 @@ import tensorflow as tf
 import tf_onebit
 import tf_onebit.horovod as hvd
 from tests.parallel.training import make_model
-from tf_onebit.exchanges.base import GradientSpec
+from tf_onebit.exchanges import GradientSpec
 
 PACKAGE = pathlib.Path(tf_onebit.__file__).parent
 MOST_FUNCTIONS, MOST_FILES = 63, 17
@@ -28,7 +28,7 @@ def holds_gradient(value, depth=0):
 
 
 class Path:
-    """Functions of the package that are given a gradient or a message, within a context."""
+    """The functions of the package that get a gradient or a message, within a context."""
 
     def __init__(self):
         self.functions = set()

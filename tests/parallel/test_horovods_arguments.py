@@ -1,4 +1,4 @@
-"""Arguments of Horovod's for `DistributedOptimizer` and `DistributedGradientTape`."""
+"""Horovod's arguments of `DistributedOptimizer` and `DistributedGradientTape`."""
 
 import keras
 import numpy as np
@@ -25,7 +25,7 @@ def test_passes_are_added_up_before_an_update(averaged, world_size):
         backward_passes_per_step=2,
         average_aggregated_gradients=averaged,
     )
-    rate = 0.1 if averaged else 0.2  # that of a mean over two passes
+    rate = 0.1 if averaged else 0.2  # the gradient of a mean over two passes
     reference = keras.optimizers.SGD(rate, gradient_accumulation_steps=2)
     weights = trained(optimizer, world_size).get_weights()
     expected = trained(hvd.DistributedOptimizer(reference), world_size).get_weights()
@@ -77,7 +77,7 @@ def test_gradients_are_divided_before_sums_in_float16(world_size):
 
 @pytest.mark.workers(2)
 def test_sparse_gradients_become_dense(world_size):
-    # Adam moves rows without a gradient, if it is told of them.
+    # Adam moves rows without a gradient if they are passed to it.
     moved = {}
     for as_dense in (False, True):
         optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.1), sparse_as_dense=as_dense)
@@ -167,7 +167,7 @@ def test_a_process_set_trains_without_the_others(world_size):
         with tf.GradientTape() as tape:
             loss = variable * (rank() + 1.0)
         gradient = hvd.DistributedGradientTape(tape, process_set=pair()).gradient(loss, variable)
-        assert float(gradient[0]) == 2.0  # the mean of 1 and 3, and that of rank 1
+        assert float(gradient[0]) == 2.0  # the mean of 1 and 3, and the value of rank 1
     # Workers outside have taken no part, and still count alike.
     everybody = trained(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), OneBit()), world_size)
     assert_same_bits_on_all_ranks(everybody.get_weights())
@@ -182,7 +182,7 @@ ERRORS = {
     "no factor": (lambda o: (o,), {"gradient_predivide_factor": 0}, "must be positive"),
     "a sum": (lambda o: (o,), {"gradient_predivide_factor": 2.0, "op": hvd.Sum}, "with op=Sum"),
     "no set": (lambda o: (o,), {"process_set": [0, 1]}, "must be a ProcessSet"),
-    "unknown set": (lambda o: (o,), {"process_set": hvd.ProcessSet([0])}, "not known to Horovod"),
+    "unknown set": (lambda o: (o,), {"process_set": hvd.ProcessSet([0])}, "be registered with"),
 }
 
 
@@ -207,12 +207,12 @@ def test_passes_and_local_variables_have_their_limits(world_size):
         hvd.DistributedOptimizer(accumulating, backward_passes_per_step=2)
     built = keras.optimizers.SGD(0.1)
     built.build(make_model().trainable_variables)
-    with pytest.raises(ValueError, match="anew, with gradient_accumulation_steps=2"):
+    with pytest.raises(ValueError, match="Make a new one with gradient_accumulation_steps=2"):
         hvd.DistributedOptimizer(built, backward_passes_per_step=2)
     delayed = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), Delayed(OneBit()))
     with pytest.raises(ValueError, match="Leave Delayed out"):
         delayed.register_local_var(tf.Variable(1.0))
-    with pytest.raises(ValueError, match="which is not built. Build it first"):
+    with pytest.raises(ValueError, match="which has no variables yet. Build the layer"):
         hvd.PartialDistributedOptimizer(built, local_layers=[keras.layers.Dense(2)])
     with pytest.raises(ValueError, match="local_layers must be Keras layers"):
         hvd.PartialDistributedGradientTape(tf.GradientTape(), local_layers=[INPUTS])

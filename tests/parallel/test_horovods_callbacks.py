@@ -11,7 +11,7 @@ from tf_onebit import FullPrecision
 
 
 class Rates(keras.callbacks.Callback):
-    """Keeps the learning rate of every step."""
+    """A callback that keeps the learning rate of every step."""
 
     def __init__(self):
         super().__init__()
@@ -22,7 +22,7 @@ class Rates(keras.callbacks.Callback):
 
 
 def fitted(optimizer, callback, world_size, steps=4, epochs=3):
-    """The model after some epochs, the learning rate of each step, and the history."""
+    """Returns the model after some epochs, the learning rate of each step, and the history."""
     model = compiled(make_model(), hvd.DistributedOptimizer(optimizer, FullPrecision()))
     rates = Rates()
     history = fit_part(model, steps, world_size, epochs=epochs, callbacks=[callback, rates])
@@ -33,7 +33,7 @@ def fitted(optimizer, callback, world_size, steps=4, epochs=3):
 def test_warm_up_begins_at_the_rate_of_one_worker(world_size, capsys):
     callback = hvd.callbacks.LearningRateWarmupCallback(0.2, warmup_epochs=2, verbose=1)
     _, rates, history = fitted(keras.optimizers.Adam(0.2), callback, world_size)
-    # Of 8 batches each adds an eighth of what is between 0.1 and 0.2.
+    # Each of 8 batches adds an eighth of the difference between 0.1 and 0.2.
     warm_up = [0.1 + 0.1 * (i + 1) / 8 for i in range(8)]
     assert rates == pytest.approx([*warm_up, *[0.2] * 4])
     assert history["lr"] == pytest.approx([0.15, 0.2, 0.2])
@@ -101,7 +101,7 @@ def test_schedules_say_what_they_need(world_size):
 @pytest.mark.workers(2)
 def test_best_model_is_saved_where_it_is_told(world_size, tmp_path):
     callback = hvd.callbacks.BestModelCheckpoint(monitor="loss")
-    with pytest.raises(ValueError, match="BestModelCheckpoint must be told where to save"):
+    with pytest.raises(ValueError, match="BestModelCheckpoint needs the path of a file"):
         fitted(keras.optimizers.SGD(0.1), callback, world_size)
     callback.filepath = str(tmp_path / f"{rank()}.keras")
     model, _, _ = fitted(keras.optimizers.SGD(0.1), callback, world_size)

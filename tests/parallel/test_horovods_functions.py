@@ -1,4 +1,4 @@
-"""Functions of Horovod's beside optimizers, tapes and callbacks."""
+"""Functions of Horovod's, other than optimizers, tapes and callbacks."""
 
 import keras
 import numpy as np
@@ -52,7 +52,7 @@ def test_variables_are_broadcast_in_a_process_set(world_size):
         hvd.broadcast_variables([variable], root_rank=2, process_set=pair())
         assert hvd.allgather_object(rank(), process_set=pair()) == [0, 2]
     else:
-        with pytest.raises(ValueError, match="must have this worker in it"):
+        with pytest.raises(ValueError, match="must contain this worker"):
             hvd.broadcast_variables([variable], root_rank=2, process_set=pair())
     assert gather(float(variable)) == [2.0, 1.0, 2.0]
 

@@ -1,4 +1,4 @@
-"""A job of its own, for what a job can do once."""
+"""A job of its own, for actions that are possible only once in a job."""
 
 import pathlib
 
@@ -15,7 +15,7 @@ def test_a_program_for_horovod_ends_with_what_to_write():
         "1: by itself it has itself",
         "0: the weight is -0.5",
         "1: the weight is -0.5",
-        "RuntimeError: join answers all-reduces of Horovod's own",
+        "RuntimeError: join cannot answer an exchange of gradients",
     ):
         assert line in job.output
     assert "AutoGraph could not transform" not in job.output

@@ -34,7 +34,7 @@ def test_devices_share_minibatches_whose_size_changes(package, data, result):
     assert sorted(map(len, tried)) == [3, 3, 4, 4, 4, 4, 6, 6, 6]  # 18, 11 and 11
     if data == "arrays-1":
         sizes = [sum(map(len, trained[i : i + 3])) for i in range(0, len(trained), 3)]
-        # With 48 to come 63 samples are left, of which two minibatches have equal parts.
+        # With 48 still to come, 63 samples are left. Two of their minibatches have equal parts.
         assert sizes[:4] == [6, 30, 3, 3] and sizes[4:6] == [32, 12]
 
 

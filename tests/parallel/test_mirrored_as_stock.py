@@ -1,4 +1,4 @@
-"""`MirroredStrategy` gives what that of `tf.distribute` gives, beside the gradients' exchange."""
+"""Our `MirroredStrategy` gives the same results as TensorFlow's, except for gradients."""
 
 import pytest
 

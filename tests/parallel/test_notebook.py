@@ -1,4 +1,4 @@
-"""The notebook of the examples runs, and what it concludes holds: its cells assert it."""
+"""The notebook of the examples runs, and its cells assert their conclusions."""
 
 import os
 
@@ -9,7 +9,7 @@ import pytest
 from tests.parallel.launch import ROOT
 
 NOTEBOOK = ROOT / "examples" / "error_feedback.ipynb"
-# What a page of a code host shows at once.
+# The size up to which a page of a code host shows a notebook.
 MOST_BYTES = 300_000
 
 
@@ -23,7 +23,7 @@ def test_error_feedback_does_what_the_notebook_says(tmp_path, monkeypatch):
     nbclient.NotebookClient(
         notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}
     ).execute()
-    # It is kept with as many figures as it makes.
+    # The stored notebook has as many figures as a run makes.
     assert [figures(cell) for cell in code] == kept
     assert sum(kept) == 4
     assert NOTEBOOK.stat().st_size < MOST_BYTES

@@ -1,4 +1,4 @@
-"""One worker, and arguments that are refused before any worker is asked."""
+"""One worker alone, and arguments that are refused before any worker is asked."""
 
 import contextlib
 import gc
@@ -20,7 +20,7 @@ from tf_onebit.callbacks import Monitor
 
 
 def train_alone():
-    """Trains with all that this package has, and without it: the same bits."""
+    """Trains with all parts of this package, and without it, to the same bits."""
     hvd.init()
     callbacks = [
         hvd.BroadcastGlobalVariablesCallback(0),
@@ -205,7 +205,7 @@ def test_name_and_settings_are_kept():
 
 
 class Bounded(keras.optimizers.SGD):
-    """Has a required argument, and an attribute that no configuration knows."""
+    """An optimizer with a required argument, and an attribute that is in no configuration."""
 
     def __init__(self, learning_rate, bound, **arguments):
         super().__init__(learning_rate, **arguments)
@@ -213,7 +213,7 @@ class Bounded(keras.optimizers.SGD):
 
 
 class Warming(keras.optimizers.schedules.LearningRateSchedule):
-    """Has no `get_config`."""
+    """A schedule without `get_config`."""
 
     def __call__(self, step):
         return 0.5

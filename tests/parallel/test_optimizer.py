@@ -32,7 +32,7 @@ def adam(**arguments):
 
 
 def trained(optimizer, world_size, steps=STEPS, **arguments):
-    """Final weights and optimizer variables after a fit on all workers."""
+    """Returns the final weights and optimizer variables after a fit on all workers."""
     model = compiled(make_model(), optimizer, **arguments)
     fit_part(model, steps, world_size)
     return arrays_of(model)
@@ -43,7 +43,7 @@ def arrays_of(model):
 
 
 def reference(optimizer, world_size, **arguments):
-    """As `trained`, by one process on the batches of all workers together."""
+    """Returns the same as `trained`, from one process on the batches of all workers together."""
 
     def train():
         model = compiled(make_model(), optimizer, **arguments)
@@ -78,7 +78,7 @@ def test_ranks_end_bitwise_equal_and_runs_repeat(name, world_size):
 
 
 class CountsTraces(keras.layers.Layer):
-    """An identity."""
+    """An identity layer that counts its traces."""
 
     traces = 0
 
@@ -155,7 +155,7 @@ def test_sum_is_the_average_times_the_workers(exchange, world_size):
 
 
 class Counted(FullPrecision):
-    """Counts the exchanges of all its clones."""
+    """An exchange that counts the exchanges of all its clones."""
 
     def encode(self, gradients):
         EXCHANGES_COUNT.assign_add(1)
@@ -236,7 +236,7 @@ def test_variables_without_gradients_are_left_alone(on_nonfinite, world_size):
 def test_embeddings_equal_the_dense_reference(world_size):
     words, steps = 40, 4
     rng = np.random.default_rng(0)
-    # Few words, so that they come several times on one worker and on both.
+    # Few words, so that each comes several times on one worker and on both.
     tokens = rng.integers(0, words // 2, (steps, world_size, 8, 5))
     targets = rng.standard_normal((steps, world_size, 8, 5, 3)).astype(np.float32)
     table = rng.standard_normal((words, 3)).astype(np.float32)
@@ -413,7 +413,7 @@ def test_an_optimizer_made_on_one_rank_only_does_no_harm(world_size):
 
 
 def two_losses(variables, optimizer, x):
-    """Two gradients of the same variables, of which neither depends on the other."""
+    """Returns two gradients of the same variables, which do not depend on each other."""
     gradients = [[tf.fill(v.shape, tf.reduce_mean(x) * k) for v in variables] for k in (1.0, 3.0)]
     first, second = gradients
     return lambda: optimizer.apply(first, variables), lambda: optimizer.apply(second, variables)

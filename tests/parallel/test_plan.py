@@ -17,7 +17,7 @@ def test_links_are_measured_between_the_workers(engine, tmp_path):
     command = [*PLAN, "tests.support.planned:make_model", *OPTIONS, "--json", str(path)]
     status, seconds, output = run_job(engine, 2, command)
     assert status == 0, output
-    # One of them tells.
+    # One of them prints.
     assert output.count("measured between 2 workers") == output.count("Advice for 2 workers") == 1
     content = json.loads(path.read_text())
     assert content["measured_workers"] == 2
@@ -50,6 +50,6 @@ def test_a_model_that_fails_ends_the_job(engine, function, tmp_path):
 
 
 def processes_with(argument):
-    """Those of this machine that were started with an argument."""
+    """Returns the processes of this machine that were started with an argument."""
     running = psutil.process_iter(["cmdline"])
     return [process for process in running if str(argument) in (process.info["cmdline"] or [])]

@@ -10,15 +10,15 @@ import pytest
 from tests.parallel.launch import ROOT
 from tests.support.ports import ports_of, run_all
 
-# How many lines a diff may change, by the page and the folder of its programs.
+# The most lines that a diff may change, by the page and the folder of its programs.
 MOST_LINES = {"five_lines": 5, "keras_programs": 6}
-# What a program must print of what is held out: at most, where it is a loss or a distance.
-# Of ten digits that are guessed the loss is ln 10 = 2.3.
+# The held-out result that a program must print: at most this, for a loss or a distance. If all ten
+# digits are guessed, the loss is ln 10 = 2.3.
 AT_MOST = {"gan": 0.05, "forecast": 0.06}
 AT_MOST |= dict.fromkeys(["keras_fit", "multi_worker", "horovod_loop", "horovod_keras"], 1.2)
-# At least, where it is an accuracy.
+# At least this, for an accuracy.
 AT_LEAST = {"text_classification": 0.8, "image_classification": 0.9}
-# These statistics of the batches of each worker differ.
+# These statistics are of each worker's own batches, and differ.
 OWN_STATISTICS = "images_horovod.py"
 NEEDS_KERAS_2 = "horovod_keras.py"
 

@@ -1,4 +1,4 @@
-"""Reductions and assignments of `MultiWorkerMirroredStrategy`, as those of `tf.distribute`."""
+"""Reductions and assignments of `MultiWorkerMirroredStrategy` agree with `tf.distribute`."""
 
 import functools
 
@@ -18,7 +18,7 @@ def of_replica():
     return tf.distribute.get_replica_context()
 
 
-# What each of two workers has, and what is its sum and its mean.
+# The value of each of two workers, their sum, and their mean.
 REDUCED = {
     "number": (lambda: 5.0, np.float32(10.0), np.float32(5.0)),
     "int64": (lambda: tf.constant(1 + rank(), tf.int64), np.int64(3), np.float64(1.5)),
@@ -86,7 +86,7 @@ def test_assignments_are_aggregated(aggregation, expected, in_mode, world_size):
 @pytest.mark.parametrize("shapes", [[[1], [2]], [[2], [1, 2]]], ids=["length", "rank"])
 def test_shapes_that_differ_are_an_error_after_which_all_go_on(shapes, world_size):
     strategy = MultiWorkerMirroredStrategy()
-    with pytest.raises(ValueError, match="must have one shape and one type on all replicas"):
+    with pytest.raises(ValueError, match="must have the same shape and type on all replicas"):
         strategy.reduce("SUM", tf.ones(shapes[rank()]), axis=None)
     assert strategy.reduce("SUM", 1.0, axis=None).numpy() == world_size
 
@@ -100,7 +100,7 @@ def test_only_keras_gets_a_mean_of_scalars_along_an_axis(in_mode, world_size):
 
 
 def collectives_of(function):
-    """The types of all collectives of a graph and of the functions that it calls."""
+    """Returns the types of all collectives of a graph and of the functions that it calls."""
     graph = function.get_concrete_function().graph.as_graph_def()
     nodes = [*graph.node, *(node for f in graph.library.function for node in f.node_def)]
     return sorted(node.op for node in nodes if node.op.startswith("Collective"))

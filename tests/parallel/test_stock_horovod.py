@@ -40,7 +40,7 @@ def test_allreduce_scales_as_it_was_asked_to(
     def total(tensor):
         return stock.allreduce(tensor, compression=compression, **options)
 
-    # Residuals are kept by the name of the function.
+    # Residuals belong to the name of the function.
     total = tf.function(_renamed(total.python_function, request))
     for step, (mean,) in enumerate(lockstep_means(exchange, world_size, STEPS, [SHAPE])):
         received = total(*coefficients(step, rank(), [SHAPE]))
@@ -112,7 +112,7 @@ def test_stock_gradient_tape(eager, world_size):
         return tape.gradient(loss, variables)
 
     step_function = gradients_in_stock_tape if eager else tf.function(gradients_in_stock_tape)
-    # Each tensor is exchanged by itself, so that each must be compared by itself.
+    # Each tensor is exchanged by itself, so each is compared by itself.
     expected = [lockstep_means(OneBit(), world_size, STEPS, [shape]) for shape in shapes]
     for step in range(STEPS):
         received = step_function(*coefficients(step, rank(), shapes))
@@ -128,7 +128,7 @@ def _mean(step, index, shapes, world_size):
 
 @pytest.mark.workers(2)
 def test_eager_use_is_refused(world_size):
-    with pytest.raises(RuntimeError, match="Compression.onebit works inside a tf.function only"):
+    with pytest.raises(RuntimeError, match="Compression.onebit works only inside a tf.function"):
         stock.allreduce(tf.ones(SHAPE), compression=Compression.onebit)
 
 

@@ -29,7 +29,7 @@ def adam(**arguments):
 
 
 def fit(model, world_size, **arguments):
-    """Fits on the samples of all workers; each takes its part of every batch."""
+    """Fits on the samples of all workers. Each takes its part of every batch."""
     x, labels = samples(world_size)
     return model.fit(x, labels, BATCH_SIZE * world_size, shuffle=False, verbose=0, **arguments)
 
@@ -43,7 +43,7 @@ REFERENCES = {
         "make": with_layer(lambda: keras.layers.BatchNormalization(synchronized=True)),
         "steps_per_execution": 3,
     },
-    # Not with Adam: Keras' own goes wrong where a row comes twice.
+    # Adam is left out: Keras' own is wrong if a row comes twice.
     "embeddings": {"make": embedding_model},
 }
 
@@ -141,7 +141,7 @@ def test_evaluate_predict_and_single_batches(world_size):
 
 
 class TwoOptimizers(keras.Model):
-    """Trains its layers by optimizers of their own, in a step of its own."""
+    """A model that trains each layer with an optimizer of its own, in its own train step."""
 
     def __init__(self):
         super().__init__()
@@ -329,7 +329,7 @@ def test_values_are_gathered_in_the_order_of_ranks(world_size):
     np.testing.assert_array_equal(strategy.gather(mine, axis=1), expected)
     gathered = tf.function(lambda: strategy.gather(tf.transpose(mine), axis=0))()
     np.testing.assert_array_equal(gathered, expected.T)
-    with pytest.raises(ValueError, match="axis=0 for 0 dimensions. Give a scalar one"):
+    with pytest.raises(ValueError, match="axis=0 for 0 dimensions. Give a scalar an axis"):
         strategy.gather(tf.constant(1.0), axis=0)
 
 

@@ -19,7 +19,7 @@ SHAPES = [(64, 32), (32,), (32, 40)]
 
 @pytest.fixture(params=MODES)
 def mode(request):
-    """What to make of a function before it is called."""
+    """Returns a function that compiles another one, or leaves it as it is."""
     return MODES[request.param]
 
 
@@ -29,12 +29,12 @@ def coefficients(step, rank, shapes=SHAPES):
 
 
 def linear(variables, coefficients):
-    """A loss with `coefficients` as its gradients."""
+    """Returns a loss with `coefficients` as its gradients."""
     return tf.add_n([tf.reduce_sum(v * c) for v, c in zip(variables, coefficients, strict=True)])
 
 
 def lockstep_means(template, world_size, steps, shapes=SHAPES):
-    """What each of so many exchanges of the coefficients returns."""
+    """Returns the result of each of several exchanges of the coefficients."""
     specs = [GradientSpec(str(i), shape, "float32") for i, shape in enumerate(shapes)]
     exchanges = [Bucketed(template) for _ in range(world_size)]
     for k, exchange in enumerate(exchanges):
@@ -100,7 +100,7 @@ def test_two_models_with_one_exchange_have_residuals_of_their_own(mode, named_al
 
 @pytest.mark.workers(2)
 def test_keras_models_train_alternately(mode, world_size):
-    """As in a GAN: two tapes per step, each for a model of its own."""
+    """A GAN does this: two tapes per step, each for a model of its own."""
     keras.utils.set_random_seed(0)
     generator, discriminator = (
         keras.Sequential([keras.Input((32,)), keras.layers.Dense(64), keras.layers.Dense(32)])
@@ -229,7 +229,7 @@ def test_not_finite_gradient_is_an_error_on_all_ranks(mode, world_size):
 
 @pytest.mark.workers(2)
 def test_every_tape_may_have_other_sources(world_size):
-    """The sources of a step need not be those of the step before."""
+    """The sources of a step may differ from those of the step before."""
     variables = [tf.Variable(tf.zeros([64, 32]), name=f"v{i}") for i in range(3)]
     exchange = OneBit()
     for chosen in itertools.combinations(variables, 2):

@@ -22,7 +22,7 @@ def samples():
 
 
 def make(engine, exchange, rate=0.1, make_model=make_model):
-    """A model whose workers exchange gradients, and its data."""
+    """Returns a model whose workers exchange gradients, and its data."""
     optimizer = keras.optimizers.SGD
     if engine == "horovod":
         distributed = hvd.DistributedOptimizer(optimizer(rate, momentum=0.5), exchange)
@@ -38,7 +38,7 @@ def fit(model, data, *callbacks):
 
 
 def state_of(model):
-    """What this worker ends with, of model, optimizer and exchange."""
+    """Returns the final state of this worker's model, optimizer and exchange."""
     states = model.optimizer.gradient_exchange.carried.states()
     arrays = [array for e in states for one in e for _, array in sorted(one.items())]
     return [np.array(v) for v in (*model.variables, *model.optimizer.variables)] + arrays
@@ -46,7 +46,7 @@ def state_of(model):
 
 @both_engines
 def test_workers_decide_alike_and_a_search_leaves_no_trace(engine, world_size):
-    """Residuals differ between workers, and are among what a trial must not change."""
+    """Residuals differ between workers, and a trial must not change them."""
     plain, data = make(engine, OneBit(min_size=0))
     expected = fit(plain, data)
     model, data = make(engine, OneBit(min_size=0))
@@ -79,7 +79,7 @@ def test_size_and_learning_rate_with_delayed_gradients(engine, world_size):
 
 @both_engines
 def test_trial_that_diverges_fails_on_all_workers_and_training_goes_on(engine, world_size):
-    """Where a gradient is not finite a step ends in an error, which ends a trial, and no more."""
+    """A step with a gradient that is not finite ends in an error. The error ends the trial only."""
     model, data = make(engine, OneBit(min_size=0))
     weights = []
 
@@ -91,7 +91,7 @@ def test_trial_that_diverges_fails_on_all_workers_and_training_goes_on(engine, w
                 weights.append(model.get_weights())
 
     size = AutoMinibatchSize(data, 192, 128, multiple=2)
-    with pytest.warns(UserWarning, match="With no minibatch size was the criterion finite"):
+    with pytest.warns(UserWarning, match="criterion is not finite with any minibatch size"):
         model.fit(data, callbacks=[Diverging(), size, Diverging()], verbose=0)
     assert np.isnan(size.history["trials"][1][0][1])
     assert size.history["global_batch_size"] == [8, 4]
@@ -102,7 +102,7 @@ def test_trial_that_diverges_fails_on_all_workers_and_training_goes_on(engine, w
 
 
 class NotFiniteIfLarge(keras.layers.Layer):
-    """Where a minibatch has a marked sample, and many."""
+    """A layer that is not finite if a minibatch has a marked sample, and many others."""
 
     def call(self, x):
         is_bad = (tf.shape(x)[0] >= 4) & tf.reduce_any(x[:, 0] == 7.0)
@@ -111,7 +111,7 @@ class NotFiniteIfLarge(keras.layers.Layer):
 
 @both_engines
 def test_trial_whose_last_gradients_are_not_finite_fails_and_training_goes_on(engine, world_size):
-    """Though they are still under way when its last step is over."""
+    """They are still under way when the last step of the trial is over."""
 
     def make_model():
         keras.utils.set_random_seed(0)

@@ -1,4 +1,4 @@
-"""Data of which workers of a strategy have different numbers of batches, or none."""
+"""Data with different numbers of batches on the workers of a strategy, or with none."""
 
 import keras
 import numpy as np
@@ -15,7 +15,7 @@ UNEVEN = [3, 5, 8]  # batches
 
 
 class OwnMetric(keras.Model):
-    """Keeps a mean of the loss in the way of Keras' guides."""
+    """A model that keeps a mean of the loss as Keras' guides do."""
 
     def __init__(self):
         super().__init__()
@@ -30,7 +30,7 @@ class OwnMetric(keras.Model):
 
 
 def uneven(form, strategy):
-    """Data of which this rank has `UNEVEN[rank()]` batches."""
+    """Returns data of which this rank has `UNEVEN[rank()]` batches."""
     x, labels = make_data(UNEVEN[rank()], 1)
     x, labels = x.reshape(-1, INPUTS), labels.reshape(-1)
     dataset = tf.data.Dataset.from_tensor_slices((x, labels)).batch(BATCH_SIZE)
@@ -101,7 +101,7 @@ def test_custom_loops_over_uneven_data_end_together(uneven_data, world_size):
 
 @workers
 def test_empty_batches_add_nothing(world_size):
-    """The worker with more data goes on as if alone, but for the division by two."""
+    """The worker with more data continues as if alone, except that it divides by two."""
     strategy = MultiWorkerMirroredStrategy(FullPrecision())
     model = in_scope(strategy=strategy)
     x, labels = make_data(1, 1)

@@ -14,7 +14,7 @@ STEPS = 3  # of a `fit`
 
 
 def fitting(engine, exchange, world_size):
-    """A function that fits a model."""
+    """Returns a function that fits a model."""
     if engine == "horovod":
         import tf_onebit.horovod as hvd
 

@@ -1,6 +1,6 @@
-"""A program for Horovod with its import changed: two workers, of which the first ends earlier.
+"""A Horovod program with its import changed: two workers, of which the first ends earlier.
 
-It is told so by an error in the place of Horovod's `join`, which the reductions before it may use.
+The other learns it from an error in place of Horovod's `join`, which reductions before it may use.
 """
 
 import tensorflow as tf

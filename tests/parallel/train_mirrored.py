@@ -1,4 +1,4 @@
-"""Trains in a MirroredStrategy of three devices and without, and prints how far they are apart.
+"""Trains in a MirroredStrategy of three devices and without, and prints the differences.
 
 python -m tests.parallel.train_mirrored
 """
@@ -34,7 +34,7 @@ normalized_model = with_layer(lambda: keras.layers.BatchNormalization(synchroniz
 
 
 class PartlyUsed(keras.Model):
-    """Has weights that get no gradients."""
+    """A model with weights that get no gradients."""
 
     def __init__(self):
         super().__init__()
@@ -102,7 +102,7 @@ def distance(make, optimizer, arguments):
 
 
 def distance_from_late(make):
-    """Delayed, scaled and accumulated, from the same in one process."""
+    """Returns how far delayed, scaled, accumulated training is from the same in one process."""
 
     def optimizer():
         accumulating = keras.optimizers.SGD(0.1, momentum=0.9, gradient_accumulation_steps=2)
@@ -134,7 +134,7 @@ def error_of(optimizer):
 
 
 def resized(strategy, name, steps_per_execution):
-    """What replicas were trained on whose data have a size that changes."""
+    """Returns the samples that each replica was trained on, while the size of the data changes."""
     with strategy.scope():
         model = Recording()
         model.compile("sgd", "mse", steps_per_execution=steps_per_execution)
@@ -149,7 +149,7 @@ def resized(strategy, name, steps_per_execution):
 
 
 def tuned():
-    """How far a search moves a training, and then the sizes and losses of one that is tuned."""
+    """Returns how far a search moves a training, then sizes and losses of a tuned one."""
     ends = []
     for callbacks in ([], [tf_onebit.callbacks.AutoMinibatchSize]):
         with strategy(tf_onebit.OneBit(min_size=0)).scope():
@@ -170,7 +170,7 @@ def tuned():
 
 
 def monitored():
-    """What a Monitor writes at the last step."""
+    """Returns what a Monitor writes at the last step."""
     with strategy(tf_onebit.OneBit(min_size=0)).scope():
         model = compiled(make_model(), sgd()())
     with tempfile.TemporaryDirectory() as folder:

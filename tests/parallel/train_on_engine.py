@@ -97,7 +97,7 @@ def fit_in_scope(options, replicas, make_optimizer, exchange):
 
 
 def batches(replicas, first, count):
-    """The batches of `count` replicas, taking turns."""
+    """Returns the batches of `count` replicas, which take turns."""
     x, labels = (array[:, first : first + count] for array in make_data(STEPS, replicas))
     samples = x.reshape(-1, INPUTS), labels.reshape(-1)
     return tf.data.Dataset.from_tensor_slices(samples).batch(BATCH_SIZE)

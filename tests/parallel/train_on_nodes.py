@@ -1,4 +1,4 @@
-"""Trains in blocks on two nodes: of two processes each, or of one with two devices.
+"""Trains in blocks on two nodes, each with two processes or with one process of two devices.
 
 python -m tests.parallel.train_on_nodes --engine horovod | tensorflow --output folder
 """
@@ -23,7 +23,7 @@ normalized_model = with_layer(keras.layers.BatchNormalization)
 
 
 class Seen(keras.layers.Layer):
-    """Keeps a statistic that depends on samples one by one, and changes nothing."""
+    """A layer that keeps a statistic of its samples, one by one, and changes nothing."""
 
     def build(self, shape):
         self.mean = self.add_weight(shape=shape[1:], initializer="zeros", trainable=False)
@@ -41,13 +41,13 @@ def adam():
 
 
 def train(make, exchange, block_exchange):
-    """The variables that this process ends with, one of two on its node."""
+    """Returns the final variables of this process, one of two on its node."""
     model = compiled(make(), hvd.DistributedOptimizer(adam(), exchange=exchange))
     return fit(model, batches(hvd.rank(), 1), groups="node", exchange=block_exchange)
 
 
 def train_gan():
-    """The variables that this process ends with, of a model with two optimizers."""
+    """Returns the final variables of this process, for a model with two optimizers."""
     keras.utils.set_random_seed(hvd.rank())
     model, exchange = Gan(width=INPUTS), tf_onebit.OneBit(min_size=0)
     model.compile(*(hvd.DistributedOptimizer(adam(), exchange=exchange) for _ in range(2)))
@@ -56,7 +56,7 @@ def train_gan():
 
 
 def train_in_scope():
-    """The rank, and the variables that this process ends with, with all devices of its node."""
+    """Returns the rank and final variables of this process, which has all devices of its node."""
     cpu = tf.config.list_physical_devices("CPU")[0]
     parts = [tf.config.LogicalDeviceConfiguration()] * REPLICAS
     tf.config.set_logical_device_configuration(cpu, parts)
@@ -70,7 +70,7 @@ def train_in_scope():
 
 
 def batches(first, count):
-    """The batches of some replicas, taking turns."""
+    """Returns the batches of some replicas, which take turns."""
     x, labels = (array[:, first : first + count] for array in make_data(STEPS, NODES * REPLICAS))
     samples = x.reshape(-1, INPUTS), labels.reshape(-1)
     return tf.data.Dataset.from_tensor_slices(samples).batch(BATCH_SIZE)
@@ -83,7 +83,7 @@ def fit(model, data, **arguments):
 
 
 def in_one_process():
-    """Two workers, each with the batches of a node."""
+    """Returns the result of two workers in one process, each with the batches of a node."""
     x, labels = make_data(STEPS, NODES * REPLICAS)
     x, labels = x.reshape(STEPS, NODES, -1, INPUTS), labels.reshape(STEPS, NODES, -1)
     batches = [[(x[i, node], labels[i, node]) for i in range(STEPS)] for node in range(NODES)]

@@ -4,7 +4,7 @@ python -m tests.parallel.train_with_backup
     --engine horovod | tensorflow | mirrored | alone --devices 2 --data arrays | dataset | sequence
     --directory backups --output folder --save-freq 3 --die-at 17 | --die-at-file 5
     --bmuf | --delayed | --own | --tune --die-in-trial 3
-    --undisturbed folder  # where the same process trains to the end before
+    --undisturbed folder  # the same process first trains to the end there
 """
 
 import argparse
@@ -25,19 +25,19 @@ from top_k import TopK  # noqa: E402
 
 EPOCHS = 3  # but two where training is tuned
 SAMPLES = 200
-GLOBAL_BATCH_SIZE = 24  # of which none is left for a whole number of batches
+GLOBAL_BATCH_SIZE = 24  # does not divide the samples
 TUNED_BATCH_SIZE = 8
 
 
 class Noise(keras.layers.Layer):
-    """Draws from Keras' global generator."""
+    """A layer that draws from Keras' global generator."""
 
     def call(self, x, training=False):
         return x + keras.random.normal(tf.shape(x), stddev=0.1) if training else x
 
 
 def make_model(options):
-    """Not built before the first step, when no strategy builds it."""
+    """Returns a model that is not built before the first step, unless a strategy builds it."""
     return keras.Sequential(
         [
             keras.layers.Dense(32, activation="relu"),
@@ -81,7 +81,7 @@ class Death(keras.callbacks.Callback):
 
 
 class DeathInTrial(tf_onebit.callbacks.AutoMinibatchSize):
-    """Dies in the second step of a trial, counted from 1."""
+    """A callback that dies in the second step of a trial, counted from 1."""
 
     trials_left = -1
 
@@ -101,7 +101,7 @@ class DeathInTrial(tf_onebit.callbacks.AutoMinibatchSize):
 
 
 def tuning(data, validation_data, die_in_trial):
-    """Callbacks that tune training, of which the first may die."""
+    """Returns callbacks that tune training, the first of which may die."""
     size = DeathInTrial(data, 96, trial_samples=96, multiple=2, error_margin=0.1)
     size.trials_left = die_in_trial
     rate = tf_onebit.callbacks.AutoLearningRate(validation_data, 60, min_improvement=0.1)
@@ -113,7 +113,7 @@ def die():
 
 
 def die_at_file(number):
-    """Dies when so many files have been written, before the last of them is known to be safe."""
+    """Makes the process die just before its flush of a file that has this number."""
     fsync, files = os.fsync, 0
 
     def counting(file):
@@ -169,7 +169,7 @@ def make_exchange(options):
     if options.bmuf:
         return tf_onebit.Local()
     if options.tune:
-        # Of which each has a state that the size of minibatches is part of.
+        # The state of each of these depends on the size of minibatches.
         adagrad = tf_onebit.transforms.NormalizedAdaGrad(100, TUNED_BATCH_SIZE)
         delayed = tf_onebit.Delayed(tf_onebit.OneBit(min_size=0, transforms=[adagrad]))
         return tf_onebit.WarmStart(delayed, samples=90, global_batch_size=TUNED_BATCH_SIZE)
@@ -184,7 +184,7 @@ def samples(count=SAMPLES):
 
 
 def make_data_of_fit(options, rank, parts):
-    """Arguments of `fit`: the data of a worker that has one of so many parts."""
+    """Returns the arguments of `fit`, with the data of one worker of several."""
     x, labels = samples()
     if options.tune:  # all workers have all of the data
         return {"x": tf_onebit.ResizableBatches((x, labels), TUNED_BATCH_SIZE, seed=5)}
@@ -193,7 +193,7 @@ def make_data_of_fit(options, rank, parts):
     if options.data == "arrays":
         return {"x": x, "y": labels, "batch_size": batch_size}
     if options.data == "sequence":
-        # Both shuffle after every epoch, by the same generator.
+        # Both shuffle after every epoch, with the same generator.
         validation_data = Shuffled(x[:64], labels[:64], batch_size)
         return {"x": Shuffled(x, labels, batch_size), "validation_data": validation_data}
     dataset = tf.data.Dataset.from_tensor_slices((x, labels)).shuffle(SAMPLES, seed=5)
@@ -201,7 +201,7 @@ def make_data_of_fit(options, rank, parts):
 
 
 def train(options, directory, output, is_to_die):
-    """Trains with backups in `directory`, and saves what this worker ended with in `output`."""
+    """Trains with backups in `directory`, and saves the final arrays of this worker in `output`."""
     output.mkdir(exist_ok=True)
     exchange = make_exchange(options)
     arguments = {"metrics": ["accuracy"], "steps_per_execution": options.steps_per_execution}

@@ -11,7 +11,7 @@ BATCH_SIZE = 16  # per worker
 
 
 def make_model(seed=0, units=32):
-    """A network whose kernels, but the last one, are large enough to be quantized."""
+    """Returns a network whose kernels, except the last, are large enough to be quantized."""
     keras.utils.set_random_seed(seed)
     return keras.Sequential(
         [
@@ -24,7 +24,7 @@ def make_model(seed=0, units=32):
 
 
 def with_layer(layer):
-    """Function that makes a network with a layer in its midst."""
+    """Returns a function that makes a network with a layer in its middle."""
 
     def make():
         keras.utils.set_random_seed(0)
@@ -54,7 +54,7 @@ def embedding_model():
 
 
 def make_data(steps, world_size):
-    """Samples for so many steps: x `[steps, world_size, BATCH_SIZE, INPUTS]`, and labels."""
+    """Returns samples for some steps: x `[steps, world_size, BATCH_SIZE, INPUTS]`, and labels."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal((steps, world_size, BATCH_SIZE, INPUTS)).astype(np.float32)
     labels = (x @ rng.standard_normal((INPUTS, CLASSES))).argmax(-1)

@@ -1,14 +1,14 @@
 """Normalized AdaGrad in NumPy and float64, straight from Seide et al. 2014 (ICASSP), section 4.
 
-Knows nothing of the package under test. The low-pass filter is written as the weighted average that
-it is, of all squares so far; the paper has no epsilon.
+It imports nothing of the package under test. The low-pass filter is written as a weighted average
+of all squares so far. The paper has no epsilon.
 """
 
 import numpy as np
 
 
 class NormalizedAdaGrad:
-    """Gradients of some matrices in units of their standard deviations.
+    """The gradients of some matrices in units of their standard deviations.
 
     Attributes:
         deviations: list of float64 arrays: sigma of each matrix, after a step.
@@ -16,13 +16,13 @@ class NormalizedAdaGrad:
 
     def __init__(self, time_constant, epsilon):
         self.time_constant, self.epsilon = time_constant, epsilon
-        self._history = []  # of (number of samples, squares of all matrices)
+        self._history = []  # (number of samples, squares of all matrices)
 
     def step(self, gradients, samples):
         gradients = [np.asarray(gradient, np.float64) for gradient in gradients]
         self._history.append((samples, [gradient**2 for gradient in gradients]))
-        # The impulse response, sampled where each step's samples end: what n samples add to it, and
-        # by how much it decays while further ones pass.
+        # The impulse response, sampled at the end of each step: what n samples add to it, and how
+        # much it decays during later samples.
         passed, weights = 0, []
         for n, _ in reversed(self._history):
             decay = np.exp(-passed / self.time_constant)

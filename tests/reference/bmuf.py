@@ -1,8 +1,9 @@
 """BMUF-Adam in NumPy, float64: Algorithm 1 of Chen, Ding, Huo 2020, line by line.
 
-Extended to block learning rates zeta other than 1 (rho_n = eta rho_(n-1) + zeta tau), to classical
-block momentum (Eq. 5, 6) and to workers with unlike numbers of steps, whose means are weighted by
-them. In the line for m_init, the second denominator is 1 - beta_1^tau (Eq. 18).
+There are three extensions: block learning rates zeta other than 1 (rho_n = eta rho_(n-1) + zeta
+tau), classical block momentum (Eq. 5, 6), and workers with unlike numbers of steps. Means are then
+weighted by the numbers of steps. In the line for m_init, the second denominator is 1 - beta_1^tau
+(Eq. 18).
 """
 
 import numpy as np
@@ -12,7 +13,7 @@ class BmufAdam:
     """All workers of a job.
 
     Args:
-        theta: `[size]`: what all begin with.
+        theta: `[size]`: initial weights of all workers.
         workers: N.
         eta, zeta, nesterov: block momentum, block learning rate, and kind of momentum.
         alpha, beta_1, beta_2, epsilon: of Adam.
@@ -41,7 +42,7 @@ class BmufAdam:
         self.m, self.v = np.zeros_like(self.theta), np.zeros_like(self.theta)
 
     def step(self, worker, steps_in_block, g):
-        """Lines 3 to 8: one worker's step, its `steps_in_block`-th of the block, counted from 1."""
+        """Runs lines 3 to 8: a worker's step `steps_in_block` of the block, counted from 1."""
         k = self.k + steps_in_block
         self.m[worker] = self.beta_1 * self.m[worker] + (1 - self.beta_1) * g
         self.v[worker] = self.beta_2 * self.v[worker] + (1 - self.beta_2) * g * g
@@ -52,10 +53,10 @@ class BmufAdam:
         )
 
     def end_block(self, steps):
-        """Lines 9 to 17.
+        """Runs lines 9 to 17.
 
         Args:
-            steps: list of ints, by worker: tau of each.
+            steps: list of ints: tau of each worker.
         """
         weights = np.asarray(steps, np.float64) / np.sum(steps)
         theta_bar, m_bar, v_bar = (weights @ x for x in (self.theta, self.m, self.v))
@@ -78,7 +79,7 @@ class BmufAdam:
 
 
 def _ahead(bar, init, beta, weights, steps, ahead):
-    """Eq. 16, with E[g] of Eq. 17."""
+    """Computes Eq. 16, with E[g] of Eq. 17."""
     decay = float(weights @ beta ** np.asarray(steps, np.float64))
     expected = (bar - decay * init) / (1 - decay)
     decay_ahead = decay * beta**ahead

@@ -1,13 +1,13 @@
 """1-bit SGD in NumPy and float64, straight from Seide et al. 2014, section 3.
 
-Knows nothing of the package under test: neither its layout nor its messages.
+It imports nothing of the package under test, and knows neither its layout nor its messages.
 """
 
 import numpy as np
 
 
 def columns_of(shape, min_column_size, max_column_size):
-    """Slices of a flat tensor that share a pair of levels."""
+    """Returns the slices of a flat tensor that share a pair of levels."""
     size, row = int(np.prod(shape)), shape[-1]
     if row > max_column_size:
         piece = -(-row // -(-row // max_column_size))
@@ -24,7 +24,7 @@ def columns_of(shape, min_column_size, max_column_size):
 
 
 def quantize(corrected, levels="mean"):
-    """Codes of a column and what they stand for: (codes, reconstruction)."""
+    """Returns the codes of a column, and the values that they stand for."""
     corrected = np.asarray(corrected, np.float64)
     if levels == "symmetric":
         mean = corrected.mean()
@@ -57,7 +57,7 @@ class Quantizer:
 
 
 class Cluster:
-    """K workers that exchange one flat tensor in two stages.
+    """A cluster of K workers that exchange one flat tensor in two stages.
 
     Attributes:
         workers, owners: the quantizers of the first and of the second stage.
@@ -73,7 +73,7 @@ class Cluster:
         self.owners = quantizer()
 
     def exchange(self, gradients):
-        """The sum over workers as all of them see it."""
+        """Returns the sum over workers, the same for all of them."""
         self.aggregate = sum(
             worker(gradient) for worker, gradient in zip(self.workers, gradients, strict=True)
         )

@@ -1,18 +1,18 @@
 """RAdam in NumPy, straight from Liu et al. 2020 (arXiv:1908.03265), Algorithm 2.
 
-Knows nothing of the package under test. Epsilon stands where Keras has it; the paper has none.
+It imports nothing of the package under test. Epsilon stands where Keras has it. The paper has none.
 """
 
 import numpy as np
 
 
 def rho(t, beta_2):
-    """Length of the simple moving average that the second moments equal, after t steps."""
+    """Returns the length of the simple moving average that the second moments equal."""
     return 2 / (1 - beta_2) - 1 - 2 * t * beta_2**t / (1 - beta_2**t)
 
 
 def variance_rectification(t, beta_2):
-    """r_t, or None where the variance is intractable."""
+    """Returns r_t, or None where the variance is intractable."""
     limit, length = 2 / (1 - beta_2) - 1, rho(t, beta_2)
     if length <= 4:
         return None

@@ -1,18 +1,18 @@
 """Threshold-sparse updates in NumPy, straight from Strom 2015, sections 2.4 to 2.6.
 
-Knows nothing of the package under test. Everything is computed in the type of the values: float64
-for mathematics, float32 to the last bit. Below it are the two rules that the paper leaves to the
-user, as their documentation states them: how tau follows a density, and how long a message is.
+It imports nothing of the package under test. Everything is computed in the type of the values:
+float64 for mathematics, float32 to the last bit. The paper leaves two rules to the user: how tau
+follows a density, and how long a message is. They are below, as their documentation states them.
 """
 
 import numpy as np
 
 
 def encode(corrected, tau, capacity=None):
-    """Steps 6 and 7 of the paper's pseudo code, for at most `capacity` values.
+    """Runs steps 6 and 7 of the paper's pseudo code, for at most `capacity` values.
 
     Returns:
-        The message, a list of (index, sign) pairs, what stays, and how many values exceed tau.
+        The message (a list of (index, sign) pairs), the residual, and how many values exceed tau.
     """
     exceeding = np.flatnonzero(abs(corrected) > tau)
     message = [(int(i), int(np.sign(corrected[i]))) for i in exceeding[:capacity]]
@@ -23,7 +23,7 @@ def encode(corrected, tau, capacity=None):
 
 
 def decode_sum(messages, steps, size, dtype=np.float64):
-    """The sum of several workers' messages, added in their order."""
+    """Returns the sum of several workers' messages, added in their order."""
     total = np.zeros(size, dtype)
     for message, step in zip(messages, steps, strict=True):
         for i, sign in message:
@@ -32,18 +32,18 @@ def decode_sum(messages, steps, size, dtype=np.float64):
 
 
 class Cluster:
-    """K workers that exchange one flat tensor.
+    """A cluster of K workers that exchange one flat tensor.
 
     Attributes:
-        residuals: list of what the workers have not sent.
-        need: the most values that one of them was to send in the last exchange.
+        residuals: list of the workers' unsent values.
+        need: largest number of values that exceeded tau on a worker, in the last exchange.
     """
 
     def __init__(self, world_size, size, dtype=np.float64):
         self.residuals = [np.zeros(size, dtype) for _ in range(world_size)]
 
     def exchange(self, gradients, tau, capacity=None):
-        """The sum over the workers of what they send."""
+        """Returns the sum of the workers' messages."""
         corrected = [r + g for r, g in zip(self.residuals, gradients, strict=True)]
         encoded = [encode(values, tau, capacity) for values in corrected]
         messages, self.residuals, needs = map(list, zip(*encoded, strict=True))
@@ -53,7 +53,7 @@ class Cluster:
 
 
 def normal_quantile(part):
-    """What that part of normally distributed values exceeds, in either direction."""
+    """Returns the size that a given part of normally distributed values exceeds."""
     x = np.linspace(0, 9, 900_001)
     density = np.exp(-(x**2) / 2) * np.sqrt(2 / np.pi)
     below = np.concatenate([[0], np.cumsum((density[1:] + density[:-1]) / 2) * x[1]])
@@ -61,7 +61,7 @@ def normal_quantile(part):
 
 
 class Tau:
-    """Follows a density: multiplicative steps on its running average, and a leap if far off."""
+    """The threshold for a density: small steps on its running average, and a leap if far off."""
 
     def __init__(self, target):
         self.target = self.average = target
@@ -79,9 +79,9 @@ class Tau:
 
 
 class Capacity:
-    """Room for 1.1 times what was needed on average, four sizes per factor of two.
+    """The room of messages: 1.1 times the average need, in four sizes per factor of two.
 
-    Changes where a run of 32 exchanges ends, and at once where twice its room is needed.
+    It changes when a run of 32 exchanges ends, and at once if a message needs twice the room.
     """
 
     def __init__(self, most, expected):

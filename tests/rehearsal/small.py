@@ -1,6 +1,6 @@
-"""Programs that measure or train for long, and with which options each takes little time.
+"""Programs that measure or train for long, and options with which they take little time.
 
-Keys are paths, with a program's command where it has several.
+Keys are paths, followed by a program's command if it has several.
 """
 
 _OPS = "--threads 1 --rounds 1 --repeats 1"
@@ -23,7 +23,7 @@ ON_THIS_MACHINE = {
     f"--learning-rates 0.0005 {_NETWORK}",
     "reproduction/convergence.py tables": f"--tables 000-2 --passes 1 --svd-rank 8 {_NETWORK}",
 }
-# These make hosts out of network namespaces.
+# These make hosts from network namespaces.
 IN_NAMESPACES = {
     "benchmarks/collectives.py": "--rate none --bytes 4096 --repetitions 2",
     "benchmarks/step.py": "--rate none --steps 1 --rounds 1 --warm-up-steps 2",
@@ -34,7 +34,7 @@ IN_NAMESPACES = {
     "--warm-up-steps 5",
     "benchmarks/plan.py": "--rate none --workers 2 --steps 1 --method 1-bit",
 }
-# Who starts a program, see `tests.parallel.launch`, where it does not do so itself.
+# The launcher of a program that does not start workers itself: see `tests.parallel.launch`.
 STARTED_BY = {"benchmarks/monitor.py": "horovod", "benchmarks/endurance.py": "tensorflow"}
 
 PROGRAMS = {*ON_THIS_MACHINE, *IN_NAMESPACES, "benchmarks/network.py", "examples/speech/compare.py"}

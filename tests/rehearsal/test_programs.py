@@ -1,4 +1,4 @@
-"""Benchmarks and long trainings run, as small as they can be: their figures mean nothing here."""
+"""Benchmarks and long trainings run in their smallest form. Their figures mean nothing here."""
 
 import json
 import os
@@ -17,7 +17,7 @@ needs_namespaces = pytest.mark.skipif(
 
 
 def run(engine, *command):
-    """Runs a program on two workers, or alone: what it prints."""
+    """Runs a program on two workers, or alone, and returns its output."""
     status, _, printed = run_job(engine, 2, command, MOST_SECONDS)
     assert status == 0, printed
     return printed

@@ -1,6 +1,6 @@
 """Python imports this when it starts a process of the tests: see tests/__init__.py.
 
-To start is most of what many of them do, and takes half as long so.
+Many of these processes spend most of their time on the start. This file halves that time.
 """
 
 import atexit
@@ -8,12 +8,12 @@ import gc
 import os
 import sys
 
-# Nothing of what TensorFlow and Keras make on import is garbage: neither is it looked for there
-# hundreds of times,
+# Nothing that TensorFlow and Keras make on import is garbage. It need not be searched hundreds of
+# times,
 gc.set_threshold(100_000, 50, 100)
-# nor in what a process leaves behind.
+# nor when a process ends.
 atexit.register(gc.freeze)
 
-# Keras imports some packages where they are installed.
+# Keras imports some packages if they are installed.
 for _name in os.environ.get("TF_ONEBIT_TESTS_WITHOUT", "").split():
     sys.modules[_name] = None

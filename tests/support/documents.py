@@ -1,4 +1,4 @@
-"""What README and the pages of docs say as code: blocks, spans, and commands in them."""
+"""The code in README and the pages of docs: blocks, spans, and commands in them."""
 
 import dataclasses
 import re
@@ -16,7 +16,7 @@ PATHS = [
 _FENCE = re.compile(r"^```(\S*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _INDENTED = re.compile(r"(?:(?<=\n\n)|\A)(?: {4}\S[^\n]*\n)+")
 _SPAN = re.compile(r"(?<!`)`([^`]+)`(?!`)")
-# How a span begins that is a command.
+# The beginnings of spans that are commands.
 _COMMAND = re.compile(
     r"(sudo )?(\.venv/bin/|python |python\d|horovodrun |tf-onebit |make |taskset |perf |pip "
     r"|ssh |srun |[\w/]+\.py( |$))"
@@ -30,7 +30,7 @@ class Command:
     Attributes:
         path: of the document.
         words: tuple of strings.
-        is_mention: whether it names a program, and maybe options, without anything to start it.
+        is_mention: whether it only names a program, and perhaps options, without starting it.
     """
 
     path: object
@@ -46,7 +46,7 @@ def name_of(path):
 
 
 def blocks(path, *languages):
-    """The fenced blocks of some languages, in their order: list of (line number, text)."""
+    """Returns the fenced blocks of some languages, in their order: list of (line number, text)."""
     text = path.read_text()
     found = [m for m in _FENCE.finditer(text) if m[1] in languages]
     return [(text.count("\n", 0, match.start()) + 2, match[2]) for match in found]
@@ -57,17 +57,17 @@ def languages(path):
 
 
 def made_by_diffs(path):
-    """The programs that the diffs of a document make: set of names."""
+    """Returns the names of the programs that the diffs of a document make: set."""
     return set(re.findall(r"^\+\+\+ (\S+)$", path.read_text(), re.MULTILINE))
 
 
 def spans(path):
-    """Code within the text: list of strings, on one line each."""
+    """Returns the code within the text: list of strings, each on one line."""
     return [" ".join(span.split()) for span in _SPAN.findall(_FENCE.sub("", path.read_text()))]
 
 
 def commands(path):
-    """All commands of a document: of blocks without a language, of indented ones and of spans."""
+    """Returns all commands of a document: of blocks without a language, indented ones and spans."""
     shell = [text for _, text in blocks(path, "", "bash", "sh")]
     if name_of(path).startswith("examples"):
         shell += _INDENTED.findall(_FENCE.sub("", path.read_text()))

@@ -1,3 +1,3 @@
-"""A program without a guard, as users have them: it ends when it is imported."""
+"""A program without a guard, as users write them: it ends when it is imported."""
 
 raise SystemExit("usage: no arguments were given")

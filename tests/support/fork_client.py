@@ -1,4 +1,4 @@
-"""Has a `ForkServer` run a program, and ends as that ends: see fork_server.py.
+"""Lets a `ForkServer` run a program, and ends as that program does: see fork_server.py.
 
 python -S -E fork_client.py address program arguments
 """

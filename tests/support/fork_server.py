@@ -1,17 +1,17 @@
-"""Starts Python programs in processes that have imported TensorFlow already: by forks.
+"""Starts Python programs in forks of processes that have imported TensorFlow already.
 
-To import TensorFlow takes more than three seconds of a core, which is most of what many jobs of
-tests do. A `ForkServer` imports it once, and runs each program in a fork of itself. That is safe
+The import of TensorFlow takes more than three seconds of a core, most of the time of many test
+jobs. A `ForkServer` imports it once, and runs each program in a fork of itself. That is safe
 because the import starts no threads.
 
     server = ForkServer({"OMP_NUM_THREADS": "1"})
     command = server.command(["-c", "print(1)"])  # what to start, in place of Python
 
-The process that is started, fork_client.py, hands its arguments, environment, folder and standard
-streams to the fork. It passes on signals, and ends as the fork does. Who kills it kills the fork.
+The started process, fork_client.py, hands its arguments, environment, folder and standard streams
+to the fork. It passes on signals, and ends as the fork does. If it is killed, so is the fork.
 
 Forks of one server hash strings alike, so their sets have the same order. No test would notice
-workers that rely on it. So there are two servers: one for even ranks, and one for odd ones.
+workers that rely on that order. So there are two servers: one for even ranks, and one for odd ones.
 """
 
 import atexit
@@ -55,7 +55,7 @@ class ForkServer:
                 [sys.executable, "-m", "tests.support.fork_server", self._address(index)],
                 env=os.environ | {"TF_ONEBIT_TESTS_WITHOUT": " ".join(_LEFT_OUT)} | environment,
                 stdin=subprocess.PIPE,
-                start_new_session=True,  # it ends with this process, and not with a Ctrl-C
+                start_new_session=True,  # it ends with this process, but not on Ctrl-C
             )
             for index in range(_NUM_SERVERS)
         ]
@@ -73,7 +73,8 @@ class ForkServer:
         """Returns the command to start in place of Python with these arguments.
 
         Args:
-            arguments: list of strings: `-c` and a source, `-m` and a module, or a path; and theirs.
+            arguments: list of strings: `-c` and a source, `-m` and a module, or a path. The
+                program's arguments follow.
         """
         for server in self._servers:
             assert server.poll() is None, f"A fork server has ended with {server.returncode}."
@@ -82,7 +83,7 @@ class ForkServer:
 
 
 def _serve(address):
-    """Forks for every client. Returns in a fork only: the arguments of its program."""
+    """Forks for every client. Returns in a fork only, with the arguments of its program."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(f"{address}.unfinished")
     listener.listen()
@@ -137,7 +138,7 @@ def _tell(client, number):
 
 
 def _receive(client):
-    """Returns what a client asks for, and its standard streams; None if it has been killed."""
+    """Returns a client's request and its standard streams, or None if it has been killed."""
     data, descriptors, *_ = socket.recv_fds(client, 1 << 16, 3)
     while not data.endswith(b"\n"):
         more = client.recv(1 << 16)
@@ -148,7 +149,7 @@ def _receive(client):
 
 
 def _become(request, descriptors):
-    """Makes this process what the client is."""
+    """Gives this process the client's folder, environment and standard streams."""
     os.setsid()
     for number, descriptor in enumerate(descriptors):
         os.dup2(descriptor, number)

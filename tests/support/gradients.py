@@ -8,16 +8,16 @@ import tensorflow as tf
 from tf_onebit.collectives import lockstep
 from tf_onebit.exchanges import Bucketed, GradientSpec, Recipe, run_stages
 
-# Of a model's variables, with empty ones, scalars and odd sizes.
+# The shapes of a model's variables, with empty ones, scalars and odd sizes.
 SHAPES = [(33,), (10, 100), (), (0,), (31, 1), (3, 3, 4, 24), (1, 1)]
 SIZE = sum(map(math.prod, SHAPES))
 
-# Largest relative error of rounding to a type; float32 is given that of a few sums.
+# Largest relative error of rounding to a type. For float32 it is the error of a few sums.
 ROUNDING = {"float32": 2e-6, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 
 
 def gradient_values(rng, shape):
-    """Heavy-tailed values, as gradients are, with zeros of both signs and one-sided runs."""
+    """Returns heavy-tailed values, like gradients, with zeros of both signs and one-sided runs."""
     values = rng.normal(size=math.prod(shape)) * np.exp(rng.normal(size=math.prod(shape)))
     values[3::7] = 0.0
     values[5::11] = -0.0
@@ -34,7 +34,7 @@ def specs_of(shapes, dtype="float32"):
 
 
 def build_workers(template, specs, world_size):
-    """The exchange of each rank: of a recipe, or in buckets, that of a whole model."""
+    """Returns the exchange of each rank. A recipe is divided into buckets."""
     whole = isinstance(template, Recipe)
     workers = [Bucketed(template) if whole else template.clone() for _ in range(world_size)]
     for rank, worker in enumerate(workers):
@@ -43,14 +43,14 @@ def build_workers(template, specs, world_size):
 
 
 def run(worker, gradients, scale=1.0):
-    """Generator: the step of a worker."""
+    """Generator: runs the step of a worker."""
     if hasattr(worker, "run"):
         return worker.run(gradients, scale)
     return run_stages(worker, gradients, scale)
 
 
 def exchange(workers, gradients, scale=1.0):
-    """One step. Returns for each rank its exchanged gradients, and the flags."""
+    """Runs one step. Returns the exchanged gradients of each rank, and the flags."""
     results = lockstep.run(
         [run(worker, mine, scale) for worker, mine in zip(workers, gradients, strict=True)]
     )
@@ -63,7 +63,7 @@ def as_float64(tensor):
 
 
 def flat(tensors, dtype=tf.float32):
-    """All values of a list of tensors, one after the other."""
+    """Returns all values of a list of tensors, one after the other."""
     return np.concatenate([tf.cast(tensor, dtype).numpy().ravel() for tensor in tensors])
 
 

@@ -1,4 +1,4 @@
-"""Programs that documents port: what a diff makes of each, and what that prints when it trains."""
+"""Programs that documents port: the result of each diff, and its output when it trains."""
 
 import pathlib
 import re
@@ -19,7 +19,7 @@ for program in sys.argv[2:]:
 
 
 class Port(NamedTuple):
-    """Program that a diff makes of another."""
+    """A program that a diff makes of another."""
 
     page: str
     name: str
@@ -28,7 +28,10 @@ class Port(NamedTuple):
 
     @property
     def text(self):
-        """The program with the diff applied, whose parts `@@` divides and fit in one place each."""
+        """The program with the diff applied.
+
+        Each part between `@@` must fit in exactly one place.
+        """
         text = self.before.read_text()
         hunks = [[]]
         for line in self.lines:
@@ -63,12 +66,12 @@ class Results(NamedTuple):
 
 
 def run_all(engine, world_size, programs, folder):
-    """Runs programs one after another in one job, because to start takes longest.
+    """Runs programs one after another in one job, because a start takes longest.
 
     Returns the `Results` of each worker.
     """
     command = ["-c", RUN_ALL, str(folder), *map(str, programs)]
-    # Programs so small mostly wait for Horovod to look for work.
+    # Programs this small mostly wait for Horovod to look for work.
     status, _, output = run_job(
         engine, world_size, command, timeout_seconds=400, HOROVOD_CYCLE_TIME="1"
     )

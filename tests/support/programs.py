@@ -1,4 +1,4 @@
-"""Programs of their own, for what cannot be tested in the process that runs the tests."""
+"""Programs that run outside of the process that runs the tests."""
 
 import os
 import pathlib
@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# Where programs beside the package import each other from.
+# Programs beside the package import each other from these folders.
 FOLDERS = [
     str(ROOT / path)
     for path in ("examples/speech", "examples/your_own_exchange", "reproduction", "benchmarks")

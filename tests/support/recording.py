@@ -1,4 +1,4 @@
-"""A model that remembers what it was trained on."""
+"""A model that remembers the samples that it was trained on."""
 
 import collections
 import types
@@ -11,17 +11,17 @@ import tensorflow as tf
 
 
 class Recording(keras.Model):
-    """Its samples are their own numbers, in the first column of `x`.
+    """A model whose samples are their own numbers, in the first column of `x`.
 
     Attributes:
-        batches: list: of each step, or each replica's part of one, the numbers of its samples.
+        batches: list: the numbers of the samples of each step, or each replica's part of one.
     """
 
     def __init__(self):
         super().__init__()
         self.layer = keras.layers.Dense(1)
         self.layer.build([None, 1])
-        self._record = types.SimpleNamespace(batches=[])  # a list would become one of Keras
+        self._record = types.SimpleNamespace(batches=[])  # Keras would wrap a list
 
     @property
     def batches(self):
@@ -55,20 +55,20 @@ class Recording(keras.Model):
 
 
 def recording(**arguments):
-    """A `Recording` that is compiled."""
+    """Returns a compiled `Recording`."""
     model = Recording()
     model.compile(keras.optimizers.SGD(1e-6, weight_decay=0.1), "mse", **arguments)
     return model
 
 
 def numbered(count):
-    """So many samples, each its own number."""
+    """Returns numbered samples: the value of each is its number."""
     x = np.arange(count, dtype=np.float32)[:, np.newaxis]
     return x, np.zeros_like(x)
 
 
 class Between(keras.callbacks.Callback):
-    """Calls a function after each step, or execution of steps, with the number of these so far.
+    """A callback that calls a function after each step, or execution, with their number so far.
 
     Args:
         after_step: function.
@@ -85,12 +85,12 @@ class Between(keras.callbacks.Callback):
 
 
 def resizing(batches, sizes):
-    """A callback that sets sizes: a dictionary from how many steps were done to the next size."""
+    """Returns a callback that sets sizes: a dictionary from a number of steps to the next size."""
     return Between(lambda steps: batches.resize(sizes[steps]) if steps in sizes else None)
 
 
 def fresh(model):
-    """A traced model as if it had never been trained."""
+    """Returns a traced model as if it had never been trained."""
     model.batches.clear()
     model.optimizer.iterations.assign(0)
     return model
@@ -104,14 +104,14 @@ def fit(model, batches, callback=None, **arguments):
 
 
 def times_each(samples, count):
-    """How often each of so many samples occurs, if all do equally often."""
+    """Returns how often each of `count` samples occurs, if all occur equally often."""
     occurrences = collections.Counter(samples)
     (times,) = {occurrences[number] for number in range(count)}
     return times
 
 
 class NumberedBatches(keras.utils.PyDataset):
-    """Batches of uneven sizes: 1, 2, 3, ... samples."""
+    """Batches of uneven sizes: 1, 2, 3 samples and so on."""
 
     def __init__(self, num_batches, **arguments):
         super().__init__(**arguments)
@@ -132,7 +132,10 @@ class NumberedBatches(keras.utils.PyDataset):
 
 
 class ShuffledBatches(keras.utils.PyDataset):
-    """Batches of 7 of 105 samples, whose order each epoch makes of the last, by NumPy's numbers."""
+    """Batches of 7 of 105 samples.
+
+    Each epoch shuffles the order of the last, with NumPy's numbers.
+    """
 
     num_batches = 15
 
@@ -168,7 +171,7 @@ DATA = {
 }
 every_data = pytest.mark.parametrize("make_data", DATA.values(), ids=DATA)
 
-# Whose order is another in each epoch, and not a function of its number alone.
+# Their order differs in each epoch, and does not depend on its number alone.
 SHUFFLED = {
     "tf.data, shuffled": lambda: shuffled(105).batch(7),
     "tf.data, shuffled and repeated": lambda: shuffled(35).repeat(3).batch(7),

@@ -1,21 +1,21 @@
-"""What TensorBoard would show of a folder."""
+"""The scalars that TensorBoard would show for a folder."""
 
 import tensorflow as tf
 
 
 def scalars_in(folder):
-    """(step, name, value) of all scalars in the files of a folder, in order."""
+    """Returns (step, name, value) of all scalars in the files of a folder, in order."""
     scalars = []
     for file in folder.glob("events.*"):
         for record in tf.data.TFRecordDataset(str(file)):
             event = tf.compat.v1.Event.FromString(record.numpy())
             for value in event.summary.value:
                 array = tf.make_ndarray(value.tensor)
-                if array.shape == () and array.dtype.kind == "f":  # no histogram, no graph
+                if array.shape == () and array.dtype.kind == "f":  # neither histograms nor graphs
                     scalars.append((event.step, value.tag, float(array)))
     return sorted(scalars)
 
 
 def scalars_named(name, folder):
-    """The values of a scalar in a folder, by steps: list of floats."""
+    """Returns the values of a scalar in a folder, by steps: list of floats."""
     return [value for _, other, value in scalars_in(folder) if other == name]

@@ -1,4 +1,4 @@
-"""What the examples of README and docs leave to the program: models, data, and a cluster."""
+"""The objects that examples of README and docs take for granted: models, data, and a cluster."""
 
 import keras
 import numpy as np
@@ -9,13 +9,13 @@ import tf_onebit.horovod as hvd
 from tests.support.two_optimizers import Gan
 
 CLASSES, FEATURES = 4, 16
-# Searches of minibatch sizes ask for 2 % of the samples between two of them.
+# Searches of minibatch sizes need trials of 2 % of the samples between two of them.
 SAMPLES = {"docs/callbacks.md": 20_000, "docs/large_minibatches.md": 172_800}
 _MOST_EPOCHS = 3
 
 
 class Model(keras.Sequential):
-    """Trains for a few epochs, however many it is told."""
+    """A model that trains for a few epochs, even if it is told to train for more."""
 
     def fit(self, *arguments, epochs=1, **options):
         return super().fit(*arguments, epochs=min(epochs, _MOST_EPOCHS), verbose=0, **options)
@@ -28,7 +28,7 @@ def make_model():
 
 
 def names(document):
-    """What a document's first block finds: dictionary."""
+    """Returns the names that a document's first block may use: dictionary."""
     random = np.random.default_rng(1)
     samples = SAMPLES.get(document, 512)
     x = random.standard_normal([samples, FEATURES], np.float32)
@@ -55,7 +55,7 @@ def names(document):
 
 
 def stand_in_for_a_cluster(monkeypatch):
-    """A step of Slurm's with one task, and a GPU that is none."""
+    """Sets up a step of Slurm's with one task, and a pretended GPU."""
     step = {"PROCID": 0, "STEP_NUM_TASKS": 1, "STEP_TASKS_PER_NODE": 1, "STEP_NODELIST": "node"}
     for name, value in step.items():
         monkeypatch.setenv(f"SLURM_{name}", str(value))

@@ -1,4 +1,7 @@
-"""Transforms for tests. At the top of a module, because a configuration names their classes."""
+"""Transforms for tests.
+
+Their classes are at the top of a module, so that configurations find them.
+"""
 
 import tensorflow as tf
 
@@ -7,7 +10,7 @@ from tf_onebit.transforms import Transform
 
 
 class DivideByTotal(Transform):
-    """Divides by the sum of all magnitudes, which takes a collective, times a factor."""
+    """A transform that divides by the sum of all magnitudes, which takes a collective."""
 
     def __init__(self, factor=0.01):
         super().__init__()
@@ -31,7 +34,7 @@ class DivideByTotal(Transform):
 
 
 class DividesByBatchSize(Transform):
-    """Divides by the number of samples, which it is told."""
+    """A transform that divides by the number of samples."""
 
     def get_config(self):
         return {}

@@ -19,14 +19,14 @@ def batches(size=32, count=SAMPLES, data=None):
 
 
 class Noise(keras.layers.Layer):
-    """Draws from Keras' global generator."""
+    """A layer that draws from Keras' global generator."""
 
     def call(self, x, training=False):
         return x + keras.random.normal(keras.ops.shape(x), stddev=0.01) if training else x
 
 
 def make_model(optimizer=None, **arguments):
-    """With all that a trial might leave traces in. Not built before its first step."""
+    """Returns a model with all kinds of state that a trial might change, not built at first."""
     keras.utils.set_random_seed(0)
     model = keras.Sequential(
         [
@@ -44,7 +44,7 @@ def make_model(optimizer=None, **arguments):
 
 
 def make_small_model(optimizer=None):
-    """For tests of what happens between steps."""
+    """Returns a model for tests of events between steps."""
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input((INPUTS,)), keras.layers.Dense(CLASSES)])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -63,7 +63,7 @@ def assert_same_bits(state, expected):
 
 
 class At(keras.callbacks.Callback):
-    """Calls a function, once, before the first step from a position on."""
+    """A callback that calls a function once, before the first step from a position on."""
 
     def __init__(self, data, position, function):
         super().__init__()
@@ -76,7 +76,7 @@ class At(keras.callbacks.Callback):
 
 
 class Interruption(keras.callbacks.Callback):
-    """Ends training with an error after so many steps."""
+    """A callback that ends training with an error after some steps."""
 
     def __init__(self, steps):
         super().__init__()

@@ -5,7 +5,7 @@ import tensorflow as tf
 
 
 class TwoOptimizers(keras.Sequential):
-    """One optimizer for the kernel of its layer, and one for the bias."""
+    """A model with one optimizer for the kernel of its layer, and one for the bias."""
 
     def compile(self, *optimizers):
         super().compile()
@@ -21,12 +21,12 @@ class TwoOptimizers(keras.Sequential):
 
 
 class Gan(keras.Model):
-    """A GAN as Keras' examples have it: sub-models, and no `call`.
+    """A GAN as in Keras' examples, with sub-models and no `call`.
 
     Args:
         width: number of values of a sample.
-        slow: whether it keeps a copy of the generator that follows slowly.
-        critic_steps: how many steps the discriminator makes for one of the generator.
+        slow: whether it keeps a slowly following copy of the generator.
+        critic_steps: number of the discriminator's steps for one of the generator's.
     """
 
     def __init__(self, width=4, slow=False, critic_steps=1):

@@ -1,4 +1,4 @@
-"""Folders of the programs beside the package that documents tell to start."""
+"""Adds the folders of the programs that documents tell to start to the path."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Who may import whom: the rules of docs/architecture.md."""
+"""The rules of docs/architecture.md: which room may import which."""
 
 import ast
 import functools
@@ -8,15 +8,19 @@ import sys
 
 import pytest
 
+import tf_onebit
 from tests.support.programs import ROOT, run_python
 
 PACKAGE = ROOT / "tf_onebit"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
-# The collectives but for the drivers.
-COLLECTIVES = ["echo", "engine", "horovod_size", "ordered_sum", "requests", "wire_types"]
+# The collectives except the drivers.
+COLLECTIVES = [
+    *("echo", "engine", "horovod_size", "ordered_sum"),
+    *("requests", "whereabouts", "wire_types"),
+]
 ENGINE = ["requests", "whereabouts"]
-# What each part may import of the package itself. The longest prefix counts.
+# The parts of the package that each part may import. The longest prefix counts.
 MAY_IMPORT = {
     "tf_onebit": ["_version"],
     "tf_onebit.cli": ["_version", "doctor", "launch", "preflight.bench", "preflight.plan"],
@@ -58,10 +62,11 @@ MAY_IMPORT = {
     "tf_onebit.layout": [],
     "tf_onebit.validation": [],
     "tf_onebit.optimizers": ["optimizers", "validation"],
-    "tf_onebit.ops": ["ops", "_version"],
+    "tf_onebit.ops": ["layout", "ops", "_version"],
     "tf_onebit.transforms": [
         "collectives.requests",
         "configurable",
+        "layout",
         "ops",
         "validation",
         "transforms",
@@ -165,12 +170,12 @@ MAY_IMPORT = {
         "training",
     ],
 }
-# What of `framework_internals` is of Keras; what is not, rooms without Keras may import.
+# The modules of `framework_internals` about Keras. Rooms without Keras may import the others.
 OF_KERAS = [
     *("hooks", "keras_calls", "keras_data", "keras_models", "keras_optimizers"),
     "keras_random",
 ]
-# Where other packages may be imported; TensorFlow and NumPy everywhere.
+# The places that may import other packages. TensorFlow and NumPy are allowed everywhere.
 USERS = {
     "keras": [
         "tf_onebit.bmuf.callback",
@@ -206,7 +211,7 @@ def tree_of(path):
 
 
 def imports_of(path):
-    """All modules that a file imports, anywhere in it; names from packages count as modules."""
+    """Returns all modules that a file imports. Names from packages count as modules."""
     names = set()
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
@@ -241,6 +246,19 @@ def part_of(name):
     return max((prefix for prefix in MAY_IMPORT if is_within(name, [prefix])), key=len)
 
 
+def test_type_checkers_see_the_public_names():
+    """The package imports them on first use, so a stub lists them a second time."""
+    stub = {
+        alias.asname: node.module
+        for node in ast.walk(tree_of(PACKAGE / "__init__.pyi"))
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    submodules = dict.fromkeys(tf_onebit._SUBMODULES, "tf_onebit")
+    version = {"__version__": "tf_onebit._version"}
+    assert stub == tf_onebit._MODULE_OF | submodules | version
+
+
 def test_every_module_belongs_to_a_part():
     names = map(module_name, MODULES)
     assert [name for name in names if part_of(name) == "tf_onebit"] == ["tf_onebit"]
@@ -255,7 +273,7 @@ def test_imports_within_the_package_run_one_way():
 
 
 def test_no_module_imports_itself_by_way_of_others():
-    # An import from outside of a package runs all that its __init__ imports.
+    # An import from outside of a package also runs the imports of its __init__.
     names = set(map(module_name, MODULES)) - {"tf_onebit"}
     imports = {}
     for path in MODULES:
@@ -279,12 +297,12 @@ def test_only_adapters_import_frameworks(package):
 INTERNALS = ["tf_onebit.framework_internals"]
 PRIVATE_MODULES = ["keras.src", *(f"tensorflow.{part}" for part in ("python", "core", "compiler"))]
 OF_FRAMES = {"currentframe", "f_back", "f_code", "f_globals", "f_locals", "gi_frame"}
-# What Python documents, for all its leading underscore; the frame is for a handler of signals.
+# Python documents these despite the leading underscore. The frame is for a signal handler.
 OF_PYTHON = {"_exit", "_getframe", "_replace"}
 
 
 def nodes_outside_internals():
-    """Yields (module, node) for the code of all rooms but that of framework internals."""
+    """Yields (module, node) for the code of all rooms except framework internals."""
     for path in MODULES:
         if not is_within(module_name(path), INTERNALS):
             yield from ((module_name(path), node) for node in ast.walk(tree_of(path)))
@@ -299,7 +317,7 @@ def is_private(name):
 
 
 def own_names(tree):
-    """The private names that code defines: functions, classes, variables and attributes."""
+    """Returns the private names that code defines: functions, classes, variables and attributes."""
     names = set()
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
@@ -321,9 +339,9 @@ def is_super(attribute):
 
 
 def listed_names():
-    """The private names of Keras and TensorFlow that classes may override, or call on themselves.
+    """Returns the private names of Keras and TensorFlow that classes may override or call.
 
-    Read, and not imported, as everything here.
+    They are read from the source and not imported.
     """
     tree = tree_of(PACKAGE / "framework_internals" / "hooks.py")
     strings = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))

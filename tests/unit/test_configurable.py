@@ -1,4 +1,4 @@
-"""Classes that descriptions name: those of modules, and those that a function has made."""
+"""Classes that descriptions name: at the top of modules, and made by functions."""
 
 import copy
 import json

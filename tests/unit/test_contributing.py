@@ -1,4 +1,4 @@
-"""Commands and files that contributors are told of, and that services run, exist."""
+"""The commands and files that contributors and services use exist."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""The examples in the docstrings run and give what they say."""
+"""The examples in the docstrings run, with the results that they show."""
 
 import doctest
 import importlib

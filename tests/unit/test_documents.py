@@ -1,4 +1,4 @@
-"""What README and docs say runs: Python as it stands, commands by their programs' own parsers."""
+"""The code in README and docs runs, and programs' own parsers understand the commands."""
 
 import argparse
 import ast
@@ -43,7 +43,7 @@ NOT_RUN = {
 }
 
 
-# Which tests run what documents tell to start, beside tests/rehearsal.
+# The tests that run what documents tell to start, beside tests/rehearsal.
 RUN_BY = {
     "benchmarks/gpu.py": "tests/gpu/test_benchmark.py",
     "examples/keras_fit/train.py": "tests/parallel/test_examples.py",
@@ -58,7 +58,7 @@ RUN_BY = {
 
 @pytest.fixture
 def as_it_was(monkeypatch, tmp_path):
-    """What examples change of the process is brought back."""
+    """Restores the state of the process that examples change."""
     policy = keras.config.dtype_policy()
     monkeypatch.chdir(tmp_path)
     yield
@@ -98,7 +98,7 @@ PUBLIC = {
     "optimizers": optimizers,
     "transforms": transforms,
 }
-# The package itself comes first: its AdaGrad of the exchange is the transform.
+# Names of the package itself have precedence: its AdaGrad of the exchange is the transform.
 _BY_NAME = {
     name: getattr(module, name)
     for module in (hvd, optimizers, transforms, callbacks, distribute, tf_onebit)
@@ -115,7 +115,7 @@ def calls(span):
 
 
 def function_of(node):
-    """What a call in the text calls: an object of the package, or None for those of others."""
+    """Returns the object of the package that a call in the text calls, or None for others."""
     parts = ast.unparse(node.func).split(".")
     if parts[0] in PUBLIC:
         value = PUBLIC[parts[0]]
@@ -146,10 +146,10 @@ COMMANDS = [command for path in PATHS for command in commands(path)]
 
 
 class _Parsed(BaseException):
-    """A program has parsed its command line, and is not to go on.
+    """The end of a program that has parsed its command line.
 
     Attributes:
-        others: list of arguments that it leaves to the training that it starts.
+        others: list of arguments that it passes on to the training that it starts.
     """
 
     def __init__(self, others=()):
@@ -157,12 +157,12 @@ class _Parsed(BaseException):
 
 
 def run_until_parsed(script, arguments, only_names=False):
-    """Runs a program until it has read its command line: errors end in SystemExit.
+    """Runs a program until it has read its command line. Errors end in SystemExit.
 
     Args:
         script: path.
         arguments: list of strings.
-        only_names: whether the options are only to exist.
+        only_names: whether it only checks that the options exist.
     """
     parse_known = argparse.ArgumentParser.parse_known_args
 
@@ -182,7 +182,7 @@ def run_until_parsed(script, arguments, only_names=False):
     def parse_some(self, given=None, namespace=None):
         parse(self, given, namespace, others_allowed=True)
 
-    # Tests do without it, because it takes seconds to import.
+    # Tests do without this package, because its import takes seconds.
     digits = types.SimpleNamespace(load_digits=None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "sklearn", types.SimpleNamespace(datasets=digits))
@@ -197,7 +197,7 @@ def run_until_parsed(script, arguments, only_names=False):
 
 
 def check(command, words, monkeypatch):
-    """Checks a command, and what it starts."""
+    """Checks a command, and the command that it starts."""
     program, *arguments = words
     program = program.removeprefix(".venv/bin/")
     if program in ("sudo", "taskset"):
@@ -229,7 +229,7 @@ def check(command, words, monkeypatch):
 
 
 def check_own(command, arguments, monkeypatch):
-    """Checks a `tf-onebit` command, which does nothing but parse."""
+    """Checks a `tf-onebit` command, which only parses its arguments."""
     started = []
     monkeypatch.setattr(launch, "launch", lambda _, line, verbose: started.append(line) or 0)
     if command.is_mention:
@@ -250,7 +250,7 @@ def check_script(command, program, arguments):
         folders += [command.path.parent, ROOT / "tf_onebit", ROOT / "examples" / "speech"]
     script = next((f / program for f in folders if (f / program).exists()), ROOT / program)
     if program == "train.py" and not command.is_mention:
-        assert not arguments  # the reader's own
+        assert not arguments  # this is the reader's own program
         return
     if program in made_by_diffs(command.path):
         return
@@ -282,7 +282,7 @@ def is_not_run(command):
 
 @pytest.mark.parametrize("command", dict.fromkeys(COMMANDS), ids=str)
 def test_command_is_understood(command, monkeypatch):
-    # Options are written out, though programs take their beginnings, too.
+    # Options must be written out, although programs accept abbreviations.
     monkeypatch.setattr(argparse.ArgumentParser, "_get_option_tuples", lambda *_: [])
     if not is_not_run(command):
         check(command, list(command.words), monkeypatch)
@@ -300,7 +300,7 @@ def test_the_api_has_every_public_name(name):
     text = "".join(path.read_text() for path in (ROOT / "docs" / "api").glob("*.md"))
     public = set(importlib.import_module(name).__all__) - {*tf_onebit._SUBMODULES, "__version__"}
     entries = set(re.findall(rf"^\.\. auto\w+:: {name}\.(\w+)$", text, re.MULTILINE))
-    # Horovod's own are in a list.
+    # Names of Horovod's are in a list.
     assert public <= entries | set(re.findall(r"`(\w+)`", text)), public - entries
 
 

@@ -1,7 +1,7 @@
-"""Private parts of Keras and TensorFlow that the package relies on are in those installed.
+"""The installed Keras and TensorFlow have the private parts that the package relies on.
 
-If one of these fails after an upgrade, its function in `tf_onebit/framework_internals` says which
-line of Keras or TensorFlow to look at.
+If a test fails after an upgrade, its function in `tf_onebit/framework_internals` names the line of
+Keras or TensorFlow to look at.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ from tf_onebit.training.passes import _Followed
 from tf_onebit.training.scaled_learning_rate import ScaledLearningRate
 
 X, Y = np.ones([8, 2], np.float32), np.ones([8, 1], np.float32)
-# What mixins, which do not say so themselves, are put in front of.
+# The classes that mixins, which do not say so themselves, are put in front of.
 MIXED_INTO = {
     keras.optimizers.SGD: (
         Distributed,
@@ -66,7 +66,7 @@ def is_private(name):
 
 
 def listed(table, classes):
-    """The names that a table has for any of a class's bases."""
+    """Returns the names that a table has for any of a class's bases."""
     return {name for cls, names in table.items() if cls in classes for name in names}
 
 
@@ -77,7 +77,7 @@ def compiled_model(optimizer="sgd", **arguments):
 
 
 class Calls(keras.callbacks.Callback):
-    """Calls a function of its model at a moment of `fit`, and keeps what it returns."""
+    """A callback that calls a function of its model at a moment of `fit`, and keeps the results."""
 
     def __init__(self, moment, function):
         super().__init__()
@@ -86,12 +86,12 @@ class Calls(keras.callbacks.Callback):
 
 
 def in_package(source, **names):
-    """Makes a function that is one of the package: who calls that is looked for outside of it."""
+    """Makes a function of the package. Its caller is looked for outside of the package."""
     return eval(source, {"__name__": "tf_onebit.test", **names})
 
 
 class Strategy(tf.distribute.MirroredStrategy):
-    """Calls functions where Keras asks it for something, and keeps what they return."""
+    """A strategy that calls functions where Keras asks it for something, and keeps the results."""
 
     def __init__(self, **functions):
         super().__init__(["CPU:0"])
@@ -112,7 +112,7 @@ class Strategy(tf.distribute.MirroredStrategy):
 
 
 class ReducingStrategy(Strategy):
-    """Calls its function, as one of the package, where Keras has it reduce values."""
+    """A strategy that calls its function, as one of the package, when Keras reduces values."""
 
     reduce = in_package(
         "lambda self, *args, **kwargs: self.results.append(self.functions['reduce']())"
@@ -170,7 +170,7 @@ def package_classes():
 
 
 def private_names(cls):
-    """The private names that a class defines, and those that its methods read."""
+    """Returns the private names that a class defines, and those that its methods read."""
     names = set(filter(is_private, vars(cls)))
     functions = [getattr(value, "fget", value) for value in vars(cls).values()]
     functions = [getattr(function, "func", function) for function in functions]
@@ -355,7 +355,7 @@ def test_a_strategy_knows_when_keras_wants_shapes_only(monkeypatch):
     strategy = ReducingStrategy(reduce=keras_calls.is_asked_for_shapes)
     with strategy.scope():
         model = compiled_model()
-    monkeypatch.setattr(tf.distribute, "DistributedValues", tf.Tensor)  # as of several devices
+    monkeypatch.setattr(tf.distribute, "DistributedValues", tf.Tensor)  # like several devices
     batch = tf.constant(X), tf.constant(Y)
     model._maybe_symbolic_build(iterator=[(0, 0, iter([batch]))])
     assert strategy.results == [True]
@@ -372,7 +372,7 @@ def test_a_strategy_knows_when_keras_reduces_metrics(monkeypatch):
 
 
 class Adapter(data_adapters.data_adapter.DataAdapter):
-    """Asks who asks for its data, as an adapter of the package."""
+    """A data adapter that asks who asks for its data, like an adapter of the package."""
 
     num_batches = batch_size = has_partial_batch = partial_batch_size = None
 

@@ -1,4 +1,4 @@
-"""Needs of a clean machine that installs the package."""
+"""The needs of a clean machine that installs the package."""
 
 import importlib.metadata
 import pathlib
@@ -11,7 +11,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 
 def pinned():
-    """Names of all packages that the environment of the tests is made of."""
+    """Returns the names of all packages in the environment of the tests."""
     files = ("requirements.txt", "requirements-lock.txt")
     lines = "\n".join((ROOT / file).read_text() for file in files).splitlines()
     pins = filter(None, (line.split("#")[0].strip() for line in lines))

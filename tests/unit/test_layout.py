@@ -1,4 +1,4 @@
-"""How gradients are cut, and that Python and the compiled ops agree on it."""
+"""The division of gradients into columns and shards, on which Python and the compiled ops agree."""
 
 import math
 
@@ -36,7 +36,7 @@ def layout_of(shapes, world_size):
 
 
 def reference_columns(shapes):
-    """Numbers of values of all columns."""
+    """Returns the numbers of values of all columns."""
     return [
         column.stop - column.start
         for shape in shapes
@@ -52,7 +52,7 @@ def words_of(columns):
 @every_model
 def test_columns_are_those_of_the_reference(shapes):
     columns = reference_columns(shapes)
-    # As many shards as columns: a shard is one column, or two where these are uneven.
+    # As many shards as columns: each shard is one column, or two if columns are uneven.
     layout = layout_of(shapes, world_size=max(1, len(columns)))
     assert layout.num_columns == len(columns)
     shards = [

@@ -1,4 +1,4 @@
-"""The oracle, by examples that were worked out by hand."""
+"""The oracle against examples that were worked out by hand."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def test_quantization_error_is_added_to_the_next_gradient():
 def test_sum_over_workers_is_quantized_a_second_time():
     cluster = one_bit.Cluster(2, [slice(0, 2)], size=2)
     assert cluster.exchange([[1.0, -2.0], [3.0, 4.0]]).tolist() == [3.0, 3.0]
-    # The first quantizations sent [1, -2] and [3.5, 3.5]; the second kept what is not 3.
+    # The first quantizations sent [1, -2] and [3.5, 3.5]. The second kept the difference to 3.
     assert cluster.owners.residual.tolist() == [1.5, -1.5]
 
 
@@ -63,7 +63,7 @@ def test_residuals_of_the_threshold_are_added_to_the_next_gradients():
 
 
 def test_tau_begins_at_a_quantile_and_then_follows_the_average_density():
-    tau = threshold.Tau(0.3173)  # what exceeds one standard deviation
+    tau = threshold.Tau(0.3173)  # values above one standard deviation
     tau.follow(0.0, mean_square=4.0)
     assert tau.value == pytest.approx(2.0, rel=1e-4)
     tau.follow(0.3673, mean_square=4.0)

@@ -45,13 +45,14 @@ def check_exchange(exchange):
     """Raises ValueError for an exchange that cannot average the changes of a block."""
     if innermost(exchange).trains_apart:
         raise ValueError(
-            "What a block changes is exchanged. Received: exchange=tf_onebit.Local(), which "
-            "exchanges nothing. It is for the optimizer or the strategy."
+            "BlockMomentum needs an exchange that sends the change of a block. Received: "
+            "exchange=tf_onebit.Local(), which sends nothing. Give Local to the optimizer or the "
+            "strategy instead."
         )
     if delay_of(exchange):
         raise ValueError(
-            "What a block changes is applied at its end. Received: exchange=Delayed(...). "
-            "Pass the exchange that it delays."
+            "BlockMomentum applies the change of a block at once, so its exchange cannot be "
+            "delayed. Received: exchange=Delayed(...). Pass the exchange without Delayed."
         )
 
 
@@ -66,8 +67,8 @@ def momentum_of_time_constant(time_constant, sync_period):
     block_momentum = math.exp(-sync_period / time_constant) if is_positive else 1.0
     if block_momentum == 1:
         raise ValueError(
-            "time_constant must be a positive number of steps, and short enough for a block "
-            f"to count. Received: time_constant={time_constant!r}."
+            "time_constant must be a positive number of steps, and not so long that the block "
+            f"momentum rounds to 1. Received: time_constant={time_constant!r}."
         )
     return block_momentum
 

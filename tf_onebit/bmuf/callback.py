@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from typing import Any, Literal, Self
 
 import keras
 import tensorflow as tf
@@ -27,7 +28,7 @@ from tf_onebit.exchanges import FullPrecision
 from tf_onebit.exchanges.handshake import handshake
 from tf_onebit.framework_internals.keras_models import SHOWING, unwrap_methods, wrap_methods
 from tf_onebit.training import fit
-from tf_onebit.training.building import resolve_exchange
+from tf_onebit.training.building import RequestedExchange, resolve_exchange
 from tf_onebit.training.model_optimizers import gradient_exchanges_of, optimizers_of
 
 # Training on after an interruption starts from the global model, too.
@@ -116,15 +117,15 @@ class BlockMomentum(keras.callbacks.Callback):
 
     def __init__(
         self,
-        sync_period=16,
-        block_momentum="auto",
-        block_learning_rate=1.0,
-        nesterov=True,
-        warmup_steps=0,
-        moment_correction="bmuf_adam",
-        groups=None,
-        exchange=None,
-    ):
+        sync_period: int = 16,
+        block_momentum: float | Literal["auto"] = "auto",
+        block_learning_rate: float = 1.0,
+        nesterov: bool = True,
+        warmup_steps: int = 0,
+        moment_correction: Literal["bmuf_adam", "average", "reset"] = "bmuf_adam",
+        groups: Literal["node"] | None = None,
+        exchange: RequestedExchange = None,
+    ) -> None:
         super().__init__()
         check_arguments(
             sync_period,
@@ -144,11 +145,13 @@ class BlockMomentum(keras.callbacks.Callback):
         self.groups = groups
         self.exchange = resolve_exchange(exchange)
         check_exchange(self.exchange)
-        self._blocks = None
+        self._blocks: BlockSynchronization | None = None
         self._is_training = False
 
     @classmethod
-    def from_time_constant(cls, time_constant, sync_period=16, **arguments):
+    def from_time_constant(
+        cls, time_constant: float, sync_period: int = 16, **arguments: Any
+    ) -> Self:
         """Returns a `BlockMomentum` with eta = exp(-sync_period / time_constant).
 
         After `time_constant` steps the weight of a block's update has fallen to 1 / e, for every
@@ -287,8 +290,8 @@ class BlockMomentum(keras.callbacks.Callback):
     def _require_alone(self, callbacks):
         if sum(isinstance(callback, BlockMomentum) for callback in callbacks) > 1:
             raise ValueError(
-                "Workers synchronize by the blocks of one callback. Received: several "
-                "BlockMomentum callbacks. Leave one of them in the list."
+                "model.fit takes one BlockMomentum callback. Received: several BlockMomentum "
+                "callbacks. Leave only one of them in the list."
             )
 
     @property
@@ -325,9 +328,9 @@ class BlockMomentum(keras.callbacks.Callback):
                 continue
             if exchange.built:
                 raise ValueError(
-                    'With groups="node" workers exchange gradients within their node from the '
-                    f"first step. Received: {named(optimizer)}, which has exchanged with all. "
-                    "Make a new one."
+                    'With groups="node" workers exchange gradients only within their node, from '
+                    f"the first step on. Received: {named(optimizer)}, which has already "
+                    "exchanged with all workers. Make a new optimizer."
                 )
             group, _ = exchange.engine.by_node()
             exchange.divide(group)

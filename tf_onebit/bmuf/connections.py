@@ -1,10 +1,11 @@
 """The table of block synchronizations by `GradientExchange`."""
 
 import weakref
+from typing import Any
 
 # Keys are `GradientExchange`s, which do not know of blocks.
-_synchronizations = weakref.WeakKeyDictionary()
-_states = weakref.WeakKeyDictionary()
+_synchronizations: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+_states: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
 def synchronization_of(gradient_exchange):

@@ -8,6 +8,11 @@ beginning of a block. A bar is the mean of the workers' values at its end.
 
 import dataclasses
 import math
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+# What adds and multiplies: a float, a NumPy array, a tensor.
+_Value = TypeVar("_Value", bound=Any)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,11 +29,11 @@ class Block:
         (0.4, 0.4, 0.2, 0.0)
     """
 
-    steps: tuple
+    steps: tuple[int, ...]
     leader: int | None = None
-    weighted_by: tuple | None = None
+    weighted_by: tuple[int, ...] | None = None
 
-    def of_optimizer(self, steps):
+    def of_optimizer(self, steps: Iterable[int]) -> "Block":
         """Returns the same block for one of several optimizers.
 
         Args:
@@ -37,32 +42,32 @@ class Block:
         return Block(tuple(steps), self.leader, self.steps)
 
     @property
-    def counted(self):
+    def counted(self) -> tuple[int, ...]:
         """Number of minibatches that count, by worker."""
         return self._counted(self.steps)
 
-    def _counted(self, steps):
+    def _counted(self, steps: tuple[int, ...]) -> tuple[int, ...]:
         if self.leader is None:
             return steps
         return tuple(n if rank == self.leader else 0 for rank, n in enumerate(steps))
 
     @property
-    def weights(self):
+    def weights(self) -> tuple[float, ...]:
         """Weights of the workers in means. At least one must have made a step that counts."""
         counted = self._counted(self.weighted_by or self.steps)
         total = sum(counted)
         return tuple(n / total for n in counted)
 
     @property
-    def mean_steps(self):
+    def mean_steps(self) -> float:
         """Mean number of minibatches of a worker: tau."""
         return self.mean(lambda steps: steps)
 
-    def decay(self, beta):
+    def decay(self, beta: float) -> float:
         """Returns beta^tau, the weight of a moving average's initial value after the block."""
         return self.mean(lambda steps: beta**steps)
 
-    def mean(self, of_steps):
+    def mean(self, of_steps: Callable[[int], float]) -> float:
         """Returns the weighted mean of a function of a worker's steps."""
         pairs = zip(self.weights, self.counted, strict=True)
         return math.fsum(weight * of_steps(steps) for weight, steps in pairs if weight)
@@ -93,7 +98,7 @@ class BlockFilter:
     block_learning_rate: float = 1.0
     nesterov: bool = True
 
-    def model(self, mean, begin, delta):
+    def model(self, mean: _Value, begin: _Value, delta: _Value) -> tuple[_Value, _Value, _Value]:
         """Computes the model after a block.
 
         Args:
@@ -113,7 +118,7 @@ class BlockFilter:
         look_ahead = base + eta * delta
         return look_ahead, look_ahead, next_delta
 
-    def steps(self, steps, equivalent_steps):
+    def steps(self, steps: float, equivalent_steps: float) -> tuple[float, float]:
         """Computes how many minibatches the momentum is worth (4).
 
         Args:
@@ -129,7 +134,7 @@ class BlockFilter:
         return next_steps, eta * (next_steps if self.nesterov else equivalent_steps)
 
 
-def moment_factors(block, steps_ahead, beta):
+def moment_factors(block: Block, steps_ahead: float, beta: float) -> tuple[float, float]:
     """Computes the factors that move a moving average to the look-ahead.
 
     Equation 18, with b = beta^tau and s the number of steps that the look-ahead is ahead:
@@ -155,6 +160,6 @@ def moment_factors(block, steps_ahead, beta):
     return decay * (1 - ahead) / (1 - decay), decay * ahead
 
 
-def corrected_moment(mean, begin, factor):
+def corrected_moment(mean: _Value, begin: _Value, factor: float) -> _Value:
     """Computes m_init' of `moment_factors` from m_bar, m_init and kappa."""
     return mean + factor * (mean - begin)

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tf_onebit import ops
 from tf_onebit.collectives.requests import AllGather, AllReduce, Broadcast, all_reduce_bytes
-from tf_onebit.exchanges.finite import not_finite_flag, require_finite, with_overflow
+from tf_onebit.exchanges.gradients import not_finite_flag, require_finite, with_overflow
 from tf_onebit.exchanges.stages import FLAG_BYTES
 from tf_onebit.framework_internals.tf_variables import assign_all, copies_of
 
@@ -241,10 +241,10 @@ class BlockReplica:
         at_begin, optimizers = state["begin"].reshape(-1, 2).tolist(), self.variables.optimizers
         if saved != kept.keys() or len(at_begin) != len(optimizers):
             raise ValueError(
-                "Training goes on with the BlockMomentum that it began with. Received: a state "
-                f"with {len(saved)} variables of {len(at_begin)} optimizers, where there are "
-                f"{len(kept)} of {len(optimizers)} now. Use the earlier moment_correction, "
-                "exchange and optimizers, or begin anew from the model's weights."
+                "A resumed run must use the same BlockMomentum as before. Received: a state with "
+                f"{len(saved)} variables of {len(at_begin)} optimizers. Expected: {len(kept)} "
+                f"variables of {len(optimizers)} optimizers. Use the earlier moment_correction, "
+                "exchange and optimizers, or begin again from the model's weights."
             )
         self.restart()
         for name, variable in kept.items():

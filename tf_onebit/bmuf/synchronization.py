@@ -173,8 +173,8 @@ class BlockSynchronization:
             return End(min(ends))
         if len(set(restarts)) > 1:
             raise ValueError(
-                "Weights that are assigned while workers train in blocks must be assigned on all "
-                f"of them. Received: other weights on {restarts} occasions, by worker."
+                "While workers train in blocks, weights must be assigned on all of them or on "
+                f"none. Received: weights assigned {restarts} times, by worker."
             )
         if waits:
             self._hide()
@@ -222,10 +222,10 @@ class BlockSynchronization:
             raise tf.errors.InvalidArgumentError(
                 error.node_def,
                 error.op,
-                "What workers make of a model in a block must be finite. "
-                f"{where[1]} met an infinity or NaN in what became of '{where[2]}'. The model is "
-                "the global one of before the block. Lower the learning rate or clip gradients, "
-                "and train on with a new optimizer, or from a backup.",
+                f"Weights must be finite after a block. {where[1]} met an infinity or NaN in the "
+                f"change of '{where[2]}'. The model keeps the weights from before the block. "
+                "Lower the learning rate or clip gradients. Then train on with a new optimizer, "
+                "or from a backup.",
             ) from error
         self._blocks, self._steps = self._blocks + 1, self._steps + block.mean_steps
         self.equivalent_steps = list(equivalent_steps)
@@ -362,8 +362,8 @@ class BlockSynchronization:
         """
         if self._within is not None and not as_many:
             raise ValueError(
-                "Workers in groups can only be resumed as many as they were. Received: the states "
-                f"of {len(states)} workers."
+                "A job with groups of workers can only be resumed with as many workers as "
+                f"before. Received: the states of {len(states)} workers."
             )
         mine = [states[rank] for rank in ranks] if as_many else [states[0]] * len(ranks)
         for replica, state in zip(self._replicas, mine, strict=True):

@@ -45,8 +45,8 @@ def training_optimizers(model):
     found = list({id(inner_optimizer(o)): o for o in reversed(found)}.values())[::-1]
     if not found:
         raise ValueError(
-            "BlockMomentum synchronizes what the optimizers train that a model holds. Received: "
-            f"a model with {', '.join(map(named, held))} that {way}. {remedy}."
+            "BlockMomentum needs an optimizer that the model both holds and trains with. "
+            f"Received: a model with {', '.join(map(named, held))} that {way}. {remedy}."
         )
     return found
 
@@ -81,10 +81,9 @@ class Bystanders:
         for optimizer, iterations in self._others:
             if _iterations(optimizer) != iterations:
                 raise ValueError(
-                    "BlockMomentum synchronizes what the optimizers train that are in use when fit "
-                    f"begins. Received: {named(optimizer)}, which has begun to train since. Use it "
-                    "from the first step on, or build it by optimizer.build(variables) and call "
-                    "fit anew."
+                    "BlockMomentum must know all optimizers in use when fit begins. Received: "
+                    f"{named(optimizer)}, which has begun to train since. Use it from the first "
+                    "step on, or call optimizer.build(variables) before fit."
                 )
 
 
@@ -109,22 +108,22 @@ def require_trains_apart(optimizer, model, groups):
     who = "no optimizer" if optimizer is None else named(optimizer)
     if gradient_exchange is None:
         raise ValueError(
-            "BlockMomentum synchronizes the workers that an optimizer knows. Received: "
-            f"{who}, which knows none. Use tf_onebit.horovod.DistributedOptimizer(optimizer, "
-            "exchange=tf_onebit.Local()) for each optimizer that trains the model, which must hold "
-            "it, or make model and optimizers in the scope of "
+            f"BlockMomentum needs an optimizer that connects the workers. Received: {who}, which "
+            "connects none. Over Horovod, the model must hold "
+            "tf_onebit.horovod.DistributedOptimizer(optimizer, exchange=tf_onebit.Local()) for "
+            "each optimizer that trains it. Otherwise make model and optimizers in the scope of "
             "tf_onebit.distribute.MultiWorkerMirroredStrategy(exchange=tf_onebit.Local())."
         )
     if groups is not None and strategy_of(model) is not None:
         raise ValueError(
-            'Only Horovod\'s workers can be grouped by node. Received: groups="node" for a '
-            "model in the scope of a strategy, where the devices of a process are a group as "
-            "they are. Leave groups out."
+            'Only Horovod\'s workers can be grouped by node. Received: groups="node" for a model '
+            "in the scope of a strategy, where the devices of a process form a group anyway. "
+            "Leave groups out."
         )
     if delay_of(gradient_exchange.template):
         raise ValueError(
-            "What a block has changed is averaged when all of it is there. Received: "
-            f"{who} with the exchange Delayed. Leave Delayed out with BlockMomentum."
+            "BlockMomentum averages models, so no gradient may be late at the end of a block. "
+            f"Received: {who} with the exchange Delayed. Leave Delayed out with BlockMomentum."
         )
     is_local = innermost(gradient_exchange.template).trains_apart
     template = serialize(gradient_exchange.template)["class"].split(":")[-1]
@@ -136,17 +135,18 @@ def require_trains_apart(optimizer, model, groups):
         )
     if groups is not None and is_local:
         raise ValueError(
-            'The workers of a node exchange gradients with groups="node". Received: '
-            f"{who} with the exchange Local. Use for example exchange=tf_onebit.OneBit()."
+            f'With groups="node" the workers of a node exchange gradients. Received: {who} with '
+            "the exchange Local. Use for example exchange=tf_onebit.OneBit()."
         )
     if gradient_exchange.is_asynchronous:
         raise ValueError(
-            "The workers of a node train together, and only nodes apart. Received: "
+            'With groups="node" the workers of a node make every step together. Received: '
             'groups="node" and an AsynchronousOptimizer. Use DistributedOptimizer.'
         )
     if len(gradient_exchange.engine.ranks) > 1:
         raise ValueError(
-            "BlockMomentum synchronizes processes. Received: several workers in one process "
-            "of a MirroredStrategy. Use MultiWorkerMirroredStrategy or Horovod."
+            "BlockMomentum synchronizes workers in processes of their own. Received: several "
+            "workers in one process of a MirroredStrategy. Use MultiWorkerMirroredStrategy or "
+            "Horovod."
         )
     return gradient_exchange

@@ -127,7 +127,8 @@ def block_variables(model, moment_correction, looks_ahead=True, compresses=False
     dtypes = sorted({weight.dtype for weight in weights})
     if len(dtypes) > 1:
         raise ValueError(
-            f"BlockMomentum trains weights of one type. Received: a model with {dtypes}."
+            "All trained weights must have the same type with BlockMomentum. Received: a model "
+            f"with {dtypes}."
         )
     statistics = _statistics(model)
     sorted_by_optimizer = [
@@ -207,10 +208,9 @@ def _reset_of(optimizer):
         return _variables_of(_own_moments(optimizer)), optimizer.reset_moments
     if not isinstance(optimizer, keras.optimizers.SGD):
         raise ValueError(
-            'moment_correction="reset" begins every block with moments of zero, with '
-            "keras.optimizers.SGD and the Adams of tf_onebit.optimizers. Received: optimizer="
-            f"{optimizer.name!r} of type {type(optimizer).__name__}. Use "
-            'moment_correction="average".'
+            'moment_correction="reset" works with keras.optimizers.SGD and the Adams of '
+            f"tf_onebit.optimizers. Received: optimizer={optimizer.name!r} of type "
+            f'{type(optimizer).__name__}. Use moment_correction="average".'
         )
     variables = _variables_of(_slots(optimizer, _SLOTS[keras.optimizers.SGD]))
 
@@ -262,11 +262,10 @@ def _require_known(optimizer, variables):
     for variable in variables:
         if not _is_float(variable) or tuple(variable.shape) not in shapes:
             raise ValueError(
-                "BlockMomentum averages an optimizer's state that belongs to weights, and has "
-                f"their shapes. Received: the variable {variable.path!r} {tuple(variable.shape)} "
-                f"{variable.dtype} of {type(optimizer).__name__}, of which it is not known what it "
-                "means in the middle of other workers'. Use another optimizer, for example of "
-                "tf_onebit.optimizers."
+                "BlockMomentum averages the state of an optimizer, if it has the shapes of "
+                f"weights. Received: the variable {variable.path!r} {tuple(variable.shape)} "
+                f"{variable.dtype} of {type(optimizer).__name__}, whose mean over workers may be "
+                "meaningless. Use another optimizer, for example of tf_onebit.optimizers."
             )
 
 
@@ -274,15 +273,14 @@ def _unknown(optimizer):
     name = type(optimizer).__name__
     if isinstance(optimizer, keras.optimizers.Adam | keras.optimizers.Nadam):
         return (
-            "BlockMomentum moves the number of steps that Adam's moments are corrected for, which "
-            f"Keras' own {name} cannot without moving learning rate schedules. Use "
+            "BlockMomentum changes the number of steps in the bias correction of Adam's moments. "
+            f"Keras' own {name} cannot change it without changing learning rate schedules. Use "
             f"tf_onebit.optimizers.{name}, with the same arguments, or "
             'moment_correction="average".'
         )
     return (
-        'moment_correction="bmuf_adam" is for optimizers of which it is known how their moments '
-        "go with the model: those of tf_onebit.optimizers, and keras.optimizers."
+        'moment_correction="bmuf_adam" works with the optimizers of tf_onebit.optimizers, and '
+        "with keras.optimizers."
         f"{', '.join(cls.__name__ for cls in _SLOTS if hasattr(keras.optimizers, cls.__name__))}. "
-        f"Received: {name}. Use one of these, or "
-        'moment_correction="average".'
+        f'Received: {name}. Use one of these, or moment_correction="average".'
     )

@@ -1,8 +1,10 @@
 """BackupAndRestore: backups from which interrupted training resumes with the same bits."""
 
 import json
+import os
 import secrets
 import warnings
+from typing import Literal
 
 import keras
 import numpy as np
@@ -90,8 +92,12 @@ class BackupAndRestore(keras.callbacks.Callback):
     """
 
     def __init__(
-        self, directory, save_freq="epoch", delete_checkpoint=True, save_before_exit=False
-    ):
+        self,
+        directory: str | os.PathLike[str],
+        save_freq: int | Literal["epoch"] = "epoch",
+        delete_checkpoint: bool = True,
+        save_before_exit: bool = False,
+    ) -> None:
         super().__init__()
         if save_freq != "epoch" and (not isinstance(save_freq, int) or save_freq < 1):
             raise ValueError(
@@ -138,9 +144,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         mine = self._mine(states)
         if manifest["workers"] != self._workers.world_size:
             print(
-                f"Resuming a run of {manifest['workers']} workers with "
-                f"{self._workers.world_size}: what had not been sent yet is divided among them "
-                "anew."
+                f"Resuming a run of {manifest['workers']} workers with {self._workers.world_size} "
+                "workers: the gradients that had not been sent yet are divided among them."
             )
             parts = 1 if len(states) == self._workers.count else self._workers.count
             mine = mine | training_state.accumulated_anew(self.model, states, parts)
@@ -215,20 +220,21 @@ class BackupAndRestore(keras.callbacks.Callback):
         job = self._workers.of_first(_new_job(), _BEGIN)
         name = np.array(job, np.int32).tobytes().hex()
         _, problem = _attempt(self._files.begin, name, is_first)
-        self._require(problem, "cannot have it")
+        self._require(problem, "cannot use it")
         if not self._workers.all_true(self._files.is_of_this_job(), _BEGIN):
             raise ValueError(
-                "All workers must name one directory that they share. Received: "
-                f"directory={str(self.directory)!r}, in which not all of {self._workers.count} "
-                "find what the first has written. Name one on a file system that all have."
+                "All workers must use the same directory. Received: "
+                f"directory={str(self.directory)!r}, in which some of the {self._workers.count} "
+                "workers do not find the files of the first. Name a directory on a file system "
+                "that all workers share."
             )
 
     def _require(self, problem, what):
         """Raises ValueError on all workers if one of them has a problem with the directory."""
         if problem := self._workers.first_problem(problem, _BEGIN):
             raise ValueError(
-                "Backups need a directory that all workers can write in, and no other job. "
-                f"Received: directory={str(self.directory)!r}, and a worker that {what}: "
+                "Backups need a directory that all workers can write to and that no other job "
+                f"uses. Received: directory={str(self.directory)!r}, and a worker that {what}: "
                 f"{problem}."
             )
 
@@ -289,8 +295,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         if rank == 0:
             self._files.abandon(number)
         warnings.warn(
-            f"The {occasion} could not be written: {problem}. Training goes on, and tries again at "
-            f"the next. Received: directory={str(self.directory)!r}.",
+            f"The {occasion} could not be written: {problem}. Training continues, and the next "
+            f"backup is made as usual. Received: directory={str(self.directory)!r}.",
             stacklevel=2,
         )
 
@@ -343,7 +349,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         if problems:
             raise ValueError(
                 f"No backup in {self.directory} can be used: {'; '.join(problems)}. Is it of "
-                "another model? Name another directory, or remove this one to start anew."
+                "another model? Name another directory. To start from the beginning, remove this "
+                "one."
             )
         return None, None
 

@@ -15,7 +15,7 @@ _POLL_SECONDS = 0.1
 _IN_USE = errno.EAGAIN, errno.EACCES
 # The locks of this process: file descriptors by path. A `fit` that ended in an error still holds
 # its lock, because callbacks are not told. The next `fit` takes the lock over.
-_held = {}
+_held: dict[str, int] = {}
 os.register_at_fork(after_in_child=_held.clear)
 
 
@@ -98,8 +98,8 @@ class DirectoryLock:
                     return False
                 raise _in_use(owner) from None
             warnings.warn(
-                f"The file system of {self._path.parent} has no locks ({error.strerror}): see to "
-                "it that no two jobs use the directory at a time.",
+                f"The file system of {self._path.parent} has no locks ({error.strerror}). Make "
+                "sure that no two jobs use the directory at the same time.",
                 stacklevel=2,
             )
         if not _is_file(descriptor, self._path):  # its holder has removed it meanwhile

@@ -6,6 +6,7 @@ import json
 import math
 import numbers
 from collections.abc import Iterator
+from typing import Any
 
 import keras
 import numpy as np
@@ -16,10 +17,10 @@ from tf_onebit.callbacks.criterion import criterion_in
 from tf_onebit.callbacks.snapshot import Snapshot, can_be_taken
 from tf_onebit.callbacks.workers import Workers, require_together
 from tf_onebit.data import ResizableBatches
-from tf_onebit.exchanges.state import part_of
+from tf_onebit.exchanges.state import State, part_of
 from tf_onebit.training import fit
 from tf_onebit.training.model_optimizers import gradient_exchanges_of, optimizers_of
-from tf_onebit.tuning_rules import LearningRateControl, higher_is_better, reduced_rate
+from tf_onebit.tuning_rules import LearningRateControl, Mode, higher_is_better, reduced_rate
 from tf_onebit.validation import is_number, number_of_samples
 
 
@@ -89,18 +90,18 @@ class AutoLearningRate(keras.callbacks.Callback):
 
     def __init__(
         self,
-        validation_data,
-        interval_samples,
-        monitor="loss",
-        mode="auto",
-        factor=0.5,
-        min_improvement=0.005,
-        continue_reduce=False,
-        min_learning_rate=0.0,
-        patience=None,
-        batch_size=None,
-        global_batch_size=None,
-    ):
+        validation_data: Any,
+        interval_samples: int,
+        monitor: str = "loss",
+        mode: Mode = "auto",
+        factor: float = 0.5,
+        min_improvement: float = 0.005,
+        continue_reduce: bool = False,
+        min_learning_rate: float = 0.0,
+        patience: int | None = None,
+        batch_size: int | None = None,
+        global_batch_size: int | None = None,
+    ) -> None:
         super().__init__()
         if validation_data is None:
             raise ValueError(
@@ -139,13 +140,19 @@ class AutoLearningRate(keras.callbacks.Callback):
             bool(continue_reduce),
             patience if patience is None else int(patience),
         )
-        self.history = {"position": [], "criterion": [], "learning_rate": [], "reverted": []}
-        self._best = None  # a `Snapshot`
-        self._best_is_of = None  # list of the model and its optimizers
-        self._factors_of_best = None  # other callbacks' factors on its learning rates
+        self.history: dict[str, list[Any]] = {
+            "position": [],
+            "criterion": [],
+            "learning_rate": [],
+            "reverted": [],
+        }
+        self._best: Snapshot | None = None
+        self._best_is_of: list[Any] | None = None  # the model and its optimizers
+        # Other callbacks' factors on its learning rates.
+        self._factors_of_best: list[float] | None = None
         self._reduced_by = 1.0
         self._steps = 0
-        self._due = None
+        self._due: int | None = None
         self._ending = _Ending.NOT_YET
 
     def on_train_begin(self, logs=None):
@@ -201,7 +208,7 @@ class AutoLearningRate(keras.callbacks.Callback):
         learning_rate_factor.end(self.model, self)
         self._ending = _Ending.NOT_YET  # a later fit goes on
 
-    def backup_state(self):
+    def backup_state(self) -> State:
         """Returns the state that a backup keeps: dictionary of NumPy arrays."""
         progress = {
             "due": self._due,
@@ -218,7 +225,7 @@ class AutoLearningRate(keras.callbacks.Callback):
             **{f"best/{name}": array for name, array in best.items()},
         }
 
-    def restore_state(self, state):
+    def restore_state(self, state: State) -> None:
         """Restores the state that `backup_state` returned."""
         progress = json.loads(state["progress"].tobytes())
         self._due, self._steps = progress["due"], progress["steps"]
@@ -326,7 +333,7 @@ class AutoLearningRate(keras.callbacks.Callback):
 def _require_repeatable(data):
     """Raises ValueError for data that do not end, or that can be read only once."""
     if isinstance(data, Iterator):
-        what, remedy = "can be read once", "Give arrays, a tf.data.Dataset or a PyDataset."
+        what, remedy = "can be read only once", "Give arrays, a tf.data.Dataset or a PyDataset."
     elif isinstance(data, tf.data.Dataset) and data.cardinality() == tf.data.INFINITE_CARDINALITY:
         what, remedy = "does not end", "Leave out repeat(), or use take(batches)."
     elif isinstance(data, keras.utils.PyDataset) and data.num_batches is None:
@@ -334,6 +341,6 @@ def _require_repeatable(data):
     else:
         return
     raise ValueError(
-        "validation_data must be the same in every evaluation, as a whole. Received: a "
+        "Every evaluation must read the same validation_data completely. Received: a "
         f"{type(data).__name__} that {what}. {remedy}"
     )

@@ -62,10 +62,9 @@ def power_of_size(optimizer, rule):
         if cls.__name__ in _POWERS:
             return _POWERS[cls.__name__]
     raise ValueError(
-        "How its learning rate is to follow the minibatch size is not known of every optimizer. "
-        f'Received: learning_rate_rule="auto" and the optimizer {type(optimizer).__name__}. Use '
-        'learning_rate_rule="linear" if it applies gradients as they are, or "sqrt" if it divides '
-        "them by their size."
+        'No learning rate rule is known for this optimizer. Received: learning_rate_rule="auto" '
+        f'and the optimizer {type(optimizer).__name__}. Use learning_rate_rule="linear" if it '
+        'applies gradients unscaled, or "sqrt" if it divides them by their size.'
     )
 
 

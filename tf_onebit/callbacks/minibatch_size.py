@@ -4,10 +4,13 @@ import contextlib
 import json
 import math
 import numbers
+import os
 import warnings
+from typing import Any, Literal
 
 import keras
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from tf_onebit.callbacks import learning_rate_factor
@@ -17,7 +20,8 @@ from tf_onebit.callbacks.size_range import SizeRange
 from tf_onebit.callbacks.snapshot import Snapshot, can_be_taken
 from tf_onebit.callbacks.workers import Workers, require_together
 from tf_onebit.data import ResizableBatches
-from tf_onebit.exchanges.finite import NOT_FINITE
+from tf_onebit.exchanges.gradients import NOT_FINITE
+from tf_onebit.exchanges.state import State
 from tf_onebit.framework_internals.keras_models import logs_of_epoch
 from tf_onebit.training import fit
 from tf_onebit.training.model_optimizers import (
@@ -26,7 +30,7 @@ from tf_onebit.training.model_optimizers import (
     gradient_exchanges_of,
     without_delay,
 )
-from tf_onebit.tuning_rules import SizeSearch, higher_is_better, least_steps_of_trial
+from tf_onebit.tuning_rules import Mode, SizeSearch, higher_is_better, least_steps_of_trial
 from tf_onebit.validation import number_of_samples
 
 _DAY_OF_SPEECH = 24 * 3600 * 100  # frames of 10 ms
@@ -100,18 +104,18 @@ class AutoMinibatchSize(keras.callbacks.Callback):
 
     def __init__(
         self,
-        data,
-        interval_samples=_DAY_OF_SPEECH,
-        trial_samples=None,
-        min_size=None,
-        max_size=None,
-        error_margin=0.01,
-        monitor="loss",
-        mode="auto",
-        multiple=64,
-        learning_rate_rule="auto",
-        tune_without_delay=False,
-    ):
+        data: ResizableBatches,
+        interval_samples: int = _DAY_OF_SPEECH,
+        trial_samples: int | None = None,
+        min_size: int | None = None,
+        max_size: int | None = None,
+        error_margin: float = 0.01,
+        monitor: str = "loss",
+        mode: Mode = "auto",
+        multiple: int = 64,
+        learning_rate_rule: Literal["linear", "sqrt", "constant", "auto"] = "auto",
+        tune_without_delay: bool = False,
+    ) -> None:
         super().__init__()
         if not isinstance(data, ResizableBatches):
             raise ValueError(
@@ -125,7 +129,7 @@ class AutoMinibatchSize(keras.callbacks.Callback):
                 f"{error_margin!r}. Use error_margin=0.01 for 1 %."
             )
         learning_rate_factor.require_rule(learning_rate_rule)
-        self.data = data
+        self.data: ResizableBatches = data
         self.interval_samples = number_of_samples("interval_samples", interval_samples)
         if trial_samples is None:
             trial_samples = max(1, self.interval_samples // 50)
@@ -141,25 +145,32 @@ class AutoMinibatchSize(keras.callbacks.Callback):
         least = self.min_size or self.multiple
         if self.max_size is not None and self.max_size < least:
             raise ValueError(
-                "max_size must not be below min_size, or a multiple. Received: "
+                "max_size must be at least min_size and at least multiple. Received: "
                 f"min_size={min_size}, max_size={max_size}, multiple={multiple}."
             )
         if self.interval_samples < self.trial_samples:
             raise ValueError(
-                "An interval must not be shorter than a trial. Received: interval_samples="
-                f"{interval_samples}, trial_samples={self.trial_samples}. Each of up to five "
-                "trials takes as long as training on its samples: 2 % of the interval is common."
+                "interval_samples must be at least trial_samples. Received: "
+                f"interval_samples={interval_samples}, trial_samples={self.trial_samples}. Each "
+                "of up to five trials takes as long as training on its samples. Common are "
+                "trials of 2 % of the interval."
             )
-        self.history = {"position": [], "global_batch_size": [], "learning_rate": [], "trials": []}
-        self._factors = None  # on the learning rates
-        self._due = None
-        self._waits_in = None  # number of an epoch that has too few samples left for a trial
+        self.history: dict[str, list[Any]] = {
+            "position": [],
+            "global_batch_size": [],
+            "learning_rate": [],
+            "trials": [],
+        }
+        self._factors: list[float] | None = None  # on the learning rates
+        self._due: int | None = None
+        # Number of an epoch that has too few samples left for a trial.
+        self._waits_in: int | None = None
 
     def on_train_begin(self, logs=None):
         data = fit.calling_fit(self.model).data
         if data is not self.data:
             raise ValueError(
-                "model.fit must be given the ResizableBatches that AutoMinibatchSize has. "
+                "model.fit must be given the same ResizableBatches as AutoMinibatchSize. "
                 f"Received: data of type {type(data).__name__}."
             )
         self._workers = Workers(self.model, "AutoMinibatchSize finds")
@@ -200,16 +211,16 @@ class AutoMinibatchSize(keras.callbacks.Callback):
     def on_train_end(self, logs=None):
         learning_rate_factor.end(self.model, self)
 
-    def backup_state(self):
+    def backup_state(self) -> dict[str, npt.NDArray[Any] | np.generic]:
         """Returns the state that a backup keeps: dictionary of NumPy arrays."""
         return {
-            "due": np.int64(self._due),
+            "due": np.int64(self._due),  # type: ignore[arg-type]  # known since `fit` began
             "factors": np.array(self._factors),
             "global_batch_size": np.int64(self.data.global_batch_size),
             "history": np.frombuffer(json.dumps(self.history).encode(), np.uint8),
         }
 
-    def restore_state(self, state):
+    def restore_state(self, state: State) -> None:
         """Restores the state that `backup_state` returned."""
         self._due = int(state["due"])
         self._set_factors(state["factors"].tolist())
@@ -222,7 +233,7 @@ class AutoMinibatchSize(keras.callbacks.Callback):
             self._follow_size(growth)
             self._note([])
 
-    def plot(self, path):
+    def plot(self, path: str | os.PathLike[str]) -> None:
         """Writes a plot of minibatch size and trials over samples.
 
         Args:
@@ -274,9 +285,9 @@ class AutoMinibatchSize(keras.callbacks.Callback):
                 self._try_sizes(search)
             if search.all_failed:
                 warnings.warn(
-                    "With no minibatch size was the criterion finite. Training goes on with the "
-                    f"smallest: {search.best}. Received: {self.monitor} of {search.trials}. "
-                    "Reduce the learning rate.",
+                    "The criterion is not finite with any minibatch size. Received: "
+                    f"{self.monitor} of {search.trials}. Training continues with the smallest "
+                    f"size: {search.best}. Reduce the learning rate.",
                     stacklevel=2,
                 )
         self.data.resize(search.best)

@@ -56,36 +56,34 @@ def describe_optimizers(model):
 def require_same_model(saved, description):
     """Raises ValueError if the description of a backup's model differs from a model's."""
     if len(saved) != len(description):
-        raise ValueError(f"it has {len(saved)} layers, the model's number is {len(description)}")
+        raise ValueError(f"it has {len(saved)} layers, and the model has {len(description)}")
     for then, now in zip(saved, description, strict=True):
         if then["class"] != now["class"]:
             raise ValueError(
-                f"its layer {then['layer']!r} is a {then['class']}, the model's {now['layer']!r} "
-                f"a {now['class']}"
+                f"its layer {then['layer']!r} is a {then['class']}, and the model's "
+                f"{now['layer']!r} is a {now['class']}"
             )
         for name, one, other in _differences(then["config"], now["config"]):
             raise ValueError(
-                f"its layer {then['layer']!r}, a {then['class']}, has {name} = {_short(one)}, the "
-                f"model's {now['layer']!r} has {_short(other)}"
+                f"its layer {then['layer']!r}, a {then['class']}, has {name} = {_short(one)}, and "
+                f"the model's {now['layer']!r} has {_short(other)}"
             )
 
 
 def require_same_optimizers(saved, description):
     """Raises ValueError if a backup's optimizers have other classes, or keep other variables."""
     if len(saved) != len(description):
-        raise ValueError(
-            f"it has {len(saved)} optimizers, the model's number is {len(description)}"
-        )
+        raise ValueError(f"it has {len(saved)} optimizers, and the model has {len(description)}")
     for then, now in zip(saved, description, strict=True):
         if then["class"] != now["class"]:
-            raise ValueError(f"its optimizer is {then['class']}, the model's is {now['class']}")
+            raise ValueError(f"its optimizer is {then['class']}, and the model's is {now['class']}")
         if now["variables"] is not None and then["variables"] != now["variables"]:
             told = [
                 f"{name} = {_short(one)}, the model's {_short(other)}"
                 for name, one, other in _differences(then["config"], now["config"])
             ]
             raise ValueError(
-                f"its optimizer {then['class']} keeps other variables than the model's: "
+                f"its optimizer {then['class']} has other variables than the model's: "
                 f"{'; '.join(told) or 'of another number'}"
             )
 
@@ -108,7 +106,7 @@ def resumed_settings(saved, description):
                     f"the backup's {name} = {_short(one)}",
                     f"the program's {_short(other)}",
                 )
-            told.append(f"The {now['class']} goes on with {ours}, not with {theirs}.")
+            told.append(f"The {now['class']} continues with {ours}, not with {theirs}.")
     return told
 
 

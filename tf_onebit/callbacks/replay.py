@@ -54,9 +54,9 @@ class Replay:
                 set_first_epoch(self._model, epoch + 1)
             elif batch > 0:
                 print(
-                    f"Epoch {epoch + 1} begins anew, from the weights after {batch} batches: its "
+                    f"Epoch {epoch + 1} begins again, with the weights after {batch} batches. Its "
                     "data may come in another order now: "
-                    f"{reason or 'those of another worker may'}."
+                    f"{reason or 'the data of another worker may'}."
                 )
             return
         for earlier in range(call.first_epoch, epoch):

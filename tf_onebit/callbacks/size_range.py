@@ -62,8 +62,9 @@ class SizeRange:
     def too_few_samples(self, samples):
         """Returns a ValueError that says that an epoch is shorter than a trial."""
         return ValueError(
-            f"An epoch must have the samples of a trial. Received: trial_samples={self._given}, "
-            f"and an epoch of {samples} samples. Use a shorter trial, or more data."
+            "An epoch must have at least the samples of a trial. Received: "
+            f"trial_samples={self._given}, and an epoch of {samples} samples. Use a shorter "
+            "trial, or more data."
         )
 
     def _require_trials_that_tell(self):
@@ -73,17 +74,20 @@ class SizeRange:
         samples = self._least_minibatches * size
         longer = f"Use trial_samples={2 * samples}, which allows for twice as many"
         if self.trial_samples < samples:
-            why = ", the least by min_size, multiple and number of workers" if least > now else ""
+            why = (
+                ", the smallest that min_size, multiple and the number of workers allow"
+                if least > now
+                else ""
+            )
             raise ValueError(
-                f"A trial must have at least {self._least_minibatches} minibatches, which are ten "
-                "updates, and as many more as gradients are late. Received: trial_samples="
-                f"{self._given}, and minibatches of {size}{why}. {longer}, or smaller "
-                "minibatches."
+                f"A trial must have at least {self._least_minibatches} minibatches: ten updates, "
+                f"and one more for each step of delay. Received: trial_samples={self._given}, and "
+                f"minibatches of {size}{why}. {longer}, or smaller minibatches."
             )
         if self._max_size > now >= self._limit // self._multiple * self._multiple:
             warnings.warn(
-                f"Minibatches of more than {now} samples will not be tried, as a trial has at "
-                f"least {self._least_minibatches}. Received: trial_samples={self._given}. "
-                f"{longer}.",
+                f"Minibatches of more than {now} samples are not tried, because a trial has at "
+                f"least {self._least_minibatches} minibatches. Received: "
+                f"trial_samples={self._given}. {longer}.",
                 stacklevel=2,
             )

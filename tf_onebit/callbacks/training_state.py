@@ -135,7 +135,9 @@ def require_same_variables(model, state):
         if name not in state:
             raise ValueError(f"it has no variable {name}")
         if state[name].shape != shape:
-            raise ValueError(f"its {name} has the shape {state[name].shape}, the model's {shape}")
+            raise ValueError(
+                f"its {name} has the shape {state[name].shape}, and the model's has {shape}"
+            )
 
 
 def assign_variables(model, state, except_for=()):
@@ -211,8 +213,9 @@ def load_exchanges(model, states):
     others = part_of(together, f"exchange_{len(gradient_exchanges_of(model))}")
     if any(name.endswith("residual") for name in others):
         warnings.warn(
-            "The workers of the backup had gradients that they had not sent yet. They are lost: "
-            "the model's optimizer exchanges none. Make it as for several workers.",
+            "The backup has gradients that its workers had not sent yet. They are lost, because "
+            "the model's optimizer exchanges no gradients. To keep them, use an optimizer that "
+            "does, as for several workers.",
             stacklevel=2,
         )
 

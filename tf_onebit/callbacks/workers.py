@@ -135,9 +135,9 @@ class Workers:
         occasions = self._texts(text, gathered[:, _DIGEST_WORDS])
         told = by_rank(one.decode() for one in occasions)
         raise ValueError(
-            f"Workers meet at different places: {told}. Every worker must have the same number of "
-            "batches, and the same callbacks. Give all of them equally many samples, or pass "
-            "steps_per_epoch to fit."
+            f"Workers wait for each other at different places: {told}. Every worker must have the "
+            "same number of batches, and the same callbacks. Give all of them equally many "
+            "samples, or pass steps_per_epoch to fit."
         )
 
     def _texts(self, text, lengths):

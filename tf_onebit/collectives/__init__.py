@@ -1,5 +1,12 @@
 """Collectives between workers: requests, and the engines that answer them."""
 
-from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, Broadcast, Cond
+from tf_onebit.collectives.requests import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Broadcast,
+    Cond,
+    Exchanging,
+)
 
-__all__ = ["AllGather", "AllReduce", "AllToAll", "Broadcast", "Cond"]
+__all__ = ["AllGather", "AllReduce", "AllToAll", "Broadcast", "Cond", "Exchanging"]

@@ -1,11 +1,28 @@
 """Echo: runs an exchange without other workers, as if all workers sent the same."""
 
+from collections.abc import Callable
+from typing import Any
+
 import tensorflow as tf
 
-from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, Cond, drive
+from tf_onebit.collectives.requests import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Collective,
+    Cond,
+    Exchanging,
+    Request,
+    T,
+    drive,
+)
 
 
-def run(generator, world_size, note=lambda request: None):
+def run(
+    generator: Exchanging[T],
+    world_size: int,
+    note: Callable[[Collective], None] = lambda request: None,
+) -> T:
     """Runs the exchange of one worker, and answers as if all workers sent the same messages.
 
     Args:
@@ -17,7 +34,7 @@ def run(generator, world_size, note=lambda request: None):
         The return value of the generator.
     """
 
-    def noted_answer(request):
+    def noted_answer(request: Request) -> Any:
         if isinstance(request, Cond):
             return run(request.then(), world_size, note)
         note(request)
@@ -26,7 +43,7 @@ def run(generator, world_size, note=lambda request: None):
     return drive(generator, noted_answer)
 
 
-def answer_to(request, world_size):
+def answer_to(request: Collective, world_size: int) -> tf.Tensor | list[tf.Tensor]:
     """Returns the answer to a request if all workers send the same tensors."""
     if isinstance(request, AllToAll):
         return tf.stack([request.tensor[0]] * world_size)
@@ -34,4 +51,4 @@ def answer_to(request, world_size):
         return tf.concat([request.tensor] * world_size, axis=0)
     if isinstance(request, AllReduce):
         return list(request.tensors)
-    raise TypeError(f"No exchange of gradients asks for this. Received: {request!r}.")
+    raise TypeError(f"An exchange of gradients cannot yield this request. Received: {request!r}.")

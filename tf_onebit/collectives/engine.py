@@ -1,5 +1,9 @@
 """Engine: carries the messages of the workers that run in this process."""
 
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
 import tensorflow as tf
 
 from tf_onebit.collectives.requests import (
@@ -8,6 +12,9 @@ from tf_onebit.collectives.requests import (
     AllToAll,
     Broadcast,
     Cond,
+    Exchanging,
+    Request,
+    T,
     drive,
 )
 from tf_onebit.collectives.whereabouts import Whereabouts
@@ -25,14 +32,14 @@ class Engine:
     """
 
     world_size: int
-    ranks: list
+    ranks: list[int]
     whereabouts = Whereabouts()
 
     @property
-    def members(self):
+    def members(self) -> Sequence[int]:
         return range(self.world_size)
 
-    def run(self, generators):
+    def run(self, generators: Iterable[Exchanging[T]]) -> list[T]:
         """Runs the exchanges of the workers `ranks`, in that order.
 
         Returns:
@@ -40,7 +47,9 @@ class Engine:
         """
         raise NotImplementedError(f"{type(self).__name__} must define run.")
 
-    def meet(self, generators, occasion="", detail=""):
+    def meet(
+        self, generators: Iterable[Exchanging[T]], occasion: str = "", detail: str = ""
+    ) -> list[T]:
         """Runs exchanges in eager mode, between two steps; all workers of the job must come.
 
         Args:
@@ -54,7 +63,7 @@ class Engine:
         with self.whereabouts.naming_who_left():
             return self.run(generators)
 
-    def place(self, index):
+    def place(self, index: int) -> AbstractContextManager[None]:
         """Returns a context in which to create the state of worker `ranks[index]`."""
         return plain_variables()
 
@@ -62,11 +71,11 @@ class Engine:
 class ProcessEngine(Engine):
     """Engine with one worker in this process. Subclasses define how to carry each request."""
 
-    def run(self, generators):
+    def run(self, generators: Iterable[Exchanging[T]]) -> list[T]:
         (generator,) = generators
         return [self.run_one(generator)]
 
-    def run_one(self, generator):
+    def run_one(self, generator: Exchanging[T]) -> T:
         """Runs the exchange of this worker, and answers its requests.
 
         It works in eager mode, and while a `tf.function` is traced. There every request becomes
@@ -80,7 +89,19 @@ class ProcessEngine(Engine):
         """
         return drive(generator, self._answer)
 
-    def _answer(self, request):
+    def _all_to_all(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        raise NotImplementedError
+
+    def _all_gather(self, request: AllGather) -> tf.Tensor:
+        raise NotImplementedError
+
+    def _all_reduce(self, request: AllReduce) -> list[tf.Tensor]:
+        raise NotImplementedError
+
+    def _broadcast(self, tensor: tf.Tensor, root: int, name: str) -> tf.Tensor:
+        raise NotImplementedError
+
+    def _answer(self, request: Request) -> Any:
         if isinstance(request, AllToAll):
             return self._all_to_all(request.tensor, request.name)
         if isinstance(request, AllGather):

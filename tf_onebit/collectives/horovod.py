@@ -7,13 +7,23 @@ import math
 import os
 import time
 import urllib.request
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from tf_onebit.collectives.engine import ProcessEngine
 from tf_onebit.collectives.ordered_sum import ordered_sum
-from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, Broadcast
+from tf_onebit.collectives.requests import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Broadcast,
+    Collective,
+    Exchanging,
+    T,
+)
 from tf_onebit.collectives.whereabouts import Board, Whereabouts
 from tf_onebit.collectives.wire_types import from_wire, to_wire
 from tf_onebit.framework_internals.tf_variables import on_device, plain_variables
@@ -41,16 +51,16 @@ class HorovodEngine(ProcessEngine):
         device: name of the device that carries messages. Default: Horovod's choice.
     """
 
-    def __init__(self, process_set=None, device=""):
+    def __init__(self, process_set: hvd.ProcessSet | None = None, device: str = "") -> None:
         self._process_set = process_set
         self._device = device or None
-        self._turn = None
+        self._turn: tf.Variable | None = None
 
     @property
-    def whereabouts(self):
+    def whereabouts(self) -> Whereabouts:  # type: ignore[override]  # Horovod knows it
         return _whereabouts()
 
-    def run(self, generators):
+    def run(self, generators: Iterable[Exchanging[T]]) -> list[T]:
         if tf.executing_eagerly():
             return super().run(generators)
         if self._turn is None:
@@ -66,23 +76,25 @@ class HorovodEngine(ProcessEngine):
         return results
 
     @property
-    def members(self):
+    def members(self) -> Sequence[int]:
         return range(hvd.size()) if self._process_set is None else self._process_set.ranks
 
     @property
-    def world_size(self):
+    def world_size(self) -> int:  # type: ignore[override]  # Horovod knows it
         return len(self.members)
 
     @property
-    def ranks(self):
+    def ranks(self) -> list[int]:  # type: ignore[override]  # Horovod knows it
         return [self.members.index(hvd.rank())]
 
-    def meet(self, generators, occasion="", detail=""):
+    def meet(
+        self, generators: Iterable[Exchanging[T]], occasion: str = "", detail: str = ""
+    ) -> list[T]:
         # A group of the workers meets without the others, and so without `Whereabouts`.
         is_whole = self._process_set is None
         return super().meet(generators, occasion, detail) if is_whole else self.run(generators)
 
-    def by_node(self):
+    def by_node(self) -> tuple["HorovodEngine", "_BetweenNodes"]:
         """Returns two engines: of the workers on this node, and of the nodes as workers."""
         nodes = _nodes(self)
         within = [HorovodEngine(_process_set(node)) for node in nodes]
@@ -90,13 +102,13 @@ class HorovodEngine(ProcessEngine):
         mine = next(i for i, node in enumerate(nodes) if hvd.rank() in node)
         return within[mine], _BetweenNodes(within[mine], leaders, mine, len(nodes))
 
-    def _all_to_all(self, tensor, name):
+    def _all_to_all(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         return self._carry(hvd.alltoall, tensor, name)
 
-    def _all_gather(self, request):
+    def _all_gather(self, request: AllGather) -> tf.Tensor:
         return self._carry(hvd.allgather, request.tensor, request.name)
 
-    def _all_reduce(self, request):
+    def _all_reduce(self, request: AllReduce) -> list[tf.Tensor]:
         # Horovod fuses the tensors that are ready, and so may add in another order in each run.
         # And it cannot add values that travel as another type.
         dtypes = {tensor.dtype for tensor in request.tensors}
@@ -109,10 +121,16 @@ class HorovodEngine(ProcessEngine):
             for i, tensor in enumerate(request.tensors)
         ]
 
-    def _broadcast(self, tensor, root, name):
+    def _broadcast(self, tensor: tf.Tensor, root: int, name: str) -> tf.Tensor:
         return self._carry(hvd.broadcast, tensor, name, root_rank=self.members[root])
 
-    def _carry(self, collective, tensor, name, **options):
+    def _carry(
+        self,
+        collective: Callable[..., tf.Tensor],
+        tensor: tf.Tensor,
+        name: str,
+        **options: Any,
+    ) -> tf.Tensor:
         # The scope is ignored: Keras numbers the scopes of optimizers, and workers may have created
         # different numbers of them. Horovod then cuts a name after its last slash, so names must
         # have none.
@@ -130,32 +148,34 @@ class _BetweenNodes(ProcessEngine):
     Every process of a node runs the same generator with the same state, so that all keep it.
     """
 
-    def __init__(self, within, leaders, node, count):
+    def __init__(
+        self, within: HorovodEngine, leaders: hvd.ProcessSet, node: int, count: int
+    ) -> None:
         self.world_size = count
         self.ranks = [node]
         self._within = within
         self._leaders = HorovodEngine(leaders) if hvd.rank() in leaders.ranks else None
 
-    def _all_to_all(self, tensor, name):
+    def _all_to_all(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         return self._forwarded(AllToAll(tensor, name), [tensor])[0]
 
-    def _all_gather(self, request):
+    def _all_gather(self, request: AllGather) -> tf.Tensor:
         tensor = request.tensor
         if request.uneven:
             raise NotImplementedError(
-                "Nodes exchange tensors of one shape. Received: a request for an uneven "
-                f"AllGather, {request.name!r}."
+                "All nodes must exchange tensors of the same shape. Received: a request for an "
+                f"uneven AllGather, {request.name!r}."
             )
         shape = tf.concat([[self.world_size * tf.shape(tensor)[0]], tf.shape(tensor)[1:]], axis=0)
         return self._forwarded(request, [tf.zeros(shape, tensor.dtype)])[0]
 
-    def _all_reduce(self, request):
+    def _all_reduce(self, request: AllReduce) -> list[tf.Tensor]:
         return self._forwarded(request, request.tensors)
 
-    def _broadcast(self, tensor, root, name):
+    def _broadcast(self, tensor: tf.Tensor, root: int, name: str) -> tf.Tensor:
         return self._forwarded(Broadcast([tensor], root, name), [tensor])[0]
 
-    def _forwarded(self, request, like):
+    def _forwarded(self, request: Collective, like: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the leaders' answer to a request, broadcast to all processes of this node.
 
         Args:
@@ -173,34 +193,34 @@ class _BetweenNodes(ProcessEngine):
         return self._within.run_one(_as_list(Broadcast(answer, 0, f"{request.name}/told")))
 
 
-def _as_list(request):
+def _as_list(request: Collective) -> Exchanging[list[tf.Tensor]]:
     """Generator: makes one request, and returns its answer as a list of tensors."""
     answer = yield request
     return answer if isinstance(request, AllReduce | Broadcast) else [answer]
 
 
-def run(generator):
+def run(generator: Exchanging[T]) -> T:
     """Runs `HorovodEngine().run_one(generator)`."""
     return HorovodEngine().run_one(generator)
 
 
-def meet(generator):
+def meet(generator: Exchanging[T]) -> T:
     """Runs `HorovodEngine().meet` for the generator of this worker."""
     return HorovodEngine().meet([generator])[0]
 
 
-def _nodes(engine):
+def _nodes(engine: HorovodEngine) -> list[tuple[int, ...]]:
     """Returns the ranks on each node: list of tuples of consecutive numbers."""
     request = AllGather(tf.constant([hvd.local_rank()]), "tf_onebit/nodes")
     local_ranks = engine.run_one(_as_list(request))[0].numpy().tolist()
-    nodes = []
+    nodes: list[list[int]] = []
     for rank, local_rank in enumerate(local_ranks):
         if local_rank == 0:
             nodes.append([])
         if not nodes or local_rank != len(nodes[-1]):
             raise ValueError(
-                "The ranks of a node must follow each other, from local rank 0. Received: the "
-                f"local ranks {local_ranks}. Have Horovod place processes node by node."
+                "The ranks of a node must be consecutive, from local rank 0. Received: the local "
+                f"ranks {local_ranks}. Have Horovod place processes node by node."
             )
         nodes[-1].append(rank)
     return [tuple(node) for node in nodes]
@@ -209,26 +229,26 @@ def _nodes(engine):
 class _RendezvousBoard(Board):
     """Board in the launcher of a job whose processes find each other by Gloo."""
 
-    def __init__(self, address, port):
+    def __init__(self, address: str, port: str) -> None:
         self._folder = f"http://{address}:{port}/tf_onebit"
         # No proxy, as in Horovod's own requests.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
-    def leave(self, key, text):
+    def leave(self, key: str, text: str) -> None:
         self._ask("PUT", key, text.encode())
 
-    def read(self, key, seconds=0.0):
+    def read(self, key: str, seconds: float = 0.0) -> str | None:
         deadline, pause = time.monotonic() + seconds, _FIRST_PAUSE_SECONDS
         while (text := self._ask("GET", key)) is None and time.monotonic() < deadline:
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
         return None if text is None else text.decode()
 
-    def remove(self, key):
+    def remove(self, key: str) -> None:
         with contextlib.suppress(ConnectionError):
             self._ask("DELETE", key)
 
-    def _ask(self, method, key, data=None):
+    def _ask(self, method: str, key: str, data: bytes | None = None) -> bytes | None:
         """Returns the answer of the launcher, or None if there is no such note."""
         url = f"{self._folder}/{key.replace('/', '.')}"
         request = urllib.request.Request(url, data, method=method)
@@ -242,7 +262,7 @@ class _RendezvousBoard(Board):
 
 
 @functools.cache
-def _whereabouts():
+def _whereabouts() -> Whereabouts:
     address, port = map(os.environ.get, _RENDEZVOUS)
     board = _RendezvousBoard(address, port) if address and port else None
     whereabouts = Whereabouts(board, hvd.rank(), hvd.size() if board else 1)
@@ -252,7 +272,7 @@ def _whereabouts():
 
 
 @functools.cache
-def _process_set(ranks):
+def _process_set(ranks: tuple[int, ...]) -> hvd.ProcessSet:
     if len(ranks) == hvd.size():
         return hvd.global_process_set
     try:
@@ -261,6 +281,6 @@ def _process_set(ranks):
         if "DYNAMIC" not in str(error):
             raise
         raise ValueError(
-            "Groups of workers are process sets of Horovod's, added while it runs. Received: a "
-            'Horovod without dynamic process sets. Use hvd.init(process_sets="dynamic").'
+            "Groups of workers need dynamic process sets of Horovod. Received: a Horovod that "
+            'was initialized without them. Use hvd.init(process_sets="dynamic").'
         ) from error

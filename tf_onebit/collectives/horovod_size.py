@@ -3,7 +3,7 @@
 import sys
 
 
-def horovod_size_or_1():
+def horovod_size_or_1() -> int:
     """Returns the number of workers that Horovod connects, or 1 if it is not in use.
 
     It does not import Horovod: a program that has initialized Horovod has imported it.

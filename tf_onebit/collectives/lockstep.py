@@ -1,10 +1,22 @@
 """LockstepEngine: all workers in one program, for simulation, tests and several local devices."""
 
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
 import tensorflow as tf
 
 from tf_onebit.collectives.engine import Engine
 from tf_onebit.collectives.ordered_sum import added_in_order
-from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, Broadcast, Cond
+from tf_onebit.collectives.requests import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Broadcast,
+    Cond,
+    Exchanging,
+    T,
+)
 from tf_onebit.framework_internals.tf_variables import on_device, plain_variables
 
 
@@ -15,19 +27,21 @@ class LockstepEngine(Engine):
         devices: list of the devices' names, in the order of ranks.
     """
 
-    def __init__(self, devices):
+    def __init__(self, devices: Iterable[str | None]) -> None:
         self._devices = list(devices)
         self.world_size = len(self._devices)
         self.ranks = list(range(self.world_size))
 
-    def run(self, generators):
+    def run(self, generators: Iterable[Exchanging[T]]) -> list[T]:
         return run(generators, self._devices)
 
-    def place(self, index):
+    def place(self, index: int) -> AbstractContextManager[None]:
         return plain_variables(self._devices[index])
 
 
-def run(generators, devices=None):
+def run(
+    generators: Iterable[Exchanging[T]], devices: Sequence[str | None] | None = None
+) -> list[T]:
     """Advances the generators of all workers together and answers their requests.
 
     Args:
@@ -49,7 +63,7 @@ def run(generators, devices=None):
     """
     generators = list(generators)
     devices = devices or [None] * len(generators)
-    answers = [None] * len(generators)
+    answers: list[Any] = [None] * len(generators)
     while True:
         requests, results = [], []
         for generator, answer, device in zip(generators, answers, devices, strict=True):
@@ -63,14 +77,14 @@ def run(generators, devices=None):
         asked = {(type(request), getattr(request, "name", None)) for request in requests}
         if results or len(asked) > 1:
             raise RuntimeError(
-                "Workers must ask for the same collectives in the same order. Received: "
+                "Workers must yield the same requests in the same order. Received: "
                 f"{len(results)} workers that have ended and the requests "
                 f"{sorted((kind.__name__, name) for kind, name in asked)}."
             )
         answers = _answer(requests, devices)
 
 
-def _answer(requests, devices):
+def _answer(requests: Sequence[Any], devices: Sequence[str | None]) -> list[Any]:
     first, world_size = requests[0], len(requests)
     if isinstance(first, AllToAll):
         rows = [tf.unstack(request.tensor, num=world_size) for request in requests]
@@ -87,7 +101,7 @@ def _answer(requests, devices):
         return [list(requests[first.root].tensors)] * world_size
     if isinstance(first, Cond):
         # One branch for all workers: they have the same predicate, and must communicate inside.
-        def branch(side):
+        def branch(side: str) -> Callable[[], list[Any]]:
             return lambda: run([getattr(request, side)() for request in requests], devices)
 
         return tf.cond(first.predicate, branch("then"), branch("otherwise"))

@@ -1,21 +1,23 @@
 """All-reduce with the same bits on every engine and in every run."""
 
+from collections.abc import Sequence
+
 import tensorflow as tf
 
-from tf_onebit.collectives.requests import AllGather, AllToAll
+from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, Exchanging
 
 # Up to this size one collective is used instead of two, although it sends more bytes.
 _SMALL_SIZE = 1024
 
 
-def ordered_sum(request, world_size):
+def ordered_sum(request: AllReduce, world_size: int) -> Exchanging[list[tf.Tensor]]:
     """Generator: answers an `AllReduce` by other requests, and adds in the order of ranks.
 
     A ring adds each part of a tensor in another order. The borders of the parts may depend on
     other tensors that are under way. Here every worker adds up one part and sends it to the
     others, which takes as many bytes as a ring.
     """
-    totals = [None] * len(request.tensors)
+    totals: list[tf.Tensor] = [None] * len(request.tensors)
     for dtype in dict.fromkeys(tensor.dtype for tensor in request.tensors):
         indices = [i for i, tensor in enumerate(request.tensors) if tensor.dtype == dtype]
         tensors = [request.tensors[i] for i in indices]
@@ -28,7 +30,7 @@ def ordered_sum(request, world_size):
     return totals
 
 
-def added_in_order(terms):
+def added_in_order(terms: Sequence[tf.Tensor]) -> tf.Tensor:
     """Returns the sum of tensors, added one after another.
 
     `tf.add_n` may begin with any term whose memory can be reused. TensorFlow also merges nested
@@ -44,7 +46,7 @@ def added_in_order(terms):
     return tf.cast(total, dtype)
 
 
-def _sum(vector, scale, world_size, name):
+def _sum(vector: tf.Tensor, scale: tf.Tensor, world_size: int, name: str) -> Exchanging[tf.Tensor]:
     size = vector.shape[0]
     if size is not None and size <= _SMALL_SIZE:
         rows = yield AllGather(vector[tf.newaxis], name)

@@ -6,8 +6,12 @@ yields the same requests in the same order.
 """
 
 import dataclasses
-from collections.abc import Callable, Generator
-from typing import Any
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, TypeAlias, TypeVar
+
+import tensorflow as tf
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,7 +21,7 @@ class AllToAll:
     The answer has the same shape, and its row k came from rank k.
     """
 
-    tensor: Any
+    tensor: tf.Tensor
     name: str
 
 
@@ -30,17 +34,17 @@ class AllGather:
     0 to 127, the same on all workers.
     """
 
-    tensor: Any
+    tensor: tf.Tensor
     name: str
     uneven: bool = False
-    variant: Any = 0
+    variant: tf.Tensor | int = 0
 
 
 @dataclasses.dataclass(frozen=True)
 class AllReduce:
     """All-reduce, which returns `scale` times the sum over the workers for each of `tensors`."""
 
-    tensors: list
+    tensors: Sequence[tf.Tensor]
     name: str
     scale: float = 1.0
 
@@ -49,7 +53,7 @@ class AllReduce:
 class Broadcast:
     """Broadcast of the `tensors` of rank `root`, which all workers receive."""
 
-    tensors: list
+    tensors: Sequence[tf.Tensor]
     root: int
     name: str
 
@@ -62,12 +66,20 @@ class Cond:
     generators that return the same structure of tensors.
     """
 
-    predicate: Any
-    then: Callable[[], Generator]
-    otherwise: Callable[[], Generator]
+    predicate: tf.Tensor
+    then: Callable[[], "Exchanging[Any]"]
+    otherwise: Callable[[], "Exchanging[Any]"]
 
 
-def sent_bytes(request, size_bytes, world_size):
+Collective: TypeAlias = AllToAll | AllGather | AllReduce | Broadcast
+Request: TypeAlias = Collective | Cond
+# A generator that yields requests, receives their answers, and returns a T.
+Exchanging: TypeAlias = Generator[Request, Any, T]
+
+
+def sent_bytes(
+    request: Collective, size_bytes: int | tf.Tensor, world_size: int
+) -> tuple[str, int | tf.Tensor]:
     """Returns the kind of a request, and the bytes that each worker sends for it.
 
     Args:
@@ -82,28 +94,30 @@ def sent_bytes(request, size_bytes, world_size):
         return "all_gather", others * size_bytes
     if isinstance(request, AllReduce):
         return "all_reduce", all_reduce_bytes(size_bytes, world_size)
-    raise TypeError(f"No exchange of gradients asks for this. Received: {request!r}.")
+    raise TypeError(f"An exchange of gradients cannot yield this request. Received: {request!r}.")
 
 
-def all_reduce_bytes(size_bytes, world_size):
+def all_reduce_bytes(size_bytes: int, world_size: int) -> int:
     """Returns the bytes that each worker sends in an all-reduce of `size_bytes` bytes."""
     return 2 * (world_size - 1) * size_bytes // world_size
 
 
-def tensors_of(request):
+def tensors_of(request: Collective) -> list[tf.Tensor]:
     """Returns the tensors of a request: list."""
-    return list(request.tensors) if isinstance(request, AllReduce) else [request.tensor]
+    if isinstance(request, AllReduce | Broadcast):
+        return list(request.tensors)
+    return [request.tensor]
 
 
-def with_tensors(request, tensors):
+def with_tensors(request: Collective, tensors: Sequence[tf.Tensor]) -> Collective:
     """Returns the same request with other tensors."""
-    if isinstance(request, AllReduce):
+    if isinstance(request, AllReduce | Broadcast):
         return dataclasses.replace(request, tensors=tensors)
     (tensor,) = tensors
     return dataclasses.replace(request, tensor=tensor)
 
 
-def drive(generator, answer_to):
+def drive(generator: Exchanging[T], answer_to: Callable[[Request], Any]) -> T:
     """Runs a generator of requests to its end. Returns its return value.
 
     Args:
@@ -119,25 +133,27 @@ def drive(generator, answer_to):
         answer = answer_to(request)
 
 
-def one_request(request):
+def one_request(request: Request) -> Exchanging[Any]:
     """Generator: makes one request, and returns its answer."""
     return (yield request)
 
 
-def tap_requests(generator, note):
+def tap_requests(generator: Exchanging[T], note: Callable[[Collective], None]) -> Exchanging[T]:
     """Generator: passes on the requests of another, and calls `note` with each of them.
 
     `note` gets the requests within the branches of a `Cond`, but not the `Cond` itself.
     """
 
-    def noted(request):
+    def noted(request: Collective) -> Exchanging[Any]:
         note(request)
         return (yield request)
 
     return map_requests(generator, noted)
 
 
-def map_requests(generator, answer_of):
+def map_requests(
+    generator: Exchanging[T], answer_of: Callable[[Collective], Exchanging[Any]]
+) -> Exchanging[T]:
     """Generator: replaces the requests of another, also in the branches of a `Cond`.
 
     Args:
@@ -146,10 +162,10 @@ def map_requests(generator, answer_of):
             requests in its place, and returns the answer.
     """
 
-    def branch(make):
+    def branch(make: Callable[[], Exchanging[Any]]) -> Callable[[], Exchanging[Any]]:
         return lambda: map_requests(make(), answer_of)
 
-    answer = None
+    answer: Any = None
     while True:
         try:
             request = generator.send(answer)

@@ -1,11 +1,15 @@
 """TensorFlowEngine: TensorFlow's own collectives, with one process per worker."""
 
 import itertools
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import tensorflow as tf
 
 from tf_onebit.collectives.engine import ProcessEngine
 from tf_onebit.collectives.ordered_sum import ordered_sum
+from tf_onebit.collectives.requests import AllGather, AllReduce, Exchanging, T
+from tf_onebit.collectives.whereabouts import Whereabouts
 from tf_onebit.collectives.wire_types import from_wire, to_wire
 from tf_onebit.framework_internals.tf_variables import plain_variables
 
@@ -47,8 +51,14 @@ class TensorFlowEngine(ProcessEngine):
     """
 
     def __init__(
-        self, rank, world_size, device, group_key, implementation="auto", whereabouts=None
-    ):
+        self,
+        rank: int,
+        world_size: int,
+        device: str,
+        group_key: int,
+        implementation: str = "auto",
+        whereabouts: Whereabouts | None = None,
+    ) -> None:
         self.world_size = world_size
         if whereabouts is not None:
             self.whereabouts = whereabouts
@@ -61,13 +71,14 @@ class TensorFlowEngine(ProcessEngine):
         }
         self._common_token = None
         self._needs_order = implementation == "nccl"
-        self._channels = {}
+        # First key, number of uses and token, by name, type and shape.
+        self._channels: dict[tuple[str, tf.DType, str], tuple[int, tf.Variable, tf.Variable]] = {}
         self._first_keys = itertools.count(_FIRST_KEY, _KEYS_PER_NAME)
         self._rank_at = self._place_of = list(range(world_size))
         if world_size > 1:
             self._find_places()
 
-    def _find_places(self):
+    def _find_places(self) -> None:
         """Finds the place of each rank in TensorFlow's order of devices.
 
         TensorFlow sorts the names of devices as text: task 10 comes before task 2.
@@ -82,31 +93,31 @@ class TensorFlowEngine(ProcessEngine):
         self._rank_at = rank_at.tolist()
         self._place_of = [self._rank_at.index(rank) for rank in range(self.world_size)]
 
-    def place(self, index):
+    def place(self, index: int) -> AbstractContextManager[None]:
         return plain_variables(self._device)
 
-    def run_one(self, generator):
+    def run_one(self, generator: Exchanging[T]) -> T:
         with tf.device(self._device):
             return super().run_one(generator)
 
-    def _all_reduce(self, request):
+    def _all_reduce(self, request: AllReduce) -> list[tf.Tensor]:
         return self.run_one(ordered_sum(request, self.world_size))
 
-    def _all_to_all(self, tensor, name):
+    def _all_to_all(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         if tensor.shape.num_elements() == 0:
             return tensor
         tensor = self._reordered(tensor, self._rank_at)
         received = self._carry(tf.raw_ops.CollectiveAllToAllV2, tensor, name)
         return self._reordered(tf.ensure_shape(received, tensor.shape), self._place_of)
 
-    def _all_gather(self, request):
+    def _all_gather(self, request: AllGather) -> tf.Tensor:
         if request.uneven:
             return self._all_gather_uneven(request.tensor, request.name)
         rows = self._gather_rows(request.tensor, request.name, request.variant)
         joined = tf.reshape(rows, tf.concat([[-1], tf.shape(request.tensor)[1:]], axis=0))
         return tf.ensure_shape(joined, [None, *request.tensor.shape[1:]])
 
-    def _all_gather_uneven(self, tensor, name):
+    def _all_gather_uneven(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         length = tf.shape(tensor)[0]
         lengths = self._gather_rows(length, f"{name}/lengths")
         # A key carries tensors of one shape only, so tensors are padded to one of a few lengths.
@@ -118,7 +129,7 @@ class TensorFlowEngine(ProcessEngine):
         rows = self._gather_rows(tf.pad(tensor, padding), name, tf.cast(step, tf.int32))
         return tf.boolean_mask(rows, tf.sequence_mask(lengths, padded_length))
 
-    def _gather_rows(self, tensor, name, variant=0):
+    def _gather_rows(self, tensor: tf.Tensor, name: str, variant: tf.Tensor | int = 0) -> tf.Tensor:
         """Returns the tensors of all workers, stacked in the order of ranks."""
         if tensor.shape.num_elements() == 0:
             # TensorFlow would crash. All workers have this shape, so all skip the collective.
@@ -127,7 +138,7 @@ class TensorFlowEngine(ProcessEngine):
         rows = tf.ensure_shape(rows, [self.world_size, *tensor.shape])
         return self._reordered(rows, self._place_of)
 
-    def _broadcast(self, tensor, root, name):
+    def _broadcast(self, tensor: tf.Tensor, root: int, name: str) -> tf.Tensor:
         wire = to_wire(tensor, CARRIED)
         key, _ = self._next_key(name, tensor)
         if self.ranks == [root]:
@@ -142,10 +153,16 @@ class TensorFlowEngine(ProcessEngine):
         with tf.control_dependencies([all_have_it]):
             return tf.ensure_shape(from_wire(sent, tensor.dtype), tensor.shape)
 
-    def _reordered(self, rows, order):
+    def _reordered(self, rows: tf.Tensor, order: list[int]) -> tf.Tensor:
         return rows if order == sorted(order) else tf.gather(rows, order)
 
-    def _carry(self, collective, tensor, name, variant=0):
+    def _carry(
+        self,
+        collective: Callable[..., tf.Tensor],
+        tensor: tf.Tensor,
+        name: str,
+        variant: tf.Tensor | int = 0,
+    ) -> tf.Tensor:
         key, token = self._next_key(name, tensor)
         carried = collective(
             input=to_wire(tensor, CARRIED),
@@ -155,7 +172,7 @@ class TensorFlowEngine(ProcessEngine):
         )
         return from_wire(carried, tensor.dtype)
 
-    def _next_key(self, name, tensor):
+    def _next_key(self, name: str, tensor: tf.Tensor) -> tuple[tf.Tensor, tf.Variable]:
         """Returns the instance key for the next use of a collective, and its ordering token.
 
         A key carries tensors of one type and shape only.
@@ -170,7 +187,7 @@ class TensorFlowEngine(ProcessEngine):
         with tf.control_dependencies([tensor]):
             return first_key + uses.assign_add(1) % 2, token
 
-    def _new_token(self):
+    def _new_token(self) -> tf.Variable:
         if self._common_token is None or not self._needs_order:
             with tf.init_scope(), plain_variables(self._device):
                 self._common_token = tf.Variable(0.0, trainable=False)

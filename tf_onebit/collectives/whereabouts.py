@@ -5,6 +5,8 @@ A collective waits for all workers without a limit, and does not know why a work
 
 import contextlib
 import time
+from collections.abc import Iterator
+from typing import NoReturn
 
 import tensorflow as tf
 
@@ -16,8 +18,9 @@ _SECONDS_TO_WAIT_AT_ONCE = 60
 # Time in which even a busy board answers.
 _SECONDS_TO_ANSWER = 5
 _REMEDY = (
-    "All workers must do the same, step by step: give them the same number of batches and epochs, "
-    "and use callbacks that end training (EarlyStopping) or save models on all of them alike."
+    "All workers must do the same, step by step. Give them the same number of batches and "
+    "epochs. Use the same callbacks that end training (EarlyStopping) or save models on all of "
+    "them."
 )
 
 
@@ -27,14 +30,14 @@ class Board:
     This base class keeps no notes.
     """
 
-    def leave(self, key, text):
+    def leave(self, key: str, text: str) -> None:
         """Leaves a note for all processes. Each key is used once.
 
         Raises:
             ConnectionError: if the process that keeps the board has ended.
         """
 
-    def read(self, key, seconds=0.0):
+    def read(self, key: str, seconds: float = 0.0) -> str | None:
         """Returns a note, or None if there is none after `seconds`.
 
         Raises:
@@ -42,7 +45,7 @@ class Board:
         """
         return None
 
-    def remove(self, key):
+    def remove(self, key: str) -> None:
         """Removes a note that no process will read."""
 
 
@@ -63,29 +66,29 @@ class Whereabouts:
         seconds: time to wait for a worker that is within a pass.
     """
 
-    def __init__(self, board=None, rank=0, world_size=1):
+    def __init__(self, board: Board | None = None, rank: int = 0, world_size: int = 1) -> None:
         self._board = board or Board()
         self._rank = rank
         self._world_size = world_size
         self._passes = self._fits = self._meetings = 0
         self.are_in_step = True
-        self.seconds = _SECONDS_TO_WAIT
+        self.seconds: float = _SECONDS_TO_WAIT
 
-    def begin_pass(self):
+    def begin_pass(self) -> None:
         """Announces that this process begins a pass."""
         self._passes += 1
         self._leave(f"pass_{self._passes}_begun", "")
 
-    def end_pass(self):
+    def end_pass(self) -> None:
         """Announces that this process has made all steps of a pass."""
         self._leave(f"pass_{self._passes}_ended", "")
 
-    def end_fit(self, steps):
+    def end_fit(self, steps: int) -> None:
         """Announces that this process has ended a `fit`, after `steps` steps in total."""
         self._fits += 1
         self._leave(f"fit_{self._fits}_ended", str(steps))
 
-    def meet(self, occasion="", detail="", at_once=False):
+    def meet(self, occasion: str = "", detail: str = "", at_once: bool = False) -> None:
         """Waits until the next worker has come to the same meeting, before the collective itself.
 
         Args:
@@ -112,37 +115,37 @@ class Whereabouts:
             return  # without a board, the collective itself succeeds or fails
         if theirs != place:
             self._give_up(
-                f"Worker {self._rank} is at another place than worker {other}. Here: {place}. "
-                f"There: {theirs}."
+                f"Worker {self._rank} is at another place than worker {other}. Worker "
+                f"{self._rank}: {place}. Worker {other}: {theirs}."
             )
         # All workers have come to the meeting before, so the meeting before that is over for all.
         self._board.remove(f"meeting_{self._meetings - 2}/{self._rank}")
 
-    def _wait_for(self, other, seconds, place):
+    def _wait_for(self, other: int, seconds: float, place: str) -> str:
         began = time.monotonic()
         while (theirs := self._read(f"meeting_{self._meetings}", other, 1.0)) is None:
             if self._read(f"pass_{self._passes + 1}_begun", other) is not None:
                 problem = "has begun another epoch"
             elif time.monotonic() - began > seconds and not self._has_ended_pass(other):
-                problem = f"is in the midst of its epoch after {seconds:g} seconds"
+                problem = f"is still in the middle of its epoch after {seconds:g} seconds"
             else:
                 continue
             self._give_up(
-                f"Worker {self._rank} waits between two steps, to synchronize, flush or save, "
-                f"and worker {other} {problem}. The first is here: {place}."
+                f"Worker {self._rank} waits between two steps, to synchronize, flush or save. "
+                f"Worker {other} {problem}. Worker {self._rank} is here: {place}."
             )
         return theirs
 
-    def _has_ended_pass(self, other):
+    def _has_ended_pass(self, other: int) -> bool:
         ended = self._read(f"pass_{self._passes}_ended", other, _SECONDS_TO_ANSWER)
         return self._passes == 0 or ended is not None
 
-    def _give_up(self, problem):
+    def _give_up(self, problem: str) -> NoReturn:
         self._leave("given_up", problem)
         raise RuntimeError(f"{problem} {_REMEDY}")
 
     @contextlib.contextmanager
-    def naming_who_left(self):
+    def naming_who_left(self) -> Iterator[None]:
         """Adds to errors within the context which worker has left, if one has caused them."""
         try:
             yield
@@ -152,10 +155,10 @@ class Whereabouts:
             who = self._who_left() if self.are_in_step else None
             if who is None:
                 raise
-            message = f"{who} The others cannot train on without it. {_REMEDY}\n\n{error.message}"
+            message = f"{who} The others cannot continue without it. {_REMEDY}\n\n{error.message}"
             raise type(error)(error.node_def, error.op, message) from error
 
-    def _who_left(self):
+    def _who_left(self) -> str | None:
         """Returns a sentence about a worker that has ended this `fit` or given up, or None."""
         try:
             for other in set(range(self._world_size)) - {self._rank}:
@@ -169,10 +172,10 @@ class Whereabouts:
             return f"{error}."
         return None
 
-    def _leave(self, key, text):
+    def _leave(self, key: str, text: str) -> None:
         if self._world_size > 1:
             with contextlib.suppress(ConnectionError):  # a process that misses it will report it
                 self._board.leave(f"{key}/{self._rank}", text)
 
-    def _read(self, key, rank, seconds=0.0):
+    def _read(self, key: str, rank: int, seconds: float = 0.0) -> str | None:
         return self._board.read(f"{key}/{rank}", seconds)

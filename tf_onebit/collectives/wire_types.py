@@ -1,12 +1,14 @@
 """Conversion of types that a collective does not carry."""
 
+from collections.abc import Collection
+
 import tensorflow as tf
 
 # By bytes per value. Smaller values are widened, because a tensor may have an odd number of them.
 _SAME_SIZE = {2: tf.float16, 4: tf.int32, 8: tf.int64, 16: tf.int64}
 
 
-def to_wire(tensor, carried):
+def to_wire(tensor: tf.Tensor, carried: Collection[tf.DType]) -> tf.Tensor:
     """Converts a tensor to one of the types that a collective carries.
 
     Values of 2 bytes and more keep their bits. Smaller ones become float32, which holds them
@@ -27,8 +29,8 @@ def to_wire(tensor, carried):
         return tensor
     if not (dtype.is_bool or dtype.is_integer or dtype.is_floating or dtype.is_complex):
         raise TypeError(
-            f"Workers exchange numbers. Received: a tensor of type {dtype.name}. Strings and "
-            "objects stay with their worker: turn them into numbers first, for example by "
+            f"Workers can only exchange numbers. Received: a tensor of type {dtype.name}. Strings "
+            "and objects cannot be sent. Turn them into numbers first, for example with "
             "keras.layers.StringLookup."
         )
     if dtype.size in _SAME_SIZE:
@@ -36,7 +38,7 @@ def to_wire(tensor, carried):
     return tf.cast(tensor, tf.float32)
 
 
-def from_wire(tensor, dtype):
+def from_wire(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     """Inverts `to_wire`. Returns a tensor of the type `dtype`."""
     if tensor.dtype == dtype:
         return tensor

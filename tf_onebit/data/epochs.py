@@ -32,8 +32,8 @@ class DatasetEpochs:
     def __init__(self, dataset):
         if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
             raise ValueError(
-                "data must end, as an epoch does. Received: an infinite tf.data.Dataset. Use "
-                "take(n), or do not call repeat()."
+                "data must end, so that an epoch ends. Received: an infinite tf.data.Dataset. "
+                "Use take(n), or do not call repeat()."
             )
         self._dataset = dataset
         self._opened = 0
@@ -45,7 +45,7 @@ class DatasetEpochs:
         if self._opened > epoch:
             if has_shuffle(self._dataset):
                 _warn_of_another_order(
-                    epoch, "an iteration of a tf.data.Dataset that shuffles cannot be repeated"
+                    epoch, "a tf.data.Dataset that shuffles cannot repeat an iteration"
                 )
         elif has_shuffle(self._dataset):
             # An iterator begins all its inputs at once. But repeat and concatenate begin their
@@ -86,7 +86,8 @@ class PyDatasetEpochs:
     def __init__(self, py_dataset):
         if py_dataset.num_batches is None:
             raise ValueError(
-                "data must end, as an epoch does. Received: a PyDataset whose num_batches is None."
+                "data must end, so that an epoch ends. Received: a PyDataset whose num_batches "
+                "is None."
             )
         if py_dataset.num_batches == 0:
             raise ValueError("data must not be empty. Received: a PyDataset without batches.")
@@ -100,7 +101,7 @@ class PyDatasetEpochs:
         if self._epoch > epoch:
             if self._has_hooks():
                 _warn_of_another_order(
-                    epoch, "a PyDataset cannot go back behind on_epoch_begin and on_epoch_end"
+                    epoch, "a PyDataset cannot go back to before on_epoch_begin or on_epoch_end"
                 )
             self._epoch, self._is_begun = epoch, False
         while self._epoch < epoch:
@@ -130,7 +131,7 @@ class PyDatasetEpochs:
 
 def _warn_of_another_order(epoch, reason):
     warnings.warn(
-        f"The samples of epoch {epoch + 1} may come in another order than before, as {reason}.",
+        f"The samples of epoch {epoch + 1} may come in another order than before: {reason}.",
         stacklevel=3,
     )
 

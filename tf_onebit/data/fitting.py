@@ -23,7 +23,7 @@ class InFit(tf.distribute.DistributedDataset):
         return self._element_spec
 
     def __iter__(self):
-        raise TypeError("ResizableBatches are iterated over by model.fit only.")
+        raise TypeError("Only model.fit can iterate over ResizableBatches.")
 
 
 def join_fit(rank, world_size):
@@ -57,7 +57,7 @@ def _require_nothing_else(arguments):
         "sample_weight": "Give data=(x, y, sample_weight)",
         "class_weight": "Give data=(x, y, sample_weight) with a weight for every sample",
         "batch_size": "Give global_batch_size, or call resize",
-        "steps_per_epoch": "An epoch is once through the data",
+        "steps_per_epoch": "An epoch is one pass through the data",
     }
     for name, hint in instead.items():
         if arguments.get(name) is not None:

@@ -85,7 +85,9 @@ class Minibatch(tf.data.Iterator):
         )
 
     def get_next_as_optional(self):
-        raise NotImplementedError("Several steps of one execution draw one minibatch each.")
+        raise NotImplementedError(
+            "With several steps per execution, each step must draw one minibatch."
+        )
 
     def __next__(self):
         return self.get_next()

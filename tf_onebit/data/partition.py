@@ -67,15 +67,15 @@ def partition_in_fit(model, strategy, steps_per_execution, rank, world_size):
     given = None if rank is None else (rank, world_size)
     if found and given and found != given:
         raise ValueError(
-            f"rank and world_size must be those of the job. Received: rank={rank}, "
-            f"world_size={world_size}, where this is worker {found[0]} of {found[1]}. Leave them "
-            "out, and they are taken from the model's strategy or optimizer."
+            f"rank and world_size must agree with the job. Received: rank={rank}, "
+            f"world_size={world_size}, in a process that is worker {found[0]} of {found[1]}. "
+            "Leave them out to take them from the model's strategy or optimizer."
         )
     if not found and not given and horovod_size_or_1() > 1:
         raise ValueError(
-            "Every worker must train on a part of each minibatch of its own. Received: "
-            f"{horovod_size_or_1()} workers of Horovod, and a model whose optimizer does not know "
-            "of them. Give rank=hvd.rank(), world_size=hvd.size()."
+            "Every worker must train on its own part of each minibatch. Received: "
+            f"{horovod_size_or_1()} workers of Horovod, and a model whose optimizer does not "
+            "connect them. Give rank=hvd.rank(), world_size=hvd.size()."
         )
     rank, world_size = found or given or (0, 1)
     replicas = strategy.num_replicas_in_sync
@@ -83,9 +83,9 @@ def partition_in_fit(model, strategy, steps_per_execution, rank, world_size):
         replicas //= world_size
     if replicas > 1 and replicas != len(strategy.extended.worker_devices):
         raise ValueError(
-            "The workers of a strategy must be known. Received: "
-            f"{type(strategy).__name__} with {replicas} replicas, of which this process has "
-            f"{len(strategy.extended.worker_devices)}. Use "
+            "ResizableBatches cannot tell which replicas of the strategy belong to which worker. "
+            f"Received: {type(strategy).__name__} with {replicas} replicas, of which this process "
+            f"has {len(strategy.extended.worker_devices)}. Use "
             "tf_onebit.distribute.MultiWorkerMirroredStrategy."
         )
     several = strategy if replicas > 1 else None

@@ -3,6 +3,8 @@
 import itertools
 import numbers
 import warnings
+from collections.abc import Mapping
+from typing import Any, SupportsInt
 
 import numpy as np
 import tensorflow as tf
@@ -75,8 +77,15 @@ class ResizableBatches(DataAdapter):
     """
 
     def __init__(
-        self, data, global_batch_size, *, shuffle=True, seed=None, rank=None, world_size=None
-    ):
+        self,
+        data: Any,
+        global_batch_size: int,
+        *,
+        shuffle: bool = True,
+        seed: int | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+    ) -> None:
         if seed is None:
             seed = make_default_seed()
         self._seed = _whole("seed", seed, 0)
@@ -100,7 +109,10 @@ class ResizableBatches(DataAdapter):
         self._position = self._epoch = self._offset = 0
         self._goes_on = False  # whether a state was loaded, and no epoch read since
         self._size = global_batch_size
-        self._place(Partition() if rank is None else Partition(rank, world_size))
+        if rank is None or world_size is None:
+            self._place(Partition())
+        else:
+            self._place(Partition(rank, world_size))
         # The minibatch of the next step, once that step is about to begin; whether the step has
         # taken it; and the reader of the minibatches after it.
         self._loaded = None
@@ -115,34 +127,34 @@ class ResizableBatches(DataAdapter):
         )
 
     @property
-    def samples(self):
+    def samples(self) -> int | None:
         return self._source.samples
 
     @property
-    def global_batch_size(self):
+    def global_batch_size(self) -> int:
         return self._size
 
     @property
-    def position(self):
+    def position(self) -> int:
         return self._position
 
     @property
-    def epoch(self):
+    def epoch(self) -> int:
         return self._epoch
 
     @property
-    def offset(self):
+    def offset(self) -> int:
         return self._offset
 
     @property
-    def parts(self):
+    def parts(self) -> int:
         return self._partition.parts
 
     @property
-    def remaining(self):
+    def remaining(self) -> int | None:
         return None if self.samples is None else self.samples - self._offset
 
-    def resize(self, global_batch_size):
+    def resize(self, global_batch_size: int) -> None:
         """Sets the size of the minibatches from the next step on.
 
         Call it on all workers, between the same two steps.
@@ -157,7 +169,7 @@ class ResizableBatches(DataAdapter):
         self._size = self._checked(global_batch_size)
         self._reload()
 
-    def peek(self, samples, global_batch_size):
+    def peek(self, samples: int, global_batch_size: int) -> Peek:
         """Returns the next minibatches for a trial, without a change of the position.
 
         Call it between steps of `fit`. The minibatches end where the epoch ends.
@@ -181,7 +193,7 @@ class ResizableBatches(DataAdapter):
         cuts = list(self._cuts(self._offset, size, end))
         return Peek(self._minibatch_of, self._place_in_data(), cuts)
 
-    def state(self):
+    def state(self) -> dict[str, np.int64]:
         """Returns the position in training: dictionary of NumPy arrays, equal on all workers."""
         return {
             "position": np.int64(self._position),
@@ -192,7 +204,7 @@ class ResizableBatches(DataAdapter):
             "samples": np.int64(-1 if self.samples is None else self.samples),
         }
 
-    def load_state(self, state):
+    def load_state(self, state: Mapping[str, SupportsInt]) -> None:
         """Continues from a saved position, also in the middle of an epoch.
 
         If the epoch was saved after its last step, the next `fit` first ends it, without a step.
@@ -205,24 +217,23 @@ class ResizableBatches(DataAdapter):
         Raises:
             ValueError: if the state is of other data.
         """
-        state = {name: int(value) for name, value in state.items()}
+        saved = {name: int(value) for name, value in state.items()}
         samples = -1 if self.samples is None else self.samples
-        if state["samples"] != samples:
+        if saved["samples"] != samples:
             raise ValueError(
-                "A state must be of the same data. Received: one of "
-                f"{_count(state['samples'])}, for {_count(samples)}."
+                "A state must come from the same data. Received: a state for "
+                f"{_count(state['samples'])}, and data with {_count(samples)}."
             )
         self._ahead.wait()
-        self._size = self._shareable(state["global_batch_size"])
-        self._seed = state["seed"]
-        self._position, self._epoch = state["position"], state["epoch"]
-        self._offset = state["offset"]
+        self._size = self._shareable(saved["global_batch_size"])
+        self._seed = saved["seed"]
+        self._position, self._epoch = saved["position"], saved["epoch"]
+        self._offset = saved["offset"]
         self._goes_on = True
         if self._source.why_not_repeatable and self._offset > 0:
             warnings.warn(
-                "The samples of an epoch that has begun may come in another order now, so that "
-                "some of them are trained on twice, and others not: "
-                f"{self._source.why_not_repeatable}.",
+                "The rest of the epoch may come in another order now. Then it trains on some "
+                f"samples twice, and leaves others out: {self._source.why_not_repeatable}.",
                 stacklevel=2,
             )
         self._reload()
@@ -270,9 +281,8 @@ class ResizableBatches(DataAdapter):
         left = self._source.available(self._offset + self._partition.parts) - self._offset
         if left > 0:
             warnings.warn(
-                "Every worker must have a sample in each step, so the last samples of epoch "
-                f"{self._epoch + 1} are left out. Received: a state with {left} of them left, for "
-                f"{self._partition.parts} workers.",
+                f"The last {left} samples of epoch {self._epoch + 1} are left out. Every worker "
+                f"must have a sample in each step, and there are {self._partition.parts} workers.",
                 stacklevel=2,
             )
         self._loaded = None
@@ -325,7 +335,7 @@ class ResizableBatches(DataAdapter):
             if start == 0 and left > 0:
                 raise ValueError(
                     "Every worker must have a sample in each step. Received: an epoch with "
-                    f"{left} samples left, for {self._partition.parts} workers."
+                    f"{left} samples, for {self._partition.parts} workers."
                 )
             return []
         keys = [(seed, epoch, cut, size) for cut in cuts]
@@ -357,7 +367,7 @@ class ResizableBatches(DataAdapter):
     def _minibatch_of(self, place, start, stop):
         if place != self._place_in_data():
             raise ValueError(
-                "What peek returns is for use until the next step. Received: a use after "
+                "The result of peek can be used until the next step only. Received: a use after "
                 f"{self._position} samples. Call peek again."
             )
         self._ahead.wait()
@@ -378,7 +388,7 @@ class ResizableBatches(DataAdapter):
             )
         if self.samples is not None and size > self.samples:
             raise ValueError(
-                "global_batch_size must not be larger than the data. Received: "
+                "global_batch_size must be at most the number of samples. Received: "
                 f"global_batch_size={size}, for {self.samples} samples."
             )
         return size
@@ -389,8 +399,8 @@ class ResizableBatches(DataAdapter):
         nearest = max(1, round(size / parts)) * parts
         if nearest != size:
             warnings.warn(
-                f"Minibatches have {nearest} samples from here on: {size}, which the state has, "
-                f"cannot be shared equally by {parts} workers.",
+                f"Minibatches have {nearest} samples from here on. The state has {size}, which "
+                f"{parts} workers cannot share equally.",
                 stacklevel=3,
             )
         return self._checked(nearest)

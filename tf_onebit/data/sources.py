@@ -30,9 +30,9 @@ def source_of(data, shuffle):
     leaves = tf.nest.flatten(structure)
     if not 1 <= len(structure) <= 3 or not all(map(_is_array, leaves)):
         raise ValueError(
-            "data must be an array, a tuple (x, y) or (x, y, sample_weight) of arrays or of "
-            "structures of them, a keras.utils.PyDataset, or a tf.data.Dataset of batches. "
-            f"Received: data={_described(data)}."
+            "data must be an array, a tuple (x, y) or (x, y, sample_weight), a PyDataset, or a "
+            "tf.data.Dataset of batches. In a tuple there may be structures of arrays. Received: "
+            f"data={_described(data)}."
         )
     return Arrays(structure, shuffle)
 

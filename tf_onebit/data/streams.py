@@ -143,7 +143,7 @@ class Stream:
 
 def _unlike(expected, leaves):
     return ValueError(
-        "The samples of all batches must have one shape, as they are put together anew. Received: "
-        f"a batch of shapes {[tuple(leaf.shape) for leaf in leaves]} after those of "
+        "All samples must have the same shape, because they are put together into other batches. "
+        f"Received: a batch of shapes {[tuple(leaf.shape) for leaf in leaves]} after shapes "
         f"{[tuple(leaf.shape) for leaf in expected]}. Pad them to one length."
     )

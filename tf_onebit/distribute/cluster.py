@@ -72,9 +72,9 @@ def wait_for_all(cluster_resolver, timeout_seconds):
             time.sleep(_POLL_SECONDS)
     names = ", ".join(f"{job} {index} at {at}" for (job, index), at in missing.items())
     raise TimeoutError(
-        f"All workers of the cluster must come within {timeout_seconds:g} seconds. Missing: "
-        f"{names}. Start them all; where that takes longer, pass communication_options="
-        "tf.distribute.experimental.CommunicationOptions(timeout_seconds=...)."
+        f"All workers of the cluster must start within {timeout_seconds:g} seconds. Missing: "
+        f"{names}. Start them all. If that takes longer, pass "
+        "communication_options=tf.distribute.experimental.CommunicationOptions(timeout_seconds=...)."
     )
 
 
@@ -90,7 +90,7 @@ def _listening(address, most):
     except OSError as error:
         raise OSError(
             f"This worker cannot listen at its address in the cluster, {address}: "
-            f"{error.strerror}. Give every worker a port that is free."
+            f"{error.strerror}. Give every worker a free port."
         ) from error
 
 

@@ -30,8 +30,8 @@ def require_adopted(optimizer, strategy):
     if not all(map(_is_adopted, (optimizer, getattr(optimizer, "inner_optimizer", optimizer)))):
         raise ValueError(
             f"The optimizer {optimizer.name!r} was made outside of the scope of the "
-            f"{type(strategy).__name__}, and would not exchange gradients. "
-            "Make it, or let model.compile make it, in `with strategy.scope():`."
+            f"{type(strategy).__name__}, and cannot exchange gradients. Make it, or let "
+            "model.compile make it, in `with strategy.scope():`."
         )
 
 

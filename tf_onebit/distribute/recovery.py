@@ -67,9 +67,9 @@ def _exchanged(key, note, rank, others, seconds):
         while (theirs := board.read(f"{key}/{other}", _POLL_SECONDS)) is None:
             if time.monotonic() > deadline:
                 raise TimeoutError(
-                    f"Worker {rank} makes a new strategy, and worker {other} has not within "
-                    f"{seconds:g} seconds. Make the same strategies on all workers. If one has "
-                    "ended, start the program again on all."
+                    f"Worker {rank} makes a new strategy, and worker {other} has not made one "
+                    f"within {seconds:g} seconds. Make the same strategies on all workers. If a "
+                    "worker has ended, start the program again on all workers."
                 )
         notes.append(theirs)
     return notes

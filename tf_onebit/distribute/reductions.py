@@ -1,6 +1,7 @@
 """Reductions over replicas of values other than gradients."""
 
 import zlib
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -10,16 +11,22 @@ from tf_onebit.framework_internals.keras_calls import is_asked_for_metrics, is_a
 from tf_onebit.framework_internals.tf_strategies import is_mirrored, mark_as_unsaveable, regroup
 
 _MUST_BE_ALIKE = (
-    "Values to reduce must have one shape and one type on all replicas of all workers. Received: "
-    "{}. Pad them, or reduce them along the axis in which they differ, too: "
+    "Values to reduce must have the same shape and type on all replicas of all workers. "
+    "Received: {}. Pad them, or also reduce along the axis in which they differ: "
     "strategy.reduce(..., axis=0)."
 )
 
 
-class Reducing:
+if TYPE_CHECKING:
+    from tensorflow.distribute import Strategy as _MixedInto
+else:
+    _MixedInto = object
+
+
+class Reducing(_MixedInto):
     """Mixin for both strategies, with reductions that differ from TensorFlow's."""
 
-    def reduce(self, reduce_op, value, axis):
+    def reduce(self, reduce_op: tf.distribute.ReduceOp | str, value: Any, axis: int | None) -> Any:
         local = self.experimental_local_results
         if is_asked_for_shapes():
             # Keras uses only shapes and types. They may differ between replicas in the first batch.

@@ -3,6 +3,8 @@
 import contextlib
 import functools
 import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
 import keras
 import tensorflow as tf
@@ -34,7 +36,7 @@ from tf_onebit.framework_internals.tf_strategies import (
     MirroredExtended,
     select_replica,
 )
-from tf_onebit.training.building import resolve_exchange
+from tf_onebit.training.building import RequestedExchange, resolve_exchange
 from tf_onebit.training.model_optimizers import flush_where_shown, require_no_xla
 
 # TensorFlow numbers the groups of every strategy from 1. It would take a second strategy's groups
@@ -47,11 +49,17 @@ _first_groups_within = itertools.count(1 << 24, 1000)
 class _Exchanging(Reducing):
     """Mixin for both strategies that adds to TensorFlow's."""
 
-    def scope(self):
+    def scope(self) -> contextlib.AbstractContextManager[tf.distribute.Strategy]:
         prepare(self.extended.engine)
         return super().scope()
 
-    def run(self, fn, args=(), kwargs=None, options=None):
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        options: tf.distribute.RunOptions | None = None,
+    ) -> Any:
         if is_lifted(fn, self.extended.worker_devices):
             if not isinstance(args, (list, tuple)):
                 raise ValueError(f"args must be a list or tuple. Received: args={args!r}.")
@@ -117,7 +125,9 @@ class MirroredStrategy(_Exchanging, tf.distribute.MirroredStrategy):
         >>> history = model.fit(tf.ones([32, 8]), tf.ones([32, 1]), verbose=0)
     """
 
-    def __init__(self, exchange=None, devices=None):
+    def __init__(
+        self, exchange: RequestedExchange = None, devices: Sequence[str] | None = None
+    ) -> None:
         self.exchange = resolve_exchange(exchange)
         self._collective_key_base = next(_first_groups_within)
         extended = _MirroredExtended(self, devices=devices)
@@ -165,11 +175,11 @@ class MultiWorkerMirroredStrategy(_Exchanging, tf.distribute.MultiWorkerMirrored
 
     def __init__(
         self,
-        exchange=None,
-        cluster_resolver=None,
-        communication_options=None,
-        uneven_data="continue",
-    ):
+        exchange: RequestedExchange = None,
+        cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
+        communication_options: tf.distribute.experimental.CommunicationOptions | None = None,
+        uneven_data: Literal["continue", "stop"] = "continue",
+    ) -> None:
         self.exchange = resolve_exchange(exchange)
         if uneven_data not in ("continue", "stop"):
             raise ValueError(
@@ -192,7 +202,7 @@ class MultiWorkerMirroredStrategy(_Exchanging, tf.distribute.MultiWorkerMirrored
             ) from error
         tf.distribute.Strategy.__init__(self, extended)
 
-    def reduce(self, reduce_op, value, axis):
+    def reduce(self, reduce_op: tf.distribute.ReduceOp | str, value: Any, axis: int | None) -> Any:
         result = super().reduce(reduce_op, value, axis)
         if self.extended.counts_data and self.uneven_data == "stop":
             return tf.where(result == self.num_replicas_in_sync, result, 0)
@@ -231,7 +241,7 @@ class _MultiWorkerExtended(_ExchangingExtended, CollectiveAllReduceExtended):
         if not -rank <= axis < rank:
             raise ValueError(
                 f"Values must have the axis along which they are gathered. Received: axis={axis} "
-                f"for {rank} dimensions. Give a scalar one: tf.expand_dims(value, 0)."
+                f"for {rank} dimensions. Give a scalar an axis: tf.expand_dims(value, 0)."
             )
         mine = tf.concat(parts, axis)
         # Swaps the axis with the first one, and back afterwards.

@@ -73,8 +73,8 @@ def reach(address):
     except (socket.gaierror, UnicodeError) as error:  # UnicodeError: not a possible name
         why = getattr(error, "strerror", error)
         return Fault(
-            f"Not reached: {address}: no address is found for {host!r} ({why}). Correct "
-            "the name, add it to DNS or to /etc/hosts on this machine, or use an address"
+            f"Not reached: {address}: no address is found for {host!r} ({why}). Correct the name, "
+            "add it to DNS or to /etc/hosts on this machine, or use an IP address"
         )
     ips = ", ".join(dict.fromkeys(sockaddr[0] for *_, sockaddr in found))
     name = f"{address} is {ips}, found in {_ms_since(start)}"

@@ -4,6 +4,7 @@ import math
 import statistics
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 # Many values lie just below tau. If tau falls by some fraction, up to that fraction of all values
@@ -45,22 +46,22 @@ class Tau(tf.Module):
         unit: see `Exchange.build`.
     """
 
-    def __init__(self, tau, target_density, unit=1.0):
+    def __init__(self, tau: float | None, target_density: float | None, unit: float = 1.0) -> None:
         super().__init__()
         self._target = target_density
         self._unit = unit
         self.value = tf.Variable(unit * (tau or 0.0), dtype=tf.float32, trainable=False)
         self._average = tf.Variable(target_density or 0.0, dtype=tf.float32, trainable=False)
 
-    def threshold(self):
+    def threshold(self) -> tf.Tensor:
         """Returns the threshold that values must exceed; infinite while it is unknown."""
         return tf.where(self.value > 0, self.value, math.inf)
 
-    def step(self):
+    def step(self) -> tf.Tensor:
         """Returns the magnitude that is sent for a value above the threshold."""
         return tf.where(self.value > 0, self.value, 1.0)
 
-    def follow(self, density, mean_square):
+    def follow(self, density: tf.Tensor, mean_square: tf.Tensor) -> None:
         """Updates the threshold after an exchange.
 
         Args:
@@ -80,15 +81,15 @@ class Tau(tf.Module):
         tau = tf.where(average > _FAR_TOO_DENSE * self._target, tf.maximum(tau, first), tau)
         self.value.assign(tf.where(known, tau, first))
 
-    def in_units(self):
+    def in_units(self) -> float:
         """Returns the threshold in units of the gradient of a worker's mean loss: float."""
         return float(self.value) / self._unit
 
-    def state(self):
+    def state(self) -> npt.NDArray[np.float64]:
         """Returns the state to continue from: NumPy array."""
         return np.array([self.value.numpy(), self._average.numpy(), self._unit])
 
-    def load(self, state):
+    def load(self, state: npt.NDArray[np.float64]) -> None:
         """Restores an earlier `state`, also one of gradients in another unit."""
         if self._target is not None:
             value, average, unit = state

@@ -1,10 +1,18 @@
 """Auto: compresses the gradients whose exchange becomes faster."""
 
 import re
+from collections.abc import Iterable
+from typing import Any, NoReturn
 
 from tf_onebit.configurable import deserialize, serialize
 from tf_onebit.exchanges.one_bit import OneBit
-from tf_onebit.exchanges.schedule import Recipe, innermost, is_exchange, with_innermost
+from tf_onebit.exchanges.schedule import (
+    AnyExchange,
+    Recipe,
+    innermost,
+    is_exchange,
+    with_innermost,
+)
 
 
 class Auto(Recipe):
@@ -39,30 +47,30 @@ class Auto(Recipe):
 
     argument = "compressed"
 
-    def __init__(self, compressed=None):
+    def __init__(self, compressed: AnyExchange | None = None) -> None:
         compressed = OneBit() if compressed is None else deserialize(compressed)
         if not is_exchange(compressed) or "exclude" not in innermost(compressed).get_config():
             raise ValueError(
-                "Auto needs an exchange that compresses, and takes exclude=: OneBit, Threshold or "
-                "one of your own, or one around them: Auto(OneBit()). "
-                f"Received: compressed={compressed!r}."
+                "Auto needs an exchange that compresses and takes exclude=, such as OneBit, "
+                "Threshold or one of your own. It may be inside of others: "
+                f"Auto(Delayed(OneBit())). Received: compressed={compressed!r}."
             )
         super().__init__(compressed)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {"compressed": serialize(self.inner)}
 
-    def schedule(self):
+    def schedule(self) -> NoReturn:
         raise ValueError(
-            "Auto decides about a whole model, before its exchange is built. Received: Auto within "
-            "another exchange or a compressor. Put it around: Auto(WarmStart(Delayed(OneBit()), "
-            "steps=1000))."
+            "Auto decides about a whole model, before its exchange is built. Received: Auto "
+            "inside of another exchange or a compressor. Put Auto outside: "
+            "Auto(WarmStart(Delayed(OneBit()), steps=1000))."
         )
 
-    def uncompressed(self):
+    def uncompressed(self) -> AnyExchange | None:
         return self.inner.uncompressed()
 
-    def excluding(self, names):
+    def excluding(self, names: Iterable[str] | None) -> AnyExchange:
         """Returns the exchange that compresses all gradients except those with these names.
 
         Args:

@@ -1,14 +1,19 @@
 """The base class of exchanges: how the gradients of all workers become their sum."""
 
-import dataclasses
-import math
 import re
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
 
+import numpy.typing as npt
 import tensorflow as tf
 
+from tf_onebit.collectives.requests import Exchanging
 from tf_onebit.configurable import Configurable
 from tf_onebit.exchanges import tracing
 from tf_onebit.exchanges.deprecated_names import DeprecatedNames
+from tf_onebit.exchanges.gradients import Gradient, GradientSpec
+from tf_onebit.exchanges.stages import Delivered
+from tf_onebit.exchanges.state import State
 
 FLOAT_BYTES = 4
 
@@ -18,35 +23,11 @@ FLOAT_BYTES = 4
 WIRE_DTYPE = tf.float32
 
 
-@dataclasses.dataclass(frozen=True)
-class GradientSpec:
-    """Description of a gradient, known before the first step.
-
-    Attributes:
-        name: name of its variable.
-        shape: shape of its variable, a tuple of ints.
-        dtype: name of its type, for example "float32".
-        sparse: whether it is a `tf.IndexedSlices`.
-    """
-
-    name: str
-    shape: tuple
-    dtype: str
-    sparse: bool = False
-
-    @classmethod
-    def of(cls, gradient, variable):
-        """Returns the description of the gradient of a variable."""
-        return cls(
-            name=getattr(variable, "path", variable.name),
-            shape=tuple(variable.shape),
-            dtype=tf.as_dtype(gradient.dtype).name,
-            sparse=isinstance(gradient, tf.IndexedSlices),
-        )
+class Excluding(Protocol):
+    """What leaves gradients uncompressed by name: an `Exchange` or `Recipe`."""
 
     @property
-    def size(self):
-        return math.prod(self.shape)
+    def exclude(self) -> tuple[str, ...]: ...
 
 
 class Exchange(DeprecatedNames, Configurable, tf.Module):
@@ -84,7 +65,7 @@ class Exchange(DeprecatedNames, Configurable, tf.Module):
             expressions.
     """
 
-    dtypes = ("float32", "float16", "bfloat16")
+    dtypes: tuple[str, ...] = ("float32", "float16", "bfloat16")
     takes_sparse = False
     carries_flags = False
     can_be_delayed = True
@@ -92,8 +73,13 @@ class Exchange(DeprecatedNames, Configurable, tf.Module):
     suits_moments = True
     advised_warm_up = 0
     built = False
+    specs: tuple[GradientSpec, ...]
+    rank: int
+    world_size: int
+    scope: str
+    unit: float
 
-    def __init__(self, bucket_bytes=32 * 2**20, exclude=()):
+    def __init__(self, bucket_bytes: int = 32 * 2**20, exclude: Iterable[str] = ()) -> None:
         super().__init__()
         if not bucket_bytes > 0:
             raise ValueError(
@@ -117,7 +103,14 @@ class Exchange(DeprecatedNames, Configurable, tf.Module):
         self.bucket_bytes = bucket_bytes
         self.exclude = tuple(exclude)
 
-    def build(self, specs, rank, world_size, scope, unit=1.0):
+    def build(
+        self,
+        specs: Sequence[GradientSpec],
+        rank: int,
+        world_size: int,
+        scope: str,
+        unit: float = 1.0,
+    ) -> None:
         """Creates the state for a list of gradients.
 
         Args:
@@ -143,10 +136,10 @@ class Exchange(DeprecatedNames, Configurable, tf.Module):
         self.built = True
         self.residuals()  # an exchange that must define it raises now, and not during a backup
 
-    def create_state(self):
+    def create_state(self) -> None:
         """Creates the variables. `build` calls it once, outside of any graph."""
 
-    def encode(self, gradients):
+    def encode(self, gradients: Sequence[Gradient]) -> Sequence[tf.Tensor]:
         """Returns the message of this worker. This first stage does not communicate.
 
         Args:
@@ -157,7 +150,7 @@ class Exchange(DeprecatedNames, Configurable, tf.Module):
         """
         raise NotImplementedError(f"{type(self).__name__} must define encode.")
 
-    def aggregate(self, message):
+    def aggregate(self, message: Sequence[tf.Tensor]) -> Exchanging[Sequence[tf.Tensor]]:
         """Generator: combines the messages of all workers, if that takes a stage of its own.
 
         Args:
@@ -169,7 +162,9 @@ class Exchange(DeprecatedNames, Configurable, tf.Module):
         yield from ()  # makes this a generator; it requests nothing
         return message
 
-    def deliver(self, message, like, scale):
+    def deliver(
+        self, message: Sequence[tf.Tensor], like: Sequence[Gradient], scale: float
+    ) -> Exchanging[Delivered]:
         """Generator: returns the exchanged gradients. This is the last stage.
 
         Args:
@@ -186,14 +181,14 @@ class Exchange(DeprecatedNames, Configurable, tf.Module):
         """
         raise NotImplementedError(f"{type(self).__name__} must define deliver.")
 
-    def uncompressed(self):
+    def uncompressed(self) -> "Exchange | None":
         """Returns an exchange that does the same without compression, or None for a plain sum.
 
         If this exchange is built, the returned one shares its state.
         """
         return None
 
-    def set_global_batch_size(self, samples):
+    def set_global_batch_size(self, samples: int) -> None:
         """Sets the number of samples per step, for rules that count samples and not steps.
 
         It may be called between steps. Nothing is traced again.
@@ -202,11 +197,11 @@ class Exchange(DeprecatedNames, Configurable, tf.Module):
             samples: number of samples that all workers together take per step.
         """
 
-    def bytes_sent(self):
+    def bytes_sent(self) -> int:
         """Returns the bytes that this worker sent in the last exchange."""
         raise NotImplementedError(f"{type(self).__name__} must define bytes_sent.")
 
-    def expected_bytes(self, specs, world_size):
+    def expected_bytes(self, specs: Sequence[GradientSpec], world_size: int) -> dict[str, float]:
         """Returns the bytes that each worker will send per step, by kind of collective.
 
         By default it builds a clone and looks at the shapes of its messages.
@@ -224,7 +219,7 @@ class Exchange(DeprecatedNames, Configurable, tf.Module):
         """
         return tracing.expected_bytes(self.clone(), specs, world_size)
 
-    def residuals(self):
+    def residuals(self) -> Iterable[tuple[str, tf.Tensor | tf.Variable]]:
         """Returns what this worker has not sent yet: iterable of (name of the gradient, values).
 
         Values are tensors or variables. `load_state` scales the variables among them, and divides
@@ -235,21 +230,21 @@ class Exchange(DeprecatedNames, Configurable, tf.Module):
         """
         if self.variables:
             raise NotImplementedError(
-                f"{type(self).__name__} keeps variables, and must define residuals: it returns a "
-                "list of (name of the gradient, variable with what is not sent yet). Return [] if "
-                "all is sent."
+                f"{type(self).__name__} keeps variables, and must define residuals. It returns a "
+                "list of (name of the gradient, variable with the part that is not sent yet), or "
+                "[] if everything is sent."
             )
         return []
 
-    def residual_sum_of_squares(self):
+    def residual_sum_of_squares(self) -> float:
         """Returns the sum of squares of the residuals: a float."""
         return sum(sum_of_squares(values) for _, values in self.residuals())
 
-    def metrics(self):
+    def metrics(self) -> dict[str, float]:
         """Returns further metrics of the last exchange, for the Monitor: dictionary of floats."""
         return {}
 
-    def state(self):
+    def state(self) -> State:
         """Returns the state with which training continues as if it had not been interrupted.
 
         Returns:
@@ -259,12 +254,12 @@ class Exchange(DeprecatedNames, Configurable, tf.Module):
         names = self._state_names()
         return {name: v.numpy() for name, v in zip(names, self.variables, strict=True)}
 
-    def _state_names(self):
+    def _state_names(self) -> list[str]:
         unsent = {id(values) for _, values in self.residuals()}
         kinds = ["residual" if id(v) in unsent else "variable" for v in self.variables]
         return [f"{i}/{kind}" for i, kind in enumerate(kinds)]
 
-    def load_state(self, states, ratio=1.0):
+    def load_state(self, states: Sequence[State], ratio: float = 1.0) -> None:
         """Restores what `state` returned on all workers of an earlier run.
 
         Args:
@@ -282,20 +277,20 @@ class Exchange(DeprecatedNames, Configurable, tf.Module):
         as_many = len(states) == self.world_size
         if others and (ratio != 1.0 or not as_many):
             raise ValueError(
-                f"{type(self).__name__} can only be resumed with as many workers as before, and at "
-                f"the same learning rate. Received: a state of {len(states)} workers for "
-                f"{self.world_size}, whose residuals are to be multiplied by {ratio}. To allow "
+                f"{type(self).__name__} can only be resumed with as many workers as before, and "
+                f"at the same learning rate. Received: a state of {len(states)} workers for "
+                f"{self.world_size} workers, and a factor of {ratio} for the residuals. To allow "
                 "more, list all variables in residuals, or define load_state."
             )
         for name, variable in zip(self._state_names(), self.variables, strict=True):
             if as_many:
-                array = states[self.rank][name]
+                array: npt.NDArray[Any] | float = states[self.rank][name]
             else:
                 array = sum(state[name] for state in states) / self.world_size
             variable.assign(ratio * array if id(variable) in unsent else array)
 
 
-def require_gradients_and_rank(specs, rank, world_size):
+def require_gradients_and_rank(specs: Sequence[GradientSpec], rank: int, world_size: int) -> None:
     """Raises ValueError if there are no gradients, no workers, or `rank` is not among them."""
     if not specs:
         raise ValueError(
@@ -309,17 +304,19 @@ def require_gradients_and_rank(specs, rank, world_size):
         )
 
 
-def is_excluded(name, exchange):
+def is_excluded(name: str, exchange: Excluding) -> bool:
     """Tells whether `exclude` of an exchange leaves the gradient of this name uncompressed."""
     return any(re.search(pattern, name) for pattern in exchange.exclude)
 
 
-def integers(words):
+def integers(words: tf.Tensor) -> tf.Tensor:
     """Returns the words of a message as int32 with the same bits, to read them."""
     return tf.bitcast(words, tf.int32)
 
 
-def runs_of(residual, runs):
+def runs_of(
+    residual: tf.Tensor | tf.Variable, runs: Sequence[tuple[str, int]]
+) -> list[tuple[str, tf.Tensor]]:
     """Splits a residual into runs. Returns a list of (name, float32 tensor).
 
     Args:
@@ -334,7 +331,7 @@ def runs_of(residual, runs):
     return [(name, part) for (name, _), part in zip(runs, parts, strict=True)]
 
 
-def sum_of_squares(values):
+def sum_of_squares(values: tf.Tensor | tf.Variable) -> float:
     """Returns the sum of squares of a tensor or variable: a float."""
     # `l2_loss` computes the sum without a tensor of the squares.
     return 2.0 * float(tf.nn.l2_loss(values))

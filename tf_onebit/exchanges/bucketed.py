@@ -1,11 +1,13 @@
 """Bucketed: the gradients of a whole model, exchanged in buckets."""
 
 import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tf_onebit.collectives.requests import all_reduce_bytes
+from tf_onebit.collectives.requests import Exchanging, all_reduce_bytes
 from tf_onebit.configurable import Configurable, deserialize, serialize
 from tf_onebit.exchanges.base import (
     FLOAT_BYTES,
@@ -13,13 +15,14 @@ from tf_onebit.exchanges.base import (
     require_gradients_and_rank,
     sum_of_squares,
 )
-from tf_onebit.exchanges.finite import require_finite
 from tf_onebit.exchanges.full_precision import FullPrecision
+from tf_onebit.exchanges.gradients import Gradient, GradientSpec, require_finite
 from tf_onebit.exchanges.handshake import describe, handshake
 from tf_onebit.exchanges.indexed_slices import SparseGather
-from tf_onebit.exchanges.schedule import schedule_of
-from tf_onebit.exchanges.scheduled_bucket import ScheduledBucket
-from tf_onebit.exchanges.state import part_of, prefixed, require_same_kind, summed
+from tf_onebit.exchanges.schedule import AnyExchange, Schedule, schedule_of
+from tf_onebit.exchanges.scheduled_bucket import Answered, ScheduledBucket
+from tf_onebit.exchanges.stages import Stages
+from tf_onebit.exchanges.state import State, part_of, prefixed, require_same_kind, summed
 
 # Fraction of a model's gradients that counts as early in a backward pass. Their first stage takes
 # a little longer than the rest of the pass: links are busy until the end of a step, and not much
@@ -48,19 +51,27 @@ class Bucketed(Configurable, tf.Module):
         specs, rank, world_size, scope, unit: see `Exchange`.
     """
 
-    def __init__(self, template):
+    def __init__(self, template: AnyExchange) -> None:
         super().__init__()
-        self.template = deserialize(template)
+        self.template: AnyExchange = deserialize(template)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {"template": serialize(self.template)}
 
-    def build(self, specs, rank, world_size, scope, unit=1.0):
+    def build(
+        self,
+        specs: Sequence[GradientSpec],
+        rank: int,
+        world_size: int,
+        scope: str,
+        unit: float = 1.0,
+    ) -> None:
         """Creates the buckets. See `Exchange.build`."""
         require_gradients_and_rank(specs, rank, world_size)
         self.specs, self.rank, self.world_size = tuple(specs), rank, world_size
         self.scope, self.unit = scope, unit
-        self.buckets, before = [], 0
+        self.buckets: list[ScheduledBucket] = []
+        before = 0
         size = sum(spec.size for spec in specs)
         for i, (schedule, indices) in enumerate(self.partition(specs)):
             is_early = before <= EARLY * size or not schedule.delay
@@ -71,19 +82,21 @@ class Bucketed(Configurable, tf.Module):
             before += sum(spec.size for spec in own)
             self.buckets.append(bucket)
 
-    def partition(self, specs):
+    def partition(self, specs: Sequence[GradientSpec]) -> list[tuple[Schedule, list[int]]]:
         """Assigns gradients to buckets. Returns a list of (`Schedule`, gradient indices)."""
         schedule = schedule_of(self.template)
         takes = schedule.exchange.dtypes
         in_full_precision, sparse = self._beside(schedule)
-        bucket_bytes, partition, open_buckets = schedule.exchange.bucket_bytes, [], {}
+        bucket_bytes = schedule.exchange.bucket_bytes
+        partition: list[tuple[Schedule, list[int]]] = []
+        open_buckets: dict[tuple[int, str], tuple[list[int], int]] = {}
         for index, spec in reversed(list(enumerate(specs))):
             chosen = schedule
             if spec.sparse and not schedule.exchange.takes_sparse:
                 chosen = sparse
             elif spec.dtype not in takes or is_excluded(spec.name, self.template):
                 chosen = in_full_precision
-            indices, filled_bytes = open_buckets.get((id(chosen), spec.dtype), (None, 0))
+            indices, filled_bytes = open_buckets.get((id(chosen), spec.dtype), ([], 0))
             if not 0 < filled_bytes < bucket_bytes:
                 indices, filled_bytes = [], 0
                 partition.append((chosen, indices))
@@ -92,7 +105,7 @@ class Bucketed(Configurable, tf.Module):
             open_buckets[id(chosen), spec.dtype] = indices, filled_bytes
         return partition
 
-    def _beside(self, schedule):
+    def _beside(self, schedule: Schedule) -> tuple[Schedule, Schedule]:
         """Returns the schedules of full-precision gradients and of sparse ones.
 
         They have the same delay as compressed gradients. A warm-up matters to them only with a
@@ -107,14 +120,18 @@ class Bucketed(Configurable, tf.Module):
             in_full_precision = dataclasses.replace(schedule_of(uncompressed), delay=schedule.delay)
         return in_full_precision, dataclasses.replace(beside, exchange=SparseGather())
 
-    def handshake(self, specs, world_size, scope):
+    def handshake(
+        self, specs: Sequence[GradientSpec], world_size: int, scope: str
+    ) -> Exchanging[None]:
         """Generator: raises ValueError on all workers if they would build different exchanges.
 
         It runs in eager mode, before `build`, and takes the same arguments.
         """
         yield from handshake(scope, describe(self.template, specs, world_size))
 
-    def run(self, gradients, scale=1.0):
+    def run(
+        self, gradients: Sequence[Gradient], scale: float = 1.0
+    ) -> Exchanging[tuple[list[Gradient], tf.Tensor]]:
         """Generator: takes the gradients of a step, and returns exchanged ones.
 
         With a delay these are the gradients of an earlier step.
@@ -130,19 +147,29 @@ class Bucketed(Configurable, tf.Module):
             InvalidArgumentError: on all workers, when the graph runs, if a value is not finite.
         """
 
-        def run_bucket(bucket, own, answers):
+        def run_bucket(
+            bucket: ScheduledBucket, own: list[Gradient], answers: Sequence[tf.Tensor]
+        ) -> Exchanging[Answered]:
             return bucket.run(own, scale, answers)
 
         return (yield from self._run_buckets(run_bucket, gradients))
 
-    def _run_buckets(self, run_bucket, tensors):
+    def _run_buckets(
+        self,
+        run_bucket: Callable[
+            [ScheduledBucket, list[Gradient], Sequence[tf.Tensor]], Exchanging[Answered]
+        ],
+        tensors: Sequence[Gradient],
+    ) -> Exchanging[tuple[list[Gradient], tf.Tensor]]:
         """Generator: runs all buckets, and returns their gradients in the order of `specs`.
 
         Args:
             run_bucket: function of a bucket, its part of `tensors`, and answers to wait for.
             tensors: list like the gradients.
         """
-        exchanged, flags, answers = [None] * len(self.specs), [], []
+        exchanged: list[Gradient] = [None] * len(self.specs)
+        flags: list[tf.Tensor] = []
+        answers: list[tf.Tensor] = []
         # Late buckets go first, because early ones have less left to send.
         for bucket in sorted(self.buckets, key=lambda bucket: bucket.is_early):
             own = [tensors[index] for index in bucket.indices]
@@ -165,11 +192,11 @@ class Bucketed(Configurable, tf.Module):
         return require_finite(exchanged, flags, names, kept), flags
 
     @property
-    def delay(self):
+    def delay(self) -> int:
         """Number of steps by which gradients are delayed."""
         return self.buckets[0].delay
 
-    def delivers(self):
+    def delivers(self) -> tf.Tensor | bool:
         """Tells whether the next step returns gradients: boolean or boolean tensor.
 
         If not, `hold` takes the place of `run`. The answer is the same on all workers.
@@ -177,16 +204,18 @@ class Bucketed(Configurable, tf.Module):
         # All buckets began in the same step, so the first speaks for all.
         return self.buckets[0].delivers()
 
-    def hold(self, gradients):
+    def hold(self, gradients: Sequence[Gradient]) -> Exchanging[None]:
         """Generator: takes the gradients of a step that returns none."""
         for bucket in self.buckets:
             yield from bucket.hold([gradients[index] for index in bucket.indices])
 
-    def number_held(self):
+    def number_held(self) -> int:
         """Returns the number of steps whose gradients have been taken and not yet returned."""
         return self.buckets[0].number_held()
 
-    def release(self, number, like, scale):
+    def release(
+        self, number: int, like: Sequence[Gradient], scale: float
+    ) -> Exchanging[tuple[list[Gradient], tf.Tensor]]:
         """Generator: returns the oldest gradients that are held, and takes none.
 
         Args:
@@ -197,12 +226,14 @@ class Bucketed(Configurable, tf.Module):
             The exchanged gradients and the flags, as `run` does.
         """
 
-        def release_bucket(bucket, own, answers):
+        def release_bucket(
+            bucket: ScheduledBucket, own: list[Gradient], answers: Sequence[tf.Tensor]
+        ) -> Exchanging[Answered]:
             return bucket.release(number, own, scale, answers)
 
         return (yield from self._run_buckets(release_bucket, like))
 
-    def set_stages(self, stages_of):
+    def set_stages(self, stages_of: Callable[[str], Stages]) -> None:
         """Sets the objects that run the stages in graphs traced from now on.
 
         Args:
@@ -211,19 +242,19 @@ class Bucketed(Configurable, tf.Module):
         for bucket in self.buckets:
             bucket.stages = stages_of(bucket.scope)
 
-    def set_delay(self, on):
+    def set_delay(self, on: bool) -> None:
         """Turns the delay on or off, if there is any. No gradients may be held at that time."""
         for bucket in self.buckets:
             bucket.set_delay(on)
 
-    def state(self):
+    def state(self) -> State:
         """See `Exchange`."""
-        state = {}
+        state: State = {}
         for i, bucket in enumerate(self.buckets):
             state |= prefixed(f"bucket_{i}", bucket.state())
         return state
 
-    def load_state(self, states, ratio=1.0):
+    def load_state(self, states: Sequence[State], ratio: float = 1.0) -> None:
         """See `Exchange`.
 
         Raises:
@@ -233,16 +264,16 @@ class Bucketed(Configurable, tf.Module):
         for i, bucket in enumerate(self.buckets):
             bucket.load_state([part_of(state, f"bucket_{i}") for state in states], ratio)
 
-    def set_global_batch_size(self, samples):
+    def set_global_batch_size(self, samples: int) -> None:
         """See `Exchange`."""
         for bucket in self.buckets:
             bucket.set_global_batch_size(samples)
 
-    def bytes_sent(self):
+    def bytes_sent(self) -> int:
         """Returns the bytes that this worker sent in the last exchange."""
         return sum(bucket.bytes_sent() for bucket in self.buckets)
 
-    def full_precision_bytes(self):
+    def full_precision_bytes(self) -> int:
         """Returns the bytes that the same exchange would send in float32.
 
         `IndexedSlices` count as they are sent.
@@ -252,11 +283,11 @@ class Bucketed(Configurable, tf.Module):
         sparse_bytes = sum(bucket.bytes_sent() for bucket in sparse)
         return all_reduce_bytes(dense_bytes, self.world_size) + sparse_bytes
 
-    def residual_sum_of_squares(self):
+    def residual_sum_of_squares(self) -> float:
         """See `Exchange`."""
         return sum(bucket.residual_sum_of_squares() for bucket in self.buckets)
 
-    def residual_squares(self):
+    def residual_squares(self) -> dict[str, float]:
         """Returns the sum of squares of the residual of each gradient: dictionary of floats.
 
         It takes a pass over the residuals. Gradients without a residual are left out.
@@ -267,13 +298,14 @@ class Bucketed(Configurable, tf.Module):
             for name, values in bucket.exchange.residuals()
         )
 
-    def advice(self):
+    def advice(self) -> str | None:
         """Returns advice for the user, if training ends now: a text, or None."""
         return next(filter(None, (bucket.advice() for bucket in self.buckets)), None)
 
-    def metrics(self):
+    def metrics(self) -> dict[str, float]:
         """Returns the buckets' metrics, averaged with their numbers of values as weights."""
-        values, weights = {}, {}
+        values: dict[str, list[float]] = {}
+        weights: dict[str, list[int]] = {}
         for bucket in self.buckets:
             size = max(1, sum(self.specs[index].size for index in bucket.indices))
             for name, value in bucket.metrics().items():

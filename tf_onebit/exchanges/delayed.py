@@ -2,9 +2,10 @@
 
 import dataclasses
 import numbers
+from typing import Any
 
 from tf_onebit.configurable import deserialize, serialize
-from tf_onebit.exchanges.schedule import Recipe, is_exchange, schedule_of
+from tf_onebit.exchanges.schedule import AnyExchange, Recipe, Schedule, is_exchange, schedule_of
 
 
 class Delayed(Recipe):
@@ -45,7 +46,7 @@ class Delayed(Recipe):
         1
     """
 
-    def __init__(self, exchange, steps=1):
+    def __init__(self, exchange: AnyExchange, steps: int = 1) -> None:
         exchange = deserialize(exchange)
         if not is_exchange(exchange):
             raise ValueError(
@@ -55,9 +56,9 @@ class Delayed(Recipe):
         if isinstance(exchange, Recipe) or not exchange.can_be_delayed:
             name = type(exchange).__name__
             raise ValueError(
-                f"{name} has no stages that could run in different steps. "
-                f"Received: exchange={exchange!r}. {_REMEDIES.get(name, '')}"
-                "Delayed takes for example OneBit, Threshold or FullPrecision."
+                f"{name} cannot run its stages in different steps. Received: "
+                f"exchange={exchange!r}. {_REMEDIES.get(name, '')}Delayed takes for example "
+                "OneBit, Threshold or FullPrecision."
             )
         is_whole = isinstance(steps, numbers.Integral) and not isinstance(steps, bool)
         if not is_whole or steps < 1:
@@ -68,19 +69,19 @@ class Delayed(Recipe):
         super().__init__(exchange)
         self.steps = self.delay = int(steps)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {"exchange": serialize(self.inner), "steps": self.steps}
 
-    def schedule(self):
+    def schedule(self) -> Schedule:
         return dataclasses.replace(schedule_of(self.inner), delay=self.steps)
 
-    def uncompressed(self):
+    def uncompressed(self) -> AnyExchange | None:
         return self.inner.uncompressed()  # only one worker runs it, and it delays nothing
 
 
 _REMEDIES = {
-    "WarmStart": "Use WarmStart(Delayed(...), ...): delay begins when the warm start is over. ",
+    "WarmStart": "Use WarmStart(Delayed(...), ...): the delay begins when the warm start is over. ",
     "Delayed": "Use steps= for a longer delay. ",
     "Auto": "Use Auto(Delayed(OneBit())). ",
-    "Local": "It exchanges nothing, and so there is nothing to wait for. ",
+    "Local": "It exchanges nothing, so no step can wait for it. ",
 }

@@ -1,6 +1,7 @@
 """Names of exchange methods before 0.2, for subclasses that users have written."""
 
 import warnings
+from typing import Any
 
 from tf_onebit.exchanges.stages import run_stages
 
@@ -10,7 +11,7 @@ _METHODS = {"in_full_precision": "uncompressed", "measures": "metrics"}
 class DeprecatedNames:
     """Mixin that keeps old method names of exchanges working. They are removed in 0.3."""
 
-    def __init_subclass__(cls, **arguments):
+    def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
         if "exchange" in vars(cls):
             raise TypeError(
@@ -23,7 +24,7 @@ class DeprecatedNames:
                 _warn(f"{cls.__name__}.{old}", new)
                 setattr(cls, new, vars(cls)[old])
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Any:
         if name in _METHODS:
             _warn(name, _METHODS[name])
             return getattr(self, _METHODS[name])
@@ -36,7 +37,7 @@ class DeprecatedNames:
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 
-def _warn(old, new):
+def _warn(old: str, new: str) -> None:
     warnings.warn(
         f"{old} is now {new}. The old name goes in 0.3.", DeprecationWarning, stacklevel=3
     )

@@ -2,15 +2,21 @@
 
 import hashlib
 import json
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
 
 from tf_onebit._version import __version__
-from tf_onebit.collectives.requests import AllGather
+from tf_onebit.collectives.requests import AllGather, Exchanging
 from tf_onebit.configurable import serialize
 from tf_onebit.exchanges.base import is_excluded
+from tf_onebit.exchanges.gradients import GradientSpec
+from tf_onebit.exchanges.schedule import AnyExchange
 
+# Tuples of what is described, its value, and words that may differ between workers.
+Description: TypeAlias = list[tuple[str, ...]]
 _DIGEST_WORDS = 8
 _REMEDY = "Start all workers with the same program, arguments and packages."
 
@@ -18,7 +24,9 @@ _REMEDY = "Start all workers with the same program, arguments and packages."
 _SCOPE = "tf_onebit/handshake"
 
 
-def enumerated(number, item, values, names=()):
+def enumerated(
+    number: str, item: str, values: Sequence[str], names: Sequence[str] = ()
+) -> Description:
     """Describes a list: its length, then each value.
 
     Args:
@@ -27,13 +35,13 @@ def enumerated(number, item, values, names=()):
         values: list of strings.
         names: list of the values' names in the program, for an error.
     """
-    items = [(item.format(i), value) for i, value in enumerate(values)]
+    items: Description = [(item.format(i), value) for i, value in enumerate(values)]
     if names:
         items = [(*one, f" ({name})") for one, name in zip(items, names, strict=True)]
     return [(number, str(len(values))), *items]
 
 
-def describe(exchange, specs, world_size):
+def describe(exchange: AnyExchange, specs: Sequence[GradientSpec], world_size: int) -> Description:
     """Describes what workers must agree on to exchange gradients: see `handshake`.
 
     Names of variables may differ: a worker may have made more models before, or loaded a model
@@ -56,18 +64,18 @@ def describe(exchange, specs, world_size):
     ]
 
 
-def _without_names(config):
+def _without_names(config: Any) -> Any:
     if not isinstance(config, dict):
         return config
     return {key: _without_names(value) for key, value in config.items() if key != "exclude"}
 
 
-def _kind(spec, excluded):
+def _kind(spec: GradientSpec, excluded: bool) -> str:
     marks = f"{', sparse' if spec.sparse else ''}{', excluded' if excluded else ''}"
     return f"{spec.shape} {spec.dtype}{marks}"
 
 
-def handshake(use, description, remedy=_REMEDY):
+def handshake(use: str, description: Description, remedy: str = _REMEDY) -> Exchanging[None]:
     """Generator: compares the workers' descriptions. Runs in eager mode.
 
     Args:
@@ -92,7 +100,7 @@ def handshake(use, description, remedy=_REMEDY):
     raise ValueError(f"{_difference(list(map(json.loads, texts)))} {remedy}")
 
 
-def gather_texts(text, lengths, name):
+def gather_texts(text: bytes, lengths: Sequence[int], name: str) -> Exchanging[list[bytes]]:
     """Generator: returns the texts of all workers, a list of bytes. Runs in eager mode.
 
     Args:
@@ -106,7 +114,7 @@ def gather_texts(text, lengths, name):
     return [row.tobytes()[:length] for row, length in zip(gathered, lengths, strict=True)]
 
 
-def _difference(descriptions):
+def _difference(descriptions: Sequence[Description]) -> str:
     rank, mine, theirs = next(
         (rank, mine, theirs)
         for rank, other in enumerate(descriptions)
@@ -119,5 +127,5 @@ def _difference(descriptions):
     )
 
 
-def _shown(what, value, more=""):
+def _shown(what: str, value: str, more: str = "") -> str:
     return f"{what} = {value}{more}"

@@ -1,9 +1,14 @@
 """SparseGather: exact exchange of the gradients of embeddings."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import tensorflow as tf
 
-from tf_onebit.collectives.requests import AllGather
+from tf_onebit.collectives.requests import AllGather, Exchanging
 from tf_onebit.exchanges.base import Exchange
+from tf_onebit.exchanges.gradients import Gradient
+from tf_onebit.exchanges.state import State
 
 
 class SparseGather(Exchange):
@@ -16,19 +21,21 @@ class SparseGather(Exchange):
 
     takes_sparse = True
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__(bucket_bytes=1)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {}
 
-    def create_state(self):
+    def create_state(self) -> None:
         self._bytes_sent = tf.Variable(0, dtype=tf.int64, trainable=False)
 
-    def encode(self, gradients):
+    def encode(self, gradients: Sequence[tf.IndexedSlices]) -> Sequence[tf.Tensor]:
         return [part for gradient in gradients for part in (gradient.values, gradient.indices)]
 
-    def deliver(self, message, like, scale):
+    def deliver(
+        self, message: Sequence[tf.Tensor], like: Sequence[tf.IndexedSlices], scale: float
+    ) -> Exchanging[list[Gradient]]:
         exchanged, sizes_bytes = [], []
         for i, gradient in enumerate(like):
             mine = message[2 * i : 2 * i + 2]
@@ -42,20 +49,20 @@ class SparseGather(Exchange):
         self._bytes_sent.assign((self.world_size - 1) * tf.add_n(sizes_bytes))
         return exchanged
 
-    def _gather(self, tensor, stage):
+    def _gather(self, tensor: tf.Tensor, stage: str) -> AllGather:
         return AllGather(tensor, f"{self.scope}/{stage}", uneven=True)
 
-    def uncompressed(self):
+    def uncompressed(self) -> Exchange:
         return self.clone()
 
-    def bytes_sent(self):
+    def bytes_sent(self) -> int:
         return int(self._bytes_sent)
 
-    def residuals(self):
+    def residuals(self) -> list[tuple[str, tf.Variable]]:
         return []
 
-    def state(self):
+    def state(self) -> State:
         return {}  # the next exchange sets the number of bytes
 
-    def load_state(self, states, ratio=1.0):
+    def load_state(self, states: Sequence[State], ratio: float = 1.0) -> None:
         pass

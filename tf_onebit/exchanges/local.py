@@ -1,8 +1,13 @@
 """Local: no exchange at all."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import tensorflow as tf
 
+from tf_onebit.collectives.requests import Exchanging
 from tf_onebit.exchanges.base import Exchange
+from tf_onebit.exchanges.gradients import Gradient, GradientSpec
 
 
 class Local(Exchange):
@@ -22,28 +27,30 @@ class Local(Exchange):
     can_be_delayed = False
     trains_apart = True
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__(bucket_bytes=2**62)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {}
 
-    def encode(self, gradients):
+    def encode(self, gradients: Sequence[Gradient]) -> Sequence[Gradient]:
         return list(gradients)
 
-    def deliver(self, message, like, scale):
+    def deliver(
+        self, message: Sequence[Gradient], like: Sequence[Gradient], scale: float
+    ) -> Exchanging[tuple[list[Gradient], tf.Tensor]]:
         yield from ()  # makes this a generator; it requests nothing
         factor = self.world_size * scale
         return [_scaled(g, factor) for g in message], tf.zeros([self.world_size], tf.int32)
 
-    def bytes_sent(self):
+    def bytes_sent(self) -> int:
         return 0
 
-    def expected_bytes(self, specs, world_size):
+    def expected_bytes(self, specs: Sequence[GradientSpec], world_size: int) -> dict[str, float]:
         return {}
 
 
-def _scaled(gradient, factor):
+def _scaled(gradient: Gradient, factor: float) -> Gradient:
     if isinstance(gradient, tf.IndexedSlices):
         values = _scaled(gradient.values, factor)
         return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)

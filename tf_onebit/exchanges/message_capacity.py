@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 # Room in a message, relative to the average need. Values that do not fit wait, and usually fit
@@ -14,7 +15,7 @@ _WINDOW = 32
 _TOO_MUCH = 2
 
 
-def _ladder(most):
+def _ladder(most: int) -> list[int]:
     """Returns the capacities that are used, four per factor of two.
 
     Each capacity needs a collective of its own, and a request has a limited number of variants.
@@ -35,24 +36,24 @@ class Capacity(tf.Module):
         expected: number of values that are expected to be sent.
     """
 
-    def __init__(self, most, expected):
+    def __init__(self, most: int, expected: float) -> None:
         super().__init__()
         self._ladder = tf.constant(_ladder(most), tf.int64)
         self.step = tf.Variable(self._step_for(expected), dtype=tf.int32, trainable=False)
         self._needed = tf.Variable(0, dtype=tf.int64, trainable=False)  # sum over this window
         self._exchanges = tf.Variable(0, dtype=tf.int32, trainable=False)
 
-    def _step_for(self, need):
+    def _step_for(self, need: tf.Tensor | float) -> tf.Tensor:
         """Returns the first step of the ladder with headroom for `need` values."""
         wanted = tf.cast(tf.math.ceil(_HEADROOM * tf.cast(need, tf.float64)), tf.int64)
         step = tf.searchsorted(self._ladder, wanted[tf.newaxis])[0]
         return tf.minimum(step, tf.size(self._ladder) - 1)
 
-    def at(self, step):
+    def at(self, step: tf.Tensor) -> tf.Tensor:
         """Returns the capacity at a step of the ladder, in values."""
         return tf.gather(self._ladder, step)
 
-    def follow(self, need):
+    def follow(self, need: tf.Tensor) -> None:
         """Updates the capacity after an exchange.
 
         Args:
@@ -69,11 +70,11 @@ class Capacity(tf.Module):
         self._needed.assign(tf.where(changes, tf.zeros_like(needed), needed))
         self._exchanges.assign(tf.where(changes, tf.zeros_like(exchanges), exchanges))
 
-    def state(self):
+    def state(self) -> npt.NDArray[np.int64]:
         """Returns the state to continue from: NumPy array."""
         return np.array([v.numpy() for v in (self.step, self._needed, self._exchanges)], np.int64)
 
-    def load(self, state):
+    def load(self, state: npt.NDArray[np.int64]) -> None:
         """Restores an earlier `state`."""
         for variable, value in zip((self.step, self._needed, self._exchanges), state, strict=True):
             variable.assign(value)

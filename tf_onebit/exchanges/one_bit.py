@@ -1,13 +1,18 @@
 """OneBit: one bit per value, with error feedback, aggregated in two stages."""
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Literal
+
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from tf_onebit import ops
-from tf_onebit.collectives.requests import AllGather, AllToAll, Cond
+from tf_onebit.collectives.requests import AllGather, AllToAll, Cond, Exchanging
 from tf_onebit.configurable import deserialize, serialize
 from tf_onebit.exchanges.base import WIRE_DTYPE, Exchange, integers, runs_of
-from tf_onebit.exchanges.finite import with_narrow_overflow
+from tf_onebit.exchanges.gradients import Gradient, GradientSpec, with_narrow_overflow
+from tf_onebit.exchanges.state import State
 from tf_onebit.exchanges.transforming import (
     require_transforms,
     transformed,
@@ -16,6 +21,7 @@ from tf_onebit.exchanges.transforming import (
 )
 from tf_onebit.exchanges.uncompressed import Uncompressed
 from tf_onebit.layout import CODES_PER_WORD, Layout, column_cut, plain_cut
+from tf_onebit.transforms import Transform
 
 
 class OneBit(Exchange):
@@ -65,16 +71,16 @@ class OneBit(Exchange):
 
     def __init__(
         self,
-        error_feedback=True,
-        levels="mean",
-        min_column_size=64,
-        max_column_size=512,
-        min_size=1024,
-        bucket_bytes=16 * 2**20,
-        exclude=(),
-        transforms=(),
-        local_transforms=(),
-    ):
+        error_feedback: bool = True,
+        levels: Literal["mean", "symmetric"] = "mean",
+        min_column_size: int = 64,
+        max_column_size: int = 512,
+        min_size: int = 1024,
+        bucket_bytes: int = 16 * 2**20,
+        exclude: Iterable[str] = (),
+        transforms: Iterable[Transform] = (),
+        local_transforms: Iterable[Transform] = (),
+    ) -> None:
         super().__init__(bucket_bytes, exclude)
         if levels not in ("mean", "symmetric"):
             raise ValueError(f'levels must be "mean" or "symmetric". Received: levels={levels!r}.')
@@ -92,22 +98,24 @@ class OneBit(Exchange):
             raise ValueError(
                 f"min_size must be a number of values, at least 0. Received: min_size={min_size}."
             )
-        self._quantizer = {"levels": levels, "error_feedback": error_feedback}
+        self._quantizer: dict[str, Any] = {"levels": levels, "error_feedback": error_feedback}
         self.min_column_size = min_column_size
         self.max_column_size = max_column_size
         self.min_size = min_size
-        self.transforms = [deserialize(transform) for transform in transforms]
-        self.local_transforms = [deserialize(transform) for transform in local_transforms]
+        self.transforms: list[Transform] = [deserialize(transform) for transform in transforms]
+        self.local_transforms: list[Transform] = [
+            deserialize(transform) for transform in local_transforms
+        ]
         require_transforms("transforms", self.transforms)
         require_transforms("local_transforms", self.local_transforms)
         # Transforms have a state for every row, also for rows without a gradient in this step.
         self.takes_sparse = bool(self._all_transforms)
 
     @property
-    def _all_transforms(self):
+    def _all_transforms(self) -> list[Transform]:
         return self.local_transforms + self.transforms
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {
             **self._quantizer,
             "min_column_size": self.min_column_size,
@@ -119,7 +127,7 @@ class OneBit(Exchange):
             "local_transforms": [serialize(transform) for transform in self.local_transforms],
         }
 
-    def create_state(self):
+    def create_state(self) -> None:
         self.layout = self.layout_of(self.specs, self.world_size)
         self._local_layout = self.layout_of(self.specs, 1)
         sizes = self.layout.size, self.layout.shard_sizes[self.rank]
@@ -132,16 +140,16 @@ class OneBit(Exchange):
         for i, transform in enumerate(self.local_transforms):
             transform.build(self._local_layout, 0, f"{self.scope}/local_transform_{i}")
 
-    def layout_of(self, specs, world_size):
+    def layout_of(self, specs: Iterable[GradientSpec], world_size: int) -> Layout:
         """Returns the `Layout` of the gradients of a bucket for `world_size` workers."""
         return Layout([self._cut(spec) for spec in specs], world_size)
 
-    def _cut(self, spec):
+    def _cut(self, spec: GradientSpec) -> tuple[int, int, int]:
         if len(spec.shape) < 2 or spec.size < self.min_size:
             return plain_cut(spec.shape)
         return spec.size, *column_cut(spec.shape, self.min_column_size, self.max_column_size)
 
-    def encode(self, gradients):
+    def encode(self, gradients: Sequence[Gradient]) -> Sequence[tf.Tensor]:
         gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
         return ops.one_bit_encode(
             self.transformed_locally(gradients),
@@ -151,14 +159,16 @@ class OneBit(Exchange):
             **self._quantizer,
         )
 
-    def aggregate(self, message):
+    def aggregate(self, message: Sequence[tf.Tensor]) -> Exchanging[Sequence[tf.Tensor]]:
         messages, worker_squares = message
         received = yield AllToAll(messages, f"{self.scope}/all_to_all")
         shard, shard_squares, plain = yield from self._aggregate(received)
         self._sum_of_squares.assign(worker_squares + shard_squares)
         return [shard, plain, integers(received[:, 0])]
 
-    def deliver(self, message, like, scale):
+    def deliver(
+        self, message: Sequence[tf.Tensor], like: Sequence[Gradient], scale: float
+    ) -> Exchanging[tuple[list[Gradient], tf.Tensor]]:
         shard, plain, worker_flags = message
         gathered = yield AllGather(shard[tf.newaxis], f"{self.scope}/all_gather")
         like = [tf.convert_to_tensor(gradient) for gradient in like]
@@ -166,13 +176,13 @@ class OneBit(Exchange):
         flags = tf.where(worker_flags > 0, worker_flags, integers(gathered[:, 0]))
         return exchanged, with_narrow_overflow(flags, exchanged)
 
-    def transformed_locally(self, gradients):
+    def transformed_locally(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the gradients of this worker after `local_transforms`: list of tensors."""
         if not self.local_transforms:
             return gradients
         return transformed_alone(self.local_transforms, gradients, self._local_layout)
 
-    def _aggregate(self, received):
+    def _aggregate(self, received: tf.Tensor) -> Exchanging[tuple[tf.Tensor, tf.Tensor, tf.Tensor]]:
         """Generator: turns the workers' messages about this shard into the message to all.
 
         Returns:
@@ -199,18 +209,18 @@ class OneBit(Exchange):
         )
         return message, squares, plain
 
-    def uncompressed(self):
+    def uncompressed(self) -> Exchange | None:
         if not self._all_transforms:
             return None
         if self.built:
             return Uncompressed(self)
         return Uncompressed(self.from_config(self.get_config() | {"error_feedback": False}))
 
-    def set_global_batch_size(self, samples):
+    def set_global_batch_size(self, samples: int) -> None:
         for transform in self._all_transforms:
             transform.set_global_batch_size(samples)
 
-    def state(self):
+    def state(self) -> State:
         state = {
             "worker_residual": self.worker_residual.numpy(),
             "shard_residual": self.shard_residual.numpy(),
@@ -220,7 +230,7 @@ class OneBit(Exchange):
                 state[f"transform_{i}/{j}"] = variable.numpy()
         return state
 
-    def load_state(self, states, ratio=1.0):
+    def load_state(self, states: Sequence[State], ratio: float = 1.0) -> None:
         if len(states) == self.world_size:
             mine = states[self.rank]
             self.worker_residual.assign(ratio * mine["worker_residual"])
@@ -238,7 +248,9 @@ class OneBit(Exchange):
         self.worker_residual.assign(ratio * unsent / self.world_size)
         self.shard_residual.assign(ratio * self._shard_of(states, "shard_residual"))
 
-    def _load_transforms(self, array_of, ratio):
+    def _load_transforms(
+        self, array_of: Callable[[str, bool], npt.NDArray[Any]], ratio: float
+    ) -> None:
         for i, transform in enumerate(self._all_transforms):
             sharded = set(map(id, transform.sharded or ()))
             pending = set(map(id, transform.pending))
@@ -246,42 +258,42 @@ class OneBit(Exchange):
                 array = array_of(f"transform_{i}/{j}", id(variable) in sharded)
                 variable.assign(ratio * array if id(variable) in pending else array)
 
-    def _require_dividable(self, states):
+    def _require_dividable(self, states: Sequence[State]) -> None:
         local = [transform for transform in self.local_transforms if transform.variables]
         unknown = [t for t in self.transforms if t.variables and t.sharded is None]
         if local or unknown:
             raise ValueError(
-                "Transforms of each worker's own gradients, and those of which it is not known "
-                "what they remember, can only be resumed with as many workers as before. "
-                f"Received: a state of {len(states)} workers for {self.world_size}, of "
+                "These transforms can only be resumed with as many workers as before: "
+                "local_transforms, and transforms that do not define `sharded`. Received: a "
+                f"state of {len(states)} workers for {self.world_size} workers, with "
                 f"{', '.join(type(transform).__name__ for transform in local + unknown)}."
             )
 
-    def _shard_of(self, states, name):
+    def _shard_of(self, states: Sequence[State], name: str) -> npt.NDArray[Any]:
         """Returns this worker's shard of the concatenated shards of an earlier run."""
         whole = np.concatenate([state[name] for state in states])
         end = sum(self.layout.shard_sizes[: self.rank + 1])
         return whole[end - self.layout.shard_sizes[self.rank] : end]
 
-    def expected_bytes(self, specs, world_size):
+    def expected_bytes(self, specs: Sequence[GradientSpec], world_size: int) -> dict[str, float]:
         layout, others = self.layout_of(specs, world_size), world_size - 1
         return {
             "all_to_all": others * layout.worker_message_bytes,
             "all_gather": others * layout.shard_message_bytes,
         }
 
-    def bytes_sent(self):
+    def bytes_sent(self) -> int:
         messages_bytes = self.layout.worker_message_bytes + self.layout.shard_message_bytes
         return (self.world_size - 1) * messages_bytes + self.transforms_bytes()
 
-    def transforms_bytes(self):
+    def transforms_bytes(self) -> int:
         """Returns the bytes that this worker sends for the transforms in each step."""
         return sum(transform.bytes_sent() for transform in self.transforms)
 
-    def residual_sum_of_squares(self):
+    def residual_sum_of_squares(self) -> float:
         return float(self._sum_of_squares)
 
-    def residuals(self):
+    def residuals(self) -> Iterator[tuple[str, tf.Tensor]]:
         if self._quantizer["error_feedback"]:
             mine = zip(self.specs, self.layout.sizes, self.layout.column_sizes, strict=True)
             runs = [(spec.name, size) for spec, size, column_size in mine if column_size]

@@ -1,6 +1,7 @@
 """Schedule: when an exchange runs, and the recipes with which users say so."""
 
 import dataclasses
+from typing import Self, TypeAlias, TypeGuard
 
 from tf_onebit.configurable import Configurable
 from tf_onebit.exchanges.base import Exchange
@@ -52,53 +53,57 @@ class Recipe(Configurable):
     argument = "exchange"
     delay = 0
 
-    def __init__(self, inner):
+    def __init__(self, inner: "AnyExchange") -> None:
         self.inner = inner
 
-    def schedule(self):
+    def schedule(self) -> Schedule:
         """Returns the `Schedule` that this recipe means."""
         raise NotImplementedError(f"{type(self).__name__} must define schedule.")
 
-    def uncompressed(self):
+    def uncompressed(self) -> "AnyExchange | None":
         """Does the same as `Exchange.uncompressed`, and keeps the schedule."""
         inner = self.inner.uncompressed()
         return None if inner is None else self.around(inner)
 
-    def around(self, inner):
+    def around(self, inner: "AnyExchange") -> Self:
         """Returns the same recipe for another exchange."""
         return self.from_config(self.get_config() | {self.argument: inner})
 
     @property
-    def bucket_bytes(self):
+    def bucket_bytes(self) -> int:
         """See `Exchange`."""
         return self.inner.bucket_bytes
 
     @property
-    def exclude(self):
+    def exclude(self) -> tuple[str, ...]:
         """See `Exchange`."""
         return self.inner.exclude
 
 
-def schedule_of(exchange):
+# What users pass as an exchange.
+AnyExchange: TypeAlias = Exchange | Recipe
+
+
+def schedule_of(exchange: AnyExchange) -> Schedule:
     """Returns the `Schedule` of an `Exchange` or `Recipe`."""
     return exchange.schedule() if isinstance(exchange, Recipe) else Schedule(exchange)
 
 
-def innermost(exchange):
+def innermost(exchange: AnyExchange) -> Exchange:
     """Returns the `Exchange` within recipes."""
     while isinstance(exchange, Recipe):
         exchange = exchange.inner
     return exchange
 
 
-def with_innermost(exchange, other):
+def with_innermost(exchange: AnyExchange, other: Exchange) -> AnyExchange:
     """Returns the same recipes around another `Exchange`."""
     if not isinstance(exchange, Recipe):
         return other
     return exchange.around(with_innermost(exchange.inner, other))
 
 
-def delay_of(exchange):
+def delay_of(exchange: AnyExchange) -> int:
     """Returns by how many steps an `Exchange` or `Recipe` delays gradients."""
     delay = 0
     while isinstance(exchange, Recipe):
@@ -106,6 +111,6 @@ def delay_of(exchange):
     return delay
 
 
-def is_exchange(value):
+def is_exchange(value: object) -> TypeGuard[AnyExchange]:
     """Tells whether a value is an `Exchange` or `Recipe`."""
     return isinstance(value, Exchange | Recipe)

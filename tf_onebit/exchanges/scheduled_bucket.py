@@ -1,14 +1,23 @@
 """ScheduledBucket: the exchange of one bucket's gradients, at the times of a schedule."""
 
+from collections.abc import Sequence
+from typing import TypeAlias
+
 import tensorflow as tf
 
-from tf_onebit.collectives.requests import Cond
+from tf_onebit.collectives.requests import Cond, Exchanging
+from tf_onebit.exchanges.base import Exchange
 from tf_onebit.exchanges.full_precision import FullPrecision
+from tf_onebit.exchanges.gradients import Gradient, GradientSpec
 from tf_onebit.exchanges.message_queue import MessageQueue
+from tf_onebit.exchanges.schedule import Schedule
 from tf_onebit.exchanges.stages import Stages, flag_bytes, run_stages
-from tf_onebit.exchanges.state import part_of, prefixed
+from tf_onebit.exchanges.state import State, part_of, prefixed
 from tf_onebit.exchanges.tracing import message_specs
 from tf_onebit.exchanges.warm_up import WarmUpProgress
+
+# Exchanged gradients, the flags of all workers, and a tensor that is ready with the first answer.
+Answered: TypeAlias = tuple[list[Gradient], tf.Tensor, tf.Tensor]
 
 
 class ScheduledBucket(tf.Module):
@@ -29,16 +38,26 @@ class ScheduledBucket(tf.Module):
         stages: `Stages` that runs the stages in graphs traced from now on.
     """
 
-    def __init__(self, schedule, indices, is_early):
+    _queue: MessageQueue  # with a delay only
+
+    def __init__(self, schedule: Schedule, indices: list[int], is_early: bool) -> None:
         super().__init__()
         self.exchange = schedule.exchange.clone()
         self.indices = indices
         self.is_early = is_early
         self.stages = Stages()
         self._schedule = schedule
-        self._warm_up = self._queue = self._uncompressed = None
+        self._warm_up: WarmUpProgress | None = None
+        self._uncompressed: Exchange | None = None
 
-    def build(self, specs, rank, world_size, scope, unit):
+    def build(
+        self,
+        specs: Sequence[GradientSpec],
+        rank: int,
+        world_size: int,
+        scope: str,
+        unit: float,
+    ) -> None:
         """Creates the state. See `Exchange.build`."""
         self.scope = scope
         self._rank, self._world_size = rank, world_size
@@ -59,18 +78,20 @@ class ScheduledBucket(tf.Module):
             self._uncompressed = None if full is self.exchange and not delay else full
 
     @property
-    def delay(self):
+    def delay(self) -> int:
         """Number of steps by which gradients are delayed."""
         return self._schedule.delay
 
-    def delivers(self):
+    def delivers(self) -> tf.Tensor | bool:
         """Tells whether the next step returns gradients: boolean or boolean tensor."""
         if not self.delay:
             return True
         delivers = self._queue.is_full() | ~self._is_on
         return delivers if self._warm_up is None else self._warm_up.is_warm() | delivers
 
-    def run(self, gradients, scale, answers):
+    def run(
+        self, gradients: Sequence[Gradient], scale: float, answers: Sequence[tf.Tensor]
+    ) -> Exchanging[Answered]:
         """Generator: takes gradients, and returns exchanged ones, with a delay earlier ones.
 
         Args:
@@ -88,21 +109,26 @@ class ScheduledBucket(tf.Module):
         # After the end of the data there are no gradients, and nothing must be counted.
         with tf.control_dependencies(tf.nest.flatten(gradients, expand_composites=True)):
             self._warm_up.count(warm)
-        if self._uncompressed is None:
+        uncompressed = self._uncompressed
+        if uncompressed is None:
             return (yield from self._scheduled(gradients, scale, answers))
         return (
             yield Cond(
                 warm,
-                lambda: self._at_once(self._uncompressed, gradients, scale),
+                lambda: self._at_once(uncompressed, gradients, scale),
                 lambda: self._scheduled(gradients, scale, answers),
             )
         )
 
-    def _at_once(self, exchange, gradients, scale):
-        gradients, flags = yield from run_stages(exchange, gradients, scale, self.stages)
-        return gradients, flags, _nothing()
+    def _at_once(
+        self, exchange: Exchange, gradients: Sequence[Gradient], scale: float
+    ) -> Exchanging[Answered]:
+        exchanged, flags = yield from run_stages(exchange, gradients, scale, self.stages)
+        return exchanged, flags, _nothing()
 
-    def _scheduled(self, gradients, scale, answers):
+    def _scheduled(
+        self, gradients: Sequence[Gradient], scale: float, answers: Sequence[tf.Tensor]
+    ) -> Exchanging[Answered]:
         if not self.delay:
             return (yield from self._at_once(self.exchange, gradients, scale))
         like, newest = yield from self._taken(gradients)
@@ -113,7 +139,7 @@ class ScheduledBucket(tf.Module):
         self._queue.push(newest)
         return delivered
 
-    def hold(self, gradients):
+    def hold(self, gradients: Sequence[Gradient]) -> Exchanging[None]:
         """Generator: takes gradients in a step that returns none."""
         _, newest = yield from self._taken(gradients)
         if self._warm_up is not None:
@@ -122,7 +148,13 @@ class ScheduledBucket(tf.Module):
         self.stages.hold(newest)
         self._queue.push(newest, more=1)
 
-    def release(self, number, like, scale, answers):
+    def release(
+        self,
+        number: int,
+        like: Sequence[Gradient],
+        scale: float,
+        answers: Sequence[tf.Tensor],
+    ) -> Exchanging[Answered]:
         """Generator: returns the oldest gradients that are held, and takes none.
 
         Args:
@@ -135,16 +167,18 @@ class ScheduledBucket(tf.Module):
         """
         return (yield from self._deliver(self._queue.pop(number), like, scale, answers))
 
-    def number_held(self):
+    def number_held(self) -> int:
         """Returns the number of steps whose gradients have been taken and not yet returned."""
-        return 0 if self._queue is None else self._queue.number_held()
+        return self._queue.number_held() if self.delay else 0
 
-    def set_delay(self, on):
+    def set_delay(self, on: bool) -> None:
         """Turns the delay on or off. No gradients may be held at that time."""
         if self.delay:
             self._is_on.assign(on)
 
-    def _taken(self, gradients):
+    def _taken(
+        self, gradients: Sequence[Gradient]
+    ) -> Exchanging[tuple[list[Gradient], list[tf.Tensor]]]:
         """Generator: encodes gradients. Returns them, free for reuse, and their message."""
         message = self.stages.encode(self.exchange, gradients)
         # The result takes the memory of the gradients, which must have been read by then.
@@ -156,7 +190,13 @@ class ScheduledBucket(tf.Module):
             message = yield from self.stages.aggregate(self.exchange, message)
         return like, self._queue.typed(message)
 
-    def _deliver(self, message, like, scale, answers):
+    def _deliver(
+        self,
+        message: Sequence[tf.Tensor],
+        like: Sequence[Gradient],
+        scale: float,
+        answers: Sequence[tf.Tensor],
+    ) -> Exchanging[Answered]:
         if self.is_early:
             first_answer = _nothing()
             # A branch cannot wait for tensors of the outer graph; `identity` brings them in.
@@ -169,60 +209,65 @@ class ScheduledBucket(tf.Module):
         gradients, flags = yield from self.stages.deliver(self.exchange, message, like, scale)
         return gradients, flags, first_answer
 
-    def set_global_batch_size(self, samples):
+    def set_global_batch_size(self, samples: int) -> None:
         """See `Exchange`."""
         if self._warm_up is not None:
             self._warm_up.set_global_batch_size(samples)
         self.exchange.set_global_batch_size(samples)
 
-    def _last(self):
+    def _last(self) -> Exchange:
         """Returns the exchange that ran last."""
-        is_full = self._uncompressed is not None and self._warm_up.was_warm()
-        return self._uncompressed if is_full else self.exchange
+        if self._uncompressed is None or self._warm_up is None or not self._warm_up.was_warm():
+            return self.exchange
+        return self._uncompressed
 
-    def bytes_sent(self):
+    def bytes_sent(self) -> int:
         """Returns the bytes that this worker sent in the last exchange, flags included."""
         last = self._last()
         return last.bytes_sent() + flag_bytes(last)
 
-    def residual_sum_of_squares(self):
+    def residual_sum_of_squares(self) -> float:
         """See `Exchange`."""
         return self.exchange.residual_sum_of_squares()
 
-    def metrics(self):
+    def metrics(self) -> dict[str, float]:
         """See `Exchange`."""
         return self._last().metrics()
 
-    def advice(self):
+    def advice(self) -> str | None:
         """Returns advice for the user, if training ends now: a text, or None."""
-        return self._warm_up.advice() if self._uncompressed is not None else None
+        if self._uncompressed is None or self._warm_up is None:
+            return None
+        return self._warm_up.advice()
 
-    def state(self):
+    def state(self) -> State:
         """See `Exchange`."""
         state = self.exchange.state()
-        if self._queue is not None:
+        if self.delay:
             state = prefixed("exchange", state) | self._queue.state()
         if self._warm_up is not None:
             state = self._warm_up.state() | prefixed("compressed", state)
         return state
 
-    def load_state(self, states, ratio=1.0):
+    def load_state(self, states: Sequence[State], ratio: float = 1.0) -> None:
         """See `Exchange`."""
         if self._warm_up is not None:
             as_many = len(states) == self._world_size
             self._warm_up.load_state(states[self._rank if as_many else 0])
             states = [part_of(state, "compressed") for state in states]
-        if self._queue is not None:
+        if self.delay:
             self._queue.load_state(states, self._rank, self._world_size)
             states = [part_of(state, "exchange") for state in states]
         self.exchange.load_state(states, ratio)
 
 
-def _nothing():
+def _nothing() -> tf.Tensor:
     return tf.zeros([0])
 
 
-def _with_first_answer(generator):
+def _with_first_answer(
+    generator: Exchanging[Sequence[tf.Tensor]],
+) -> Exchanging[tuple[Sequence[tf.Tensor], tf.Tensor]]:
     """Generator: runs another, and returns its result and an empty tensor.
 
     The tensor is ready when the first answer is. To wait for it keeps no answer in memory.

@@ -1,11 +1,38 @@
 """Stages: the three stages of an exchange, with the flags of its messages."""
 
+from collections.abc import Sequence
+from typing import Protocol, TypeAlias
+
 import tensorflow as tf
 
-from tf_onebit.collectives.requests import AllGather
-from tf_onebit.exchanges.finite import not_finite_flag, with_overflow
+from tf_onebit.collectives.requests import AllGather, Exchanging
+from tf_onebit.exchanges.gradients import Gradient, GradientSpec, not_finite_flag, with_overflow
 
 FLAG_BYTES = 4
+
+# Exchanged gradients, with the flags of all workers if messages carry them.
+Delivered: TypeAlias = list[Gradient] | tuple[list[Gradient], tf.Tensor]
+
+
+class StagedExchange(Protocol):
+    """Role of an `Exchange`, whose module imports this one."""
+
+    carries_flags: bool
+    specs: tuple[GradientSpec, ...]
+    world_size: int
+    scope: str
+
+    def build(
+        self, specs: Sequence[GradientSpec], rank: int, world_size: int, scope: str
+    ) -> None: ...
+
+    def encode(self, gradients: Sequence[Gradient]) -> Sequence[tf.Tensor]: ...
+
+    def aggregate(self, message: Sequence[tf.Tensor]) -> Exchanging[Sequence[tf.Tensor]]: ...
+
+    def deliver(
+        self, message: Sequence[tf.Tensor], like: Sequence[Gradient], scale: float
+    ) -> Exchanging[Delivered]: ...
 
 
 class Stages:
@@ -15,12 +42,16 @@ class Stages:
     also records the times of stages.
     """
 
-    def encode(self, exchange, gradients):
+    def encode(
+        self, exchange: StagedExchange, gradients: Sequence[Gradient]
+    ) -> Sequence[tf.Tensor]:
         """Returns the message of this worker: list of tensors."""
         message = exchange.encode(gradients)
         return message if exchange.carries_flags else [not_finite_flag(gradients), *message]
 
-    def aggregate(self, exchange, message):
+    def aggregate(
+        self, exchange: StagedExchange, message: Sequence[tf.Tensor]
+    ) -> Exchanging[Sequence[tf.Tensor]]:
         """Generator: returns the message for `deliver`: list of tensors."""
         if exchange.carries_flags:
             return (yield from exchange.aggregate(message))
@@ -28,20 +59,32 @@ class Stages:
         message = yield from exchange.aggregate(message)
         return [flag, *message]
 
-    def deliver(self, exchange, message, like, scale):
+    def deliver(
+        self,
+        exchange: StagedExchange,
+        message: Sequence[tf.Tensor],
+        like: Sequence[Gradient],
+        scale: float,
+    ) -> Exchanging[tuple[list[Gradient], tf.Tensor]]:
         """Generator: returns the exchanged gradients, and the flags of all workers."""
         if exchange.carries_flags:
-            return (yield from exchange.deliver(message, like, scale))
+            # With flags these are pairs.
+            return (yield from exchange.deliver(message, like, scale))  # type: ignore[return-value]
         flag, *message = message
         flags = yield AllGather(flag[tf.newaxis], f"{exchange.scope}/flags")
         gradients = yield from exchange.deliver(message, like, scale)
-        return gradients, with_overflow(flags, gradients)
+        return gradients, with_overflow(flags, gradients)  # type: ignore[return-value]  # no pairs
 
-    def hold(self, message):
+    def hold(self, message: Sequence[tf.Tensor]) -> None:
         """Notes that a step returns no gradients, and keeps a message: list of tensors."""
 
 
-def run_stages(exchange, gradients, scale=1.0, stages=None):
+def run_stages(
+    exchange: StagedExchange,
+    gradients: Sequence[Gradient],
+    scale: float = 1.0,
+    stages: Stages | None = None,
+) -> Exchanging[tuple[list[Gradient], tf.Tensor]]:
     """Generator: runs the stages of an exchange one after another.
 
     Args:
@@ -61,6 +104,6 @@ def run_stages(exchange, gradients, scale=1.0, stages=None):
     return (yield from stages.deliver(exchange, message, gradients, scale))
 
 
-def flag_bytes(exchange):
+def flag_bytes(exchange: StagedExchange) -> int:
     """Returns the bytes that a worker sends for flags beside the messages of an exchange."""
     return 0 if exchange.carries_flags else (exchange.world_size - 1) * FLAG_BYTES

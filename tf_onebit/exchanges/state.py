@@ -1,27 +1,42 @@
 """State of exchanges, as dictionaries of NumPy arrays."""
 
 import collections
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
 
-from tf_onebit.configurable import serialize
+import numpy.typing as npt
+
+from tf_onebit.configurable import Configurable, serialize
+
+State: TypeAlias = dict[str, npt.NDArray[Any]]
 
 
-def part_of(state, prefix):
+class Saved(Protocol):
+    """Built exchange whose state is saved."""
+
+    rank: int
+    world_size: int
+
+    def state(self) -> State: ...
+
+
+def part_of(state: State, prefix: str) -> State:
     """Returns the entries whose names begin with a prefix, and removes the prefix."""
     prefix += "/"
     return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
 
 
-def prefixed(prefix, state):
+def prefixed(prefix: str, state: State) -> State:
     """Adds a prefix to each name: the inverse of `part_of`."""
     return {f"{prefix}/{name}": array for name, array in state.items()}
 
 
-def has_unsent(state):
+def has_unsent(state: State) -> bool:
     """Tells whether the state of an exchange has residuals that are not empty."""
     return any(array.size for name, array in state.items() if name.endswith("residual"))
 
 
-def require_same_kind(exchange, template, states):
+def require_same_kind(exchange: Saved, template: Configurable, states: Sequence[State]) -> None:
     """Raises ValueError for states of another exchange, whose residuals would be lost.
 
     Args:
@@ -34,20 +49,20 @@ def require_same_kind(exchange, template, states):
     shapes, expected = ({k: v.shape for k, v in s.items()} for s in (saved, exchange.state()))
     if shapes.keys() != expected.keys() or (with_as_many and shapes != expected):
         raise ValueError(
-            "Training goes on with the exchange that it began with, which keeps what has not been "
-            f"sent yet. Received: the state of another one, with {shapes}, where "
-            f"{serialize(template)} has {expected}. Use the earlier one, with its bucket_bytes and "
-            "exclude, asynchronously if it was, or begin anew from the model's weights."
+            "A resumed run must use the same exchange as before, because its state holds "
+            f"gradients that are not sent yet. Received: a state with {shapes}. Expected for "
+            f"{serialize(template)}: {expected}. Use the earlier exchange, bucket_bytes, exclude "
+            "and optimizer, or begin again from the model's weights."
         )
 
 
-def summed(dictionaries):
+def summed(dictionaries: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """Adds up the values that dictionaries have under the same names.
 
     >>> summed([{"kernel": 1.0}, {"kernel": 2.0, "bias": 0.0}])
     {'kernel': 3.0, 'bias': 0.0}
     """
-    sums = collections.Counter()
+    sums: collections.Counter[str] = collections.Counter()
     for dictionary in dictionaries:
         sums.update(dictionary)
     return dict(sums)

@@ -2,17 +2,20 @@
 
 import math
 import numbers
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from tf_onebit import ops
-from tf_onebit.collectives.requests import AllGather
+from tf_onebit.collectives.requests import AllGather, Exchanging
 from tf_onebit.exchanges.adaptive_threshold import Tau
 from tf_onebit.exchanges.base import WIRE_DTYPE, Exchange, integers, runs_of
-from tf_onebit.exchanges.finite import with_narrow_overflow
+from tf_onebit.exchanges.gradients import Gradient, GradientSpec, with_narrow_overflow
 from tf_onebit.exchanges.message_capacity import Capacity
-from tf_onebit.exchanges.state import require_same_kind
+from tf_onebit.exchanges.state import State, require_same_kind
 from tf_onebit.ops import threshold as words
 
 WORD_BYTES = 4
@@ -73,12 +76,12 @@ class Threshold(Exchange):
 
     def __init__(
         self,
-        tau=None,
-        target_density=None,
-        coding="packed",
-        bucket_bytes=64 * 2**20,
-        exclude=(),
-    ):
+        tau: float | None = None,
+        target_density: float | None = None,
+        coding: Literal["packed", "golomb_rice"] = "packed",
+        bucket_bytes: int = 64 * 2**20,
+        exclude: Iterable[str] = (),
+    ) -> None:
         super().__init__(bucket_bytes, exclude)
         if tau is not None and target_density is not None:
             raise ValueError(
@@ -96,8 +99,8 @@ class Threshold(Exchange):
             _is_number(target_density) and 0 < target_density < 1
         ):
             raise ValueError(
-                "target_density must be a part of all values, between 0 and 1. "
-                f"Received: target_density={target_density!r}. Use 0.001 to send one in 1000."
+                "target_density must be a fraction of all values, between 0 and 1. Received: "
+                f"target_density={target_density!r}. Use 0.001 to send one value in 1000."
             )
         if coding not in CODINGS:
             raise ValueError(f"coding must be one of {CODINGS}. Received: coding={coding!r}.")
@@ -105,7 +108,7 @@ class Threshold(Exchange):
         self.target_density = None if target_density is None else float(target_density)
         self.coding = coding
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {
             "tau": self.tau,
             "target_density": self.target_density,
@@ -114,7 +117,7 @@ class Threshold(Exchange):
             "exclude": list(self.exclude),
         }
 
-    def create_state(self):
+    def create_state(self) -> None:
         self._sizes = [spec.size for spec in self.specs]
         self._size = sum(self._sizes)
         self.residual = tf.Variable(tf.zeros([self._size]), trainable=False)
@@ -126,15 +129,21 @@ class Threshold(Exchange):
         self._message_words = tf.Variable(0, dtype=tf.int64, trainable=False)
 
     @property
-    def expected_density(self):
+    def expected_density(self) -> float:
         """Fraction of all values that is expected to be sent, before more is known."""
         return self.target_density or _EXPECTED_DENSITY
 
     @property
-    def _parts(self):
+    def _parts(self) -> dict[str, Any]:
         return {"sizes": self._sizes, "part_size": self.part_size}
 
-    def message(self, gradients, capacity, rate=1.0, pad=True):
+    def message(
+        self,
+        gradients: Sequence[tf.Tensor],
+        capacity: tf.Tensor,
+        rate: tf.Tensor | float = 1.0,
+        pad: bool = True,
+    ) -> tf.Tensor:
         """Encodes gradients with error feedback.
 
         Args:
@@ -160,13 +169,13 @@ class Threshold(Exchange):
             encoded = ops.golomb_rice_encode(encoded, pad=pad, **self._parts)
         return encoded
 
-    def decode(self, messages):
+    def decode(self, messages: tf.Tensor) -> tf.Tensor:
         """Decodes messages of any workers, words `[number, parts, words]`, into packed ones."""
         if self.coding == "golomb_rice":
             return ops.golomb_rice_decode(messages, **self._parts)
         return messages
 
-    def follow(self, messages, mine):
+    def follow(self, messages: tf.Tensor, mine: int) -> tf.Tensor:
         """Updates tau by the density of messages.
 
         Args:
@@ -188,11 +197,13 @@ class Threshold(Exchange):
         self._sum_of_squares.assign(tf.reduce_sum(squares[mine]))
         return tf.reduce_max(exceeding)
 
-    def encode(self, gradients):
+    def encode(self, gradients: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
         step = tf.convert_to_tensor(self._capacity.step)
         return [self.message(gradients, self._capacity.at(step)), step]
 
-    def deliver(self, message, like, scale):
+    def deliver(
+        self, message: Sequence[tf.Tensor], like: Sequence[Gradient], scale: float
+    ) -> Exchanging[tuple[list[Gradient], tf.Tensor]]:
         encoded, step = message
         gathered = yield AllGather(encoded, f"{self.scope}/all_gather", variant=step)
         exchanged = ops.threshold_decode_sum(
@@ -200,7 +211,7 @@ class Threshold(Exchange):
         )
         flags = with_narrow_overflow(integers(gathered[:, 0, words.FLAG]), exchanged)
 
-        def follow():
+        def follow() -> bool:
             self._capacity.follow(self.follow(gathered, self.rank))
             return True
 
@@ -209,17 +220,17 @@ class Threshold(Exchange):
         with tf.control_dependencies([followed]):
             return exchanged, tf.identity(flags)
 
-    def state(self):
+    def state(self) -> State:
         return {
             "residual": self.residual.numpy(),
             "tau": self._tau.state(),
             "capacity": self._capacity.state(),
         }
 
-    def load_state(self, states, ratio=1.0):
+    def load_state(self, states: Sequence[State], ratio: float = 1.0) -> None:
         require_same_kind(self, self, states)
         if len(states) == self.world_size:
-            unsent = states[self.rank]["residual"]
+            unsent: npt.NDArray[Any] | np.float64 = states[self.rank]["residual"]
         else:
             residuals = [state["residual"] for state in states]
             unsent = np.sum(residuals, axis=0, dtype=np.float64) / self.world_size
@@ -228,23 +239,23 @@ class Threshold(Exchange):
         self._tau.load(mine["tau"])
         self._capacity.load(mine["capacity"])
 
-    def expected_bytes(self, specs, world_size):
+    def expected_bytes(self, specs: Sequence[GradientSpec], world_size: int) -> dict[str, float]:
         values = self.expected_density * sum(spec.size for spec in specs)
         return {"all_gather": (world_size - 1) * WORD_BYTES * values}
 
-    def bytes_sent(self):
+    def bytes_sent(self) -> int:
         return (self.world_size - 1) * WORD_BYTES * int(self._message_words)
 
-    def residual_sum_of_squares(self):
+    def residual_sum_of_squares(self) -> float:
         return float(self._sum_of_squares)
 
-    def residuals(self):
+    def residuals(self) -> Iterator[tuple[str, tf.Tensor]]:
         names = [spec.name for spec in self.specs]
         yield from runs_of(self.residual, list(zip(names, self._sizes, strict=True)))
 
-    def metrics(self):
+    def metrics(self) -> dict[str, float]:
         return {"density": float(self._density), "tau": self._tau.in_units()}
 
 
-def _is_number(value):
+def _is_number(value: object) -> bool:
     return isinstance(value, numbers.Real)

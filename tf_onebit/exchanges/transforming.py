@@ -1,11 +1,15 @@
 """Application of transforms in exchanges."""
 
+from collections.abc import Iterable, Sequence
+
 import tensorflow as tf
 
+from tf_onebit.collectives.requests import Exchanging
+from tf_onebit.layout import Layout
 from tf_onebit.transforms import Transform
 
 
-def require_transforms(name, transforms):
+def require_transforms(name: str, transforms: Iterable[object]) -> None:
     """Raises ValueError unless the argument `name` is a list of transforms."""
     for transform in transforms:
         if not isinstance(transform, Transform):
@@ -15,20 +19,24 @@ def require_transforms(name, transforms):
             )
 
 
-def transformed(transforms, aggregate, plain):
+def transformed(
+    transforms: Iterable[Transform], aggregate: tf.Tensor, plain: tf.Tensor
+) -> Exchanging[tuple[tf.Tensor, tf.Tensor]]:
     """Generator: applies transforms in order; returns `aggregate` and `plain` after the last."""
     for transform in transforms:
         aggregate, plain = yield from transform.transform(aggregate, plain)
     return aggregate, plain
 
 
-def unchanged(aggregate, plain):
+def unchanged(aggregate: tf.Tensor, plain: tf.Tensor) -> Exchanging[tuple[tf.Tensor, tf.Tensor]]:
     """Generator: returns its arguments; the branch without transforms."""
     yield from ()
     return aggregate, plain
 
 
-def transformed_alone(transforms, gradients, layout):
+def transformed_alone(
+    transforms: Iterable[Transform], gradients: Sequence[tf.Tensor], layout: Layout
+) -> list[tf.Tensor]:
     """Applies transforms to the gradients of one worker.
 
     Args:
@@ -47,25 +55,29 @@ def transformed_alone(transforms, gradients, layout):
         request = next(generator)
     except StopIteration as stop:
         like = [tf.cast(gradient, tf.float32) for gradient in gradients]
-        return parted(*stop.value, like, layout)
+        aggregate, plain = stop.value
+        return parted(aggregate, plain, like, layout)
     raise ValueError(
-        "local_transforms are applied by each worker to its own gradients, and cannot communicate. "
-        f"Received: one that asks for {request!r}. Use transforms, which work on the sum."
+        "local_transforms cannot communicate, because each worker applies them to its own "
+        f"gradients. Received: one that requests {request!r}. Use transforms, which work on the "
+        "sum."
     )
 
 
-def joined(gradients, layout):
+def joined(gradients: Sequence[tf.Tensor], layout: Layout) -> list[tf.Tensor]:
     """Joins gradients into two float32 vectors: values in columns, and plain values."""
-    vectors = [[], []]
+    vectors: list[list[tf.Tensor]] = [[], []]
     for gradient, column_size in zip(gradients, layout.column_sizes, strict=True):
         vector = tf.reshape(tf.cast(gradient, tf.float32), [-1])
         vectors[column_size == 0].append(vector)
     return [tf.concat(parts, axis=0) if parts else tf.zeros([0]) for parts in vectors]
 
 
-def parted(aggregate, plain, like, layout):
+def parted(
+    aggregate: tf.Tensor, plain: tf.Tensor, like: Sequence[tf.Tensor], layout: Layout
+) -> list[tf.Tensor]:
     """Inverts `joined`. Returns a list of tensors with the shapes and dtypes of `like`."""
-    sizes = [[], []]
+    sizes: list[list[int]] = [[], []]
     for size, column_size in zip(layout.sizes, layout.column_sizes, strict=True):
         sizes[column_size == 0].append(size)
     parts = [

@@ -1,9 +1,17 @@
 """WarmStart: full precision in the first steps."""
 
 import dataclasses
+from typing import Any
 
 from tf_onebit.configurable import deserialize, serialize
-from tf_onebit.exchanges.schedule import Recipe, WarmUp, is_exchange, schedule_of
+from tf_onebit.exchanges.schedule import (
+    AnyExchange,
+    Recipe,
+    Schedule,
+    WarmUp,
+    is_exchange,
+    schedule_of,
+)
 from tf_onebit.validation import number_of_samples
 
 
@@ -37,7 +45,13 @@ class WarmStart(Recipe):
         8640000
     """
 
-    def __init__(self, exchange, steps=None, samples=None, global_batch_size=None):
+    def __init__(
+        self,
+        exchange: AnyExchange,
+        steps: int | None = None,
+        samples: int | None = None,
+        global_batch_size: int | None = None,
+    ) -> None:
         exchange = deserialize(exchange)
         if not is_exchange(exchange):
             raise ValueError(
@@ -58,17 +72,17 @@ class WarmStart(Recipe):
             )
         if isinstance(exchange, WarmStart):
             raise ValueError(
-                "A warm start begins once. Received: WarmStart within WarmStart. Use one, of the "
-                "length of both."
+                "WarmStart cannot contain another WarmStart. Received: WarmStart within "
+                "WarmStart. Use one, with the length of both together."
             )
         super().__init__(exchange)
         self.steps = steps if steps is None else int(steps)
         self.samples = self.global_batch_size = None
-        if by_samples:
+        if samples is not None and global_batch_size is not None:
             self.samples = number_of_samples("samples", samples)
             self.global_batch_size = number_of_samples("global_batch_size", global_batch_size)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {
             "exchange": serialize(self.inner),
             "steps": self.steps,
@@ -76,8 +90,9 @@ class WarmStart(Recipe):
             "global_batch_size": self.global_batch_size,
         }
 
-    def schedule(self):
-        warm_up = WarmUp(self.steps, "steps")
-        if self.samples is not None:
+    def schedule(self) -> Schedule:
+        if self.samples is not None and self.global_batch_size is not None:
             warm_up = WarmUp(self.samples, "samples", self.global_batch_size)
+        else:
+            warm_up = WarmUp(self.steps, "steps")  # type: ignore[arg-type]  # there are steps
         return dataclasses.replace(schedule_of(self.inner), warm_up=warm_up)

@@ -34,7 +34,8 @@ def accumulated_steps(optimizer, passes):
     if optimizer.built:
         raise ValueError(
             "backward_passes_per_step needs an optimizer without variables. Received: "
-            f"{optimizer.name!r}, which has some, with backward_passes_per_step={passes}. Make it "
-            f"anew, with gradient_accumulation_steps={passes}."
+            f"{optimizer.name!r}, which already has variables, with "
+            f"backward_passes_per_step={passes}. Make a new one with "
+            f"gradient_accumulation_steps={passes}."
         )
     return int(passes)

@@ -25,13 +25,13 @@ _REFUSED = {
 
 
 def AsynchronousOptimizer(
-    optimizer,
-    exchange=None,
-    op=hvd.Average,
-    max_staleness=None,
-    timeout_seconds=600.0,
-    name=None,
-):
+    optimizer: keras.optimizers.SGD,
+    exchange: Threshold | None = None,
+    op: int = hvd.Average,
+    max_staleness: int | None = None,
+    timeout_seconds: float = 600.0,
+    name: str | None = None,
+) -> keras.optimizers.SGD:
     """Wraps `keras.optimizers.SGD` so that workers exchange weight deltas without waiting.
 
     The method is dead reckoning (Strom 2015, sections 2.3 and 2.6). A worker encodes its own
@@ -89,8 +89,8 @@ def AsynchronousOptimizer(
     if type(optimizer) is not keras.optimizers.SGD:
         require_not_distributed(optimizer)
         raise ValueError(
-            "AsynchronousOptimizer wraps keras.optimizers.SGD: workers exchange steps of gradient "
-            f"descent. Received: optimizer={optimizer!r} of type "
+            "AsynchronousOptimizer wraps only keras.optimizers.SGD, because workers exchange "
+            f"steps of gradient descent. Received: optimizer={optimizer!r} of type "
             f"{type(optimizer).__name__}. Use DistributedOptimizer for others."
         )
     for setting, reason in _REFUSED.items():
@@ -102,9 +102,10 @@ def AsynchronousOptimizer(
     exchange = Threshold() if exchange is None else exchange
     if not isinstance(exchange, Threshold) or exchange.exclude:
         raise ValueError(
-            "AsynchronousOptimizer exchanges all gradients by tf_onebit.Threshold: no sum over the "
-            f"workers is ever known. Received: exchange={exchange!r}"
-            f"{' with an exclude' if isinstance(exchange, Threshold) else ''}."
+            "AsynchronousOptimizer exchanges all gradients with tf_onebit.Threshold, without "
+            f"exclude. Received: exchange={exchange!r}"
+            f"{' with an exclude' if isinstance(exchange, Threshold) else ''}. "
+            "Use exchange=tf_onebit.Threshold(), or DistributedOptimizer."
         )
     if max_staleness is not None and (
         not isinstance(max_staleness, numbers.Integral) or max_staleness < 0
@@ -137,10 +138,9 @@ def _require_plain_variables(variables):
     for variable in variables:
         if variable.constraint is not None or variable.dtype != "float32":
             raise ValueError(
-                "AsynchronousOptimizer needs float32 variables without constraints: all that "
-                "workers know of each other is what they subtract. "
-                f"Received: {variable.path}, {variable.dtype}, "
-                f"constraint={variable.constraint!r}."
+                "AsynchronousOptimizer needs float32 variables without constraints, because "
+                f"workers only know which deltas the others subtract. Received: {variable.path}, "
+                f"{variable.dtype}, constraint={variable.constraint!r}."
             )
 
 
@@ -154,8 +154,8 @@ class _Asynchronous:
     def build(self, variables):
         if keras.config.dtype_policy().name == "mixed_float16":
             raise ValueError(
-                "AsynchronousOptimizer does not work under the mixed_float16 policy, whose loss "
-                "scale would have workers skip steps. Use mixed_bfloat16."
+                "AsynchronousOptimizer does not work under the mixed_float16 policy, because its "
+                "loss scale makes single workers skip steps. Use mixed_bfloat16."
             )
         _require_plain_variables(variables)
         super().build(variables)

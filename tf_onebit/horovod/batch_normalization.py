@@ -1,5 +1,7 @@
 """SyncBatchNormalization for Keras 3."""
 
+from typing import Any
+
 import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
@@ -30,7 +32,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
         TensorShape([2, 8])
     """
 
-    def __init__(self, fused=False, **arguments):
+    def __init__(self, fused: bool = False, **arguments: Any) -> None:
         if fused or fused is None:
             raise ValueError(
                 "A fused kernel normalizes by one worker's batch. Received: fused="

@@ -1,5 +1,7 @@
 """BestModelCheckpoint for Keras 3."""
 
+from typing import Literal
+
 import keras
 
 
@@ -23,17 +25,24 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
         >>> callback.filepath = "best.keras"
     """
 
-    def __init__(self, monitor="val_loss", verbose=0, mode="auto", save_freq="epoch"):
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        verbose: int = 0,
+        mode: Literal["auto", "min", "max"] = "auto",
+        save_freq: int | Literal["epoch"] = "epoch",
+    ) -> None:
         # Keras checks the ending of the path.
         super().__init__(
             ".keras", monitor, verbose, save_best_only=True, mode=mode, save_freq=save_freq
         )
-        self.filepath = None
+
+        self.filepath: str | None = None
 
     def on_train_begin(self, logs=None):
         if self.filepath is None:
             raise ValueError(
-                "BestModelCheckpoint must be told where to save. Received: filepath=None. Set "
+                "BestModelCheckpoint needs the path of a file. Received: filepath=None. Set "
                 'callback.filepath = "best.keras" before fit, or use '
                 'keras.callbacks.ModelCheckpoint("best.keras", save_best_only=True).'
             )

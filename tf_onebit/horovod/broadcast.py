@@ -1,5 +1,7 @@
 """Broadcast of variables from one worker to all."""
 
+from collections.abc import Iterable
+
 import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
@@ -10,7 +12,12 @@ from tf_onebit.horovod.gradients import engine_of
 
 
 @tf.autograph.experimental.do_not_convert
-def broadcast_variables(variables, root_rank, process_set=hvd.global_process_set, inplace=False):
+def broadcast_variables(
+    variables: Iterable[tf.Variable | keras.Variable],
+    root_rank: int,
+    process_set: hvd.ProcessSet = hvd.global_process_set,
+    inplace: bool = False,
+) -> None:
     """Assigns the values of variables on one worker to the variables of all.
 
     In eager mode workers first compare the root rank, and the variables' number, shapes and types.
@@ -35,8 +42,8 @@ def broadcast_variables(variables, root_rank, process_set=hvd.global_process_set
         if not isinstance(variable, (tf.Variable, keras.Variable)):
             raise ValueError(
                 "broadcast_variables takes a list of tf.Variable or keras.Variable. Received: "
-                f"{variable!r} of type {type(variable).__name__}. Pass for example model.weights, "
-                "and broadcast_object what is no variable."
+                f"{variable!r} of type {type(variable).__name__}. Pass for example model.weights. "
+                "For other objects use broadcast_object."
             )
     engine = engine_of(process_set)
     description = [

@@ -1,6 +1,8 @@
 """Horovod's callbacks for Keras 3."""
 
 import itertools
+from collections.abc import Iterable
+from typing import TypeAlias
 
 import keras
 import tensorflow as tf
@@ -26,6 +28,8 @@ __all__ = [
     "MetricAverageCallback",
 ]
 
+_Variable: TypeAlias = tf.Variable | keras.Variable
+
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     """Callback that broadcasts the weights of one worker, and the state of its optimizers.
@@ -50,7 +54,12 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         0
     """
 
-    def __init__(self, root_rank=0, device="", local_variables=None):
+    def __init__(
+        self,
+        root_rank: int = 0,
+        device: str = "",
+        local_variables: Iterable[_Variable] | _Variable | None = None,
+    ) -> None:
         super().__init__()
         self.root_rank = root_rank
         self._engine = HorovodEngine(device=device)
@@ -61,7 +70,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         for variable in local_variables or []:
             self.register_local_var(variable)
 
-    def register_local_var(self, var):
+    def register_local_var(self, var: _Variable) -> None:
         """Registers a variable whose value each worker keeps.
 
         Args:
@@ -138,15 +147,15 @@ class MetricAverageCallback(keras.callbacks.Callback):
         >>> callbacks = [MetricAverageCallback(), keras.callbacks.ReduceLROnPlateau()]
     """
 
-    def __init__(self, device=""):
+    def __init__(self, device: str = "") -> None:
         super().__init__()
         self._engine = HorovodEngine(device=device)
 
     def on_train_begin(self, logs=None):
         if isinstance(getattr(self.model.optimizer, "gradient_exchange", None), DeadReckoning):
             raise ValueError(
-                "MetricAverageCallback would have asynchronous workers wait for each other after "
-                "every epoch. Leave it out: each logs its own metrics."
+                "MetricAverageCallback makes asynchronous workers wait for each other after "
+                "every epoch. Leave it out. Then each worker logs its own metrics."
             )
 
     def on_epoch_end(self, epoch, logs=None):

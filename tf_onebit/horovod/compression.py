@@ -3,18 +3,30 @@
 It has Horovod's members, and the exchanges of this package besides.
 """
 
+from typing import Any, Protocol
+
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from tf_onebit.collectives import horovod as driver
 from tf_onebit.configurable import class_path, import_class
-from tf_onebit.exchanges import Exchange, GradientSpec, OneBit, Threshold
+from tf_onebit.exchanges import Bucketed, Exchange, GradientSpec, OneBit, Threshold
 from tf_onebit.exchanges.full_precision import FullPrecision
-from tf_onebit.exchanges.schedule import is_exchange
+from tf_onebit.exchanges.schedule import AnyExchange, is_exchange
 from tf_onebit.framework_internals.tf_functions import CallNumbers, traced_function
-from tf_onebit.training.building import build, resolve_exchange
+from tf_onebit.training.building import RequestedExchange, build, resolve_exchange
 
 _MIN_SIZE = 1024
+
+
+class Compressor(Protocol):
+    """Class that compresses the tensors which Horovod sums, as those of `hvd.Compression`."""
+
+    def compress(self, tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        """Returns what Horovod sums, and a context for `decompress`."""
+
+    def decompress(self, tensor: tf.Tensor, context: Any) -> tf.Tensor:
+        """Returns the sum, from the sum of what `compress` returned."""
 
 
 class ExchangeCompressor:
@@ -44,11 +56,11 @@ class ExchangeCompressor:
 
     name: str
     template: Exchange
-    _exchanges = {}
+    _exchanges: dict[Any, Bucketed] = {}
     _numbers = CallNumbers()
 
     @classmethod
-    def compress(cls, tensor):
+    def compress(cls, tensor: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | None]:
         """Exchanges `tensor`; returns a number for Horovod to sum, and the sum over workers.
 
         Raises:
@@ -62,8 +74,8 @@ class ExchangeCompressor:
             return tensor, None
         if tf.executing_eagerly():
             raise RuntimeError(
-                f"Compression.{cls.name} works inside a tf.function only: in eager mode nothing "
-                "tells which tensor a residual belongs to. Decorate the training step with "
+                f"Compression.{cls.name} works only inside a tf.function. In eager mode it cannot "
+                "tell which residual belongs to a tensor. Decorate the training step with "
                 "@tf.function, or use tf_onebit.horovod.DistributedGradientTape."
             )
         exchange = cls._exchange_of_next_call(spec)
@@ -71,7 +83,7 @@ class ExchangeCompressor:
         return tf.ones([]), total
 
     @staticmethod
-    def decompress(tensor, context):
+    def decompress(tensor: tf.Tensor, context: tf.Tensor | None) -> tf.Tensor:
         """Returns the exchanged gradient, scaled as Horovod was asked to scale the sum."""
         if context is None:
             return tensor
@@ -87,7 +99,7 @@ class ExchangeCompressor:
         return cls._exchanges[key]
 
 
-def has_compressed():
+def has_compressed() -> bool:
     """Tells whether Horovod's own functions have used an exchange in this process."""
     return bool(ExchangeCompressor._exchanges)
 
@@ -153,7 +165,7 @@ class CompressedAllReduce(FullPrecision):
         return {"compressor": self._path, **super().get_config()}
 
 
-def requested_exchange(exchange, compression):
+def requested_exchange(exchange: RequestedExchange, compression: Compressor | None) -> AnyExchange:
     """Returns the exchange that either argument asks for: without both, full precision."""
     if isinstance(exchange, str) and exchange != "auto":
         raise ValueError(

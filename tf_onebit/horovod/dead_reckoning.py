@@ -63,9 +63,9 @@ class DeadReckoning(GradientExchange):
     def _build(self, specs, scope):
         if self.exchanges:
             raise ValueError(
-                "An asynchronous optimizer updates the same variables in every step. Received: "
-                f"{len(specs)} gradients that are not those of its first step. "
-                "Compile the model anew, with a new optimizer, when layers are frozen."
+                "An asynchronous optimizer must update the same variables in every step. "
+                f"Received: {len(specs)} gradients that differ from those of its first step. If "
+                "layers were frozen, compile the model again with a new optimizer."
             )
         (rank,), world_size = self.engine.ranks, self.engine.world_size
         exchange = _InOneBucket(self.template)

@@ -1,11 +1,11 @@
 """Horovod's names that this package lacks, and what to write in their place."""
 
 _CHECKPOINT = (
-    "Elastic jobs are not supported: workers are as many from begin to end. Have callbacks="
-    "[tf_onebit.callbacks.BackupAndRestore(directory)] save the job, and start it anew, with "
-    "another number of workers if need be"
+    "Elastic jobs are not supported: the number of workers cannot change. Save the job with "
+    "callbacks=[tf_onebit.callbacks.BackupAndRestore(directory)]. Start it again with another "
+    "number of workers"
 )
-_INNER = "It is a part of Horovod's inner workings: import it from horovod.tensorflow"
+_INNER = "It is internal to Horovod: import it from horovod.tensorflow"
 _ELASTIC = (
     "CommitStateCallback",
     "HorovodInternalError",
@@ -33,7 +33,7 @@ INSTEAD = dict.fromkeys(_ELASTIC, _CHECKPOINT) | {
 }
 
 
-def instead_of(module, name):
+def instead_of(module: str, name: str) -> AttributeError:
     """Returns the AttributeError for a name that a module lacks.
 
     Args:

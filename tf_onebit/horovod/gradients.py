@@ -15,9 +15,9 @@ def require_op(op):
     """Raises ValueError unless an operation of Horovod's is `Average` or `Sum`."""
     if op not in (hvd.Average, hvd.Sum):
         raise ValueError(
-            f"op must be Average or Sum of tf_onebit.horovod. Received: op={_name_of(op)}. "
-            "Gradients are exchanged by no other: leave op out for their mean, and use "
-            "hvd.allreduce(tensor, op=op) for tensors of your own."
+            f"op must be Average or Sum of tf_onebit.horovod. Received: op={_name_of(op)}. Leave "
+            "op out for the mean of gradients. Use hvd.allreduce(tensor, op=op) for other "
+            "tensors."
         )
 
 
@@ -30,8 +30,8 @@ def require_not_distributed(optimizer):
     """Raises ValueError if an optimizer exchanges gradients already."""
     if hasattr(getattr(optimizer, "inner_optimizer", optimizer), "gradient_exchange"):
         raise ValueError(
-            f"The optimizer {optimizer.name!r} is distributed already. Wrap it only once: what "
-            "wraps it returns the same optimizer."
+            f"The optimizer {optimizer.name!r} is distributed already. Wrap it only once: the "
+            "wrapper returns the same optimizer."
         )
 
 
@@ -68,8 +68,9 @@ def requested_conversion(op, sparse_as_dense, predivide_factor, factor=1.0):
         )
     if predivide_factor != 1.0 and op != hvd.Average:
         raise ValueError(
-            "gradient_predivide_factor divides a part of what op=Average divides by. Received: "
-            f"gradient_predivide_factor={predivide_factor} with op={_name_of(op)}. Leave it out."
+            "gradient_predivide_factor needs op=Average, because it splits the division by the "
+            f"number of workers. Received: gradient_predivide_factor={predivide_factor} with "
+            f"op={_name_of(op)}. Leave it out."
         )
     return Conversion(bool(sparse_as_dense), float(predivide_factor), float(factor))
 
@@ -78,7 +79,7 @@ def require_one_device(device_dense, device_sparse):
     """Raises ValueError if sparse gradients have another device than dense ones."""
     if device_sparse and device_sparse != device_dense:
         raise ValueError(
-            "Messages of dense and sparse gradients are carried by one device. Received: "
+            "Dense and sparse gradients must be exchanged on the same device. Received: "
             f"device_dense={device_dense!r}, device_sparse={device_sparse!r}. Pass device_dense "
             "alone, which is for both."
         )
@@ -100,8 +101,9 @@ def engine_of(process_set, device=""):
     require_known(process_set)
     if not process_set.included():
         raise ValueError(
-            "process_set must have this worker in it. Received: the process set of the ranks "
-            f"{process_set.ranks} on rank {hvd.rank()}. Call it where process_set.included()."
+            "process_set must contain this worker. Received: the process set of the ranks "
+            f"{process_set.ranks} on rank {hvd.rank()}. Call this function only where "
+            "process_set.included()."
         )
     return HorovodEngine(process_set, device)
 
@@ -116,9 +118,9 @@ def require_known(process_set):
         )
     if process_set.process_set_id is None:
         raise ValueError(
-            f"process_set is not known to Horovod. Received: {process_set}. Pass it to "
-            'hvd.init(process_sets=[...]) first; or, after hvd.init(process_sets="dynamic"), to '
-            "hvd.add_process_set, on all workers."
+            f"process_set must be registered with Horovod. Received: {process_set}. Pass it to "
+            'hvd.init(process_sets=[...]) first. After hvd.init(process_sets="dynamic") pass it '
+            "to hvd.add_process_set, on all workers."
         )
 
 

@@ -1,6 +1,7 @@
 """Start of a Horovod job."""
 
 import os
+from typing import Any
 
 import horovod.tensorflow as hvd
 
@@ -9,7 +10,7 @@ from tf_onebit.collectives.horovod import STALL_LIMIT
 _STALL_SECONDS = 600
 
 
-def init(*args, **kwargs):
+def init(*args: Any, **kwargs: Any) -> None:
     """Connects the workers of a job like `horovod.tensorflow.init`, and limits their waiting.
 
     Workers may wait for each other at different places, because one has fewer batches or has saved

@@ -1,12 +1,13 @@
 """Horovod's `join`, refused where it could not answer the other workers."""
 
 import horovod.tensorflow as hvd
+import tensorflow as tf
 
 from tf_onebit.horovod.compression import has_compressed
 from tf_onebit.training.gradient_exchange import has_exchanged
 
 
-def join():
+def join() -> tf.Tensor:
     """Waits until all workers have called it, and answers the others' all-reduces with zeros.
 
     It is Horovod's function, for programs whose only collectives are Horovod's all-reduces. A
@@ -26,8 +27,8 @@ def join():
     """
     if hvd.size() > 1 and (has_exchanged() or has_compressed()):
         raise RuntimeError(
-            "join answers all-reduces of Horovod's own, and cannot answer an exchange of "
-            "gradients. Received: a worker that has exchanged gradients with others. Leave join "
-            "out, and give every worker the same number of batches."
+            "join cannot answer an exchange of gradients, but only Horovod's own all-reduces. "
+            "Received: a worker that has exchanged gradients with others. Leave join out, and "
+            "give every worker the same number of batches."
         )
     return hvd.join()

@@ -1,5 +1,7 @@
 """Horovod's schedules of the learning rate for Keras 3."""
 
+from collections.abc import Callable
+
 import horovod.tensorflow as hvd
 import keras
 
@@ -40,14 +42,14 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
 
     def __init__(
         self,
-        initial_lr,
-        multiplier,
-        start_epoch=0,
-        end_epoch=None,
-        staircase=True,
-        momentum_correction=True,
-        steps_per_epoch=None,
-    ):
+        initial_lr: float,
+        multiplier: float | Callable[[float], float],
+        start_epoch: int = 0,
+        end_epoch: int | None = None,
+        staircase: bool = True,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+    ) -> None:
         super().__init__()
         if initial_lr is None:
             raise ValueError(
@@ -69,16 +71,16 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         rate = learning_rate_setting_of(self._optimizer)
         if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
             raise ValueError(
-                f"{type(self).__name__} sets the learning rate. Received: an optimizer with the "
-                f"schedule {type(rate).__name__}. Make it with a number, learning_rate="
-                f"{self.initial_lr}, or leave the callback out."
+                f"{type(self).__name__} sets the learning rate, and needs one that is a number. "
+                f"Received: an optimizer with the schedule {type(rate).__name__}. Make it with "
+                f"learning_rate={self.initial_lr}, or leave the callback out."
             )
         if not self.staircase and not self.steps_per_epoch:
             self.steps_per_epoch = self.params.get("steps")
             if not self.steps_per_epoch:
                 raise ValueError(
                     f"{type(self).__name__} must know how many batches an epoch has, and Keras "
-                    "does not. Received: steps_per_epoch=None. Pass steps_per_epoch."
+                    "does not know it. Received: steps_per_epoch=None. Pass steps_per_epoch."
                 )
 
     def on_epoch_begin(self, epoch, logs=None):
@@ -135,12 +137,12 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
     def __init__(
         self,
-        initial_lr,
-        warmup_epochs=5,
-        momentum_correction=True,
-        steps_per_epoch=None,
-        verbose=0,
-    ):
+        initial_lr: float,
+        warmup_epochs: int = 5,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+        verbose: int = 0,
+    ) -> None:
         def multiplier(epoch):
             # Counts the batch itself, so that the last one of an epoch has a whole number.
             epoch += 1 / self.steps_per_epoch

@@ -1,18 +1,24 @@
 """Loading of models with a distributed optimizer."""
 
+import os
+from collections.abc import Sequence
+from typing import Any
+
 import keras
 
+from tf_onebit.horovod.compression import Compressor
 from tf_onebit.horovod.optimizer import DistributedOptimizer
+from tf_onebit.training.building import RequestedExchange
 
 
 def load_model(
-    filepath,
-    custom_optimizers=None,
-    custom_objects=None,
-    compression=None,
-    legacy_opts=False,
-    exchange=None,
-):
+    filepath: str | os.PathLike[str],
+    custom_optimizers: Sequence[type[keras.optimizers.Optimizer]] | None = None,
+    custom_objects: dict[str, Any] | None = None,
+    compression: Compressor | None = None,
+    legacy_opts: bool = False,
+    exchange: RequestedExchange = None,
+) -> keras.Model:
     """Loads a Keras model, and wraps its optimizer in `DistributedOptimizer`.
 
     Training goes on from the optimizer's saved state. A saved model has no residuals: see
@@ -47,8 +53,8 @@ def load_model(
     """
     if legacy_opts:
         raise ValueError(
-            "Keras 3 has no legacy optimizers. Received: legacy_opts=True. Leave it out; a model "
-            "that was saved with one is to be compiled anew, with one of keras.optimizers."
+            "Keras 3 has no legacy optimizers. Received: legacy_opts=True. Leave it out. If the "
+            "model was saved with one, compile it again with one of keras.optimizers."
         )
     known = {cls.__name__: cls for cls in custom_optimizers or []} | (custom_objects or {})
     model = keras.models.load_model(filepath, custom_objects=known)

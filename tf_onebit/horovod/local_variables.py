@@ -94,7 +94,7 @@ def variables_of(layers):
             )
         if not layer.built:
             raise ValueError(
-                f"local_layers must have their variables. Received: the layer {layer.name!r}, "
-                "which is not built. Build it first, or the model that it is in."
+                f"local_layers must be built. Received: the layer {layer.name!r}, which has no "
+                "variables yet. Build the layer or its model first."
             )
     return [variable for layer in layers for variable in layer.trainable_variables]

@@ -1,19 +1,21 @@
 """DistributedOptimizer for Keras 3."""
 
 import functools
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
 
-from tf_onebit.exchanges.finite import values_of
+from tf_onebit.exchanges.gradients import values_of
 from tf_onebit.exchanges.schedule import delay_of
 from tf_onebit.framework_internals.keras_calls import find_fit
 from tf_onebit.framework_internals.keras_optimizers import mix_in
 from tf_onebit.framework_internals.tf_functions import drawn_tensors
 from tf_onebit.framework_internals.tf_variables import plain_variables
 from tf_onebit.horovod.accumulation import accumulated_steps
-from tf_onebit.horovod.compression import requested_exchange
+from tf_onebit.horovod.compression import Compressor, requested_exchange
 from tf_onebit.horovod.gradients import (
     horovod_exchange,
     requested_conversion,
@@ -22,6 +24,7 @@ from tf_onebit.horovod.gradients import (
 )
 from tf_onebit.horovod.local_variables import LocalVariables, variables_of
 from tf_onebit.horovod.progress import compare
+from tf_onebit.training.building import RequestedExchange
 from tf_onebit.training.model_optimizers import (
     flush_where_shown,
     inner_optimizer,
@@ -33,25 +36,25 @@ from tf_onebit.training.passes import follow_fit
 
 
 def DistributedOptimizer(
-    optimizer,
-    exchange=None,
-    compression=None,
-    op=hvd.Average,
-    on_nonfinite="error",
-    name=None,
+    optimizer: keras.optimizers.Optimizer,
+    exchange: RequestedExchange = None,
+    compression: Compressor | None = None,
+    op: int = hvd.Average,
+    on_nonfinite: Literal["error", "skip"] = "error",
+    name: str | None = None,
     *,
-    device_dense="",
-    device_sparse="",
-    sparse_as_dense=False,
-    gradient_predivide_factor=1.0,
-    backward_passes_per_step=1,
-    average_aggregated_gradients=False,
-    num_groups=0,
-    groups=None,
-    process_set=hvd.global_process_set,
-    scale_local_gradients=True,
-    use_locking=False,
-):
+    device_dense: str = "",
+    device_sparse: str = "",
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: hvd.ProcessSet = hvd.global_process_set,
+    scale_local_gradients: bool = True,
+    use_locking: bool = False,
+) -> keras.optimizers.Optimizer:
     """Wraps a Keras optimizer so that workers exchange gradients before they apply them.
 
     The function returns the same optimizer, which keeps all its settings. Keras saves it as its
@@ -149,7 +152,12 @@ def DistributedOptimizer(
     return optimizer
 
 
-def PartialDistributedOptimizer(optimizer, *args, local_layers=None, **arguments):
+def PartialDistributedOptimizer(
+    optimizer: keras.optimizers.Optimizer,
+    *args: Any,
+    local_layers: keras.layers.Layer | Sequence[keras.layers.Layer] | None = None,
+    **arguments: Any,
+) -> keras.optimizers.Optimizer:
     """Wraps an optimizer like `DistributedOptimizer`, but keeps some layers local.
 
     Args:
@@ -187,8 +195,8 @@ def _suggested(identifier):
 def _require_unscaled_loss():
     if keras.config.dtype_policy().name == "mixed_float16":
         raise ValueError(
-            "Under the mixed_float16 policy Keras scales the loss, and would decide on each "
-            "worker alone whether to skip a step. Wrap the optimizer in this order: "
+            "Under the mixed_float16 policy Keras scales the loss, and each worker decides alone "
+            "whether to skip a step. Wrap the optimizer in this order: "
             "DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer), ...)."
         )
 
@@ -217,9 +225,9 @@ class _OverHorovod(Distributed):
         """
         if delay_of(self.gradient_exchange.template):
             raise ValueError(
-                "With Delayed a step may apply no gradient, and would lose those of local "
-                f"variables. Received: exchange={self.gradient_exchange.template!r}. Leave Delayed "
-                "out."
+                "Local variables do not work with Delayed: their gradients are lost in steps "
+                f"that apply no others. Received: exchange={self.gradient_exchange.template!r}. "
+                "Leave Delayed out."
             )
         self.local_variables.add(variable)
 

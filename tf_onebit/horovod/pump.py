@@ -55,9 +55,10 @@ class Pump:
     def _start(self):
         if Pump._at_work is not None:
             raise ValueError(
-                "A program trains with one asynchronous optimizer at a time, which ends with fit "
-                "or by optimizer.finalize_variable_values(variables). Received: a step of another "
-                "one before that. Use hvd.DistributedOptimizer for models with several."
+                "A program can train with only one asynchronous optimizer at a time. Received: a "
+                "step of a second one. The first ends with fit, or with "
+                "optimizer.finalize_variable_values(variables). Use hvd.DistributedOptimizer for "
+                "models with several."
             )
         Pump._at_work = self
         self._outgoing, self._arrived = [], []
@@ -240,9 +241,9 @@ def _moved(mean, value):
 def _at_different(occasions):
     places = "; ".join(f"rank {rank} at {place}" for rank, place in enumerate(occasions))
     return ValueError(
-        "Asynchronous workers wait for each other at different places, and would wait forever: "
-        f"{places}. Give all of them as many epochs, and callbacks that end training the same "
-        "reasons to. Where they have different numbers of batches, save by epochs: "
+        f"Asynchronous workers wait for each other at different places: {places}. Give all of "
+        "them the same number of epochs. Callbacks that end training must do so on all workers. "
+        "If workers have different numbers of batches, save after epochs: "
         'BackupAndRestore(directory, save_freq="epoch").'
     )
 
@@ -250,7 +251,7 @@ def _at_different(occasions):
 def _lost(reason):
     return RuntimeError(
         "Another worker of this asynchronous training has ended, or does not answer any more: "
-        f"{reason}. What had come from it is in the weights of this one."
+        f"{reason}. The deltas that arrived before are in the weights of this worker."
     )
 
 

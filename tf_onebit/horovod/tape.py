@@ -2,13 +2,15 @@
 
 import functools
 import weakref
+from collections.abc import Sequence
+from typing import Any, Self
 
 import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
 
-from tf_onebit.exchanges.schedule import delay_of
-from tf_onebit.horovod.compression import requested_exchange
+from tf_onebit.exchanges.schedule import AnyExchange, delay_of
+from tf_onebit.horovod.compression import Compressor, requested_exchange
 from tf_onebit.horovod.gradients import (
     horovod_exchange,
     requested_conversion,
@@ -16,8 +18,11 @@ from tf_onebit.horovod.gradients import (
     require_one_device,
 )
 from tf_onebit.horovod.local_variables import LocalVariables, variables_of
+from tf_onebit.training.building import RequestedExchange
+from tf_onebit.training.gradient_exchange import GradientExchange
 
 # Programs make a tape in every step. The state of an exchange lives as long as its template.
+_exchanges: weakref.WeakKeyDictionary[AnyExchange, dict[Any, GradientExchange]]
 _exchanges = weakref.WeakKeyDictionary()
 # Gives every tape that is made without an `Exchange` object the same template.
 _resolve = functools.cache(requested_exchange)
@@ -55,32 +60,33 @@ class DistributedGradientTape:
 
     def __init__(
         self,
-        gradtape,
-        exchange=None,
-        compression=None,
-        op=hvd.Average,
+        gradtape: tf.GradientTape,
+        exchange: RequestedExchange = None,
+        compression: Compressor | None = None,
+        op: int = hvd.Average,
         *,
-        device_dense="",
-        device_sparse="",
-        sparse_as_dense=False,
-        gradient_predivide_factor=1.0,
-        num_groups=0,
-        groups=None,
-        process_set=hvd.global_process_set,
-        scale_local_gradients=True,
-    ):
+        device_dense: str = "",
+        device_sparse: str = "",
+        sparse_as_dense: bool = False,
+        gradient_predivide_factor: float = 1.0,
+        num_groups: int = 0,
+        groups: Any = None,
+        process_set: hvd.ProcessSet = hvd.global_process_set,
+        scale_local_gradients: bool = True,
+    ) -> None:
         require_one_device(device_dense, device_sparse)
         require_known(process_set)
         if exchange is None or isinstance(exchange, str):
-            template = _resolve(exchange, compression)
+            # A compressor is a class, and so hashable.
+            template = _resolve(exchange, compression)  # type: ignore[arg-type]
         else:
             template = requested_exchange(exchange, compression)
         if delay_of(template):
             raise ValueError(
-                "A tape gives the gradients of its own step, which may not be there yet, or be "
-                f"others. Received: exchange={template!r}. Leave Delayed out, or use "
-                "tf_onebit.horovod.DistributedOptimizer, which knows when there is nothing to "
-                "apply."
+                "A tape returns the gradients of its own step, but Delayed makes them arrive "
+                f"later. Received: exchange={template!r}. Leave Delayed out, or use "
+                "tf_onebit.horovod.DistributedOptimizer, which skips the update while no "
+                "gradients are there."
             )
         made = _exchanges.setdefault(template, {})
         key = op, process_set, device_dense
@@ -93,7 +99,7 @@ class DistributedGradientTape:
         self._local = LocalVariables(scale_local_gradients)
 
     @tf.autograph.experimental.do_not_convert
-    def gradient(self, target, sources, *args, **kwargs):
+    def gradient(self, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
         """Returns the gradients of `tf.GradientTape.gradient`, exchanged between the workers.
 
         Raises:
@@ -102,9 +108,9 @@ class DistributedGradientTape:
         for source in tf.nest.flatten(sources):
             if not isinstance(source, (tf.Variable, keras.Variable)):
                 raise ValueError(
-                    "DistributedGradientTape exchanges gradients of variables. "
-                    f"Received: a source of type {type(source).__name__} in {sources!r}. "
-                    "Take gradients with respect to other tensors from the tape that it wraps."
+                    "DistributedGradientTape exchanges only gradients of variables. Received: a "
+                    f"source of type {type(source).__name__} in {sources!r}. Take gradients with "
+                    "respect to other tensors from the tf.GradientTape."
                 )
         gradients = self._tape.gradient(target, sources, *args, **kwargs)
         flat = self._conversion.before(tf.nest.flatten(gradients))
@@ -116,7 +122,7 @@ class DistributedGradientTape:
         )
         return tf.nest.pack_sequence_as(sources, self._conversion.after(exchanged))
 
-    def register_local_source(self, source):
+    def register_local_source(self, source: tf.Variable | keras.Variable) -> None:
         """Registers a variable whose gradient stays this worker's own, unchecked.
 
         Args:
@@ -124,7 +130,13 @@ class DistributedGradientTape:
         """
         self._local.add(source)
 
-    def get_local_and_global_gradients(self, target, sources, *args, **kwargs):
+    def get_local_and_global_gradients(
+        self,
+        target: Any,
+        sources: Sequence[tf.Variable | keras.Variable],
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
         """Computes gradients, and divides them into local and exchanged ones.
 
         Args:
@@ -137,18 +149,23 @@ class DistributedGradientTape:
         local = [pair for pair in pairs if pair[0] in self._local]
         return local, [pair for pair in pairs if pair[0] not in self._local]
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         self._tape.__enter__()
         return self
 
-    def __exit__(self, *exception):
+    def __exit__(self, *exception: Any) -> None:
         return self._tape.__exit__(*exception)
 
     def __getattr__(self, name):
         return getattr(self._tape, name)
 
 
-def PartialDistributedGradientTape(gradtape, *args, local_layers=None, **arguments):
+def PartialDistributedGradientTape(
+    gradtape: tf.GradientTape,
+    *args: Any,
+    local_layers: keras.layers.Layer | Sequence[keras.layers.Layer] | None = None,
+    **arguments: Any,
+) -> DistributedGradientTape:
     """Wraps a tape in a `DistributedGradientTape` that keeps some layers local.
 
     Args:

@@ -208,7 +208,7 @@ def _timed(exchange, gradients):
     except StopIteration as stop:
         now, results = _at(stop.value)
         return tf.stack([*seconds, now - last]), tf.stack(sent_bytes), kinds, beside, results
-    raise TypeError(f"An exchange without branches is measured. Received: {request!r}.")
+    raise TypeError(f"Only exchanges without branches can be measured. Received: {request!r}.")
 
 
 def _at(tensors):

@@ -30,8 +30,8 @@ _LATENCY_RUNS, _RUNS = 20, 5
 _CORE_WORDS = 64
 
 _REQUESTS = {
-    "all_to_all": lambda tensors, name: AllToAll(*tensors, name),
-    "all_gather": lambda tensors, name: AllGather(*tensors, name),
+    "all_to_all": lambda tensors, name: AllToAll(tensors[0], name),
+    "all_gather": lambda tensors, name: AllGather(tensors[0], name),
     "all_reduce": AllReduce,
 }
 

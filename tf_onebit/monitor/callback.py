@@ -93,7 +93,13 @@ class Monitor(keras.callbacks.Callback):
         ['bytes_sent', 'compression_ratio', 'loss', 'residual_norm']
     """
 
-    def __init__(self, update_freq=10, log_dir=None, predicted_step_seconds=None, timeline=None):
+    def __init__(
+        self,
+        update_freq: int = 10,
+        log_dir: str | os.PathLike[str] | None = None,
+        predicted_step_seconds: float | None = None,
+        timeline: str | os.PathLike[str] | None = None,
+    ) -> None:
         super().__init__()
         if update_freq < 1:
             raise ValueError(
@@ -102,17 +108,17 @@ class Monitor(keras.callbacks.Callback):
             )
         if predicted_step_seconds is not None and not predicted_step_seconds > 0:
             raise ValueError(
-                "predicted_step_seconds must be a positive number of seconds. "
-                f"Received: predicted_step_seconds={predicted_step_seconds}. Leave it out where "
-                "there is no prediction."
+                "predicted_step_seconds must be a positive number of seconds. Received: "
+                f"predicted_step_seconds={predicted_step_seconds}. Leave it out if there is no "
+                "prediction."
             )
         self.update_freq = update_freq
         self.log_dir = log_dir
         self.predicted_step_seconds = predicted_step_seconds
         self.timeline = timeline
         self._timed_step = TimedStep()
-        self._scalars = None
-        self._latest = {}
+        self._scalars: Scalars | None = None
+        self._latest: dict[str, float] = {}
         self._next_reading = 0
 
     def on_train_begin(self, logs=None):

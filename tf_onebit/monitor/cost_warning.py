@@ -49,9 +49,9 @@ class ExchangeCost:
         cost_ms, saved_ms = (1e3 * s / self._updates for s in (self._cost_seconds, saved_seconds))
         megabytes = format_number(saved_bytes / self._updates / 1e6)
         return (
-            f"Compression does not pay: per step it takes {format_number(cost_ms)} ms to encode, "
+            f"Compression does not pay. Per step it takes {format_number(cost_ms)} ms to encode, "
             f"add up and decode. The {megabytes} MB that it saves would take "
-            f"{format_number(saved_ms)} ms, at the {format_number(bytes_per_second / 1e6)} MB/s "
-            "that were measured. Use tf_onebit.FullPrecision(), or an exchange that compresses "
-            "more."
+            f"{format_number(saved_ms)} ms, at the measured "
+            f"{format_number(bytes_per_second / 1e6)} MB/s. Use tf_onebit.FullPrecision(), "
+            "or an exchange that compresses more."
         )

@@ -15,21 +15,40 @@ Variables are `tf.Variable`s, or other objects with `handle`, `dtype` and `shape
 Python's or float64 tensors, so that one graph serves all blocks.
 """
 
+from collections.abc import Sequence
+from typing import Protocol, TypeAlias
+
 import tensorflow as tf
 
 from tf_onebit.ops.library import library
 
+_Number: TypeAlias = tf.Tensor | float
 
-def _handles(variables):
+
+class _HasHandle(Protocol):
+    """Variable, or an object like one."""
+
+    handle: tf.Tensor
+    dtype: tf.DType
+    shape: tf.TensorShape
+
+
+def _handles(variables: Sequence[_HasHandle]) -> list[tf.Tensor]:
     return [variable.handle for variable in variables]
 
 
-def _coefficients(*numbers):
+def _coefficients(*numbers: _Number) -> tf.Tensor:
     # Converted one by one: in a list with tensors, Python's numbers would become float32.
     return tf.stack([tf.convert_to_tensor(number, tf.float64) for number in numbers])
 
 
-def block_difference(variables, global_model, deltas, scale, look_ahead):
+def block_difference(
+    variables: Sequence[_HasHandle],
+    global_model: Sequence[_HasHandle],
+    deltas: Sequence[_HasHandle],
+    scale: _Number,
+    look_ahead: _Number,
+) -> list[tf.Tensor]:
     """Computes the change of variables since the begin of a block.
 
         begin      = global_model + look_ahead * delta      rounded to the variable's type
@@ -71,16 +90,16 @@ def block_difference(variables, global_model, deltas, scale, look_ahead):
 
 
 def block_update(
-    means,
-    variables,
-    global_model,
-    deltas,
-    block_momentum,
-    block_learning_rate,
-    look_ahead,
-    nesterov,
-    relative,
-):
+    means: Sequence[tf.Tensor],
+    variables: Sequence[_HasHandle],
+    global_model: Sequence[_HasHandle],
+    deltas: Sequence[_HasHandle],
+    block_momentum: _Number,
+    block_learning_rate: _Number,
+    look_ahead: _Number,
+    nesterov: bool,
+    relative: bool,
+) -> tf.Operation | None:
     """Ends a block: filters the update of the model, and sets variables for the next block.
 
     Equations (Chen, Ding, Huo 2020, Eq. 1, 6 and 9), with begin as in `block_difference`:
@@ -134,7 +153,14 @@ def block_update(
     )
 
 
-def moments_update(means, variables, begins, extrapolation, floor, relative):
+def moments_update(
+    means: Sequence[tf.Tensor],
+    variables: Sequence[_HasHandle],
+    begins: Sequence[_HasHandle],
+    extrapolation: _Number,
+    floor: _Number,
+    relative: bool,
+) -> tf.Operation | None:
     """Ends a block: sets an optimizer's moments for the next block.
 
     Equations (Chen, Ding, Huo 2020, Eq. 16 to 18 combined):

@@ -6,7 +6,7 @@ import ctypes
 _FIRST_DRIVERS = {12: "525", 13: "580"}
 
 
-def driver_version():
+def driver_version() -> tuple[int, int] | None:
     """Returns the newest CUDA version that the installed driver runs: (major, minor), or None."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
@@ -18,7 +18,7 @@ def driver_version():
     return version.value // 1000, version.value % 1000 // 10
 
 
-def driver_fault(cuda_version, driver):
+def driver_fault(cuda_version: str, driver: tuple[int, int] | None) -> str | None:
     """Says why a driver cannot run the kernels, and what to do: a sentence, or None if it can.
 
     Args:

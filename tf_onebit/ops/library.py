@@ -4,6 +4,7 @@ import ctypes
 import pathlib
 import struct
 import warnings
+from typing import Any
 
 import tensorflow as tf
 
@@ -15,7 +16,7 @@ _BUILD_COMMAND = "`make setup`, or `python setup.py build_ext --inplace`, in the
 PATH = pathlib.Path(__file__).parents[1] / "libtf_onebit_ops.so"
 
 
-def _require_whole(path):
+def _require_whole(path: pathlib.Path) -> None:
     """Raises OSError if an ELF file is cut short, because loading it would kill the process."""
     with path.open("rb") as file:
         header = file.read(64)
@@ -25,14 +26,14 @@ def _require_whole(path):
         raise OSError(f"{path} is cut short")
 
 
-def _text(path, name):
+def _text(path: pathlib.Path, name: str) -> str:
     """Calls a function of a library that returns a C string."""
     function = getattr(ctypes.CDLL(str(path)), name)
     function.restype = ctypes.c_char_p
     return function().decode()
 
 
-def load(path):
+def load(path: pathlib.Path) -> Any:
     """Loads the op library, and checks that it was built for the installed versions.
 
     Raises:
@@ -67,23 +68,23 @@ library = load(PATH)
 keep_freed_memory()
 
 
-def _warn_of_driver():
+def _warn_of_driver() -> None:
     fault = driver_fault(cuda_version(), driver_version())
     if fault is not None:
         warnings.warn(f"The ops of tf_onebit do not run on GPUs: {fault}", stacklevel=1)
 
 
-def simd():
+def simd() -> str:
     """Returns the instruction set of the kernels on the CPU: "avx512", "avx2" or "plain"."""
     return _text(PATH, "tf_onebit_simd")
 
 
-def cuda_version():
+def cuda_version() -> str:
     """Returns the CUDA version with which kernels for GPUs were compiled; empty without them."""
     return _text(PATH, "tf_onebit_cuda_version")
 
 
-def gpu_targets():
+def gpu_targets() -> str:
     """Returns the GPUs for which kernels were compiled; empty without such kernels.
 
     For example "80-real 90-real 100" means machine code for the compute capabilities 8.0, 9.0 and

@@ -14,7 +14,7 @@ _USERS_CHOICE = (
 )
 
 
-def keep_freed_memory():
+def keep_freed_memory() -> None:
     """Makes `free` keep 64 MiB at the end of each heap, instead of returning them to the system.
 
     TensorFlow 2.21 sets glibc's trimming threshold to 128 KiB as soon as a process has a data set

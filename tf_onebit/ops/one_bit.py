@@ -3,12 +3,22 @@
 Messages are 32-bit words: int32, or float32 with the same bits.
 """
 
+from collections.abc import Sequence
+
 import tensorflow as tf
 
+from tf_onebit.layout import Layout
 from tf_onebit.ops.library import library
 
 
-def one_bit_encode(gradients, residual, layout, levels="mean", error_feedback=True, dtype=tf.int32):
+def one_bit_encode(
+    gradients: Sequence[tf.Tensor],
+    residual: tf.Variable,
+    layout: Layout,
+    levels: str = "mean",
+    error_feedback: bool = True,
+    dtype: tf.DType = tf.int32,
+) -> tuple[tf.Tensor, tf.Tensor]:
     """Quantizes gradients to one bit per value, with error feedback.
 
     Equation (Seide et al. 2014, section 3), for every column:
@@ -56,7 +66,9 @@ def one_bit_encode(gradients, residual, layout, levels="mean", error_feedback=Tr
     )
 
 
-def one_bit_decode_sum(messages, layout, rank):
+def one_bit_decode_sum(
+    messages: tf.Tensor, layout: Layout, rank: int
+) -> tuple[tf.Tensor, tf.Tensor]:
     """Sums the workers' messages about the shard that `rank` owns (Seide et al. 2014, 3.1).
 
         aggregate = sum over k of level_k[code_k]
@@ -87,8 +99,14 @@ def one_bit_decode_sum(messages, layout, rank):
 
 
 def one_bit_encode_shard(
-    aggregate, residual, layout, rank, levels="mean", error_feedback=True, dtype=tf.int32
-):
+    aggregate: tf.Tensor,
+    residual: tf.Variable,
+    layout: Layout,
+    rank: int,
+    levels: str = "mean",
+    error_feedback: bool = True,
+    dtype: tf.DType = tf.int32,
+) -> tuple[tf.Tensor, tf.Tensor]:
     """Quantizes the aggregate of a shard, by the equation of `one_bit_encode`.
 
     This is the second quantization of Seide et al. 2014, section 3.1, with its own residual.
@@ -124,7 +142,14 @@ def one_bit_encode_shard(
     )
 
 
-def one_bit_aggregate(messages, residual, layout, rank, levels="mean", error_feedback=True):
+def one_bit_aggregate(
+    messages: tf.Tensor,
+    residual: tf.Variable,
+    layout: Layout,
+    rank: int,
+    levels: str = "mean",
+    error_feedback: bool = True,
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Runs `one_bit_decode_sum` and `one_bit_encode_shard` in one pass over memory.
 
     Args:
@@ -158,7 +183,13 @@ def one_bit_aggregate(messages, residual, layout, rank, levels="mean", error_fee
     )
 
 
-def one_bit_decode(messages, plain, gradients, layout, scale=1.0):
+def one_bit_decode(
+    messages: tf.Tensor,
+    plain: tf.Tensor,
+    gradients: Sequence[tf.Tensor],
+    layout: Layout,
+    scale: float = 1.0,
+) -> list[tf.Tensor]:
     """Decodes the messages of all shards into gradients (Seide et al. 2014, 3.1).
 
         gradient = scale * level[code]

@@ -16,6 +16,8 @@ the index, with the highest bit set if the value is negative. `golomb_rice_encod
 words by fewer bits.
 """
 
+from collections.abc import Sequence
+
 import tensorflow as tf
 
 from tf_onebit.ops.library import library
@@ -25,16 +27,16 @@ MAX_PART_SIZE = 2**31
 
 
 def threshold_encode(
-    gradients,
-    residual,
-    threshold,
-    step,
-    capacity,
-    sizes,
-    part_size=MAX_PART_SIZE,
-    pad=True,
-    dtype=tf.int32,
-):
+    gradients: Sequence[tf.Tensor],
+    residual: tf.Variable,
+    threshold: tf.Tensor | float,
+    step: tf.Tensor | float,
+    capacity: tf.Tensor | int,
+    sizes: Sequence[int],
+    part_size: int = MAX_PART_SIZE,
+    pad: bool = True,
+    dtype: tf.DType = tf.int32,
+) -> tf.Tensor:
     """Encodes values above a threshold, with error feedback (Strom 2015, section 2.6, 4 to 7).
 
         corrected = gradient + residual
@@ -84,7 +86,13 @@ def threshold_encode(
     )
 
 
-def threshold_decode_sum(messages, gradients, sizes, part_size=MAX_PART_SIZE, scale=1.0):
+def threshold_decode_sum(
+    messages: tf.Tensor,
+    gradients: Sequence[tf.Tensor],
+    sizes: Sequence[int],
+    part_size: int = MAX_PART_SIZE,
+    scale: float = 1.0,
+) -> list[tf.Tensor]:
     """Decodes the messages of all workers into gradients, and sums them.
 
         gradient = scale * sum over k of step_k * sent_k
@@ -116,7 +124,9 @@ def threshold_decode_sum(messages, gradients, sizes, part_size=MAX_PART_SIZE, sc
     )
 
 
-def threshold_apply(variables, messages, part_size=MAX_PART_SIZE):
+def threshold_apply(
+    variables: Sequence[tf.Variable], messages: tf.Tensor, part_size: int = MAX_PART_SIZE
+) -> tf.Operation | None:
     """Subtracts the values of messages from variables (Strom 2015, section 2.6, 1 and 9).
 
         variable = variable - step_k * sent_k        for one message after another
@@ -147,7 +157,9 @@ def threshold_apply(variables, messages, part_size=MAX_PART_SIZE):
     )
 
 
-def golomb_rice_encode(messages, sizes, part_size=MAX_PART_SIZE, pad=True):
+def golomb_rice_encode(
+    messages: tf.Tensor, sizes: Sequence[int], part_size: int = MAX_PART_SIZE, pad: bool = True
+) -> tf.Tensor:
     """Codes the gaps between the indices of messages (Strom 2015, section 2.5).
 
     A gap g is coded as the quotient `g >> b` in unary, its b low bits, and the sign. Each block of
@@ -178,7 +190,9 @@ def golomb_rice_encode(messages, sizes, part_size=MAX_PART_SIZE, pad=True):
     )
 
 
-def golomb_rice_decode(coded, sizes, part_size=MAX_PART_SIZE):
+def golomb_rice_decode(
+    coded: tf.Tensor, sizes: Sequence[int], part_size: int = MAX_PART_SIZE
+) -> tf.Tensor:
     """Inverts `golomb_rice_encode`, and returns messages without padding.
 
     Args:

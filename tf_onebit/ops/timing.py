@@ -5,7 +5,7 @@ import tensorflow as tf
 from tf_onebit.ops.library import library
 
 
-def record_time(token, recorder, event):
+def record_time(token: tf.Variable, recorder: int, event: int) -> tf.Operation | None:
     """Records the time of an event.
 
     In a graph it is the time when all that this op waits for is ready.
@@ -30,7 +30,7 @@ def record_time(token, recorder, event):
         return library.tf_onebit_record_time(token=token.handle, recorder=recorder, event=event)
 
 
-def take_times(recorder):
+def take_times(recorder: int) -> tuple[tf.Tensor, tf.Tensor]:
     """Removes all events from a recorder, and returns them in the order of recording.
 
     A recorder keeps only the first 65,536 events that have not been taken.

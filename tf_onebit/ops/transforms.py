@@ -1,11 +1,15 @@
 """Ops of transforms: normalized AdaGrad (Seide et al. 2014, ICASSP, section 4) and momentum."""
 
+from collections.abc import Sequence
+
 import tensorflow as tf
 
 from tf_onebit.ops.library import library
 
 
-def adagrad_accumulate(gradient, average, share, run_sizes):
+def adagrad_accumulate(
+    gradient: tf.Tensor, average: tf.Variable, share: tf.Tensor | float, run_sizes: Sequence[int]
+) -> tf.Tensor:
     """Updates the average of a gradient's squares, and sums up standard deviations.
 
         average <- average + share * (gradient^2 - average)
@@ -40,7 +44,13 @@ def adagrad_accumulate(gradient, average, share, run_sizes):
     )
 
 
-def adagrad_normalize(gradient, average, means, run_sizes, epsilon):
+def adagrad_normalize(
+    gradient: tf.Tensor,
+    average: tf.Variable,
+    means: tf.Tensor | Sequence[float],
+    run_sizes: Sequence[int],
+    epsilon: float,
+) -> tf.Tensor:
     """Divides a gradient by its standard deviation, in units of a mean of standard deviations.
 
         normalized = gradient / max(sqrt(average) / means[k], epsilon)      in run k
@@ -74,7 +84,9 @@ def adagrad_normalize(gradient, average, means, run_sizes, epsilon):
     )
 
 
-def momentum(gradient, velocity, momentum, nesterov=False):
+def momentum(
+    gradient: tf.Tensor, velocity: tf.Variable, momentum: float, nesterov: bool = False
+) -> tf.Tensor:
     """Adds a gradient to a decaying sum of all before it.
 
         velocity <- momentum * velocity + gradient

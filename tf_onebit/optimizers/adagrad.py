@@ -1,11 +1,14 @@
 """Normalized AdaGrad as a Keras optimizer."""
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
 from keras import ops
 
+from tf_onebit.optimizers.moments import LearningRate
 from tf_onebit.validation import number_of_samples, time_constant_in_samples
 
 
@@ -64,15 +67,15 @@ class NormalizedAdaGrad(keras.optimizers.Optimizer):
 
     def __init__(
         self,
-        learning_rate,
-        time_constant,
-        global_batch_size,
-        momentum=0.0,
-        nesterov=False,
-        adagrad_on="gradient",
-        epsilon=1e-3,
-        **kwargs,
-    ):
+        learning_rate: LearningRate,
+        time_constant: float,
+        global_batch_size: int,
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        adagrad_on: str = "gradient",
+        epsilon: float = 1e-3,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(learning_rate=learning_rate, **kwargs)
         if adagrad_on not in ("gradient", "momentum"):
             raise ValueError(
@@ -84,8 +87,8 @@ class NormalizedAdaGrad(keras.optimizers.Optimizer):
             )
         if not 0 < epsilon < math.inf:
             raise ValueError(
-                "epsilon must be positive: it is the least that gradients are divided by, in units "
-                f"of the mean standard deviation. Received: epsilon={epsilon!r}."
+                "epsilon must be positive. It is the smallest divisor of gradients, in units of "
+                f"the mean standard deviation. Received: epsilon={epsilon!r}."
             )
         self.time_constant = time_constant_in_samples(time_constant)
         self._initial_batch_size = number_of_samples("global_batch_size", global_batch_size)
@@ -94,7 +97,7 @@ class NormalizedAdaGrad(keras.optimizers.Optimizer):
         self.adagrad_on = adagrad_on
         self.epsilon = float(epsilon)
 
-    def build(self, variables):
+    def build(self, variables: Sequence[keras.Variable]) -> None:
         if self.built:
             return
         super().build(variables)
@@ -114,7 +117,7 @@ class NormalizedAdaGrad(keras.optimizers.Optimizer):
             for name, value in (("samples_per_step", self._initial_batch_size), ("samples", 0))
         )
 
-    def _add_average(self, variable):
+    def _add_average(self, variable: keras.Variable) -> keras.Variable:
         # Like Keras' add_variable_from_reference, but at least float32. In bfloat16 an average
         # would lose changes below half of its last digit.
         value, path = variable, variable.name
@@ -128,10 +131,10 @@ class NormalizedAdaGrad(keras.optimizers.Optimizer):
             )
 
     @property
-    def global_batch_size(self):
+    def global_batch_size(self) -> int:
         return int(self._samples_per_step.numpy()) if self.built else self._initial_batch_size
 
-    def set_global_batch_size(self, samples):
+    def set_global_batch_size(self, samples: int) -> None:
         """Sets the number of samples of an update, from the next update on.
 
         May be called between steps, or before the first. Nothing is traced again.
@@ -149,15 +152,22 @@ class NormalizedAdaGrad(keras.optimizers.Optimizer):
             self._initial_batch_size = samples
 
     @property
-    def velocities(self):
+    def velocities(self) -> list[keras.Variable]:
         """List of variables of gradients that later steps will multiply by their learning rate."""
         return list(self._velocities) if self.built else []
 
-    def _backend_update_step(self, grads, trainable_variables, learning_rate):
+    def _backend_update_step(
+        self,
+        grads: Sequence[tf.Tensor],
+        trainable_variables: Sequence[keras.Variable],
+        learning_rate: tf.Tensor,
+    ) -> None:
         self._samples.assign_add(ops.convert_to_tensor(self._samples_per_step))
         super()._backend_update_step(grads, trainable_variables, learning_rate)
 
-    def update_step(self, gradient, variable, learning_rate):
+    def update_step(
+        self, gradient: tf.Tensor, variable: keras.Variable, learning_rate: tf.Tensor
+    ) -> None:
         index = self._get_variable_index(variable)
         gradient = ops.cast(tf.convert_to_tensor(gradient), variable.dtype)
         if self.adagrad_on == "gradient":
@@ -168,13 +178,13 @@ class NormalizedAdaGrad(keras.optimizers.Optimizer):
             gradient = self._normalized(gradient, self._averages[index])
         self.assign_sub(variable, gradient * ops.cast(learning_rate, variable.dtype))
 
-    def _moved(self, gradient, velocity):
+    def _moved(self, gradient: tf.Tensor, velocity: keras.Variable) -> tf.Tensor:
         momentum = ops.cast(self.momentum, gradient.dtype)
         moved = momentum * velocity + gradient
         self.assign(velocity, moved)
         return momentum * moved + gradient if self.nesterov else moved
 
-    def _normalized(self, given, average):
+    def _normalized(self, given: tf.Tensor, average: keras.Variable) -> tf.Tensor:
         gradient = ops.cast(given, average.dtype)
         followed = average + ops.cast(self._share(), gradient.dtype) * (
             ops.square(gradient) - average
@@ -190,7 +200,7 @@ class NormalizedAdaGrad(keras.optimizers.Optimizer):
         relative = ops.maximum(deviation / ops.where(mean > 0, mean, 1), self.epsilon)
         return ops.cast(ops.where(mean > 0, gradient / relative, gradient), given.dtype)
 
-    def _share(self):
+    def _share(self) -> tf.Tensor:
         """Computes the weight of this step's squares in the average: float64 tensor."""
         per_step, up_to_now = (
             ops.expm1(-ops.cast(samples, "float64") / self.time_constant)
@@ -198,7 +208,7 @@ class NormalizedAdaGrad(keras.optimizers.Optimizer):
         )
         return per_step / up_to_now
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {
             **super().get_config(),
             "time_constant": self.time_constant,

@@ -17,18 +17,29 @@ import contextlib
 import contextvars
 import math
 import typing
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import keras
 import numpy as np
 import tensorflow as tf
 from keras import ops
 
+# A number, a schedule, or a function without arguments, as for all optimizers of Keras.
+LearningRate: typing.TypeAlias = (
+    float | keras.optimizers.schedules.LearningRateSchedule | Callable[[], float]
+)
+
+if typing.TYPE_CHECKING:
+    from keras.optimizers import Optimizer as _MixedInto
+else:
+    _MixedInto = object
+
 # Keras' update rules read `iterations`; a strategy runs them in several threads.
 _updating = contextvars.ContextVar("updating", default=False)
 
 
 @contextlib.contextmanager
-def _iterations_are_moment_steps():
+def _iterations_are_moment_steps() -> Iterator[None]:
     token = _updating.set(True)
     try:
         yield
@@ -45,18 +56,18 @@ class Moment(typing.NamedTuple):
         of_squares: bool: whether the average is of squares, and therefore never negative.
     """
 
-    variables: list
+    variables: list[keras.Variable]
     decay: float
     of_squares: bool
 
 
-class _MomentSteps:
+class _MomentSteps(_MixedInto):
     """A mixin that counts steps of the moments separately from `iterations`.
 
     It is for classes of Keras optimizers with `_momentums` and `_velocities`.
     """
 
-    def build(self, variables):
+    def build(self, variables: Sequence[keras.Variable]) -> None:
         if self.built:
             return
         super().build(variables)
@@ -69,19 +80,21 @@ class _MomentSteps:
         )
 
     @property
-    def iterations(self):
+    def iterations(self) -> keras.Variable | tf.Tensor:
         return self._moment_steps() if _updating.get() else super().iterations
 
-    def update_step(self, gradient, variable, learning_rate):
+    def update_step(
+        self, gradient: tf.Tensor, variable: keras.Variable, learning_rate: tf.Tensor
+    ) -> None:
         with _iterations_are_moment_steps():
             super().update_step(gradient, variable, learning_rate)
 
-    def _moment_steps(self):
+    def _moment_steps(self) -> tf.Tensor:
         """Returns k as float64 tensor. An integral k casts to other types as the integer does."""
         return ops.cast(super().iterations, "float64") + self._moment_steps_ahead
 
     @property
-    def moments(self):
+    def moments(self) -> list[Moment]:
         """List of `Moment`: the averages of gradients, and the averages of their squares."""
         self._require_state("has moments")
         return [
@@ -90,7 +103,7 @@ class _MomentSteps:
         ]
 
     @property
-    def moment_steps(self):
+    def moment_steps(self) -> float:
         """Number of steps in the moments' bias correction, k: float.
 
         It can be set, which changes only k. Set it after moments and `iterations` were assigned,
@@ -102,12 +115,12 @@ class _MomentSteps:
         return float(self._moment_steps().numpy())
 
     @moment_steps.setter
-    def moment_steps(self, steps):
+    def moment_steps(self, steps: float) -> None:
         self._require_state("counts steps")
         steps = _number_of_steps("moment_steps", steps)
         self._moment_steps_ahead.assign(steps - float(super().iterations.numpy()))
 
-    def advance_moments(self, steps):
+    def advance_moments(self, steps: float) -> None:
         """Counts steps that the moments have been moved by: `k <- k + steps`.
 
         The caller moves the moments. Call this between steps, outside of `tf.function`.
@@ -121,14 +134,14 @@ class _MomentSteps:
         self._require_state("counts steps")
         self._moment_steps_ahead.assign_add(_number_of_steps("steps", steps))
 
-    def reset_moments(self):
+    def reset_moments(self) -> None:
         """Sets k and all moments to zero. `iterations` and weights stay."""
         maxima = _present(getattr(self, "_velocity_hats", []))  # AMSGrad's maxima of second moments
         for variable in sum((moment.variables for moment in self.moments), maxima):
             variable.assign(ops.zeros_like(variable))
         self.moment_steps = 0.0
 
-    def _require_state(self, what):
+    def _require_state(self, what: str) -> None:
         if not self.built:
             raise ValueError(
                 f"The optimizer {self.name!r} {what} only once it has been built. "
@@ -136,21 +149,21 @@ class _MomentSteps:
             )
         if not tf.executing_eagerly():
             raise ValueError(
-                f"The optimizer {self.name!r} was asked for its moments within a tf.function. "
-                "Do it between steps, as in a callback."
+                f"The moments of the optimizer {self.name!r} cannot be read within a tf.function. "
+                "Read them between steps, for example in a callback."
             )
 
 
-def _present(variables):
+def _present(variables: Iterable[keras.Variable | None]) -> list[keras.Variable]:
     # Keras has None for weights whose gradients overwrite them.
     return [variable for variable in variables if variable is not None]
 
 
-def _number_of_steps(name, value):
+def _number_of_steps(name: str, value: float) -> float:
     if not (math.isfinite(value) and value >= 0):
         raise ValueError(
-            f"{name} must be a number of steps, not negative. Received: {name}={value!r}. "
-            "To begin anew, call reset_moments()."
+            f"{name} must be a number of steps, at least 0. Received: {name}={value!r}. To start "
+            "from zero moments, call reset_moments()."
         )
     return float(value)
 
@@ -243,7 +256,7 @@ class Nadam(_MomentSteps, keras.optimizers.Nadam):
         0.5
     """
 
-    def build(self, variables):
+    def build(self, variables: Sequence[keras.Variable]) -> None:
         if self.built:
             return
         super().build(variables)
@@ -251,12 +264,17 @@ class Nadam(_MomentSteps, keras.optimizers.Nadam):
         if not any(variable is self._u_product for variable in self.variables):
             self._track_variable(self._u_product)
 
-    def _backend_update_step(self, grads, trainable_variables, learning_rate):
+    def _backend_update_step(
+        self,
+        grads: Sequence[tf.Tensor],
+        trainable_variables: Sequence[keras.Variable],
+        learning_rate: tf.Tensor,
+    ) -> None:
         # Keras' method multiplies the product of momenta by this step's factor.
         with _iterations_are_moment_steps():
             super()._backend_update_step(grads, trainable_variables, learning_rate)
 
-    def advance_moments(self, steps):
+    def advance_moments(self, steps: float) -> None:
         before = self.moment_steps
         super().advance_moments(steps)
         whole = math.floor(steps)
@@ -265,7 +283,7 @@ class Nadam(_MomentSteps, keras.optimizers.Nadam):
         product = float(self._u_product.numpy()) * np.prod(momenta**exponents)
         self._u_product.assign(product)
 
-    def reset_moments(self):
+    def reset_moments(self) -> None:
         super().reset_moments()
         self._u_product.assign(1.0)
 
@@ -307,13 +325,20 @@ class RectifiedAdam(_MomentSteps, keras.optimizers.Optimizer):
         0.5
     """
 
-    def __init__(self, learning_rate=0.001, beta_1=0.9, beta_2=0.999, epsilon=1e-7, **kwargs):
+    def __init__(
+        self,
+        learning_rate: LearningRate = 0.001,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-7,
+        **kwargs: typing.Any,
+    ) -> None:
         super().__init__(learning_rate=learning_rate, **kwargs)
         self.beta_1 = beta_1
         self.beta_2 = beta_2
         self.epsilon = epsilon
 
-    def build(self, variables):
+    def build(self, variables: Sequence[keras.Variable]) -> None:
         if self.built:
             return
         super().build(variables)
@@ -321,7 +346,9 @@ class RectifiedAdam(_MomentSteps, keras.optimizers.Optimizer):
             variables, ["momentum", "velocity"]
         )
 
-    def update_step(self, gradient, variable, learning_rate):
+    def update_step(
+        self, gradient: tf.Tensor, variable: keras.Variable, learning_rate: tf.Tensor
+    ) -> None:
         step_size, second_correction, adapts = self._corrections(learning_rate)
         index = self._get_variable_index(variable)
         m, v = self._momentums[index], self._velocities[index]
@@ -333,7 +360,7 @@ class RectifiedAdam(_MomentSteps, keras.optimizers.Optimizer):
         step = ops.multiply(m, ops.cast(step_size, variable.dtype))
         self.assign_sub(variable, ops.divide(step, denominator))
 
-    def _corrections(self, learning_rate):
+    def _corrections(self, learning_rate: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Computes the factor of m, the divisor of v, and whether v is used: scalar tensors."""
         # rho is a difference of large numbers, so it is float64. (`ops.cast` makes floats float32.)
         t = self._moment_steps() + 1
@@ -348,6 +375,6 @@ class RectifiedAdam(_MomentSteps, keras.optimizers.Optimizer):
         step_size = ops.cast(learning_rate, "float64") * rectification / first_correction
         return step_size, second_correction, adapts
 
-    def get_config(self):
+    def get_config(self) -> dict[str, typing.Any]:
         moments = {"beta_1": self.beta_1, "beta_2": self.beta_2, "epsilon": self.epsilon}
         return {**super().get_config(), **moments}

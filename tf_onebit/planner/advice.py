@@ -2,11 +2,12 @@
 
 import dataclasses
 import math
+from collections.abc import Iterable, Mapping, Sequence
 
 from tf_onebit.formatting import format_number
-from tf_onebit.planner.costs import require_workers
+from tf_onebit.planner.costs import Computation, Link, require_workers
 from tf_onebit.planner.gain import pays
-from tf_onebit.planner.prediction import interpolated, predict, regrouped
+from tf_onebit.planner.prediction import Method, Prediction, interpolated, predict, regrouped
 
 # Parts of a step that an exchange may cost before a larger minibatch or a longer block is advised.
 _MOST_OF_A_STEP = 0.10
@@ -37,10 +38,18 @@ class Advice:
     per_replica_batch_size: int
     bucket_bytes: int | None
     sync_period: int | None
-    sentences: list
+    sentences: list[str]
 
 
-def advise(methods, measured, links, workers, per_replica_batch_size, sizes, alone_seconds=None):
+def advise(
+    methods: Sequence[Method],
+    measured: Mapping[int, Computation],
+    links: Mapping[str, Link],
+    workers: int,
+    per_replica_batch_size: int,
+    sizes: Sequence[int],
+    alone_seconds: float | None = None,
+) -> Advice:
     """Recommends a method and its settings.
 
     Args:
@@ -95,7 +104,7 @@ def advise(methods, measured, links, workers, per_replica_batch_size, sizes, alo
         )
     if prediction.speed_up <= 1:
         sentences.append(
-            f"One worker alone is as fast or faster: with {method.name} {workers} workers are "
+            f"One worker alone is as fast or faster: {workers} workers with {method.name} are "
             f"{prediction.speed_up:.2g} times as fast as one. Give each worker more samples per "
             "step, or use faster links."
         )
@@ -106,8 +115,7 @@ def advise(methods, measured, links, workers, per_replica_batch_size, sizes, alo
         sentences.append(
             f"bucket_bytes={bucket_bytes // 2**20} * 2**20 makes a step shorter than the default."
         )
-    with_blocks = [m for m in (method, *methods) if m.sync_period is not None]
-    period = _sync_period(with_blocks, computation, links, workers)
+    period = _sync_period((method, *methods), computation, links, workers)
     if period is not None:
         sentences.append(
             f"Training in blocks costs at most {100 * _MOST_OF_A_BLOCK:.0f} % of a step with "
@@ -123,11 +131,11 @@ _PARTS = {
 }
 
 
-def _milliseconds(seconds):
+def _milliseconds(seconds: float) -> str:
     return f"{format_number(1e3 * seconds)} ms"
 
 
-def _about_full_precision(full, sending_less_pays):
+def _about_full_precision(full: Prediction, sending_less_pays: bool) -> str:
     share = 1 - full.computation_seconds / full.step_seconds
     facts = (
         f"in full precision a step takes {_milliseconds(full.step_seconds)}, of which "
@@ -142,7 +150,13 @@ def _about_full_precision(full, sending_less_pays):
     )
 
 
-def _batch_size(method, measured, links, workers, per_replica_batch_size):
+def _batch_size(
+    method: Method,
+    measured: Mapping[int, Computation],
+    links: Mapping[str, Link],
+    workers: int,
+    per_replica_batch_size: int,
+) -> tuple[int, str]:
     costs = {}
     for size, computation in sorted(measured.items()):
         prediction = predict(method, computation, links, workers)
@@ -153,8 +167,8 @@ def _batch_size(method, measured, links, workers, per_replica_batch_size):
         return best, f"With {best} samples per worker and step its exchange costs {cost}."
     if costs[best] > _MOST_OF_A_STEP:
         return best, (
-            f"With {best} samples per worker and step, the most that was measured, its exchange "
-            f"costs {cost}. It costs less with more samples."
+            f"With {best} samples per worker and step its exchange costs {cost}. That is the "
+            "largest measured number, and more samples cost less."
         )
     if best > per_replica_batch_size:
         return (
@@ -164,30 +178,38 @@ def _batch_size(method, measured, links, workers, per_replica_batch_size):
     return best, f"{best} samples per worker and step are enough: its exchange then costs {cost}."
 
 
-def _bucket_bytes(method, computation, links, workers, sizes):
+def _bucket_bytes(
+    method: Method,
+    computation: Computation,
+    links: Mapping[str, Link],
+    workers: int,
+    sizes: Sequence[int],
+) -> int | None:
     # Buckets without values stay as they are.
     empty, buckets = ([b for b in method.buckets if bool(b.size) == has] for has in (False, True))
     kinds = {tuple(c.kind for c in bucket.collectives) for bucket in buckets}
     if method.bucket_bytes is None or len(kinds) != 1:
         return None  # gradients that are exchanged in different ways cannot share buckets
 
-    def seconds(bucket_bytes):
+    def seconds(bucket_bytes: int) -> float:
         again = regrouped(dataclasses.replace(method, buckets=buckets), sizes, bucket_bytes)
         again = dataclasses.replace(again, buckets=empty + again.buckets)
         return predict(again, computation, links, workers).step_seconds
 
     by_bytes = {n * 2**20: seconds(n * 2**20) for n in _BUCKET_MEBIBYTES}
-    best = min(by_bytes, key=by_bytes.get)
+    best = min(by_bytes, key=by_bytes.__getitem__)
     noticeably_less = (1 - _NOTICEABLE) * seconds(method.bucket_bytes)
     return best if by_bytes[best] < noticeably_less else None
 
 
-def _sync_period(with_blocks, computation, links, workers):
+def _sync_period(
+    methods: Iterable[Method], computation: Computation, links: Mapping[str, Link], workers: int
+) -> int | None:
     """Returns the period of the first method with blocks: a power of two, or None without any."""
-    if not with_blocks:
-        return None
-    blocks = with_blocks[0]
-    prediction = predict(blocks, computation, links, workers)
-    block_seconds = (prediction.step_seconds - computation.seconds) * blocks.sync_period
-    least = max(1.0, block_seconds / (_MOST_OF_A_BLOCK * computation.seconds))
-    return 2 ** math.ceil(math.log2(least))
+    for method in methods:
+        if method.sync_period is not None:
+            prediction = predict(method, computation, links, workers)
+            block_seconds = (prediction.step_seconds - computation.seconds) * method.sync_period
+            least = max(1.0, block_seconds / (_MOST_OF_A_BLOCK * computation.seconds))
+            return 2 ** math.ceil(math.log2(least))
+    return None

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import numbers
+from collections.abc import Iterable, Mapping
 
 FLOAT_BYTES = 4
 
@@ -21,16 +22,16 @@ class Computation:
     backward_seconds: float
     update_seconds: float = 0.0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             require_at_least_0(self, field.name, "a time")
 
     @property
-    def seconds(self):
+    def seconds(self) -> float:
         """Time of a whole step."""
         return self.forward_seconds + self.backward_seconds + self.update_seconds
 
-    def without_overlap(self):
+    def without_overlap(self) -> "Computation":
         """Returns the `Computation` of a worker that exchanges only once it has all gradients.
 
         >>> Computation(0.1, 0.2).without_overlap().forward_seconds
@@ -54,7 +55,7 @@ class Collective:
     kind: str
     sent_bytes: float
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         require_at_least_0(self, "work_seconds", "a time")
         require_at_least_0(self, "sent_bytes", "a number of bytes")
 
@@ -70,20 +71,20 @@ class Bucket:
     """
 
     size: float
-    collectives: tuple
+    collectives: tuple[Collective, ...]
     work_seconds: float = 0.0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         require_at_least_0(self, "size", "a number of values")
         require_at_least_0(self, "work_seconds", "a time")
 
     @property
-    def all_work_seconds(self):
+    def all_work_seconds(self) -> float:
         """Time of all computation for the exchange."""
         return self.work_seconds + sum(c.work_seconds for c in self.collectives)
 
     @property
-    def sent_bytes(self):
+    def sent_bytes(self) -> float:
         """Number of bytes that each worker sends in all."""
         return sum(c.sent_bytes for c in self.collectives)
 
@@ -104,21 +105,21 @@ class Link:
     work_seconds_per_byte: float = 0.0
     work_seconds: float = 0.0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         require_at_least_0(self, "latency_seconds", "a time")
         require_at_least_0(self, "work_seconds_per_byte", "a time")
         require_at_least_0(self, "work_seconds", "a time")
         if not self.bytes_per_second > 0:
             raise ValueError(
-                "bytes_per_second must be positive: over a link without bandwidth nothing is "
-                f"exchanged. Received: bytes_per_second={self.bytes_per_second!r}."
+                "bytes_per_second must be positive, because a link without bandwidth carries no "
+                f"message. Received: bytes_per_second={self.bytes_per_second!r}."
             )
 
-    def seconds(self, sent_bytes):
+    def seconds(self, sent_bytes: float) -> float:
         """Returns the time of a collective in which each worker sends this many bytes."""
         return self.latency_seconds + sent_bytes / self.bytes_per_second
 
-    def all_work_seconds(self, sent_bytes):
+    def all_work_seconds(self, sent_bytes: float) -> float:
         """Returns the computing time that such a collective takes from a worker."""
         return self.work_seconds + sent_bytes * self.work_seconds_per_byte
 
@@ -133,19 +134,21 @@ class Worker:
     """
 
     computation: Computation
-    links: dict
+    links: Mapping[str, Link]
 
-    def link(self, kind):
+    def link(self, kind: str) -> Link:
         """Returns the `Link` of a kind of collective, or raises ValueError without one."""
         if kind not in self.links:
             raise ValueError(
-                f"Every kind of collective needs a link. Received: links of {sorted(self.links)}, "
-                f"and a collective of the kind {kind!r}."
+                "Every kind of collective needs a link. Received: links for "
+                f"{sorted(self.links)}, and a collective of the kind {kind!r}."
             )
         return self.links[kind]
 
 
-def within_nodes(buckets, workers_per_node, kind="within node"):
+def within_nodes(
+    buckets: Iterable[Bucket], workers_per_node: int, kind: str = "within node"
+) -> list[Bucket]:
     """Returns the buckets of nodes whose workers add up gradients first and share the result.
 
     Args:
@@ -176,7 +179,7 @@ def within_nodes(buckets, workers_per_node, kind="within node"):
     ]
 
 
-def require_workers(workers, least=1, whole=True):
+def require_workers(workers: float, least: int = 1, whole: bool = True) -> None:
     """Raises ValueError for fewer workers than `least`, or, with `whole`, for a fraction."""
     if not workers >= least or (whole and not isinstance(workers, numbers.Integral)):
         needed = "one worker" if least == 1 else f"{least} workers"
@@ -186,7 +189,7 @@ def require_workers(workers, least=1, whole=True):
         )
 
 
-def require_whole(name, value, least):
+def require_whole(name: str, value: object, least: int) -> None:
     """Raises ValueError unless an argument is a whole number of at least `least`."""
     if not isinstance(value, numbers.Integral) or value < least:
         raise ValueError(
@@ -194,14 +197,14 @@ def require_whole(name, value, least):
         )
 
 
-def require_at_least_0(record, name, what):
+def require_at_least_0(record: object, name: str, what: str) -> None:
     """Raises ValueError, with `what` as a description, unless an attribute is finite and >= 0."""
     value = getattr(record, name)
     if not 0 <= value < math.inf:
         raise ValueError(f"{name} must be {what}, at least 0. Received: {name}={value!r}.")
 
 
-def require_positive(name, value):
+def require_positive(name: str, value: float) -> None:
     """Raises ValueError unless an argument is a positive, finite number."""
     if not 0 < value < math.inf:
         raise ValueError(f"{name} must be a positive number. Received: {name}={value!r}.")

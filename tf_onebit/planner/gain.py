@@ -4,7 +4,7 @@
 LEAST_GAIN = 1.1
 
 
-def pays(full_seconds, seconds):
+def pays(full_seconds: float, seconds: float) -> bool:
     """Tells whether sending less pays: whether it is at least a tenth faster.
 
     Args:

@@ -11,12 +11,15 @@ from tf_onebit.planner.costs import (
     require_workers,
 )
 
+# A factor or a time, as a function of a number of samples, bytes or nodes.
+_Function = Callable[[float], float]
+
 # Beyond this number `optimal_workers` tells that there is no optimum.
 _MOST_WORKERS = 2**40
 _BISECTIONS = 100
 
 
-def _one(_):
+def _one(_: float) -> float:
     return 1.0
 
 
@@ -32,31 +35,37 @@ class _ParallelSgd:
     operations_per_second: float
     bytes_per_second: float
     minibatch_size: float
-    minibatch_slowdown: Callable = _one
-    block_slowdown: Callable = _one
-    connection_slowdown: Callable = _one
+    minibatch_slowdown: _Function = _one
+    block_slowdown: _Function = _one
+    connection_slowdown: _Function = _one
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name in ("parameters", "operations_per_second", "bytes_per_second", "minibatch_size"):
             require_positive(name, getattr(self, name))
 
     @property
-    def _seconds_per_product(self):
+    def _seconds_per_product(self) -> float:
         """Time of one operation per parameter: M / f."""
         return self.parameters / self.operations_per_second
 
-    def step_seconds(self, workers):
+    def calculation_seconds(self, workers: float) -> float:
+        raise NotImplementedError
+
+    def communication_seconds(self, workers: float) -> float:
+        raise NotImplementedError
+
+    def step_seconds(self, workers: float) -> float:
         """Returns the time of a minibatch: the longer of calculation and communication."""
         calculation = self.calculation_seconds(workers)
         if workers == 1:
             return calculation
         return max(calculation, self.communication_seconds(workers))
 
-    def speed_up(self, workers):
+    def speed_up(self, workers: float) -> float:
         """Returns how much faster `workers` nodes are than one."""
         return self.step_seconds(1) / self.step_seconds(workers)
 
-    def optimal_workers(self):
+    def optimal_workers(self) -> float:
         """Returns K at which T_calc(K) = T_comm(K): float, at least 1; infinite without such K."""
         return _crossing(self.calculation_seconds, self.communication_seconds)
 
@@ -95,21 +104,21 @@ class ModelParallelism(_ParallelSgd):
 
     activations: float
     activation_bytes: float = FLOAT_BYTES
-    stripe_slowdown: Callable = _one
+    stripe_slowdown: _Function = _one
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("activations", "activation_bytes"):
             require_positive(name, getattr(self, name))
 
-    def calculation_seconds(self, workers):
+    def calculation_seconds(self, workers: float) -> float:
         """Returns T_calc(K) of a minibatch."""
         require_workers(workers, whole=False)
         samples = self.minibatch_size / workers
         slowdown = self.minibatch_slowdown(samples) * self.stripe_slowdown(workers)
         return self._seconds_per_product * samples * slowdown
 
-    def communication_seconds(self, workers):
+    def communication_seconds(self, workers: float) -> float:
         """Returns T_comm(K) of a minibatch."""
         sample_seconds = self.activations * self.activation_bytes / self.bytes_per_second
         slowdown = self.block_slowdown(self.minibatch_size / workers)
@@ -154,12 +163,12 @@ class DataParallelism(_ParallelSgd):
     fixed_steps: float = 4
     fixed_slowdown: float = 1.0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("parameter_bytes", "fixed_steps", "fixed_slowdown"):
             require_positive(name, getattr(self, name))
 
-    def calculation_seconds(self, workers):
+    def calculation_seconds(self, workers: float) -> float:
         """Returns T_calc(K) of a minibatch; one node alone needs no half-batches."""
         require_workers(workers, whole=False)
         halves = 1 if workers == 1 else 2
@@ -169,13 +178,13 @@ class DataParallelism(_ParallelSgd):
         operations += fixed_steps * self.fixed_slowdown
         return halves * self._seconds_per_product * operations
 
-    def communication_seconds(self, workers):
+    def communication_seconds(self, workers: float) -> float:
         """Returns T_comm(K) of both halves of a minibatch."""
         model_bytes = self.parameters * self.parameter_bytes
         slowdown = self.block_slowdown(model_bytes / workers) * self.connection_slowdown(workers)
         return 2 * 2 * model_bytes / self.bytes_per_second * slowdown
 
-    def optimal_workers(self):
+    def optimal_workers(self) -> float:
         # A single node has no half-batches and sends nothing, so K begins just above 1.
         return _crossing(
             lambda workers: self.calculation_seconds(max(workers, math.nextafter(1, 2))),
@@ -224,24 +233,24 @@ class CompressedDataParallelism:
     """
 
     minibatch_size: float
-    sample_seconds: Callable
+    sample_seconds: _Function
     post_seconds: float
     update_seconds: float
     exchange_seconds: float
     compression: float = 1.0
     double_buffering: bool = True
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name in ("minibatch_size", "compression", "exchange_seconds"):
             require_positive(name, getattr(self, name))
         for name in ("post_seconds", "update_seconds"):
             require_at_least_0(self, name, "a time")
 
     @property
-    def _parts(self):
+    def _parts(self) -> int:
         return 2 if self.double_buffering else 1
 
-    def calculation_seconds(self, workers):
+    def calculation_seconds(self, workers: float) -> float:
         """Returns T_calc(K) of a minibatch, or, with double buffering, of half a minibatch."""
         require_workers(workers, whole=False)
         samples = self.minibatch_size / self._parts / workers
@@ -250,11 +259,11 @@ class CompressedDataParallelism:
         variable = samples * sample_seconds + self.post_seconds / workers
         return variable + self.update_seconds
 
-    def communication_seconds(self, workers):
+    def communication_seconds(self, workers: float) -> float:
         """Returns T_comm for the samples of `calculation_seconds`, the same for all K > 1."""
         return self.exchange_seconds / self.compression if workers > 1 else 0.0
 
-    def step_seconds(self, workers):
+    def step_seconds(self, workers: float) -> float:
         """Returns the time of a minibatch."""
         if workers == 1:  # nothing to send, nothing to hide
             whole = dataclasses.replace(self, double_buffering=False)
@@ -265,15 +274,15 @@ class CompressedDataParallelism:
             return 2 * max(calculation, communication)
         return calculation + communication
 
-    def samples_per_second(self, workers):
+    def samples_per_second(self, workers: float) -> float:
         """Returns the training speed."""
         return self.minibatch_size / self.step_seconds(workers)
 
-    def speed_up(self, workers):
+    def speed_up(self, workers: float) -> float:
         """Returns how much faster `workers` nodes are than one."""
         return self.step_seconds(1) / self.step_seconds(workers)
 
-    def optimal_workers(self):
+    def optimal_workers(self) -> float:
         """Returns K of Eq. 4: float, at least 1; infinite if T_comm is below the fixed cost."""
         halves = dataclasses.replace(self, double_buffering=True)
         return _crossing(
@@ -281,7 +290,7 @@ class CompressedDataParallelism:
         )
 
 
-def _crossing(falling, other):
+def _crossing(falling: _Function, other: _Function) -> float:
     """Returns where a faster falling function meets another: at least 1, infinite if nowhere."""
     low, high = 1.0, 2.0
     if falling(low) <= other(low):

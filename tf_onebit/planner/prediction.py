@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Mapping, Sequence
 
 from tf_onebit.planner.costs import (
     FLOAT_BYTES,
@@ -39,13 +40,13 @@ class Method:
     """
 
     name: str
-    buckets: list
+    buckets: list[Bucket]
     delay: int = 0
     sync_period: int | None = None
     bucket_bytes: int | None = None
     template: object = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         require_whole("delay", self.delay, 0)
         for name in ("sync_period", "bucket_bytes"):
             if getattr(self, name) is not None:
@@ -81,7 +82,14 @@ class Prediction:
     bottleneck: str
 
 
-def predict(method, computation, links, workers, alone_seconds=None, workers_per_node=1):
+def predict(
+    method: Method,
+    computation: Computation,
+    links: Mapping[str, Link],
+    workers: int,
+    alone_seconds: float | None = None,
+    workers_per_node: int = 1,
+) -> Prediction:
     """Predicts the time of a step.
 
     Args:
@@ -153,14 +161,18 @@ def predict(method, computation, links, workers, alone_seconds=None, workers_per
         method.name,
         total,
         seconds,
-        *parts.values(),
+        computing,
+        coding,
+        sending,
         sent_bytes,
         total * alone / seconds,
-        max(parts, key=parts.get),
+        max(parts, key=parts.__getitem__),
     )
 
 
-def narrowed(name, full_precision, value_bytes, full_bytes=FLOAT_BYTES):
+def narrowed(
+    name: str, full_precision: Method, value_bytes: float, full_bytes: float = FLOAT_BYTES
+) -> Method:
     """Returns the `Method` that sends narrower values, and is otherwise full precision.
 
     Args:
@@ -193,7 +205,7 @@ def narrowed(name, full_precision, value_bytes, full_bytes=FLOAT_BYTES):
     return dataclasses.replace(full_precision, name=name, buckets=buckets)
 
 
-def regrouped(method, sizes, bucket_bytes):
+def regrouped(method: Method, sizes: Sequence[int], bucket_bytes: int) -> Method:
     """Returns the `Method` with buckets of another size.
 
     Work and bytes are assumed to be proportional to the number of values.
@@ -239,7 +251,7 @@ def regrouped(method, sizes, bucket_bytes):
     return dataclasses.replace(method, buckets=buckets)
 
 
-def _bucket_sizes(sizes, bucket_bytes):
+def _bucket_sizes(sizes: Sequence[int], bucket_bytes: int) -> list[int]:
     grouped = [0]
     for size in reversed(sizes):
         if grouped[-1] * FLOAT_BYTES >= bucket_bytes:
@@ -248,7 +260,7 @@ def _bucket_sizes(sizes, bucket_bytes):
     return grouped
 
 
-def with_more_workers(links, measured, workers):
+def with_more_workers(links: Mapping[str, Link], measured: int, workers: int) -> dict[str, Link]:
     """Returns the links between another number of workers than in the measurement.
 
     Each worker keeps its bandwidth. Latency is assumed to grow with the logarithm of the number of
@@ -276,7 +288,7 @@ def with_more_workers(links, measured, workers):
     }
 
 
-def uniform_links(bytes_per_second, latency_seconds):
+def uniform_links(bytes_per_second: float, latency_seconds: float) -> dict[str, Link]:
     """Returns links of one rate for all kinds of collectives: dictionary of `Link` without work.
 
     Raises:
@@ -291,7 +303,7 @@ def uniform_links(bytes_per_second, latency_seconds):
     return dict.fromkeys(("all_to_all", "all_gather", "all_reduce"), link)
 
 
-def interpolated(measured, per_replica_batch_size):
+def interpolated(measured: Mapping[int, Computation], per_replica_batch_size: float) -> Computation:
     """Returns the `Computation` of a batch between the measured ones or beyond, on a line.
 
     Args:

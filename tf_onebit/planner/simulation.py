@@ -4,10 +4,23 @@ import collections
 import dataclasses
 import heapq
 import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from tf_onebit.planner.costs import require_positive, require_whole, require_workers
+from tf_onebit.planner.costs import (
+    Bucket,
+    Collective,
+    Worker,
+    require_positive,
+    require_whole,
+    require_workers,
+)
+
+# A function of the time at which it is called.
+_Action = Callable[[float], None]
 
 # Least part of a worker's computing speed that messages leave.
 _LEAST_SPEED = 0.05
@@ -24,18 +37,24 @@ class Simulation:
         link_seconds: array `[steps]`: time while a collective was under way.
     """
 
-    step_seconds: np.ndarray
-    link_seconds: np.ndarray
+    step_seconds: npt.NDArray[np.float64]
+    link_seconds: npt.NDArray[np.float64]
 
     @property
-    def mean_step_seconds(self):
+    def mean_step_seconds(self) -> float:
         """Mean time of a step after the first, when double buffering has begun."""
         return float(
             self.step_seconds[1:].mean() if len(self.step_seconds) > 1 else self.step_seconds[0]
         )
 
 
-def simulate(workers, buckets, steps=3, delay=0, slowdowns=None):
+def simulate(
+    workers: Sequence[Worker | tuple[Worker, int]],
+    buckets: Sequence[Bucket],
+    steps: int = 3,
+    delay: int = 0,
+    slowdowns: npt.ArrayLike | None = None,
+) -> Simulation:
     """Simulates training steps in which gradients are exchanged.
 
     Each worker does one task at a time, with one core or with all of its cores. Work for the
@@ -99,8 +118,10 @@ class _Core:
 
     __slots__ = ("tasks", "remaining", "speed", "since", "version")
 
-    def __init__(self):
-        self.tasks = []  # heap of [priority, number, seconds, function to call at the end]
+    def __init__(self) -> None:
+        self.tasks: list[
+            list[Any]
+        ] = []  # heap of [priority, number, seconds, function to call at the end]
         self.remaining = 0.0  # seconds of the first task
         self.speed = 1.0
         self.since = 0.0
@@ -108,35 +129,46 @@ class _Core:
 
 
 class _Run:
-    def __init__(self, workers, buckets, steps, delay, slowdowns):
+    def __init__(
+        self,
+        workers: Sequence[Worker],
+        buckets: Sequence[Bucket],
+        steps: int,
+        delay: int,
+        slowdowns: npt.NDArray[np.float64],
+    ) -> None:
         self._workers, self._buckets = workers, buckets
         self._steps, self._delay, self._slowdowns = steps, delay, slowdowns
         self._cores = [_Core() for _ in workers]
-        self._events, self._numbers = [], itertools.count()
+        # Heap of the time, a number, the core and its version; or of an action without a core.
+        self._events: list[tuple[float, int, int | None, int, _Action | None]] = []
+        self._numbers = itertools.count()
         # Number of workers that have not reached a collective yet, by (step, bucket, stage).
+        self._missing: dict[tuple[int, int, int], int]
         self._missing = collections.defaultdict(lambda: len(workers))
-        self._waiting, self._link_is_free = collections.deque(), True
+        self._waiting: collections.deque[tuple[int, int, int]] = collections.deque()
+        self._link_is_free = True
         # By worker: number of unfinished buckets by step, and the step whose gradients are ready.
-        self._left = [collections.Counter() for _ in workers]
+        self._left: list[collections.Counter[int]] = [collections.Counter() for _ in workers]
         self._computed = [-1] * len(workers)
         self._ends = np.zeros([steps, len(workers)])
         self._link_seconds = np.zeros(steps)
         # Times by message: the slowest link decides, which is the same for identical messages.
-        self._durations = {}
+        self._durations: dict[tuple[str, float], float] = {}
 
-    def run(self):
-        for index in range(len(self._workers)):
-            self._begin_step(0.0, index, 0)
+    def run(self) -> Simulation:
+        for worker in range(len(self._workers)):
+            self._begin_step(0.0, worker, 0)
         while self._events:
             time, _, index, version, action = heapq.heappop(self._events)
-            if index is None:
+            if action is not None:
                 action(time)
-            elif self._cores[index].version == version:
+            elif index is not None and self._cores[index].version == version:
                 self._finish_task(time, index)
         ends = self._ends.max(axis=1)
         return Simulation(np.diff(ends, prepend=0.0), self._link_seconds)
 
-    def _begin_step(self, time, index, step):
+    def _begin_step(self, time: float, index: int, step: int) -> None:
         if step == self._steps:
             return
         computation = self._workers[index].computation
@@ -144,7 +176,7 @@ class _Run:
         self._left[index][step] = len(self._buckets)
         total = sum(bucket.size for bucket in self._buckets)
 
-        def backward(time, number=0):
+        def backward(time: float, number: int = 0) -> None:
             if number == len(self._buckets):
                 self._computed[index] = step
                 self._update_if_due(time, index, step)
@@ -153,7 +185,7 @@ class _Run:
             share = bucket.size / total if total else 1 / len(self._buckets)
             seconds = factor * computation.backward_seconds * share
 
-            def ready(time):
+            def ready(time: float) -> None:
                 self._stage(time, index, step, number, 0)
                 backward(time, number + 1)
 
@@ -164,12 +196,12 @@ class _Run:
             seconds += factor * computation.backward_seconds
         self._add_task(time, index, _COMPUTATION, seconds, backward)
 
-    def _stage(self, time, index, step, number, stage):
+    def _stage(self, time: float, index: int, step: int, number: int, stage: int) -> None:
         """Does the work before a collective, or after the last one."""
         bucket = self._buckets[number]
         if stage == len(bucket.collectives):
 
-            def through(time):
+            def through(time: float) -> None:
                 self._left[index][step] -= 1
                 self._update_if_due(time, index, step + self._delay)
 
@@ -177,7 +209,7 @@ class _Run:
             return
         key = step, number, stage
 
-        def arrive(time):
+        def arrive(time: float) -> None:
             self._missing[key] -= 1
             if not self._missing[key]:
                 self._waiting.append(key)
@@ -185,7 +217,7 @@ class _Run:
 
         self._add_task(time, index, _EXCHANGE, bucket.collectives[stage].work_seconds, arrive)
 
-    def _update_if_due(self, time, index, step):
+    def _update_if_due(self, time: float, index: int, step: int) -> None:
         """Ends a step if its gradients are computed and the gradients that it applies are there."""
         applied = step - self._delay
         if self._computed[index] != step or (applied >= 0 and self._left[index][applied]):
@@ -195,13 +227,13 @@ class _Run:
         seconds = self._slowdowns[min(step, self._steps - 1), index]
         seconds *= worker.computation.update_seconds
 
-        def end(time):
+        def end(time: float) -> None:
             self._ends[step, index] = time
             self._begin_step(time, index, step + 1)
 
         self._add_task(time, index, _COMPUTATION, seconds, end)
 
-    def _start_collective(self, time):
+    def _start_collective(self, time: float) -> None:
         if not self._link_is_free or not self._waiting:
             return
         step, number, stage = self._waiting.popleft()
@@ -214,7 +246,7 @@ class _Run:
             busy = work / seconds if seconds else 0.0
             self._set_speed(time, index, max(_LEAST_SPEED, 1.0 - busy))
 
-        def end(time):
+        def end(time: float) -> None:
             self._link_is_free = True
             for index in range(len(self._workers)):
                 self._set_speed(time, index, 1.0)
@@ -223,7 +255,7 @@ class _Run:
 
         heapq.heappush(self._events, (time + seconds, next(self._numbers), None, 0, end))
 
-    def _duration(self, collective):
+    def _duration(self, collective: Collective) -> float:
         key = collective.kind, collective.sent_bytes
         if key not in self._durations:
             self._durations[key] = max(
@@ -232,7 +264,9 @@ class _Run:
             )
         return self._durations[key]
 
-    def _add_task(self, time, index, priority, seconds, action):
+    def _add_task(
+        self, time: float, index: int, priority: int, seconds: float, action: _Action
+    ) -> None:
         core = self._cores[index]
         self._settle(time, core)
         if core.tasks:
@@ -241,7 +275,7 @@ class _Run:
         core.remaining = core.tasks[0][2]
         self._schedule(time, index)
 
-    def _finish_task(self, time, index):
+    def _finish_task(self, time: float, index: int) -> None:
         core = self._cores[index]
         *_, action = heapq.heappop(core.tasks)
         core.since = time
@@ -252,20 +286,20 @@ class _Run:
             core.version += 1
         action(time)
 
-    def _set_speed(self, time, index, speed):
+    def _set_speed(self, time: float, index: int, speed: float) -> None:
         core = self._cores[index]
         self._settle(time, core)
         core.speed = speed
         if core.tasks:
             self._schedule(time, index)
 
-    def _settle(self, time, core):
+    def _settle(self, time: float, core: _Core) -> None:
         """Subtracts from a core's task the work that is done until now."""
         if core.tasks:
             core.remaining = max(0.0, core.remaining - core.speed * (time - core.since))
         core.since = time
 
-    def _schedule(self, time, index):
+    def _schedule(self, time: float, index: int) -> None:
         """Schedules the end of a core's first task, for the case that nothing comes between."""
         core = self._cores[index]
         core.version += 1

@@ -234,10 +234,10 @@ def _standing_still(optimizer):
         return keras.optimizers.deserialize(saved, custom_objects=custom)
     except Exception as error:
         raise ValueError(
-            "A plan copies the model's optimizer, as Keras does when it loads one. "
-            f"Received: {optimizer!r}, which fails with: {type(error).__name__}: {error} "
-            "Make its get_config return the arguments of its constructor, or compile with an "
-            "optimizer of Keras."
+            "A plan must be able to copy the model's optimizer from its config, as Keras does "
+            f"when it loads one. Received: {optimizer!r}, which fails with: "
+            f"{type(error).__name__}: {error} Make its get_config return the arguments of its "
+            "constructor, or compile with an optimizer of Keras."
         ) from error
 
 
@@ -245,31 +245,33 @@ def require_plannable(model, unknown_size=None):
     """Raises ValueError for a model that cannot be measured, with a remedy."""
     if not isinstance(model, keras.Model):
         raise ValueError(
-            f"A plan is made for a Keras model. Received: {model!r} of type "
-            f"{type(model).__name__}. Return a compiled keras.Model."
+            f"A plan needs a Keras model. Received: {model!r} of type {type(model).__name__}. "
+            "Return a compiled keras.Model."
         )
     if getattr(model, "optimizer", None) is None:
         raise ValueError(
-            f"A plan also measures the model's updates. Received: {model.name!r}, which "
-            'is not compiled. Call for example model.compile("sgd", loss="mse") before it is '
-            "saved or returned."
+            "A plan needs a compiled model, because it measures updates, too. Received: "
+            f'{model.name!r}, which is not compiled. Call for example model.compile("sgd", '
+            'loss="mse") before it is saved or returned.'
         )
     if not model.built or not getattr(model, "inputs", None):
         raise ValueError(
             f"A plan needs to know the model's inputs. Received: {model.name!r}, which was not "
-            "made from a keras.Input. Begin a Sequential with one; of a subclassed model, return "
-            "keras.Model(inputs, model(inputs)), compiled, with inputs = keras.Input(shape)."
+            "made from a keras.Input. Begin a Sequential with a keras.Input. For a subclassed "
+            "model, return keras.Model(inputs, model(inputs)), compiled, with inputs = "
+            "keras.Input(shape)."
         )
     if not model.trainable_variables:
         raise ValueError(
-            f"A plan is about training. Received: {model.name!r}, which has no trainable weights."
+            f"A plan needs a model that can be trained. Received: {model.name!r}, which has no "
+            "trainable weights."
         )
     for spec in tf.nest.flatten(_inputs(model)):
         if unknown_size is None and None in spec.shape[1:]:
             raise ValueError(
-                "A plan takes the time of steps with inputs of a certain size. Received: "
-                f"{model.name!r}, with an input of shape {tuple(spec.shape)}. Say what stands for "
-                "None, for example --unknown-size 128."
+                f"A plan needs inputs of known size to measure steps. Received: {model.name!r}, "
+                f"with an input of shape {tuple(spec.shape)}. Give a value for None, for example "
+                "--unknown-size 128."
             )
 
 

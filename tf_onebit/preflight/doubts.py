@@ -24,7 +24,7 @@ def doubts_about(computations, scatter):
         if scatter[size] > _MOST_SCATTER
     ]
     doubts += [
-        f"{more} samples take {_ms(shorter)}, less than {fewer} with {_ms(longer)}"
+        f"{more} samples take {_ms(shorter)}, less than the {_ms(longer)} of {fewer} samples"
         for (fewer, longer), (more, shorter) in itertools.pairwise(sorted(computations.items()))
         if shorter.seconds < (1 - _TOLERANCE) * longer.seconds
     ]

@@ -84,7 +84,7 @@ def load_model(source):
     function = getattr(_imported(module), name, None)
     if not callable(function):
         raise ValueError(
-            f"There is no function {name!r} in the module {module!r}, from {os.getcwd()}. "
+            f"The module {module!r} has no function {name!r}, as seen from {os.getcwd()}. "
             f"Received: {source!r}."
         )
     try:
@@ -103,9 +103,8 @@ def _imported(module):
     # On import, a script may read data or arguments, or exit.
     except (Exception, SystemExit) as error:
         raise ValueError(
-            f"The module {module!r} cannot be imported, from {os.getcwd()}: "
-            f"{type(error).__name__}: {error}. Put code that must not run on import under "
-            '`if __name__ == "__main__":`.'
+            f"The module {module!r} cannot be imported in {os.getcwd()}: {type(error).__name__}: "
+            f'{error}. Put code that must not run on import under `if __name__ == "__main__":`.'
         ) from error
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 
 from tf_onebit.exchanges import FullPrecision, OneBit, Threshold
 from tf_onebit.exchanges.schedule import innermost
@@ -46,7 +47,7 @@ class Measurements:
     methods: dict
     links: dict
     measured_workers: int
-    doubts: list = ()
+    doubts: Sequence[str] = ()
 
     def links_of(self, workers):
         """Returns the links between another number of workers than was measured."""
@@ -85,8 +86,8 @@ def measure(model, workers, links, world_sizes, options):
         computations = _computations(step, size, batch_sizes, workers)
         if size not in computations:
             raise ValueError(
-                "The memory of a worker is not enough for a step. Received: "
-                f"{size} samples per worker and step. {_fewer(computations)}"
+                f"A worker has too little memory for a step. Received: {size} samples per worker "
+                f"and step. {_fewer(computations)}"
             )
         alone_seconds = computations[size].seconds
         if workers.world_size > 1:

@@ -31,8 +31,9 @@ def require_source(source):
     look_here()
     if importlib.util.find_spec(module.partition(".")[0]) is None:
         raise ValueError(
-            f"There is no module {module!r}, from {os.getcwd()}. Received: {source!r}. Start the "
-            "command in the folder of the module's file, or name another."
+            f"There is no module {module!r} in {os.getcwd()} or on the Python path. Received: "
+            f"{source!r}. Start the command in the folder of the module's file, or name another "
+            "module."
         )
 
 

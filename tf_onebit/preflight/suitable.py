@@ -68,7 +68,7 @@ def notes_on(method, model):
         notes.append(
             "This plan is for steps that exchange gradients. The optimizer accumulates the "
             f"gradients of {inner.gradient_accumulation_steps} steps before it exchanges them. "
-            "Plan with as many times the --per-replica-batch-size."
+            "Multiply --per-replica-batch-size by that number and plan again."
         )
     if exchanges_gradients or corrects_moments_of(inner):
         return notes

@@ -41,7 +41,7 @@ def decide(auto, specs, engine, states=()):
         decision = _weighed(auto, specs, *_measured(auto, engine))
     if 0 in engine.ranks:
         _logger().info(
-            f'tf_onebit: exchange="auto": compresses {decision.compressed:,} of '
+            f'tf_onebit: exchange="auto" compresses {decision.compressed:,} of '
             f"{sum(spec.size for spec in specs):,} values, because {decision.reason}. The same "
             f"without measuring: {as_python(serialize(decision.exchange))}."
         )
@@ -93,7 +93,11 @@ def _weighed(auto, specs, full, compressed):
     in_full_precision = f"{format_number(1e3 * none_seconds)} ms"
     gaining = paying(specs, full, compressed)
     if not gaining:
-        return _Decision(none, f"no gradient gains enough: all take {in_full_precision}")
+        return _Decision(
+            none,
+            "compression does not pay for any gradient: in full precision they take "
+            f"{in_full_precision}",
+        )
     others = [spec for spec in specs if spec not in gaining]
     # Gradients that stay plain in any case may share messages with compressed ones, or have
     # messages of their own. Both choices are compared.
@@ -107,7 +111,8 @@ def _weighed(auto, specs, full, compressed):
     seconds, best = min(((seconds_of(choice), choice) for choice in choices), key=lambda c: c[0])
     reason = (
         f"all dense gradients take {in_full_precision} in full precision, and "
-        f"{format_number(1e3 * seconds)} ms with what it pays to compress of them, without overlap"
+        f"{format_number(1e3 * seconds)} ms if those are compressed for which it pays, without "
+        "overlap"
     )
     if not pays(none_seconds, seconds):
         return _Decision(none, reason)

@@ -1,12 +1,17 @@
 """Construction of the exchange of a list of gradients, after a comparison of the workers."""
 
+from typing import Literal, TypeAlias
+
 import tensorflow as tf
 
 from tf_onebit.exchanges import Auto, Bucketed, FullPrecision
-from tf_onebit.exchanges.schedule import is_exchange
+from tf_onebit.exchanges.schedule import AnyExchange, is_exchange
+
+# What users pass as `exchange`.
+RequestedExchange: TypeAlias = AnyExchange | Literal["auto"] | None
 
 
-def resolve_exchange(exchange):
+def resolve_exchange(exchange: RequestedExchange) -> AnyExchange:
     """Returns the exchange that a user asked for: `FullPrecision` for None, `Auto` for "auto".
 
     Raises:

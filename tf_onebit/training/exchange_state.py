@@ -86,8 +86,9 @@ class ExchangeState:
         if group is not engine:
             if len(states) != engine.world_size:
                 raise ValueError(
-                    "Workers in groups can only be resumed as many as they were. Received: a "
-                    f"state of {len(states)} workers for {engine.world_size}."
+                    "A job with groups of workers can only be resumed with as many workers as "
+                    f"before. Received: a state of {len(states)} workers for {engine.world_size} "
+                    "workers."
                 )
             states = [states[member] for member in group.members]
         states = list(map(without_decision, states))

@@ -15,7 +15,7 @@ def calling_fit(model):
     """
     fit = find_fit(model)
     if fit is None:
-        raise RuntimeError("Callbacks of tf_onebit work in model.fit only.")
+        raise RuntimeError("Callbacks of tf_onebit work only in model.fit.")
     return fit
 
 
@@ -36,8 +36,8 @@ def build_model(model, purpose):
         build_from(model, spec)
     except Exception as error:
         raise ValueError(
-            f"A model that {purpose} must have its variables. Received: {model!r}, which cannot "
-            "be built from its data. Build its layers before fit."
+            f"A model that {purpose} must be built. Received: {model!r}, which Keras cannot build "
+            "from its data. Build its layers before fit."
         ) from error
 
 

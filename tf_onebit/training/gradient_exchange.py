@@ -4,11 +4,12 @@ import collections
 import functools
 import itertools
 import warnings
+from collections.abc import Iterator
 
 import tensorflow as tf
 
 from tf_onebit.exchanges import Auto, GradientSpec
-from tf_onebit.exchanges.finite import all_finite, not_finite_flag
+from tf_onebit.exchanges.gradients import all_finite, not_finite_flag
 from tf_onebit.exchanges.handshake import describe, handshake
 from tf_onebit.exchanges.schedule import delay_of, innermost
 from tf_onebit.exchanges.state import has_unsent
@@ -22,7 +23,7 @@ from tf_onebit.validation import number_of_samples
 # Numbers the exchanges of a process in the order of first use. All workers take part in each, so
 # their numbers agree, also if one of them creates more objects (to log, test or save). Each group
 # has a counter of its own, because the other workers take no part.
-_numbers = collections.defaultdict(itertools.count)
+_numbers: dict[tuple[int, ...], Iterator[int]] = collections.defaultdict(itertools.count)
 
 
 def has_exchanged():

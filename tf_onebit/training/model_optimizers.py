@@ -1,6 +1,7 @@
 """Optimizers of a model, and the gradients that they have under way."""
 
 import contextlib
+from collections.abc import Iterator
 
 import keras
 
@@ -45,7 +46,7 @@ def inner_optimizer(optimizer):
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
-def flush(model_or_optimizer):
+def flush(model_or_optimizer: keras.Model | keras.optimizers.Optimizer) -> None:
     """Applies the gradients that are under way with `Delayed`, from the last steps.
 
     Each is an ordinary update, with momentum, clipping, decay and a count of iterations. Without
@@ -72,7 +73,9 @@ def flush(model_or_optimizer):
 
 
 @contextlib.contextmanager
-def without_delay(model_or_optimizer):
+def without_delay(
+    model_or_optimizer: keras.Model | keras.optimizers.Optimizer,
+) -> Iterator[None]:
     """Makes steps apply their own gradients within a context, also with `Delayed`.
 
     The context begins with a `flush`. All workers enter it after the same step.
@@ -132,7 +135,7 @@ def require_no_xla(model):
     if model.jit_compile:
         raise ValueError(
             "XLA cannot compile the exchange of gradients. Received: a model compiled with "
-            "jit_compile=True, which Keras chooses by itself where there is a GPU. Compile it with "
+            "jit_compile=True, which Keras may choose itself on a GPU. Compile it with "
             "jit_compile=False."
         )
 

@@ -2,11 +2,14 @@
 
 import collections
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from tf_onebit import ops
-from tf_onebit.collectives.requests import AllReduce
+from tf_onebit.collectives.requests import AllReduce, Exchanging
+from tf_onebit.layout import Layout
 from tf_onebit.transforms.base import Transform
 from tf_onebit.validation import number_of_samples, time_constant_in_samples
 
@@ -49,25 +52,25 @@ class NormalizedAdaGrad(Transform):
         720000.0
     """
 
-    def __init__(self, time_constant, global_batch_size, epsilon=1e-3):
+    def __init__(self, time_constant: float, global_batch_size: int, epsilon: float = 1e-3) -> None:
         super().__init__()
         self.time_constant = time_constant_in_samples(time_constant)
         self.global_batch_size = number_of_samples("global_batch_size", global_batch_size)
         if not 0 < epsilon < math.inf:
             raise ValueError(
-                "epsilon must be positive: it is the least that gradients are divided by, in units "
-                f"of the mean standard deviation. Received: epsilon={epsilon!r}."
+                "epsilon must be positive. It is the smallest divisor of gradients, in units of "
+                f"the mean standard deviation. Received: epsilon={epsilon!r}."
             )
         self.epsilon = float(epsilon)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {
             "time_constant": self.time_constant,
             "global_batch_size": self.global_batch_size,
             "epsilon": self.epsilon,
         }
 
-    def build(self, layout, rank, scope):
+    def build(self, layout: Layout, rank: int, scope: str) -> None:
         self._scope = scope
         self._others = layout.world_size - 1
         self._sizes = layout.sizes
@@ -86,13 +89,15 @@ class NormalizedAdaGrad(Transform):
         )
 
     @property
-    def sharded(self):
+    def sharded(self) -> Sequence[tf.Variable]:  # type: ignore[override]  # others may assign it
         return self._averages[:1]
 
-    def transform(self, aggregate, plain):
+    def transform(
+        self, aggregate: tf.Tensor, plain: tf.Tensor
+    ) -> Exchanging[tuple[tf.Tensor, tf.Tensor]]:
         share = self._next_share()
         sizes = [[size for _, size in runs] for runs in self._runs]
-        totals = {}
+        totals: dict[int, tf.Tensor] = {}
         parts = list(zip((aggregate, plain), self._averages, sizes, self._runs, strict=True))
         for gradient, average, run_sizes, runs in parts:
             sums = ops.adagrad_accumulate(gradient, average, share, run_sizes)
@@ -113,7 +118,7 @@ class NormalizedAdaGrad(Transform):
             for gradient, average, run_sizes, runs in parts
         )
 
-    def _next_share(self):
+    def _next_share(self) -> tf.Tensor:
         """Returns the weight of this step's squares in the average: float64 scalar."""
         samples = self._samples_per_step, self._samples.assign_add(self._samples_per_step)
         per_step, up_to_now = (
@@ -121,8 +126,8 @@ class NormalizedAdaGrad(Transform):
         )
         return per_step / up_to_now
 
-    def set_global_batch_size(self, samples):
+    def set_global_batch_size(self, samples: int) -> None:
         self._samples_per_step.assign(samples)
 
-    def bytes_sent(self):
+    def bytes_sent(self) -> int:
         return 2 * self._others * tf.float64.size * len(self._straddling) // (1 + self._others)

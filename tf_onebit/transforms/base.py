@@ -1,8 +1,12 @@
 """Transform: a change of a shard's aggregate, on its owner, between the two quantizations."""
 
+from collections.abc import Sequence
+
 import tensorflow as tf
 
+from tf_onebit.collectives.requests import Exchanging
 from tf_onebit.configurable import Configurable
+from tf_onebit.layout import Layout
 
 
 class Transform(Configurable, tf.Module):
@@ -29,13 +33,15 @@ class Transform(Configurable, tf.Module):
     # Two lists of variables. `sharded`: variables with one value for each value of the shard; all
     # other variables are the same on all workers (None: unknown). `pending`: variables with
     # gradients that have yet to take effect; they are scaled like residuals.
-    sharded = None
-    pending = ()
+    sharded: Sequence[tf.Variable] | None = None
+    pending: Sequence[tf.Variable] = ()
 
-    def build(self, layout, rank, scope):
+    def build(self, layout: Layout, rank: int, scope: str) -> None:
         """Creates the variables for shard `rank` of `layout`. Request names begin with `scope`."""
 
-    def transform(self, aggregate, plain):
+    def transform(
+        self, aggregate: tf.Tensor, plain: tf.Tensor
+    ) -> Exchanging[tuple[tf.Tensor, tf.Tensor]]:
         """Generator: yields collectives, and returns the transformed values.
 
         Args:
@@ -47,9 +53,9 @@ class Transform(Configurable, tf.Module):
         """
         raise NotImplementedError(f"{type(self).__name__} must define transform.")
 
-    def set_global_batch_size(self, samples):
+    def set_global_batch_size(self, samples: int) -> None:
         """See `Exchange.set_global_batch_size`."""
 
-    def bytes_sent(self):
+    def bytes_sent(self) -> int:
         """Returns the bytes that this worker sends for the transform in each step."""
         return 0

@@ -1,8 +1,13 @@
 """Momentum: a decaying sum of gradients."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import tensorflow as tf
 
 from tf_onebit import ops
+from tf_onebit.collectives.requests import Exchanging
+from tf_onebit.layout import Layout
 from tf_onebit.transforms.base import Transform
 
 
@@ -31,7 +36,7 @@ class Momentum(Transform):
         {'momentum': 0.9, 'nesterov': False}
     """
 
-    def __init__(self, momentum, nesterov=False):
+    def __init__(self, momentum: float, nesterov: bool = False) -> None:
         super().__init__()
         if not 0 <= momentum < 1:
             raise ValueError(
@@ -40,24 +45,26 @@ class Momentum(Transform):
         self.momentum = float(momentum)
         self.nesterov = bool(nesterov)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {"momentum": self.momentum, "nesterov": self.nesterov}
 
-    def build(self, layout, rank, scope):
+    def build(self, layout: Layout, rank: int, scope: str) -> None:
         self._velocities = [
             tf.Variable(tf.zeros([size]), trainable=False)
             for size in (layout.shard_sizes[rank], layout.plain_size)
         ]
 
     @property
-    def sharded(self):
+    def sharded(self) -> Sequence[tf.Variable]:  # type: ignore[override]  # others may assign it
         return self._velocities[:1]
 
     @property
-    def pending(self):
+    def pending(self) -> Sequence[tf.Variable]:  # type: ignore[override]  # others may assign it
         return self._velocities
 
-    def transform(self, aggregate, plain):
+    def transform(
+        self, aggregate: tf.Tensor, plain: tf.Tensor
+    ) -> Exchanging[tuple[tf.Tensor, tf.Tensor]]:
         yield from ()  # makes this a generator; it requests nothing
         return tuple(
             ops.momentum(gradient, velocity, self.momentum, self.nesterov)

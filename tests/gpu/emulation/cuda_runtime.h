@@ -1,10 +1,10 @@
-// What of CUDA the kernels use, on a CPU: to test what they compute where there is no GPU.
+// The parts of CUDA that the kernels use, on a CPU, to test their results without a GPU.
 //
 // `g++ -x c++ -I tests/gpu/emulation` compiles a .cu file with it. Device memory is the process's
-// own. The threads of a block are coroutines, which take turns wherever they wait for each other,
-// and blocks run one after another: what a kernel does not synchronize is not seen to race, but
-// what it computes is the same to the bit. A wait that not all threads of a warp or block come to,
-// undefined on a GPU, ends the process.
+// own. The threads of a block are coroutines, which take turns where they wait for each other.
+// Blocks run one after another. A missing synchronization does not show as a race, but results are
+// the same to the bit. A wait that not all threads of a warp or block reach, undefined on a GPU,
+// ends the process.
 
 #ifndef TF_ONEBIT_TESTS_GPU_EMULATION_CUDA_RUNTIME_H_
 #define TF_ONEBIT_TESTS_GPU_EMULATION_CUDA_RUNTIME_H_
@@ -26,7 +26,7 @@
 #define __host__
 #define __device__
 #define __global__ static
-#define __shared__ static  // of the block that runs: there is one at a time
+#define __shared__ static  // of the running block: there is one at a time
 #define __forceinline__ inline
 #define __grid_constant__
 #define __launch_bounds__(...)
@@ -68,7 +68,7 @@ struct Barrier {
 
 struct Warp {
   Barrier barrier;
-  uint64_t slots[2][kWarp];  // of this wait and the one before, which some may still be reading
+  uint64_t slots[2][kWarp];  // of this wait and the one before, still being read
 };
 
 struct Thread {
@@ -89,7 +89,7 @@ struct Block {
 };
 
 inline Block block;
-inline std::mutex launching;  // which several threads of the host may do
+inline std::mutex launching;  // several threads of the host may do this
 
 [[noreturn]] inline void Fail(const char* what) {
   std::fprintf(stderr, "CUDA emulation: %s\n", what);

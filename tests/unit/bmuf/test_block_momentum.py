@@ -1,4 +1,4 @@
-"""The arithmetic of block momentum: the paper's own figures, and the compiled ops that do it."""
+"""The arithmetic of block momentum: the paper's own figures, and the compiled ops."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What BlockMomentum refuses, before `model.fit` and in it."""
+"""Arguments and models that BlockMomentum refuses, before `model.fit` and in it."""
 
 import math
 import re
@@ -34,7 +34,7 @@ ARGUMENTS = [
     ({"moment_correction": "adam"}, "'bmuf_adam', 'average', 'reset'.*moment_correction='adam'"),
     ({"groups": "rack"}, "groups must be None or \"node\". Received: groups='rack'"),
     ({"exchange": "one_bit"}, "exchange must be a tf_onebit.Exchange.*'one_bit' of type str"),
-    ({"exchange": Delayed(OneBit())}, "applied at its end. Received: exchange=Delayed"),
+    ({"exchange": Delayed(OneBit())}, "cannot be delayed. Received: exchange=Delayed"),
 ]  # fmt: skip
 
 
@@ -68,7 +68,7 @@ def test_time_constant_is_that_of_a_blocks_update():
 
 
 class Clocked(keras.optimizers.SGD):
-    """Has state of which nobody knows what it means."""
+    """An optimizer with state of unknown meaning."""
 
     def build(self, variables):
         super().build(variables)
@@ -76,7 +76,7 @@ class Clocked(keras.optimizers.SGD):
 
 
 def of_mirrored_strategy():
-    """As of one with two devices, which must be made before TensorFlow is used."""
+    """Returns a model like one with two devices, which must be made before TensorFlow is used."""
     model = make_model()
     model.optimizer.gradient_exchange.engine = LockstepEngine(["CPU:0"] * 2)
     return model
@@ -88,8 +88,8 @@ def asynchronous_model():
     return model
 
 
-OURS = "cannot without moving learning rate schedules. Use tf_onebit.optimizers."
-UNKNOWN = '"bmuf_adam" is for optimizers of which.*'
+OURS = "without changing learning rate schedules. Use tf_onebit.optimizers."
+UNKNOWN = '"bmuf_adam" works with the optimizers.*'
 REFUSED = {
     "adam": (lambda: make_model(keras.optimizers.Adam()), {}, f"{OURS}Adam,"),
     "adamw": (lambda: make_model(keras.optimizers.AdamW()), {}, f"{OURS}AdamW,"),
@@ -114,7 +114,7 @@ REFUSED = {
     "not_distributed": (
         lambda: make_model(sgd(name="mine"), distribute=False),
         {},
-        "the SGD 'mine', which knows none.*DistributedOptimizer.*MultiWorkerMirroredStrategy",
+        "the SGD 'mine', which connects none.*DistributedOptimizer.*MultiWorkerMirroredStrategy",
     ),
     "exchanging": (
         lambda: make_model(exchange=OneBit()),
@@ -160,7 +160,7 @@ def test_what_is_refused_or_known_is_averaged_on_request(optimizer):
 
 
 class Eager(keras.Model):
-    """Cannot be built from anything but data."""
+    """A model that can only be built from data."""
 
     def __init__(self):
         super().__init__()
@@ -171,7 +171,7 @@ class Eager(keras.Model):
 
 
 class Scaling(keras.Model):
-    """Has a weight, and no layer."""
+    """A model with a weight, and without layers."""
 
     def build(self, shape):
         self.factor = self.add_weight(shape=[OUTPUTS])
@@ -190,5 +190,5 @@ def test_a_model_without_layers_is_built_from_its_data():
 def test_model_that_cannot_be_built_is_refused():
     model = Eager()
     model.compile(hvd.DistributedOptimizer(sgd(), exchange=Local()), "mse", run_eagerly=True)
-    with pytest.raises(ValueError, match="trained in blocks must have.*<Eager.*Build its layers"):
+    with pytest.raises(ValueError, match="in blocks must be built.*<Eager.*Build its layers"):
         fit(model, [BlockMomentum()])

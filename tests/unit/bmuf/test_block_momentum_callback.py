@@ -57,7 +57,7 @@ def assert_same_bits(arrays, others):
         np.testing.assert_array_equal(array, other)
 
 
-# Without block momentum, one worker trains as ever.
+# Without block momentum, one worker trains as without the callback.
 
 OPTIMIZERS = {
     "sgd_momentum": lambda: sgd(momentum=0.9, nesterov=True),
@@ -89,17 +89,17 @@ def test_one_worker_without_momentum_trains_as_ever(optimizer, way):
     assert_same_bits(state(model), state(plain))
 
 
-# With it, by the equations.
+# With block momentum, training follows the equations.
 
 
 def trained_in_blocks(blocks, filters, optimizer=None, forget=None):
-    """Global models after each of some blocks, by the equations, one worker.
+    """Returns the global models after each of some blocks of one worker, by the equations.
 
     Args:
         blocks: list of numbers of steps.
-        filters: by block, eta, zeta, and whether momentum is Nesterov's.
-        optimizer: of Keras.
-        forget: function that is given the optimizer at the end of each block.
+        filters: list of (eta, zeta, whether momentum is Nesterov's), by block.
+        optimizer: Keras optimizer.
+        forget: function of the optimizer, called at the end of each block.
     """
     model = make_model(optimizer, distribute=False)
     batch, models = 0, []
@@ -196,7 +196,7 @@ def test_reset_of_adam_begins_to_count_anew():
 def test_moments_of_adam_are_as_far_ahead_as_the_model():
     model = make_model(optimizers.Adam(0.01))
     fit(model, [BlockMomentum(3, 0.5)], epochs=1)
-    # k of Eq. 4 and Algorithm 1, of blocks of 3, 3 and 1 steps.
+    # k of Eq. 4 and Algorithm 1, for blocks of 3, 3 and 1 steps.
     rho, k = 0.0, 0.0
     for steps in BLOCKS[:3]:
         rho = 0.5 * rho + steps
@@ -212,7 +212,7 @@ def test_warm_up_has_no_momentum_and_leaves_none():
     model = make_model()
     fit(model, [BlockMomentum(3, 0.5, 0.75, warmup_steps=4)])
     filters = [(0, 1, True)] * 2 + [(0.5, 0.75, True)] * 4
-    # What begins behind it has no momentum of the block before.
+    # The next blocks have no momentum of the blocks before.
     assert_close_to(model, trained_in_blocks(BLOCKS, filters)[-1])
 
 
@@ -226,11 +226,11 @@ def test_exchange_of_a_worker_alone_changes_nothing():
     assert_same_bits(states[0], states[2])
 
 
-# What the others see.
+# Other callbacks see the global model.
 
 
 class Looking(keras.callbacks.Callback):
-    """Looks at the weights after every batch and epoch, and in all other ways at some places."""
+    """A callback that reads the weights often, and in all other ways at some places."""
 
     def __init__(self, folder, places):
         super().__init__()
@@ -264,7 +264,7 @@ def test_others_see_the_global_model_and_do_not_disturb_training(tmp_path):
     models = trained_in_blocks(BLOCKS, filters, sgd(momentum=0.5), forget_momentum)
     begin = [v.numpy() for v in make_model().trainable_variables]
     statistics = [v.numpy() for v in make_model().non_trainable_variables]
-    # The block that was the last to end, after each of seven batches and at the end of the epoch.
+    # The last block to end, after each of seven batches and at the end of the epoch.
     ended = [-1, -1, 0, 0, 0, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 5]
     reference = make_model()
     for block, weights in zip(ended, looking.weights, strict=True):
@@ -316,7 +316,7 @@ def test_second_fit_goes_on():
 
 
 def fit_interrupted(model):
-    """Returns the global model's weights."""
+    """Interrupts fit in a block, and returns the weights of the global model."""
 
     def interrupt(batch, logs):
         if batch == 4:  # one step into the third block
@@ -334,7 +334,7 @@ def fit_interrupted(model):
 
 @pytest.mark.parametrize("steps", [1, 2])
 def test_a_backup_in_a_block_remembers_how_many_batches_it_has(steps, tmp_path):
-    """Also those that have made no step of the optimizer yet."""
+    """Among them are batches after which the optimizer has made no step yet."""
 
     def interrupt(batch, logs):
         if batch == 5:

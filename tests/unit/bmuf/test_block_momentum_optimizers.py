@@ -29,7 +29,7 @@ def local(optimizer):
 
 
 def make_gan(*made, wrap=local, model_class=Gan, slow=False, critic_steps=1, **arguments):
-    """A GAN that has no optimizer built; by default Adam trains it, and SGD."""
+    """Returns a GAN without built optimizers, by default Adam and SGD."""
     keras.utils.set_random_seed(0)
     made = made or (optimizers.Adam(0.01), keras.optimizers.SGD(0.1, momentum=0.5))
     model = model_class(slow=slow, critic_steps=critic_steps)
@@ -55,7 +55,7 @@ def assert_same_bits(arrays, others):
 # Workers in one process.
 
 WORKERS = 3
-# Of a worker's train steps, in each of three blocks.
+# Train steps of each worker, in each of three blocks.
 STEPS = [(3, 3, 3), (1, 2, 3), (2, 0, 1)]
 HALVES = {
     "adam": lambda: optimizers.Adam(0.01, beta_1=0.5),
@@ -148,11 +148,11 @@ def test_an_optimizer_without_a_step_in_a_block_keeps_its_moments():
             np.testing.assert_allclose(array, other, rtol=1e-6)
 
 
-# In `fit`, of one worker.
+# Models in `fit`, with one worker.
 
 
 class Overlapping(Gan):
-    """Its second optimizer trains all weights."""
+    """A GAN whose second optimizer trains all weights."""
 
     def _apply(self, optimizer, tape, loss, part):
         super()._apply(optimizer, tape, loss, self if part is self.generator else part)
@@ -237,7 +237,7 @@ def test_an_optimizer_that_one_loss_scale_wraps_counts_once():
 
 
 class Undecided(TwoOptimizers):
-    """Uses its second optimizer from the third step on; runs eagerly."""
+    """A model that uses its second optimizer from the third step on, and runs eagerly."""
 
     calls = 0
 
@@ -254,7 +254,10 @@ def exchanging(optimizer):
 
 @pytest.mark.parametrize(
     "wrap, fault",
-    [(lambda optimizer: optimizer, "which knows none"), (exchanging, "with the exchange OneBit")],
+    [
+        (lambda optimizer: optimizer, "which connects none"),
+        (exchanging, "with the exchange OneBit"),
+    ],
     ids=["not distributed", "exchanging"],
 )
 def test_one_of_several_optimizers_that_does_not_train_apart_is_named(wrap, fault):

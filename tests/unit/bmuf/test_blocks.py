@@ -17,15 +17,16 @@ INPUTS, OUTPUTS = 6, 3
 WORKERS = 4
 # eta, zeta, nesterov
 FILTERS = [(0.75, 1.0, True), (0.75, 0.9, True), (0.6, 1.0, False), (0.6, 0.9, False)]
-# Keras keeps some of its numbers in float32: these are the same there.
+# Keras keeps some of its numbers in float32. These are the same there.
 ADAM = {"learning_rate": 2**-8, "beta_1": 0.75, "beta_2": 1 - 2**-6}
-# Keras adds epsilon before the bias of v is corrected, the paper after: here it is nothing.
+# Keras adds epsilon before it corrects the bias of v, the paper after. With this value it does not
+# matter.
 EPSILON = 1e-20
 EVEN, UNEVEN, NO_DATA = [3, 3, 3, 3], [1, 2, 3, 2], [3, 1, 2, 0]
 
 
 class Workers:
-    """Linear models with an optimizer each, that train in blocks."""
+    """Linear models that train in blocks, each with its optimizer."""
 
     def __init__(
         self,
@@ -59,7 +60,7 @@ class Workers:
         model.optimizer.apply(gradients, model.trainable_variables)
 
     def train(self, block, steps, dtype=np.float32):
-        """So many steps of each worker, with batches of their own."""
+        """Makes some steps on each worker, with batches of its own."""
         for worker, count in enumerate(steps):
             for step in range(count):
                 self.step(worker, *(tf.constant(a, dtype) for a in batch(block, step, worker)))
@@ -160,7 +161,7 @@ def test_every_synchronization_is_that_of_algorithm_1_in_float32(block_filter, s
     oracle = oracle_of(workers, block_filter)
     rng = np.random.default_rng(0)
     for _ in range(5):
-        # What workers have made of it: any float32, and the oracle begins with the very same.
+        # The workers' state may be any float32. The oracle begins with exactly the same.
         before = workers.weights[0], *(moment[0] for moment in workers.moments)
         oracle.theta_global = workers.global_models[0].astype(np.float64)
         oracle.theta_init, oracle.m_init, oracle.v_init = (x.astype(np.float64) for x in before)
@@ -217,7 +218,7 @@ def test_warm_up_is_the_training_of_one_worker():
         alone.blocks.synchronize()
     assert np.array_equal(workers.weights, np.tile(alone.weights, (WORKERS, 1)))
     assert np.array_equal(workers.moments[1], np.tile(alone.moments[1], (WORKERS, 1)))
-    # Now it is over, and nothing of it is left in the momentum.
+    # The warm-up is over, and has left nothing in the momentum.
     assert workers.blocks.equivalent_steps == [0]
     begin = workers.weights[0]
     for worker in range(WORKERS):
@@ -229,7 +230,7 @@ def test_warm_up_is_the_training_of_one_worker():
 
 
 def test_nothing_is_lost_of_blocks_that_are_exchanged_with_one_bit():
-    """Error feedback: what models have moved, and what is unsent, is what workers have made."""
+    """Error feedback: the models' change and the unsent rest add up to the workers' change."""
     workers = Workers((0.0, 1.0, True), "float32", template=OneBit(min_size=1, min_column_size=1))
     made = np.zeros_like(workers.weights[0])
     begin = workers.weights[0].copy()
@@ -273,14 +274,14 @@ def test_what_is_not_finite_is_an_error_and_training_goes_on_from_before(spoil):
     moments = workers.moments
     workers.train(1, EVEN)
     spoil(workers.models[2])
-    message = f"Rank 2 met an infinity or NaN in what became of '.*{SPOILT[spoil]}'.*new optimizer"
+    message = f"Rank 2 met an infinity or NaN in the change of '.*{SPOILT[spoil]}'.*new optimizer"
     with pytest.raises(tf.errors.InvalidArgumentError, match=message):
         workers.blocks.synchronize()
     assert np.array_equal(workers.global_models, good)
     assert np.array_equal(workers.weights, good)
     assert np.array_equal(workers.moments, moments)
     assert workers.models[2].optimizer.moment_steps == moment_steps
-    # And as if training began there.
+    # Training continues as if it began there.
     workers.blocks.begin()
     workers.blocks.train()
     workers.train(2, EVEN)
@@ -304,12 +305,12 @@ def test_what_a_worker_without_data_has_does_not_count():
 
 
 def test_workers_begin_with_all_that_worker_0_has():
-    """Also with what is neither trained nor averaged."""
+    """This includes variables that are neither trained nor averaged."""
 
     def make():
         model = normalized_model()
         model.layers[0].trainable = False
-        # What has been loaded, or learned, by it alone.
+        # Only worker 0 has loaded or learned these.
         if not made:
             for i, variable in enumerate((*model.variables, *built(model.optimizer, model))):
                 variable.assign(np.full(variable.shape, 1 + i % 3))
@@ -349,12 +350,12 @@ def test_moments_that_workers_keep_are_corrected_for_their_own_steps(name, steps
         assert [m.optimizer.moment_steps for m in workers.models] == pytest.approx(own)
         for model, state in zip(workers.models, kept, strict=True):
             assert own_state(model.optimizer) == state
-        # Schedules follow those that have come furthest.
+        # Schedules follow the worker with the most steps.
         assert {int(m.optimizer.iterations) for m in workers.models} == {(block + 1) * max(steps)}
 
 
 def own_state(optimizer):
-    """What belongs to the moments, without counters."""
+    """Returns the moments' state, without counters."""
     return [np.array(v).tolist() for v in optimizer.variables[2:] if "ahead" not in v.path]
 
 
@@ -412,7 +413,7 @@ OURS = {
 
 @pytest.mark.parametrize("name", OURS)
 def test_workers_with_the_same_batches_train_as_one(name):
-    """Without block momentum; its correction is that of moments of the same form in each."""
+    """There is no block momentum, and the moments of all workers have the same form."""
     make = OURS[name]
     workers = Workers((0.0, 1.0, True), make=lambda: _linear_model(optimizer=make()), workers=2)
     alone = _linear_model(optimizer=make())
@@ -489,7 +490,7 @@ def test_state_of_other_settings_is_refused():
     with before.blocks.view():
         states = before.blocks.states()
     after = Workers((0.75, 1.0, True), template=ONE_BIT)
-    with pytest.raises(ValueError, match="with 6 variables of 1 optimizers, where there are 2 of"):
+    with pytest.raises(ValueError, match="with 6 variables of 1 optimizers. Expected: 2 variables"):
         after.blocks.load_states(states, list(range(WORKERS)), as_many=True)
 
 
@@ -526,7 +527,7 @@ def test_second_moments_of_weights_without_gradients_stay_positive():
         for worker in range(WORKERS):
             optimizer = workers.models[worker].optimizer
             optimizer.iterations.assign_add(2000)
-            # Decayed to nothing but rounding, of either sign.
+            # Decayed until only rounding is left, of either sign.
             left = workers.moments[1][worker] * np.float32(ADAM["beta_2"] ** 2000)
             left += 1e-9 * rng.standard_normal(size).astype(np.float32)
             workers.assign(worker, np.zeros(size), np.zeros(size), left)

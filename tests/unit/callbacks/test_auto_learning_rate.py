@@ -26,7 +26,7 @@ from tf_onebit.transforms import Momentum
 
 
 def control(criteria=None, interval_samples=96, beginning=10.0, **arguments):
-    """Told the criteria of its evaluations, the first of the beginning, or measuring them."""
+    """Returns a callback with given criteria, the first for the beginning, or one that measures."""
     x, labels = samples()
     callback = AutoLearningRate((x[:64], labels[:64]), interval_samples, **arguments)
     if criteria is not None:
@@ -59,7 +59,7 @@ def test_monitor_shows_the_reduced_learning_rate(tmp_path):
 
 
 def test_learning_rate_of_the_steps_is_the_reduced_one():
-    """And schedules go on below the factor."""
+    """Schedules continue below the factor."""
     decay = keras.optimizers.schedules.InverseTimeDecay(0.1, 1, 0.1)
     callback = control([1.0, 1.0, 0.1, 0.1], factor=0.25, min_improvement=0.01)
     model = make_small_model(keras.optimizers.SGD(decay, momentum=0.9))
@@ -89,7 +89,7 @@ def test_model_goes_back_to_its_best(worse):
     learned = {id(v) for v in (*model.weights, *model.optimizer.variables)}
     changed = 0
     for i, variable in enumerate(variables):
-        kept = "best" if id(variable) in learned else "before"  # metrics, generators go on
+        kept = "best" if id(variable) in learned else "before"  # metrics and generators go on
         np.testing.assert_array_equal(states["after"][i], states[kept][i])
         changed += not np.array_equal(states["before"][i], states["best"][i])
     assert changed > trained / 2
@@ -110,7 +110,7 @@ def test_first_evaluation_that_is_worse_leads_back_to_the_beginning(beginning, f
 
 
 def test_model_that_the_first_interval_ruins_goes_back():
-    """With criteria that are measured."""
+    """The criteria are measured here."""
     model, data = make_small_model(keras.optimizers.SGD(1e4)), batches()
     x, labels = samples()
     before = model.evaluate(x, labels, verbose=0)
@@ -121,10 +121,10 @@ def test_model_that_the_first_interval_ruins_goes_back():
 
 
 def test_model_that_has_diverged_goes_back_whatever_its_accuracy():
-    """With NaN all samples are of the first class, and some of them are."""
+    """With NaN, all samples are predicted to be of the first class, and some of them are."""
     model, data, weights = make_small_model(keras.optimizers.SGD(0.0)), batches(), []
     kernel, _ = model.get_weights()
-    initial = [kernel, np.float32([-1e4, 0, 0, 0])]  # of the first class is none
+    initial = [kernel, np.float32([-1e4, 0, 0, 0])]  # none is of the first class
     model.set_weights(initial)
     nan = [np.full_like(array, np.nan) for array in initial]
     callback = control(monitor="accuracy")
@@ -138,7 +138,7 @@ def test_model_that_has_diverged_goes_back_whatever_its_accuracy():
 
 def test_a_model_compiled_anew_goes_back_to_what_its_new_optimizer_has_learned():
     data, model, weights = batches(), make_small_model(keras.optimizers.SGD(0.1, momentum=0.9)), []
-    callback = control([1.0, 0.9, 0.8, 0.7, 2.0, 3.0, 1.0, 0.9, 0.8])  # 2.0 as it begins again
+    callback = control([1.0, 0.9, 0.8, 0.7, 2.0, 3.0, 1.0, 0.9, 0.8])  # 2.0 is the new beginning
     fit(model, data, [callback])
     model.compile(keras.optimizers.Adam(0.01), model.loss, run_eagerly=True)
     seen = [At(data, at, lambda model: weights.append(model.get_weights())) for at in (384, 480)]
@@ -171,7 +171,7 @@ def test_gradients_not_sent_yet_go_back_to_the_size_there_is_now():
 
 
 def test_states_of_other_workers_are_kept_when_they_are_shared_out():
-    """After a step. Before, this worker's part of the best model is not there yet."""
+    """This holds after a step. Before, this worker's part of the best model is not there yet."""
     hvd.init()
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), OneBit(min_size=0))
     model, data, weights = make_small_model(optimizer), batches(), []
@@ -201,7 +201,7 @@ class Drawing(keras.utils.PyDataset):
 
 @pytest.mark.parametrize("make", [make_model, make_small_model])
 def test_evaluation_leaves_logs_and_random_numbers_alone(make):
-    """Also the one before the first step, of a model that is built."""
+    """This includes the evaluation before the first step, of a model that is built."""
     expected = fit(plain := make(), batches(), [])
     expected_number = np.random.rand()
     callback = AutoLearningRate(Drawing(), interval_samples=96, min_improvement=0.0)
@@ -242,7 +242,7 @@ def test_patience_ends_training_with_the_best_model():
 
 @pytest.mark.parametrize("backup_first", [True, False])
 def test_run_that_patience_has_ended_does_not_go_on_when_it_is_resumed(backup_first, tmp_path):
-    """Killed after the step that Keras makes after the decision, and before the best is back."""
+    """The kill comes after Keras' step after the decision, before the best model is back."""
 
     def train(*callbacks):
         model, data, best = make_small_model(), batches(), []
@@ -264,7 +264,7 @@ def test_run_that_patience_has_ended_does_not_go_on_when_it_is_resumed(backup_fi
 
 
 class AtEndOfEpoch(keras.callbacks.Callback):
-    """Notes the weights that are saved at the end of each epoch."""
+    """A callback that notes the weights that are saved at the end of each epoch."""
 
     def __init__(self):
         super().__init__()
@@ -286,7 +286,7 @@ def test_best_model_is_validated_and_saved_when_patience_ends_training():
 
 @pytest.mark.parametrize(("criteria", "patience"), [([0.5, 0.8], 1), ([0.9, 0.8, 0.5, 5.0], None)])
 def test_averages_of_weights_are_the_model_in_the_end(criteria, patience):
-    """Of the best model: Keras puts them into the weights when training ends."""
+    """They are averages of the best model. Keras puts them into the weights when training ends."""
     optimizer, averages = keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5), []
     model, data = make_small_model(optimizer), batches()
 
@@ -380,10 +380,10 @@ def test_held_out_data_and_criterion_are_needed():
         AutoLearningRate(None, 96)
     for data, what in (
         (tf.data.Dataset.from_tensors(np.ones([4, 8])).repeat(), "a _RepeatDataset that does not"),
-        (iter([(np.ones([4, 8]), np.ones(4))]), "a list_iterator that can be read once"),
+        (iter([(np.ones([4, 8]), np.ones(4))]), "a list_iterator that can be read only once"),
         (Endless(), "a Endless that does not end"),
     ):
-        with pytest.raises(ValueError, match=f"validation_data must be .* Received: {what}"):
+        with pytest.raises(ValueError, match=f"same validation_data .*Received: {what}"):
             AutoLearningRate(data, 96)
     with pytest.raises(ValueError, match=r"monitor='auc', and logs with \['accuracy', 'loss'\]"):
         fit(make_small_model(), batches(), [control(monitor="auc")])

@@ -45,7 +45,7 @@ def fit(model, data, callbacks=(), epochs=2):
 
 @pytest.mark.parametrize("steps_per_execution", [1, 2])
 def test_a_search_leaves_no_trace(steps_per_execution):
-    """Where the size stays, all is as if nothing had been tried: weights, optimizer, logs."""
+    """If the size stays, weights, optimizer and logs are as if nothing had been tried."""
     plain = make_model(steps_per_execution=steps_per_execution)
     expected, expected_numbers = fit(plain, batches()), drawn()
     data, model = batches(), make_model(steps_per_execution=steps_per_execution)
@@ -58,7 +58,7 @@ def test_a_search_leaves_no_trace(steps_per_execution):
 
 
 def drawn():
-    """What the generators of random numbers of a program come up with next."""
+    """Returns the next random numbers of a program's generators."""
     return np.random.rand(), float(keras.random.uniform([]))
 
 
@@ -66,7 +66,7 @@ def drawn():
     ("make_optimizer", "power"), [(keras.optimizers.SGD, 1), (keras.optimizers.Adam, 0.5)]
 )
 def test_criterion_is_that_of_training_with_this_size_from_there(make_optimizer, power):
-    """And with the learning rate of this size, on the samples that come next."""
+    """It includes the learning rate of this size, on the samples that come next."""
     data = batches()
     callback = tuning(data, trial_samples=192, multiple=4, error_margin=ANYTHING_GOES)
     fit(make_small_model(make_optimizer(0.01)), data, [callback], epochs=1)
@@ -78,7 +78,7 @@ def test_criterion_is_that_of_training_with_this_size_from_there(make_optimizer,
         def change(model, data=data, size=size):
             data.resize(size)
             model.optimizer.learning_rate = 0.01 * (size / 8) ** power
-            model.reset_metrics()  # so that the epoch's loss is that from here on
+            model.reset_metrics()  # so that the epoch's loss begins here
 
         history = fit(model, data, [At(data, 192, change)], epochs=1)
         assert criterion == pytest.approx(history["loss"][0], rel=1e-6)
@@ -124,7 +124,7 @@ def adagrad(momentum):
     ("make_optimizer", "first"), [(sgd, []), (adagrad, [NormalizedAdaGrad(1e4, 8)])]
 )
 def test_momentum_follows_the_size(make_optimizer, first):
-    """In an exchange and in an optimizer, whether it sums up gradients or, as Keras' SGD, steps."""
+    """An exchange sums up gradients. An optimizer sums up gradients or, as Keras' SGD, steps."""
 
     def train(make_optimizer):
         data, model = batches(), make_model(make_optimizer(hvd.DistributedOptimizer))
@@ -143,7 +143,7 @@ def test_momentum_follows_the_size(make_optimizer, first):
 
 
 def test_learning_rate_of_others_is_scaled_and_left_to_them():
-    """A schedule by a callback sets numbers without the factor, and reads them so."""
+    """A schedule in a callback sets numbers without the factor, and reads them so."""
     seen = []
 
     def schedule(epoch, rate):
@@ -180,7 +180,7 @@ def test_factor_is_in_force_in_fit_only_and_goes_on_in_the_next(rate_first):
     ("error_margin", "sizes"), [(ANYTHING_GOES, [8, 12, 16, 16]), (NOTHING_GOES, None)]
 )
 def test_size_grows_and_shrinks_within_fit(error_margin, sizes):
-    """Every sample is trained on once per epoch, in however many steps."""
+    """Every sample is trained on once per epoch, in any number of steps."""
     seen = []
 
     class Seen(keras.layers.Layer):
@@ -204,7 +204,7 @@ def test_size_grows_and_shrinks_within_fit(error_margin, sizes):
         on_train_batch_begin=lambda batch, logs: marks.append(len(seen))
     )
     fit(model, data, [callback, begin], epochs=2)
-    # Only what came after the other callback was told of a step is training.
+    # Only steps that the other callback was told of are training.
     trained = np.concatenate([seen[mark] for mark in marks])
     assert sorted(trained) == sorted([*range(len(x))] * 2)
     assert int(model.optimizer.iterations) == len(marks)
@@ -289,16 +289,16 @@ def test_data_of_unknown_length():
 
 
 def test_data_of_unknown_length_with_too_few_samples_for_a_trial():
-    """Are refused when training begins; later it goes on without searches."""
+    """They are refused when training begins. Later, training continues without searches."""
     dataset = tf.data.Dataset.from_tensor_slices(samples()).batch(10).filter(lambda *_: True)
     data = batches(data=dataset)
     with pytest.raises(ValueError, match="trial_samples=400, and an epoch of 384 samples"):
         fit(make_small_model(), data, [tuning(data, 500, 400)], epochs=3)
     assert data.position == 0
     data = batches(data=dataset)
-    fit(make_small_model(), data, [At(data, 8, stop)])  # in the midst of an epoch
+    fit(make_small_model(), data, [At(data, 8, stop)])  # in the middle of an epoch
     callback = tuning(data, 500, 400)
-    with pytest.warns(UserWarning, match="size stays 8. An epoch must have the samples"):
+    with pytest.warns(UserWarning, match="size stays 8. An epoch must have at least the samples"):
         fit(make_small_model(), data, [callback], epochs=3)
     assert data.position == 3 * 384
     assert len(callback.history["position"]) == 1
@@ -322,7 +322,7 @@ def test_search_that_waits_looks_at_the_data_once_per_epoch(is_stream, expected)
     data.peek = peek_noting
     fit(make_small_model(), data, [callback], epochs=2)
     assert callback.history["position"] == [0, 384]
-    # At the beginning, at 256, at 384, where it is tried, and at 640.
+    # At the beginning, at 256, at 384 (with a trial), and at 640.
     assert len([size for size in looks if size > 8]) == expected
 
 
@@ -346,7 +346,7 @@ def test_trial_has_ten_updates_also_where_gradients_are_accumulated():
 
 
 class OwnStep(keras.Model):
-    """A model whose step returns what no metric follows."""
+    """A model whose step returns a value that no metric follows."""
 
     def __init__(self):
         super().__init__()
@@ -367,7 +367,7 @@ class OwnStep(keras.Model):
 
 @pytest.mark.parametrize("monitor", ["loss", "own_loss"])
 def test_criterion_that_no_metric_follows_is_the_mean_over_the_trial(monitor):
-    """Of a model that does not learn, that of its samples, by whatever sizes it is taken."""
+    """In a model that does not learn, this is the mean over its samples, for all sizes."""
     data, model = batches(), OwnStep()
     model.name_of_loss = monitor
     model.compile(keras.optimizers.SGD(0.0), run_eagerly=True)
@@ -405,7 +405,7 @@ def test_where_all_sizes_fail_the_model_is_as_before_and_the_size_the_smallest(m
 
     callback = tuning(data, monitor=monitor)
     callbacks = [At(data, 192, diverge), callback, At(data, 192, stop)]
-    with pytest.warns(UserWarning, match="With no minibatch size was the criterion finite.*: 4."):
+    with pytest.warns(UserWarning, match="not finite with any minibatch size.*: 4."):
         fit(make_small_model(), data, callbacks)
     assert np.isnan(callback.history["trials"][1][0][1])
     assert callback.history["global_batch_size"] == [8, 4]
@@ -468,7 +468,7 @@ def test_resumed_run_has_the_same_sizes_and_bits(backup_first, step, make_optimi
 
 @pytest.mark.parametrize("backup_first", [True, False])
 def test_other_workers_go_on_with_a_size_that_they_can_share(backup_first, tmp_path):
-    """And with its learning rate."""
+    """The learning rate follows that size."""
 
     def train(workers, *callbacks):
         size = 2 * workers  # of the backup, if there is one
@@ -481,7 +481,7 @@ def test_other_workers_go_on_with_a_size_that_they_can_share(backup_first, tmp_p
 
     with pytest.raises(InterruptedError):
         train(4, Interruption(8))
-    with pytest.warns(UserWarning, match="have 9 samples from here on: 8, which the state has"):
+    with pytest.warns(UserWarning, match="have 9 samples from here on. The state has 8,"):
         history = train(3)
     assert history["global_batch_size"][:2] == [8, 9]
     assert history["position"][:3] == [0, 64, 100]
@@ -521,11 +521,11 @@ def test_plot_without_matplotlib_says_so(tmp_path, monkeypatch):
     ("arguments", "message"),
     [
         ({"data": samples()}, "Received: data of type tuple. Give tf_onebit.ResizableBatches"),
-        ({"interval_samples": 95, "trial_samples": 96}, "An interval must not be shorter than"),
+        ({"interval_samples": 95, "trial_samples": 96}, "must be at least trial_samples"),
         ({"interval_samples": 0}, "interval_samples=0"),
         ({"trial_samples": -1}, "trial_samples=-1"),
-        ({"min_size": 64, "max_size": 32}, "max_size must not be below.*min_size=64, max_size=32"),
-        ({"max_size": 1}, "max_size must not be below.*max_size=1, multiple=2"),
+        ({"min_size": 64, "max_size": 32}, "must be at least min_size.*min_size=64, max_size=32"),
+        ({"max_size": 1}, "max_size must be at least min_size.*max_size=1, multiple=2"),
         ({"min_size": 1.5}, "min_size=1.5"),
         ({"error_margin": -0.1}, "error_margin=-0.1"),
         ({"mode": "most"}, "mode='most'"),
@@ -543,7 +543,10 @@ def test_arguments_are_checked(arguments, message):
     [
         ({"monitor": "auc"}, r"monitor='auc', and logs with \['accuracy', 'loss'\]"),
         ({"trial_samples": 70}, "at least 10 minibatches.*trial_samples=70, and minibatches of 8"),
-        ({"trial_samples": 96, "min_size": 10}, "of 10, the least by min_size.*trial_samples=200,"),
+        (
+            {"trial_samples": 96, "min_size": 10},
+            "10, the smallest that min_size.*trial_samples=200,",
+        ),
         ({"interval_samples": 999, "trial_samples": 400}, "and an epoch of 384 samples"),
         ({"min_size": 7, "max_size": 7}, "multiple of 2 from min_size to max_size"),
     ],
@@ -561,14 +564,14 @@ def test_trials_too_short_to_grow_are_warned_about(trial_samples, max_size, warn
     data = batches()
     fit(make_small_model(), data, [tuning(data, 384, trial_samples, max_size=max_size)], epochs=1)
     texts = [str(warning.message) for warning in recwarn]
-    expected = "more than 8 samples will not be tried.*trial_samples=96. Use trial_samples=160,"
+    expected = "more than 8 samples are not tried.*trial_samples=96. Use trial_samples=160,"
     assert any(re.search(expected, text) for text in texts) == warns
 
 
 def test_fit_must_have_the_same_data():
     data = batches()
     for other in (batches(), tf.data.Dataset.from_tensor_slices(samples()).batch(8)):
-        with pytest.raises(ValueError, match="given the ResizableBatches that AutoMinibatchSize"):
+        with pytest.raises(ValueError, match="the same ResizableBatches as AutoMinibatchSize"):
             fit(make_small_model(), other, [tuning(data)])
 
 

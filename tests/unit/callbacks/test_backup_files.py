@@ -32,7 +32,7 @@ def read(files, number):
 
 @pytest.fixture
 def files(tmp_path):
-    """Makes a directory with two backups."""
+    """Returns a directory with two backups."""
     files = begun(tmp_path / "backups")
     for number in (1, 2):
         save(files, number)
@@ -49,7 +49,7 @@ def test_what_was_written_is_read(files):
 
 
 def damaged(content):
-    """A file's content with one bit flipped, for each of its bits."""
+    """Yields a file's content with one bit flipped, for each of its bits."""
     for byte in range(len(content)):
         for bit in range(8):
             flipped = bytearray(content)
@@ -67,7 +67,7 @@ def test_no_flipped_bit_in_a_manifest_passes_for_another_backup(files):
             assert files.read_manifest(2) == expected
         except (ValueError, KeyError, AttributeError, TypeError):
             refused += 1
-    assert refused > 7 * len(content)  # spaces between words may be others
+    assert refused > 7 * len(content)  # spaces between words may change
 
 
 def test_a_flipped_bit_in_the_state_is_an_error(files):
@@ -108,7 +108,7 @@ class Killed(BaseException):
 
 
 def killed_at(number, monkeypatch):
-    """Has the process that calls for the so many-th change to the disk, from 1, not come so far."""
+    """Lets the process die before a certain change to the disk, counted from 1."""
     calls = 0
 
     def counting(function):
@@ -139,7 +139,7 @@ def replace_second(files):
 
 
 def whole(files):
-    """The numbers of the backups that can be read, newest first."""
+    """Returns the numbers of the backups that can be read, newest first."""
     numbers = []
     for number in filter(None, files.newest()):
         try:
@@ -157,8 +157,8 @@ def whole(files):
 def test_a_kill_at_any_moment_leaves_backups_that_can_be_used(
     change, newest, damaged, files, tmp_path, monkeypatch
 ):
-    """Or, at the end of training, none, and never one that is half removed."""
-    (files.path(1) / "more").mkdir()  # to be removed before the backup is
+    """At the end of training there may be none, but never a half-removed one."""
+    (files.path(1) / "more").mkdir()  # must be removed before the backup
     shutil.copytree(files.directory, tmp_path / "original")
     for point in range(1, 100):
         with monkeypatch.context() as patch:
@@ -171,7 +171,7 @@ def test_a_kill_at_any_moment_leaves_backups_that_can_be_used(
         numbers = whole(files)
         assert next(iter(numbers), 0) in newest
         assert {*files.newest()} - {*numbers, *damaged} <= {0}
-        begun(files.directory, "cd").end(removes=False)  # what is left goes
+        begun(files.directory, "cd").end(removes=False)  # removes leftovers
         assert {path.name.split("-")[0] for path in files.directory.iterdir()} <= {"backup"}
         shutil.rmtree(files.directory)
         shutil.copytree(tmp_path / "original", files.directory)

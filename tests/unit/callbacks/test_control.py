@@ -1,4 +1,4 @@
-"""Rules of decision against cases that were worked out by hand."""
+"""Decision rules against cases that were worked out by hand."""
 
 import math
 
@@ -24,7 +24,7 @@ NAN, INF = math.nan, math.inf
         (1024, 64, 10**9, 64, [512, 704, 1024, 1472, 2048]),
         # 64, 90.5 (1.41 times 64), 128, 181.0 (2.83), 256.
         (128, 64, 10**9, 64, [64, 128, 192, 256]),
-        # 32, 45.3 (0.71), 64, 90.5, 128: what is less than 64 becomes 64.
+        # 32, 45.3 (0.71), 64, 90.5, 128: values below 64 become 64.
         (64, 64, 10**9, 64, [64, 128]),
         (1024, 64, 1500, 64, [512, 704, 1024, 1472]),
         (1024, 64, 1024, 64, [512, 704, 1024]),
@@ -33,11 +33,11 @@ NAN, INF = math.nan, math.inf
         (1024, 192, 10**9, 192, [576, 768, 960, 1536, 1920]),
         (4096, 64, 1024, 64, [1024]),
         (100, 1, 10**9, 1, [50, 71, 100, 141, 200]),
-        # 100 is no multiple: 0.78, 1.10, 1.56, 2.21, 3.13.
+        # 100 is not a multiple: 0.78, 1.10, 1.56, 2.21, 3.13.
         (100, 64, 10**9, 64, [64, 128, 192]),
         # Halves are rounded up: 1.5, 2.12, 3, 4.24, 6 times 64.
         (192, 64, 10**9, 64, [128, 192, 256, 384]),
-        # Where all are larger, the last is what they are held against.
+        # If all are larger, they are compared with the last.
         (32, 64, 10**9, 64, [32, 64]),
         (48, 64, 10**9, 64, [48, 64]),
         (300, 512, 10**9, 64, [300, 512, 576]),
@@ -68,7 +68,7 @@ def test_trials_have_ten_updates_beyond_those_of_the_delay(accumulated, delay, e
 
 
 def run(search, criteria):
-    """The sizes that a search asks for until it ends, if trials have these results."""
+    """Returns the sizes that a search asks for until it ends, if trials have these results."""
     asked = []
     for criterion in criteria:
         if search.next_size is None:
@@ -90,7 +90,7 @@ SIZES = [10, 20, 30, 40]
         ([2.0, 2.03, 1.9, 1.9], False, [10, 20], 10, False),
         ([0.5, 0.496, 0.6, 0.494], True, SIZES, 30, False),
         ([0.5, 0.494, 0.6, 0.6], True, [10, 20], 10, False),
-        # A criterion may be negative, as a log likelihood, and is then measured by its size.
+        # A criterion may be negative, like a log likelihood. Then its magnitude counts.
         ([-2.0, -2.01, -1.9, -2.03], True, SIZES, 30, False),
         ([-2.0, -1.99, -2.1, -1.97], False, SIZES, 30, False),
         ([0.0, 0.0, 0.1], False, [10, 20, 30], 20, False),
@@ -127,15 +127,15 @@ LAST = Decision(keep=False, revert=True, reduce=True, stop=True)
             [KEEP, KEEP, SLOW, BACK, SLOW, KEEP],
         ),
         ({"higher_is_better": False}, [2.0, 1.96, 1.94, 1.95, 1.8], [KEEP, KEEP, SLOW, BACK, KEEP]),
-        # Not finite is worse than anything, also where nothing is known.
+        # A value that is not finite is worse than any other, even if no other is known.
         ({"higher_is_better": False}, [NAN, 3.0, -INF, INF, 1.0], [BACK, KEEP, BACK, BACK, KEEP]),
-        # Once it has been reduced it goes on shrinking, however well it goes.
+        # A rate that has been reduced once goes on shrinking, however good the criterion is.
         (
             {"higher_is_better": True, "continue_reduce": True},
             [0.5, 0.6, 0.601, 0.7, 0.9, 0.8],
             [KEEP, KEEP, SLOW, SLOW, SLOW, BACK],
         ),
-        # Two in a row, and an improvement begins the count anew.
+        # Two in a row: an improvement restarts the count.
         (
             {"higher_is_better": True, "patience": 2},
             [0.5, 0.4, 0.6, 0.5, 0.5],

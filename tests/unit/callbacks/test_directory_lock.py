@@ -1,4 +1,4 @@
-"""Two jobs never use one directory, and a killed one keeps nobody away."""
+"""Two jobs never use one directory, and a killed job leaves no lock."""
 
 import errno
 import fcntl
@@ -16,7 +16,7 @@ import pytest
 from tf_onebit.callbacks import BackupAndRestore, directory_lock
 from tf_onebit.callbacks.directory_lock import DirectoryLock
 
-# The module by itself: the package takes seconds to import.
+# Only this module is imported, because the package takes seconds to import.
 HOLDER = """
 import importlib.util, os, pathlib, sys, time
 

@@ -23,7 +23,7 @@ ME, OTHER = keras.callbacks.Callback(), keras.callbacks.Callback()
 
 
 def update(optimizer, factor, steps=3):
-    """Weights after some steps with a factor."""
+    """Returns the weights after some steps with a factor."""
     model = make_small_model(optimizer)
     scaled_optimizers(model)
     set_factors(model, ME, [factor])
@@ -50,7 +50,7 @@ OPTIMIZERS = {
     ],
 )
 def test_gradients_that_are_accumulated_keep_the_learning_rate_of_their_time(make_optimizer):
-    """As if those before the factor had been half as large, and it had been there ever since."""
+    """Gradients before the factor count half, as if the factor had been there all the time."""
     gradients = [np.float32([4.0, -2.0]), np.float32([1.0, 3.0])]
 
     def train(first, before):
@@ -91,7 +91,7 @@ def test_learning_rate_outside_of_a_step_is_the_optimizers_own():
 
 
 def test_factor_acts_in_an_update_that_begins_in_the_optimizers_own_class():
-    """As a flush does, also with `tf.config.run_functions_eagerly`."""
+    """A flush does this, also with `tf.config.run_functions_eagerly`."""
     model, weight = make_small_model(keras.optimizers.SGD(0.5)), keras.Variable([1.0])
     set_factors(model, ME, [0.25])
     keras.optimizers.SGD.apply(model.optimizer, [tf.constant([4.0])], [weight])

@@ -1,4 +1,4 @@
-"""A backup is compared with the model and the optimizers that are to go on from it."""
+"""A backup is compared with the model and the optimizers that continue from it."""
 
 import json
 
@@ -57,7 +57,7 @@ def subclassed(units=5):
 
 
 def odd():
-    """A model of which much cannot be known."""
+    """Returns a model with many parts that cannot be described."""
     layers = [
         WithoutConfig(object()),
         keras.layers.Lambda(lambda x: x + 1),
@@ -92,16 +92,16 @@ def test_the_same_program_makes_the_same_description(make):
             {"activation": "tanh"},
             "'dense', a Dense, has activation = relu, .* has tanh",
         ),
-        (sequential, {"hidden": 5}, "a Dense, has units = 4, the model's 'dense.*' has 5"),
+        (sequential, {"hidden": 5}, "a Dense, has units = 4, and the model's 'dense.*' has 5"),
         (sequential, {"rate": 0.2}, "a Dropout, has rate = 0.1, .* has 0.2"),
         (sequential, {"dtype": "float64"}, "a Dense, has dtype.name = float32, .* has float64"),
         (
             sequential,
             {"last": keras.layers.EinsumDense},
-            "is a Dense, the model's .* an? EinsumDense",
+            "is a Dense, and the model's .* an? EinsumDense",
         ),
         (functional, {"residual": False}, "a Functional, has layers.*inbound_nodes"),
-        (functional, {"first": keras.ops.cos}, "a Functional, has layers.1 = Sin, the .* has Cos"),
+        (functional, {"first": keras.ops.cos}, "a Functional, has layers.1 = Sin, .* has Cos"),
         (subclassed, {"units": 6}, "a Dense, has units = 5, .* has 6"),
     ],
 )
@@ -118,7 +118,7 @@ def test_another_number_of_layers_is_named():
     saved = described(describe(sequential()))
     longer = keras.Sequential([*sequential().layers, keras.layers.Dense(1)])
     longer.build([None, INPUTS])
-    with pytest.raises(ValueError, match="it has 4 layers, the model's number is 5"):
+    with pytest.raises(ValueError, match="it has 4 layers, and the model has 5"):
         require_same_model(saved, describe(longer))
 
 
@@ -140,13 +140,13 @@ class Own(keras.optimizers.SGD):
         (
             lambda: keras.optimizers.SGD(0.1),
             lambda: keras.optimizers.RMSprop(0.1),
-            "its optimizer is SGD, the model's is RMSprop",
+            "its optimizer is SGD, and the model's is RMSprop",
         ),
-        (lambda: keras.optimizers.SGD(0.1), lambda: Own(0.1), "is SGD, the model's is Own"),
+        (lambda: keras.optimizers.SGD(0.1), lambda: Own(0.1), "is SGD, and the model's is Own"),
         (
             lambda: keras.optimizers.SGD(0.1),
             lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)),
-            "is SGD, the model's is LossScaleOptimizer of SGD",
+            "is SGD, and the model's is LossScaleOptimizer of SGD",
         ),
         (
             lambda: keras.optimizers.SGD(0.1, momentum=0.9),
@@ -205,7 +205,7 @@ def test_settings_that_differ_are_told_and_whose_are_in_force(then, now, told):
         optimizers(keras.optimizers.SGD(**defaults | settings)) for settings in (then, now)
     )
     require_same_optimizers(saved, program)
-    assert resumed_settings(saved, program) == [f"The SGD goes on with {one}" for one in told]
+    assert resumed_settings(saved, program) == [f"The SGD continues with {one}" for one in told]
 
 
 def test_optimizers_without_a_configuration_are_told_by_their_class():

@@ -1,4 +1,4 @@
-"""N workers inside one program."""
+"""Several workers inside one program."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ def ask(make_request):
 
 
 def answers(requests, wrap=lambda f: f):
-    """The answers to one request of each worker."""
+    """Returns the answers to one request of each worker."""
     run = wrap(lambda: lockstep.run([ask(request) for request in requests]))
     return tf.nest.map_structure(lambda tensor: tensor.numpy().tolist(), run())
 
@@ -92,9 +92,7 @@ def test_workers_that_ask_nothing_end():
     ids=["kind", "name", "kind_and_tensors"],
 )
 def test_different_requests_are_refused(other):
-    with pytest.raises(
-        RuntimeError, match=r"must ask for the same collectives.*\('AllReduce', 'x'\)"
-    ):
+    with pytest.raises(RuntimeError, match=r"must yield the same requests.*\('AllReduce', 'x'\)"):
         lockstep.run([ask(AllReduce([tf.zeros([2])], "x")), ask(other)])
 
 

@@ -1,4 +1,4 @@
-"""Workers that wait for one that has left, or is at another place, end with an error."""
+"""Workers end with an error if they wait for one that has left or is at another place."""
 
 import threading
 import time
@@ -42,7 +42,7 @@ def workers():
 
 
 def together(workers, *functions):
-    """Runs functions of workers at once, and returns what they raise."""
+    """Runs functions of workers at once, and returns their exceptions."""
     errors = [None] * len(functions)
 
     def call(i):
@@ -69,7 +69,7 @@ def test_workers_at_the_same_place_meet_again_and_again(workers):
             worker.begin_pass()
             worker.end_pass()
         assert together(workers, meet, meet, meet) == [None] * 3
-    # Nothing accumulates but what tells of passes.
+    # Only notes about passes accumulate.
     meetings = [key for key in workers[0]._board.notes if key.startswith("meeting")]
     assert len(meetings) <= 2 * len(workers)
 
@@ -77,10 +77,8 @@ def test_workers_at_the_same_place_meet_again_and_again(workers):
 def test_workers_at_different_places_are_told_both(workers):
     workers[1].end_fit(7)
     errors = together(workers, meet, meet, meet)
-    assert "Worker 0 is at another place than worker 1. Here: save, epochs begun: 0, " in str(
-        errors[0]
-    )
-    assert "There: save, epochs begun: 0, calls of fit ended: 1." in str(errors[0])
+    assert "than worker 1. Worker 0: save, epochs begun: 0, " in str(errors[0])
+    assert "Worker 1: save, epochs begun: 0, calls of fit ended: 1." in str(errors[0])
     assert "Worker 1 is at another place than worker 2" in str(errors[1])
 
 
@@ -88,8 +86,8 @@ def test_a_worker_in_the_midst_of_an_epoch_is_not_waited_for(workers):
     for worker in workers:
         worker.begin_pass()
     errors = together(workers, meet, lambda worker: None, lambda worker: None)
-    assert "worker 1 is in the midst of its epoch after 0.2 seconds" in str(errors[0])
-    # And that one, whose step fails, is told who has given up.
+    assert "Worker 1 is still in the middle of its epoch after 0.2 seconds" in str(errors[0])
+    # The step of that worker fails, and its error says who has given up.
     with pytest.raises(tf.errors.UnavailableError, match="Worker 0 has given up. Worker 0 waits"):
         with workers[1].naming_who_left():
             raise tf.errors.UnavailableError(None, None, "Socket closed")
@@ -101,7 +99,7 @@ def test_a_worker_that_has_begun_another_epoch_is_not_waited_for(workers):
         worker.end_pass()
     workers[1].begin_pass()
     errors = together(workers, meet, lambda worker: None, lambda worker: None)
-    assert "worker 1 has begun another epoch" in str(errors[0])
+    assert "Worker 1 has begun another epoch" in str(errors[0])
 
 
 def test_a_board_that_does_not_answer_stops_nobody(workers):
@@ -133,7 +131,7 @@ def test_workers_that_train_apart_are_waited_for(workers):
     for worker in workers:
         worker.begin_pass()
         worker.are_in_step = False
-    workers[0].meet("save")  # at once: the collective itself waits
+    workers[0].meet("save")  # returns at once, because the collective itself waits
 
 
 def test_one_that_has_ended_fit_is_named(workers):
@@ -141,7 +139,7 @@ def test_one_that_has_ended_fit_is_named(workers):
     with pytest.raises(tf.errors.UnknownError, match="Worker 2 has ended fit, after 12 steps"):
         with workers[0].naming_who_left():
             raise tf.errors.UnknownError(None, None, "Horovod has been shut down.")
-    workers[0].end_fit(12)  # as this one has: then it was something else
+    workers[0].end_fit(12)  # like this worker: then it was something else
     with pytest.raises(tf.errors.UnknownError, match="^another fault$"):
         with workers[0].naming_who_left():
             raise tf.errors.UnknownError(None, None, "another fault")

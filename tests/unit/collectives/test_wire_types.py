@@ -1,4 +1,4 @@
-"""What a collective does not carry travels as something else, exactly."""
+"""Types that a collective does not carry travel as others, exactly."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def test_every_type_comes_back_exactly(name):
     assert wire.shape[:2] == tensor.shape
     back = from_wire(wire, dtype)
     assert back.dtype == dtype
-    if dtype.size == 1 and dtype.is_floating:  # where one NaN is as good as another
+    if dtype.size == 1 and dtype.is_floating:  # where all NaNs are equally good
         tensor, back = tf.cast(tensor, tf.float32), tf.cast(back, tf.float32)
         np.testing.assert_array_equal(back, tensor)
     else:

@@ -7,7 +7,7 @@ from tests.support.recording import fresh, recording
 
 @pytest.fixture(scope="module")
 def traced():
-    """Models that record their samples and are traced once, by `steps_per_execution`."""
+    """Returns models that record their samples and are traced once, by `steps_per_execution`."""
     return {steps: recording(steps_per_execution=steps) for steps in (1, 3)}
 
 

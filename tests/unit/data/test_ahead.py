@@ -1,4 +1,4 @@
-"""What ResizableBatches read before a step asks for it."""
+"""ResizableBatches read minibatches before a step asks for them."""
 
 import concurrent.futures
 import itertools
@@ -13,10 +13,10 @@ from tf_onebit.data.prefetch import Loaded, Prefetcher
 
 
 class Numbers:
-    """Reads numbers, three at once, up to 10.
+    """A reader of the numbers up to 10, three at once.
 
     Attributes:
-        asked: list of the numbers that were asked for.
+        asked: list of the requested numbers.
     """
 
     def __init__(self):
@@ -146,7 +146,7 @@ def test_what_is_read_stays_as_it_is():
 
 
 def test_steps_leave_the_data_as_they_are():
-    """Tensors share the memory of the data, and TensorFlow computes in memory that is not used."""
+    """Tensors share the data's memory, and TensorFlow may compute in memory that is not used."""
     batches = ResizableBatches(numbered(4096), 1024, shuffle=False)
     compute = tf.function(lambda x: tf.sqrt(x * 2 + 1))
     for _ in range(2):

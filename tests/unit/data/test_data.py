@@ -1,4 +1,4 @@
-"""ResizableBatches in model.fit, of one process."""
+"""ResizableBatches in model.fit, in one process."""
 
 import warnings
 

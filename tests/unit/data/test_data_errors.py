@@ -25,7 +25,7 @@ def test_sizes_are_positive_whole_numbers(size):
 
 
 def test_sizes_are_not_larger_than_the_data():
-    message = "not be larger than the data. Received: global_batch_size=21, for 20 samples"
+    message = "at most the number of samples. Received: global_batch_size=21, for 20 samples"
     with pytest.raises(ValueError, match=message):
         ResizableBatches(numbered(20), 21)
     with pytest.raises(ValueError, match=message):
@@ -97,7 +97,7 @@ class Growing(keras.utils.PyDataset):
 
 
 def test_batches_of_a_stream_must_have_one_shape_of_samples():
-    message = r"must have one shape.*Received: a batch of shapes \[\(4, 4\)\] after .*3\)\]"
+    message = r"must have the same shape.*Received: a batch of shapes \[\(4, 4\)\] after .*3\)\]"
     batches = ResizableBatches(Growing(), 8)
     with pytest.raises(ValueError, match=message):
         batches.peek(12, 4)

@@ -1,4 +1,4 @@
-"""What ResizableBatches reads: arrays, tf.data.Datasets and PyDatasets."""
+"""The data that ResizableBatches reads: arrays, tf.data.Datasets and PyDatasets."""
 
 import keras
 import numpy as np
@@ -27,7 +27,7 @@ def test_of_a_stream_is_kept_only_what_is_still_to_come(model):
     batches = ResizableBatches(DATA["tf.data"](), 10)
     kept = []
     fit(model, batches, Between(lambda steps: kept.append(batches._source._kept)))
-    # The minibatch of the next step is ready, or on its way: of at most 3 batches of 7.
+    # The minibatch of the next step is ready or under way. It takes at most 3 batches of 7.
     assert len(kept) == 11 and len(kept[-1]) <= 3
 
 
@@ -65,7 +65,7 @@ def test_a_pydataset_with_workers(model):
 
 def test_workers_of_a_pydataset_begin_anew_where_training_goes_on(model):
     batches = ResizableBatches(NumberedBatches(14, workers=2, max_queue_size=3), 10)
-    batches.example()  # and reads ahead
+    batches.example()  # this reads ahead
     state = batches.state() | {"epoch": np.int64(1), "position": np.int64(105)}
     batches.load_state(state)
     fit(model, batches)

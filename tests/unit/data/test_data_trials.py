@@ -1,4 +1,4 @@
-"""Trials: minibatches of ResizableBatches that come next, looked at between steps."""
+"""Trials: the next minibatches of ResizableBatches, read between steps."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from tf_onebit import ResizableBatches
 
 
 def try_out(model, peek):
-    """The samples of each minibatch of a trial."""
+    """Returns the samples of each minibatch of a trial."""
     before = len(model.batches)
     for minibatch in peek:
         model.train_function(minibatch)

@@ -1,4 +1,4 @@
-"""Parts of minibatches of ResizableBatches, of each of several workers."""
+"""The parts of minibatches of ResizableBatches that several workers get."""
 
 import types
 
@@ -25,7 +25,7 @@ def test_workers_share_each_minibatch(model, make_data, world_size):
     parts = [parts_of(rank) for rank in range(world_size)]
     minibatches = [sum(step, []) for step in zip(*parts, strict=True)]
     assert times_each(sum(minibatches, []), 105) == 1
-    # All of them have some, and one more than another at most.
+    # All workers have some, and at most one more than another.
     spreads = [{len(part) for part in step} for step in zip(*parts, strict=True)]
     assert all(min(spread) > 0 and max(spread) - min(spread) <= 1 for spread in spreads)
     sizes = [len(minibatch) for minibatch in minibatches[:3]]
@@ -55,7 +55,7 @@ def test_sizes_are_multiples_of_the_number_of_workers():
 
 def test_fewer_samples_than_workers_are_refused(model):
     batches = ResizableBatches(NumberedBatches(1), 3, rank=0, world_size=3)
-    with pytest.raises(ValueError, match="sample in each step. Received: .* 1 samples left, for 3"):
+    with pytest.raises(ValueError, match="sample in each step. Received: .* 1 samples, for 3"):
         fit(model, batches)
 
 
@@ -64,7 +64,7 @@ def test_fewer_samples_left_than_workers_end_a_resumed_epoch(model, make_data):
     state = ResizableBatches(make_data(), 3).state() | {"offset": 103, "position": 103}
     batches = ResizableBatches(make_data(), 3, rank=0, world_size=3)
     batches.load_state(state)
-    with pytest.warns(UserWarning, match="of epoch 1 are left out. Received: .* 2 of them left"):
+    with pytest.warns(UserWarning, match="The last 2 samples of epoch 1 are left out"):
         model.fit(batches, verbose=0)
     assert model.samples == [] and (batches.epoch, batches.offset) == (1, 0)
     fit(model, batches)
@@ -79,9 +79,9 @@ def test_parts_and_offset():
 
 
 def test_a_strategy_whose_workers_are_not_known_is_refused(model):
-    # As MultiWorkerMirroredStrategy of TensorFlow looks from one of two processes.
+    # TensorFlow's MultiWorkerMirroredStrategy looks like this from one of two processes.
     strategy = types.SimpleNamespace(
         extended=types.SimpleNamespace(worker_devices=["CPU:0"]), num_replicas_in_sync=2
     )
-    with pytest.raises(ValueError, match="workers of a strategy must be known.*2 replicas.* has 1"):
+    with pytest.raises(ValueError, match="replicas of the strategy belong to.*2 replicas.* has 1"):
         partition_in_fit(model, strategy, 1, None, None)

@@ -1,4 +1,4 @@
-"""Clusters that cannot be are refused, with what is wrong about them."""
+"""Impossible clusters are refused, with a message that names the fault."""
 
 import json
 
@@ -15,7 +15,7 @@ def tf_config(workers=("host1:2222", "host2:2222"), job="worker", index=0, **oth
 
 WRONG = {
     '{"cluster"': "cannot be read",
-    "[]": "it is no JSON object",
+    "[]": "it is not a JSON object",
     '{"cluster": {"worker": ["host1:2222"]}}': "none for this process",
     tf_config(index=2): "the task worker 2, but has only worker 0, worker 1",
     tf_config(index="one"): "cannot be read",

@@ -1,4 +1,4 @@
-"""TensorFlow's server in a worker leaves signals, waits for links, and hears no other machine."""
+"""TensorFlow's server in a worker leaves signals alone, waits for links, and is local."""
 
 import ctypes
 import json

@@ -1,4 +1,4 @@
-"""`tf-onebit doctor` says what is there, what works, and what to do where something does not."""
+"""`tf-onebit doctor` says what is there, what works, and what to do about faults."""
 
 import dataclasses
 import pathlib
@@ -61,7 +61,7 @@ def test_the_command_reports_this_installation():
     assert "Horovod: 0.28.1, built with gloo; without mpi, nccl, ddl, ccl" in lines
     # `make` builds Horovod with the tool.
     assert "Slower than necessary" not in job.stdout
-    # What is missing for a GPU is nothing to read where there is none.
+    # Without a GPU, the parts that a GPU needs are not mentioned.
     assert sum("GPU" in line for line in lines) == 1
     assert any(line.startswith("GPUs: not used, training runs on the CPU") for line in lines)
     assert job.stderr == ""

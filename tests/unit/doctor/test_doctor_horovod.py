@@ -1,4 +1,4 @@
-"""`tf-onebit doctor` says what Horovod can do."""
+"""`tf-onebit doctor` reports on Horovod."""
 
 import dataclasses
 import importlib.metadata

@@ -1,4 +1,4 @@
-"""`tf-onebit doctor` says what TF_CONFIG is worth, and which hosts are reached."""
+"""`tf-onebit doctor` checks TF_CONFIG, and says which hosts are reached."""
 
 import errno
 import json
@@ -16,7 +16,7 @@ from tf_onebit.launch import free_addresses
 
 @pytest.fixture
 def listening():
-    """An address where somebody listens."""
+    """Yields an address where a program listens."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"127.0.0.1:{server.getsockname()[1]}"
 

@@ -1,4 +1,4 @@
-"""`Auto` without other processes: what it is made of, and what it refuses."""
+"""`Auto` without other processes: its decision, and the arguments that it refuses."""
 
 import contextlib
 import logging
@@ -34,7 +34,7 @@ def test_refuses_other_words(word):
 
 @pytest.mark.parametrize("exchange", [FullPrecision(), Local(), "OneBit", WarmStart(Local(), 5)])
 def test_refuses_exchanges_that_can_leave_nothing_out(exchange):
-    with pytest.raises(ValueError, match=r"Auto\(OneBit\(\)\). Received: compressed="):
+    with pytest.raises(ValueError, match=r"Auto\(Delayed\(OneBit\(\)\)\). Received: compressed="):
         Auto(exchange)
 
 
@@ -76,7 +76,8 @@ def test_compresses_what_is_clearly_faster_compressed():
         one_bit = exchange_seconds(OneBit(), links, work_seconds)
         return [spec.name for spec in paying(specs, full, one_bit)]
 
-    # 4 us per value, and 0.25 us in a bit. As fast, or nearly so, is not enough to change training.
+    # 4 us per value, and 0.25 us in a bit. An exchange that is hardly faster does not change
+    # training.
     assert names(2e-6) == names(3.3e-6) == ["kernel"]
     assert names(3.5e-6) == names(5e-6) == []
 
@@ -95,10 +96,10 @@ def test_what_a_gradient_takes_depends_on_shape_and_type():
 
     assert seconds(FullPrecision(), wide) == pytest.approx(4 * 64 * 512 / 1e6)
     assert seconds(FullPrecision(), half) == pytest.approx(2 * 64 * 512 / 1e6)
-    # A bit for each value, twice for a half of them, and two levels for each column of 512.
+    # A bit for each value, twice for half of them, and two levels for each column of 512.
     assert seconds(OneBit(), wide) == pytest.approx((64 * 512 / 8 + 64 * 8 + 8) / 1e6, rel=0.01)
     assert seconds(OneBit(), thin) > 1.5 * seconds(OneBit(), wide)
-    # Between many workers a bias goes to all of them.
+    # Between many workers, each gets the whole bias.
     assert seconds(OneBit(), bias, 8) > 3 * seconds(FullPrecision(), bias, 8)
     assert seconds(Threshold(target_density=0.01), wide) == pytest.approx(4 * 64 * 5.12 / 1e6)
     works = exchange_seconds(FullPrecision(), links, work_seconds=1e-6).of_gradients([wide, wide])
@@ -132,7 +133,7 @@ def test_buckets_are_those_that_an_exchange_makes():
 
 
 class OneOfTwo:
-    """What a decision asks an engine for."""
+    """One of two workers, as a decision sees an engine."""
 
     world_size, ranks = 2, (0,)
 
@@ -142,9 +143,9 @@ class OneOfTwo:
 
 @pytest.fixture
 def decided(monkeypatch, caplog):
-    """Function: what is excluded between two workers whose links are known.
+    """Returns a function: which gradients are excluded between two workers over given links.
 
-    Encoding takes 2 ns per value: as long as a byte takes at 500 MB/s.
+    Encoding takes 2 ns per value, as long as a byte takes at 500 MB/s.
     """
 
     def decide(links, specs, template=None):
@@ -178,15 +179,15 @@ def test_links_decide(decided, caplog, bytes_per_second, latency, compressed):
 
 
 def test_what_is_plain_shares_the_messages_of_others_where_that_is_faster(decided, caplog):
-    # One bucket; else the bias would have one of its own.
+    # There is one bucket. Otherwise the bias would have one of its own.
     assert decided(uniform_links(1e8, 4e-3), [KERNEL, BIAS]) == set()
     assert "compresses 1,048,576 of 1,049,600 values" in caplog.text
-    # Where nothing else is compressed it is alone with all others.
+    # If nothing else is compressed, all gradients share a bucket in full precision.
     assert decided(uniform_links(1e8, 0.1), [KERNEL, BIAS]) == {"kernel", "bias"}
 
 
 def test_a_small_gradient_does_not_pay_for_messages_of_its_own(decided, caplog):
-    """In full precision it shares a bucket with kernels that travel so in any case."""
+    """In full precision it shares a bucket with kernels that are not compressed anyway."""
     small = [GradientSpec(f"kernel{i}", (32, 32), "float32") for i in range(2)]
     mostly_full = OneBit(exclude=["kernel0"])
     assert decided(uniform_links(1e6, 5e-4), small, mostly_full) == {"kernel0"}
@@ -220,13 +221,13 @@ def test_what_is_logged_makes_the_same_exchange():
     text = as_python(serialize(exchange))
     made = eval(text, {"WarmStart": WarmStart, "Delayed": Delayed, "OneBit": OneBit})
     assert serialize(made) == serialize(exchange)
-    assert "levels" not in text  # which is the default
+    assert "levels" not in text  # this is the default
 
 
 @pytest.mark.parametrize("make", [lambda: WarmStart(Auto(), steps=5), lambda: Auto()])
 def test_is_no_part_of_another_exchange(make):
     spec = GradientSpec("kernel", (64, 64), "float32")
-    with pytest.raises(ValueError, match=r"Put it around: Auto\(WarmStart\(Delayed"):
+    with pytest.raises(ValueError, match=r"Put Auto outside: Auto\(WarmStart\(Delayed"):
         Bucketed(make()).build([spec], 0, 2, "test")
     with pytest.raises(ValueError, match=r"Use Auto\(Delayed\(OneBit\(\)\)\)"):
         Delayed(Auto())

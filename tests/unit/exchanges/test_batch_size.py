@@ -1,4 +1,4 @@
-"""What exchanges are told of the size of batches."""
+"""Exchanges get the size of batches."""
 
 import pytest
 import tensorflow as tf
@@ -24,7 +24,7 @@ def make(name):
 
 
 def divisors(exchange, rng, variables, run=None):
-    """What each worker's gradients are divided by."""
+    """Returns the numbers by which each worker's gradients are divided."""
     gradients = [gradients_of(rng, SHAPES) for _ in range(2)]
     exchanged = (run or exchange)(gradients, variables)
     return {

@@ -1,4 +1,4 @@
-"""Bucketed: which gradient goes which way, in which order, and what happens to a bad one."""
+"""Bucketed: the way of each gradient, their order, and the effect of a bad one."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ MATRIX_BYTES = 4 * 40 * 100
 
 
 def sum_is_exact(exchanged, gradients):
-    """For each gradient, whether all ranks have the sum to the last bit."""
+    """Tells for each gradient whether all ranks have the sum to the last bit."""
     return [
         all(np.array_equal(mine, tf.add_n(parts)) for mine in tensors)
         for tensors, parts in zip(
@@ -43,7 +43,7 @@ def test_types_that_the_exchange_does_not_know_are_exact(rng):
 
 
 def requests_of(template, specs):
-    """Names of the collectives that one worker asks for, and the bytes of the first stage."""
+    """Returns the names of the collectives that one worker requests."""
     (worker,) = build_workers(Bucketed(template), specs, 1)
     generator = worker.run([tf.ones(spec.shape, spec.dtype) for spec in specs])
     names, answer = [], None
@@ -102,7 +102,7 @@ SPECS = [
 
 
 def gradients_with(value, bad):
-    """Ones, and the value in the gradients `bad`."""
+    """Returns gradients of ones, with the value in the gradients `bad`."""
     gradients = []
     for i, spec in enumerate(SPECS):
         values = np.ones((2, 4) if spec.sparse else spec.shape)

@@ -1,4 +1,4 @@
-"""The capacity of messages: its rule, and what it makes of them."""
+"""The capacity of messages: its rule, and its effect."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from tf_onebit.ops.threshold import HEADER_WORDS
 
 
 def capacity_of(worker, world_size):
-    """Number of values that the last message had room for."""
+    """Returns the number of values that the last message had room for."""
     return worker.bytes_sent() // (world_size - 1) // 4 - HEADER_WORDS
 
 

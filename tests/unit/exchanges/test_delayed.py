@@ -1,4 +1,4 @@
-"""Delayed: what an exchange gives, a step later."""
+"""Delayed gives the results of the inner exchange, a step later."""
 
 import keras
 import numpy as np
@@ -24,7 +24,7 @@ EXCHANGES = {
         bucket_bytes=2000, transforms=[Momentum(0.9)], exclude=["layer_1", "layer_6"]
     ),
     "full_precision": FullPrecision(),
-    # So high that all that is sent has room: what has not waits in another step.
+    # So high that messages have room for all values. The rest waits for another step.
     "threshold": Threshold(20.0),
     "golomb_rice": Threshold(20.0, coding="golomb_rice", bucket_bytes=4000),
 }
@@ -39,7 +39,7 @@ def build(template, world_size, specs=None):
 
 
 def take(workers, gradients, scale=1.0):
-    """One step. Returns for each rank what it got, or None."""
+    """Runs one step. Returns the gradients of each rank, or None."""
     if not workers[0].delivers():
         lockstep.run([w.hold(mine) for w, mine in zip(workers, gradients, strict=True)])
         return None
@@ -48,7 +48,7 @@ def take(workers, gradients, scale=1.0):
 
 
 def release(workers, scale=1.0):
-    """All that is held, oldest first."""
+    """Returns all held gradients, oldest first."""
     like = [tf.zeros(spec.shape, spec.dtype) for spec in workers[0].specs]
     released = []
     for number in range(workers[0].number_held(), 0, -1):
@@ -78,14 +78,14 @@ def test_gives_what_the_exchange_gives_so_many_steps_later(rng, name, world_size
     exchanged = [take(delayed, gradients, 0.5) for gradients in given]
     assert exchanged[:steps] == [None] * steps
     assert_same_bits(exchanged[steps:] + release(delayed, 0.5), expected)
-    # And again, with the residuals of before.
+    # Once more, with the residuals from before.
     more = random_steps(rng, world_size, 2)
     assert take(delayed, more[0]) is None
     assert_same_bits(release(delayed), [take(plain, more[0])])
 
 
 def test_what_comes_late_in_a_backward_pass_travels_in_the_next_step(rng):
-    """The last third of the values, of which the last variables are the first."""
+    """This is the last third of the values. The last variables come first."""
 
     def requests_of(generator):
         requests = []
@@ -104,7 +104,7 @@ def test_what_comes_late_in_a_backward_pass_travels_in_the_next_step(rng):
 
 
 def ancestors_of(tensor):
-    """All operations that a tensor waits for, within a function and in the graph around it."""
+    """Returns the operations that a tensor waits for, in a function and in the graph around it."""
     found, waiting = set(), [tensor.op]
     while waiting:
         operation = waiting.pop()
@@ -118,7 +118,7 @@ def ancestors_of(tensor):
 
 
 def has_branch(operation, graph):
-    """Whether a graph is a branch of an operation."""
+    """Tells whether a graph is a branch of an operation."""
     if operation.type not in ("If", "StatelessIf"):
         return False
     return graph.name in (operation.get_attr(f"{side}_branch").name for side in ("then", "else"))
@@ -126,7 +126,7 @@ def has_branch(operation, graph):
 
 @pytest.mark.parametrize("warm", [False, True], ids=["delayed", "after_a_warm_start"])
 def test_the_last_messages_of_early_gradients_let_the_first_of_late_ones_pass(rng, warm):
-    """A link is never idle: what late messages are for is computed while early ones travel."""
+    """A link is never idle: late messages are computed while early ones travel."""
     shapes, requests = 8 * [(32, 32)], []
     template = Delayed(OneBit(min_size=0, bucket_bytes=4096))
     (worker,) = build(WarmStart(template, steps=1) if warm else template, 1, specs_of(shapes))
@@ -145,7 +145,7 @@ def test_the_last_messages_of_early_gradients_let_the_first_of_late_ones_pass(rn
         awaited = ancestors_of(sent["AllGather", early])
         for late in ("bucket_6", "bucket_7"):
             first, last = sent["AllToAll", late].op, sent["AllGather", late].op
-            # Of a branch only what it returns can be awaited from outside.
+            # From outside, only the results of a branch can be awaited.
             assert first in awaited or any(has_branch(op, first.graph) for op in awaited)
             assert last not in awaited
 
@@ -162,7 +162,7 @@ def test_gives_the_same_in_a_graph(rng, name):
         pairs = zip(delayed, gradients, strict=True)
         return [g for g, _ in lockstep.run([w.run(mine) for w, mine in pairs])]
 
-    # Twice in one graph, where nothing but what they share tells them apart.
+    # Twice in one graph, under the same names: only the variables that they share order them.
     @tf.function
     def two_steps(first, second):
         return step(first), step(second)
@@ -173,7 +173,7 @@ def test_gives_the_same_in_a_graph(rng, name):
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_nothing_is_lost(rng, world_size):
-    """All gradients are what was given back, what is held and what has not been sent."""
+    """All gradients are returned, held, or left in the residuals."""
     specs = specs_of([(64, 96)])
     workers = build(Delayed(OneBit(min_size=0), steps=2), world_size, specs)
     given = random_steps(rng, world_size, 6, [(64, 96)])
@@ -238,7 +238,7 @@ def test_sparse_gradients_are_as_late_as_others():
         values = tf.fill([1, 2], 1.0 + rank)
         return [tf.IndexedSlices(values, tf.constant([row]), tf.constant([6, 2])), tf.ones([2])]
 
-    # Not as many rows in every step.
+    # The number of rows differs between steps.
     assert take(workers, [gradients(rank, row=5 * rank) for rank in range(2)]) is None
     states = [worker.state() for worker in workers]
     late = take(workers, [gradients(rank, row=3) for rank in range(2)])
@@ -304,7 +304,7 @@ def test_error_of_a_step_comes_a_step_later_and_names_the_gradient(rng):
     good, bad = random_steps(rng, 2, 2)
     bad[1][1] = tf.fill(SHAPES[1], np.nan)
     take(workers, good)
-    take(workers, bad)  # gives back what was good
+    take(workers, bad)  # returns the good ones
     message = "Rank 1 met an infinity or NaN in the gradient of 'layer_1/kernel'"
     with pytest.raises(tf.errors.InvalidArgumentError, match=message):
         release(workers)
@@ -337,7 +337,7 @@ def test_reported_bytes_are_those_of_an_exchange(rng, name):
 
 
 def test_density_is_followed_a_step_later(rng):
-    """The step that takes gradients uses what was known before it."""
+    """The step that takes gradients uses the tau from before it."""
     template = Threshold(target_density=0.05)
     (plain,), (delayed,) = build(template, 1), build(Delayed(template), 1)
     for gradients in random_steps(rng, 1, 3):
@@ -356,7 +356,7 @@ def test_what_cannot_be_delayed_is_refused():
         (WarmStart(OneBit(), steps=1), r"Use WarmStart\(Delayed\(...\), ...\)"),
         (Delayed(OneBit()), "Use steps= for a longer delay"),
         (Local(), "It exchanges nothing"),
-        (OfOneStep(), "OfOneStep has no stages"),
+        (OfOneStep(), "OfOneStep cannot run its stages"),
         ("one_bit", "Delayed needs an exchange"),
     ):
         with pytest.raises(ValueError, match=words):
@@ -386,7 +386,7 @@ def test_flush_refuses_an_optimizer_that_exchanges_nothing(wrap):
 
 
 def test_whether_a_step_delivers_is_always_a_tensor():
-    """So that a graph can branch by it, also where nothing is ever late."""
+    """Therefore a graph can branch by it, even if nothing is ever late."""
     engine = lockstep.LockstepEngine(["CPU:0"] * 2)
     variables = [tf.Variable(tf.zeros([2]))]
     for template, expected in ((OneBit(), True), (Delayed(OneBit()), False)):

@@ -1,4 +1,4 @@
-"""What every exchange promises: one suite over all of them."""
+"""The promises of every exchange, as one suite over all of them."""
 
 import collections
 import dataclasses
@@ -57,7 +57,7 @@ STEPS = 3
 
 
 def run(name, dtype, world_size):
-    """What some steps of an exchange give."""
+    """Runs some steps of an exchange, and returns their inputs and results."""
     rng = np.random.default_rng(11)
     workers = build_workers(Bucketed(EXCHANGES[name]), specs_of(SHAPES, dtype), world_size)
     steps = []
@@ -95,7 +95,7 @@ def test_every_exchange_keeps_its_promises(name, dtype, world_size):
         assert step.reported_bytes == step.sent_bytes
         assert (step.sent_bytes[0] > 0) == (world_size > 1)
         if not name.startswith(("transformed", "adagrad")):
-            # test_one_bit.py and test_transforms.py say what transforms do.
+            # test_one_bit.py and test_transforms.py test transforms.
             assert_that_what_is_not_quantized_is_the_scaled_sum(step, name, dtype, world_size)
     assert_that_what_is_exchanged_is_not_zero(steps, name, dtype)
 
@@ -114,7 +114,7 @@ def assert_that_shapes_and_dtypes_stay(step, dtype):
 
 def assert_that_what_is_exchanged_is_not_zero(steps, name, dtype):
     if name.startswith("threshold") and dtype != "float64":
-        # Most values wait, and in the first exchange all may.
+        # Most values wait. In the first exchange all of them may.
         assert any(np.any(as_float64(tensor)) for tensor in steps[-1].exchanged[0])
         return
     for step in steps:
@@ -129,7 +129,7 @@ def is_exact(name, dtype, shape):
 
 
 def assert_that_what_is_not_quantized_is_the_scaled_sum(step, name, dtype, world_size):
-    # Each worker's value may be rounded on the way, and in sums that are larger than itself.
+    # Each worker's value may be rounded on the way, and in sums that are larger than it.
     rounding = 2 * world_size * ROUNDING.get(dtype, 1e-15)
     for i, shape in enumerate(SHAPES):
         if is_exact(name, dtype, shape):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_onebit.exchanges.finite import not_finite_flag
+from tf_onebit.exchanges.gradients import not_finite_flag
 
 ONE = np.ones(3, np.float32)
 GRADIENTS = {
@@ -13,7 +13,7 @@ GRADIENTS = {
     "nan": ([ONE, np.float32([1, np.nan])], 2),
     "infinities that cancel": ([np.float32([np.inf, -np.inf]), ONE], 1),
     "the first of two": ([ONE, np.float32([np.inf]), np.float32([np.nan])], 2),
-    # Only a sum that is finite says something.
+    # Only a finite sum tells something.
     "large": ([np.full(4, 3e38, np.float32), np.full(4, 6e4, np.float16)], 0),
     "large beside an infinity": ([np.full(4, 3e38, np.float32), np.float16([np.inf])], 2),
 }

@@ -18,7 +18,7 @@ def handshake_of(exchange=None, specs=SPECS, world_size=WORLD_SIZE, scope="first
 
 
 def error_of(handshake):
-    """The same generator, but returns the text of its ValueError: all ranks get that far."""
+    """Runs a handshake, and returns the text of its ValueError. All ranks get that far."""
     try:
         yield from handshake
     except ValueError as error:
@@ -135,7 +135,7 @@ def test_settings_of_a_wrapped_exchange_are_compared():
 
 def test_versions_are_compared(monkeypatch):
     def of_version(version):
-        # A generator starts when it is first asked: that is where the version is read.
+        # A generator starts when it is first asked. Then the version is read.
         monkeypatch.setattr(handshake, "__version__", version)
         yield from handshake_of(world_size=2)
 

@@ -1,4 +1,4 @@
-"""OneBit against the paper: the oracle, and what must hold over many steps."""
+"""OneBit against the paper: the oracle, and properties over many steps."""
 
 import numpy as np
 import pytest
@@ -71,7 +71,7 @@ def test_all_gradients_are_what_was_applied_and_the_last_residuals(rng, world_si
     kept = kept + np.concatenate([as_float64(worker.shard_residual) for worker in workers])
     plain_values = local.size - kept.size
     applied += np.concatenate([kept, np.zeros(plain_values)])
-    # In units of what went through: rounding errors of the steps add up.
+    # In units of the sum of magnitudes, because rounding errors of the steps add up.
     np.testing.assert_allclose(applied, local, atol=1e-5 * np.abs(local).max())
     assert np.abs(kept).max() > 1e-2 * np.abs(local).max()
 

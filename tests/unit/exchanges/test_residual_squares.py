@@ -1,4 +1,4 @@
-"""What is not sent yet, by variable."""
+"""The squares of the gradients that are not sent yet, by variable."""
 
 import numpy as np
 import pytest

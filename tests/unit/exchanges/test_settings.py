@@ -1,4 +1,4 @@
-"""Arguments of exchanges: what is refused, and that configurations round-trip."""
+"""Arguments of exchanges: refused values, and configurations that round-trip."""
 
 import inspect
 import json

@@ -29,7 +29,7 @@ def slices_of(rng, indices, index_dtype=tf.int64, dtype=tf.float32):
 
 
 def dense(slices):
-    """The matrix that the slices stand for; equal indices add up."""
+    """Returns the matrix of the slices, in which equal indices add up."""
     matrix = np.zeros([ROWS, WIDTH])
     np.add.at(matrix, np.asarray(slices.indices, int), as_float64(slices.values))
     return matrix

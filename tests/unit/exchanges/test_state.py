@@ -49,7 +49,7 @@ def gradients(step, rank):
 
 
 def run(exchanges, steps, scale=1.0):
-    """The exchanged gradients of every step, as rank 0 has them."""
+    """Returns the exchanged gradients of every step on rank 0."""
     exchanged = []
     for step in steps:
         given = [e.run(gradients(step, rank), scale) for rank, e in enumerate(exchanges)]
@@ -70,7 +70,7 @@ def test_resumed_exchanges_go_on_as_before(name, world_size):
 
 
 def unsent(exchanges):
-    """What all workers together have not sent yet, of each bucket: of all its stages."""
+    """Returns what all workers together have not sent yet, by bucket and stage."""
     buckets = zip(
         *([bucket.exchange for bucket in exchange.buckets] for exchange in exchanges), strict=True
     )
@@ -134,7 +134,7 @@ def test_a_single_worker_sends_what_several_had_not_sent(scale):
     for gradients in sent:
         ((others, _),) = lockstep.run([expected.run(zeros)])
         assert digest(gradients) == digest(others)
-    assert all(np.any(gradient) for gradient in (sent[0][0], sent[0][2]))  # what is quantized
+    assert all(np.any(gradient) for gradient in (sent[0][0], sent[0][2]))  # these are quantized
 
 
 @pytest.mark.parametrize("ratio", [0.5, 2.0])
@@ -170,5 +170,5 @@ def test_warm_start_goes_on_counting():
 def test_another_exchange_does_not_lose_what_was_not_sent(before, after, world_size):
     states = [exchange.state() for exchange in build(before, 2)]
     for exchange in build(after, world_size):
-        with pytest.raises(ValueError, match="goes on with the exchange that it began with"):
+        with pytest.raises(ValueError, match="must use the same exchange as before"):
             exchange.load_state(states)

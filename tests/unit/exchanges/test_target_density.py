@@ -1,4 +1,4 @@
-"""Tau, where a density is asked for: its rule, and what it makes of gradients."""
+"""Tau for a target density: its rule, and its effect on gradients."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from tf_onebit.exchanges.adaptive_threshold import Tau
 
 
 def vectors_of(rng, world_size, size, scale=1.0):
-    """The gradients of each worker: one normally distributed vector."""
+    """Returns the gradients of each worker: one normally distributed vector."""
     return [[tf.constant(scale * rng.standard_normal(size), tf.float32)] for _ in range(world_size)]
 
 
@@ -65,7 +65,7 @@ def test_zero_gradients_leave_tau_unknown(rng):
 
 
 def step_with_normal_gradients(workers, size):
-    """Function of a seed and a scale that exchanges gradients of that scale."""
+    """Returns a function of a seed and a scale that exchanges gradients of that scale."""
 
     @tf.function
     def step(seed, scale):
@@ -110,7 +110,7 @@ def test_gradients_that_grow_all_at_once_are_sent_densely_for_a_moment_only(scal
 def test_tau_and_capacity_are_the_same_on_all_workers(rng, coding):
     workers = build_workers(Threshold(target_density=0.05, coding=coding), specs_of(SHAPES), 5)
     for _ in range(4):
-        # Each has gradients of another size.
+        # Each worker has gradients of another size.
         exchange(workers, [gradients_of(rng, SHAPES) for _ in workers])
         for worker in workers[1:]:
             for name in ("tau", "capacity"):

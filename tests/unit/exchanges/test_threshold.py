@@ -1,4 +1,4 @@
-"""Threshold against the paper: the oracle, and what must hold over many steps."""
+"""Threshold against the paper: the oracle, and properties over many steps."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ every_coding = pytest.mark.parametrize("coding", CODINGS)
 
 
 class InParts(Threshold):
-    """As for a bucket of more than 2^31 values."""
+    """An exchange in parts, like one of a bucket of more than 2^31 values."""
 
     part_size = 100
 
@@ -52,7 +52,7 @@ def test_exchange_is_that_of_the_paper(rng, world_size, dtype, coding):
         expected = tf.cast(np.float32(scale) * total, dtype)
         np.testing.assert_array_equal(flat(exchanged[0]), flat([expected]))
         for worker, residual in zip(workers, cluster.residuals, strict=True):
-            # What has waited is the same up to rounding.
+            # Values that have waited are the same up to rounding.
             np.testing.assert_allclose(worker.residual, residual, rtol=1e-5, atol=1e-6)
 
 
@@ -71,7 +71,7 @@ def test_all_gradients_are_what_was_applied_and_the_last_residuals(rng, world_si
         local = local + sum(flat(mine, tf.float64) for mine in gradients)
         applied = applied + flat(exchanged[0], tf.float64)
     kept = sum(as_float64(worker.residual) for worker in workers)
-    # In units of what went through: rounding errors of the steps add up.
+    # In units of the sum of magnitudes, because rounding errors of the steps add up.
     np.testing.assert_allclose(applied + kept, local, atol=1e-5 * np.abs(local).max())
     assert min(np.abs(kept).max(), np.abs(applied).max()) > 1e-2 * np.abs(local).max()
 
@@ -120,7 +120,7 @@ def test_parts_give_what_an_unsplit_bucket_gives(rng, coding):
         for cls in (Threshold, InParts)
     )
     for _ in range(4):
-        # No more values than there is room for in either.
+        # Both have room for all values.
         gradients = np.zeros([2, SIZE], np.float32)
         gradients[:, :: SIZE // 15] = rng.uniform(-2, 2, gradients[:, :: SIZE // 15].shape)
         gradients = [[tf.constant(mine)] for mine in gradients]
@@ -260,9 +260,9 @@ def test_what_is_unsent_grows_by_the_ratio_and_tau_stays(rng, ratio):
 
 
 def test_state_of_buckets_is_refused_by_a_whole_model(rng):
-    """Which asynchronous workers exchange, and others do not."""
+    """Asynchronous workers exchange such states, and others do not."""
     whole = build_workers(Threshold(1.0), specs_of(SHAPES), 2)
     split = build_workers(Bucketed(Threshold(1.0)), specs_of(SHAPES), 2)
     for workers, others in ((whole, split), (split, whole)):
-        with pytest.raises(ValueError, match="another one, with .* asynchronously if it was"):
+        with pytest.raises(ValueError, match="same exchange as before.*Use the earlier exchange"):
             workers[0].load_state([other.state() for other in others])

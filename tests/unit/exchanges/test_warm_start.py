@@ -83,7 +83,7 @@ def test_takes_over_buckets_and_exclusions():
 
 
 def advice_after(template, rng, exchanges):
-    """Returns the advice of a worker if training ended after so many exchanges."""
+    """Returns the advice of a worker if training ended after some exchanges."""
     workers = build_workers(template, specs_of(SHAPES), 2)
     for _ in range(exchanges):
         exchange(workers, [gradients_of(rng, SHAPES) for _ in range(2)])
@@ -93,9 +93,9 @@ def advice_after(template, rng, exchanges):
 def test_says_how_much_of_a_warm_start_is_over_and_how_long_one_might_be(rng):
     by_steps = WarmStart(OneBit(), steps=1000)
     by_samples = WarmStart(OneBit(), samples=9000, global_batch_size=64)
-    assert "after 20 of 1000 steps: all" in advice_after(by_steps, rng, 20)
+    assert "after 20 of 1000 steps. All" in advice_after(by_steps, rng, 20)
     said = advice_after(by_samples, rng, 3)
-    assert "after 192 of 9000 samples: all" in said
+    assert "after 192 of 9000 samples. All" in said
     assert "WarmStart(..., samples=...) with about a tenth of the job's samples" in said
     assert said.endswith("Received: samples=9000. Use for example samples=19.")
 
@@ -105,7 +105,7 @@ def test_says_how_much_of_a_warm_start_is_over_and_how_long_one_might_be(rng):
     [
         (WarmStart(OneBit(), steps=3), 0),
         (WarmStart(OneBit(), steps=3), 3),
-        # As for a single worker.
+        # A single worker does the same.
         (WarmStart(OneBit(transforms=[Momentum(0.9)]), steps=9).uncompressed(), 3),
         (Bucketed(OneBit()), 1),
         (Delayed(OneBit()), 0),

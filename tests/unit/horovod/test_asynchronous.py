@@ -1,4 +1,4 @@
-"""What AsynchronousOptimizer refuses, and how it trains alone."""
+"""Arguments that AsynchronousOptimizer refuses, and its training with one worker."""
 
 import keras
 import numpy as np
@@ -52,7 +52,7 @@ def test_an_optimizer_is_wrapped_only_once():
     [OneBit(), FullPrecision(), WarmStart(Threshold(), steps=3), Threshold(exclude=["bias"])],
 )
 def test_only_threshold_without_exceptions_is_exchanged(exchange):
-    with pytest.raises(ValueError, match="exchanges all gradients by tf_onebit.Threshold"):
+    with pytest.raises(ValueError, match="exchanges all gradients with tf_onebit.Threshold"):
         hvd.AsynchronousOptimizer(SGD(0.1), exchange)
 
 
@@ -123,7 +123,7 @@ def test_one_worker_ends_with_a_gradient_that_is_not_finite():
 def test_averages_of_metrics_would_have_workers_wait():
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile(hvd.AsynchronousOptimizer(SGD(0.1)), "mse")
-    with pytest.raises(ValueError, match="MetricAverageCallback would have .* Leave it out"):
+    with pytest.raises(ValueError, match="MetricAverageCallback makes .* Leave it out"):
         model.fit(np.ones((4, 3)), np.ones(4), callbacks=[hvd.MetricAverageCallback()], verbose=0)
 
 

@@ -19,7 +19,7 @@ MODULES = [
 
 
 def public_names():
-    """All names that programs may use: modules are not among them, but for two."""
+    """Returns all names that programs may use, without modules except two."""
     names = set()
     for module in map(importlib.import_module, MODULES):
         for name in dir(module):
@@ -32,7 +32,7 @@ def public_names():
 
 
 def rows():
-    """The table: list of (names, what they are here)."""
+    """Returns the rows of the table: list of (names, their place here)."""
     text = (ROOT / "docs" / "horovodrun.md").read_text()
     table = text.split("| Horovod's | here |\n|---|---|\n")[1].split("\n\n")[0]
     cells = [line.strip("|").split("|", 1) for line in table.splitlines()]

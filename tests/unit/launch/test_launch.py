@@ -1,4 +1,4 @@
-"""`tf-onebit launch` starts workers, marks what they say, and ends them together."""
+"""`tf-onebit launch` starts workers, marks their output, and ends them together."""
 
 import contextlib
 import json
@@ -34,7 +34,7 @@ def launch(num_workers, script, *options, **environment):
 
 @contextlib.contextmanager
 def running(*arguments, **options):
-    """A job of `command` that is going on, and that an error does not leave behind."""
+    """Runs a job of `command`, and ends it after an error."""
     with subprocess.Popen(command(*arguments), **options) as job:
         try:
             yield job
@@ -71,7 +71,7 @@ FIRST = "case $TF_CONFIG in *'\"index\": 0'*) "
     [("exit 3", 3, "with status 3"), ("kill -SEGV $$", 139, "by signal 11")],
 )
 def test_first_failure_ends_all(failure, status, reason):
-    # Worker 0 fails; worker 1 and what it has started would go on.
+    # Worker 0 fails. Without the launcher, worker 1 and its children would continue.
     start = time.monotonic()
     job = launch(2, f"{FIRST} {failure};; esac; sleep 100 & sleep 100")
     assert time.monotonic() - start < 20
@@ -94,7 +94,7 @@ def test_a_worker_that_ends_well_ends_no_other():
     assert job.stdout == "[1] done\n"
 
 
-# As Keras' progress bar, but that it waits in its midst, for ten seconds at most.
+# A bar like Keras' that waits in its middle, for ten seconds at most.
 BAR = "printf '\\r1/2 ━ a'; for i in {{1..200}}; do [ -e {} ] && break; sleep 0.05; done; "
 BAR += "printf '\\b\\b\\b\\r2/2 ━━ b\\n'; printf end"
 
@@ -122,7 +122,7 @@ def test_on_a_terminal_each_worker_has_a_row_that_is_redrawn(tmp_path):
     os.close(ours)
     rows = re.findall(r"\x1b\[2K\x1b\[\?7l(.*?)\x1b\[\?7h\r\n", text.decode())
     assert set(rows) == {"[0] 1/2 ━ a", "[1] 1/2 ━ a"}
-    # What was above the two rows stays, and the last of all that is whole is below.
+    # Text above the two rows stays. Complete lines are below.
     assert b"\x1b[2A\x1b[J" in text
     assert text.decode().splitlines()[-1].endswith("] end")
 
@@ -190,7 +190,7 @@ def test_workers_end_where_nobody_reads_any_more():
 
 
 def started(job, tmp_path):
-    """The process id that a worker's script has written."""
+    """Returns the process id that a worker's script has written."""
     while not (tmp_path / "pid").exists():
         assert job.poll() is None
         time.sleep(0.05)
@@ -228,7 +228,7 @@ def test_what_workers_have_started_ends_with_the_launcher(signum, tmp_path):
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL], ids=str)
 def test_who_saves_before_it_ends_is_given_the_time(signum, tmp_path):
-    # The worker itself, a shell, ends at once. Nobody may be there to hear what is said.
+    # The worker itself, a shell, ends at once. Its output may have no reader.
     saving = f"exec 2> /dev/null; trap 'sleep 1; touch {tmp_path}/saved; exit' TERM; "
     saving += f"echo $$ > {tmp_path}/tmp; mv {tmp_path}/tmp {tmp_path}/pid; "
     saving += "while true; do sleep 0.1; done"
@@ -239,7 +239,7 @@ def test_who_saves_before_it_ends_is_given_the_time(signum, tmp_path):
         assert job.wait(20) == exit_status(signum)
     assert_ends(pid)
     assert (tmp_path / "saved").exists()
-    assert time.monotonic() - start < 8  # all of the time that there is would be ten seconds
+    assert time.monotonic() - start < 8  # the limit is ten seconds
 
 
 def test_who_is_asked_twice_does_not_wait_for_workers(tmp_path):
@@ -253,7 +253,7 @@ def test_who_is_asked_twice_does_not_wait_for_workers(tmp_path):
         assert job.poll() is None
         job.send_signal(signal.SIGINT)
         assert job.wait(20) == 130
-        assert time.monotonic() - start < 8  # it would wait for ten seconds
+        assert time.monotonic() - start < 8  # it would otherwise wait for ten seconds
     assert_ends(pid)
 
 

@@ -1,4 +1,4 @@
-"""What is made of the times of exchanges: figures, a warning, and a timeline."""
+"""The use of the times of exchanges: figures, a warning, and a timeline."""
 
 import json
 import time
@@ -16,7 +16,7 @@ START = time.monotonic_ns() // MS * MS
 
 
 def spans_of(stages, worker=0):
-    """Spans from a list of (bucket, stage, part, *(begin, end) in milliseconds)."""
+    """Returns spans from a list of (bucket, stage, part, *(begin, end) in milliseconds)."""
     return {
         Span(worker, bucket, stage, part, f"{bucket}/{part}" if part else stage): np.array(
             [[START + round(time * MS) for time in interval] for interval in intervals]
@@ -25,7 +25,7 @@ def spans_of(stages, worker=0):
     }
 
 
-# Two buckets in one step, of which the second comes when the first is on its way.
+# Two buckets in one step. The second comes while the first is on its way.
 STEP = [
     ("bucket_0", "encode", None, (10, 11)),
     ("bucket_0", "aggregate", None, (11, 15)),
@@ -78,7 +78,7 @@ def test_delayed_gradients_are_hidden_also_where_they_wait():
         )
     )
     assert times.updates == 2
-    # 10 to 11, 40 to 47, 50 to 51 and 52 to 54, of which all that follows 50, and 10 to 11, shows.
+    # 10 to 11, 40 to 47, 50 to 51 and 52 to 54. Of these, 10 to 11 and all after 50 are visible.
     assert seconds(times.under_way) == pytest.approx(0.011)
     assert times.hidden_share == pytest.approx(7 / 11)
 
@@ -97,7 +97,7 @@ def test_what_a_step_aggregates_for_the_next_shows():
             ]
         )
     )
-    # 10 to 15, 45 to 47 and 50 to 60, of which what travels from 45 on is hidden.
+    # 10 to 15, 45 to 47 and 50 to 60. Messages under way from 45 on are hidden.
     assert times.hidden_share == pytest.approx(2 / 17)
 
 
@@ -115,10 +115,10 @@ def cost_of(sent_bytes, full_bytes, readings=3):
 def test_compression_that_costs_more_than_it_saves_is_told():
     # 12 kB in 12 ms of collectives; 7 ms of work.
     warning = cost_of(12_000, 18_000).warning
-    assert "Compression does not pay: per step it takes 7 ms to encode" in warning
-    assert "The 0.006 MB that it saves would take 5.98 ms, at the 1 MB/s" in warning
+    assert "Compression does not pay. Per step it takes 7 ms to encode" in warning
+    assert "The 0.006 MB that it saves would take 5.98 ms, at the measured 1 MB/s" in warning
     assert "Use tf_onebit.FullPrecision()" in warning
-    # 19 ms in all. What is faster by less than a tenth does not pay either.
+    # 19 ms in all. Less than a tenth faster does not pay either.
     assert cost_of(12_000, 20_500).warning is not None
     assert cost_of(12_000, 21_500).warning is None
 

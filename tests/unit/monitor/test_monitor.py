@@ -32,7 +32,7 @@ def one_worker():
 
 
 class Counting(keras.Sequential):
-    """Counts how often its training step is traced."""
+    """A model that counts how often its training step is traced."""
 
     traces = 0
 
@@ -51,7 +51,7 @@ def make_model(optimizer=None, **arguments):
 
 
 def exchanging_model(**arguments):
-    """One that does have something to exchange, though it is alone."""
+    """Returns a model that exchanges messages, although it is alone."""
     template = tf_onebit.OneBit(transforms=[tf_onebit.transforms.Momentum(0.9)])
     optimizer = keras.optimizers.SGD(0.1, **arguments)
     return make_model(hvd.DistributedOptimizer(optimizer, template))

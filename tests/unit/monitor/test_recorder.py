@@ -1,4 +1,4 @@
-"""Times of exchanges, taken in the graph."""
+"""Times of exchanges, recorded in the graph."""
 
 import collections
 
@@ -33,7 +33,7 @@ every_exchange = pytest.mark.parametrize("make", EXCHANGES.values(), ids=EXCHANG
 
 
 class Job:
-    """Two workers in one program, that exchange random gradients."""
+    """Two workers in one program that exchange random gradients."""
 
     def __init__(self, template, recorder=None):
         engine = LockstepEngine(["CPU:0"] * WORKERS)
@@ -91,13 +91,13 @@ def test_what_ends_has_begun_and_what_follows_comes_later(make, monkeypatch):
     for span, intervals in spans.items():
         assert (intervals[:, 0] <= intervals[:, 1]).all(), span
         assert (intervals[1:, 0] >= intervals[:-1, 1]).all(), span
-    # Else what has been recorded would be left out.
+    # Otherwise some recorded times are left out.
     ((events, _),) = recorded
     assert 2 * sum(map(len, spans.values())) == len(events)
 
 
 def counts(spans, worker=0, bucket="0"):
-    """How often each stage, or part of one, occurs in a bucket."""
+    """Returns how often each stage, or part of one, occurs in a bucket."""
     return {
         (span.stage, span.part): len(intervals)
         for span, intervals in spans.items()
@@ -133,22 +133,22 @@ def test_stages_of_a_bucket_follow_each_other():
 
 
 def times_before(op):
-    """Which events are recorded before an op runs, and by itself: set."""
+    """Returns the events that are recorded before an op runs, and by it: set."""
     ops = [op for op in ops_before([op]) if op.type == "TfOnebit>RecordTime"]
     return {op.get_attr("event") for op in ops}
 
 
 def times_recorded():
-    """Dictionary from the events that the graph records to their ops.
+    """Returns a dictionary from the events that the graph records to their ops.
 
-    Events come by twos, as begin and end: those of encoding, aggregating and its collective.
+    Events come in pairs, begin and end, for encoding, aggregating and its collective.
     """
     ops = tf.compat.v1.get_default_graph().get_operations()
     return {op.get_attr("event"): op for op in ops if op.type == "TfOnebit>RecordTime"}
 
 
 def timed(exchange, stages_that_are_made):
-    """Has stages of an exchange of two kernels traced, with times."""
+    """Traces stages of an exchange of two kernels, with times."""
     specs = [GradientSpec(f"kernel{i}", (64, 64), "float32") for i in range(2)]
     exchange.build(specs, 0, WORKERS, "test")
     stages = stages_of(Recorder(), 0, "bucket_0")
@@ -156,7 +156,7 @@ def timed(exchange, stages_that_are_made):
 
     @tf.function(autograph=False)
     def step(gradients):
-        # Or they would be one argument, and there together.
+        # Without this they would be one argument, and ready together.
         stages_that_are_made(stages, [gradient + 1.0 for gradient in gradients])
         return tf.zeros([])
 
@@ -164,7 +164,7 @@ def timed(exchange, stages_that_are_made):
 
 
 def aggregated(exchange, stages, gradients):
-    """Has two stages traced whose one collective is answered. Returns `times_recorded`."""
+    """Traces two stages, and answers their one collective. Returns `times_recorded`."""
     stage = stages.aggregate(exchange, stages.encode(exchange, gradients))
     request = next(stage)
     with pytest.raises(StopIteration):
@@ -200,7 +200,7 @@ def test_a_stage_ends_after_its_collectives_also_where_nothing_needs_their_answe
 
 
 def test_what_is_sent_waits_for_no_times_of_others():
-    """In full precision each gradient travels as soon as it is there."""
+    """In full precision each gradient travels as soon as it is ready."""
     exchange = FullPrecision()
 
     def stages_that_are_made(stages, gradients):
@@ -229,7 +229,7 @@ def test_collectives_of_transforms_are_recorded():
     recorder = Recorder()
     job = Job(EXCHANGES["transforms"](), recorder)
     job.run()
-    # One matrix of the two straddles the shards, or none: the mean over it takes a sum.
+    # One of the two matrices may straddle the shards. Then the mean over it takes a sum.
     asked = collections.Counter(span.part for span in recorder.take() if span.part)
     assert set(asked) <= {"ALLTOALL", "ALLGATHER", "ALLREDUCE"} and asked["ALLTOALL"] == WORKERS
 
@@ -257,7 +257,7 @@ def test_a_flush_is_not_recorded():
 
 
 def op_types(function, gradients):
-    """How many ops of each type a traced function has, in all its branches."""
+    """Returns how many ops of each type a traced function has, in all its branches."""
     graph = function.get_concrete_function(gradients).graph.as_graph_def()
     nodes = [*graph.node, *(node for f in graph.library.function for node in f.node_def)]
     return collections.Counter(node.op for node in nodes)

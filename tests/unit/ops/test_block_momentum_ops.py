@@ -1,4 +1,4 @@
-"""The ops of blockwise model-update filtering against their equations, and to the last bit."""
+"""The ops of blockwise model-update filtering against their equations, to the last bit."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def state_type(dtype):
 
 
 def short(rng, scale=1.0):
-    """Random values of few digits, which any type holds and whose halves add up exactly."""
+    """Returns random values of few digits. Any type holds them, and their halves add up exactly."""
     return [np.round(rng.normal(size=shape) * scale * 16) / 16 for shape in SHAPES]
 
 
@@ -41,12 +41,12 @@ def array_of(value):
 
 
 def exact(values):
-    """What variables or tensors hold, in float64."""
+    """Returns the values of variables or tensors in float64."""
     return [array_of(value).astype(np.float64) for value in values]
 
 
 def assert_close(received, expected, dtype):
-    """Within two roundings to `dtype`, of values about 1."""
+    """Asserts that values about 1 agree within two roundings to `dtype`."""
     eps = (
         float(tf.experimental.numpy.finfo(numpy_type(dtype)).eps) if dtype != "bfloat16" else 2**-7
     )
@@ -62,7 +62,7 @@ def assert_same_bits(received, expected):
 
 
 class Block:
-    """Variables in the middle of a training, with random state."""
+    """The variables of a training that is in a block, with random state."""
 
     def __init__(self, rng, dtype, draw=short):
         self.variables = variables_of(draw(rng), dtype)
@@ -79,7 +79,7 @@ class Block:
 
 
 def long(rng, scale=1.0):
-    """Random values of as many digits as there are."""
+    """Returns random values with as many digits as the type has."""
     return [np.asarray(rng.normal(size=shape) * scale) for shape in SHAPES]
 
 
@@ -104,7 +104,7 @@ def test_without_deltas_a_block_begins_with_the_model(rng, dtype):
     block = Block(rng, dtype, long)
     without = ops.block_difference(block.variables, block.model, [], 0.25, 0.5)
     assert_same_bits(without, block.difference(0.25, 0.0))
-    # To the bit: also where there is no finite delta.
+    # To the bit, even without finite deltas.
     block.deltas = variables_of([np.full(shape, np.inf) for shape in SHAPES], state_type(dtype))
     assert_same_bits(without, block.difference(0.25, 0.0))
 
@@ -187,7 +187,7 @@ def test_with_a_learning_rate_of_one_the_mean_is_not_rounded(rng, dtype, nestero
 
 @every_mean
 def test_first_block_of_one_worker_is_plain_training(rng, relative):
-    """Zero momentum so far: from the means or the differences, the variables stay as they are."""
+    """The momentum is zero, so the variables stay as they are, by means or by differences."""
     block = Block(rng, "float32")
     block.deltas = variables_of(map(np.zeros, SHAPES), "float32")
     trained = exact(block.variables)
@@ -215,7 +215,7 @@ def test_moments_update_is_that_of_the_paper(rng, dtype, relative, kappa, floor)
     states = variables_of(begins, state_type(dtype))
     ops.moments_update(tensors_of(means, dtype), moments, states, kappa, floor, relative)
     assert_close(moments, expected, dtype)
-    # They begin as the variables do, in a longer type.
+    # They begin like the variables, in a longer type.
     assert_same_bits(states, [tf.cast(moment, state_type(dtype)) for moment in moments])
 
 
@@ -299,9 +299,9 @@ def test_means_may_be_what_a_variable_holds(rng, update, used, source):
 
 
 def test_large_variables_are_updated_like_their_parts(rng):
-    """Threads share the values of one: where they do, nothing is left out or done twice."""
+    """Threads share the values of one variable. Nothing is left out or done twice."""
     whole = [rng.normal(size=600_007).astype(np.float32) for _ in range(4)]
-    # Of fewer values than a thread works on at a time.
+    # Pieces have fewer values than a thread works on at a time.
     cuts = range(99_999, 600_007, 99_999)
     results = []
     for pieces in ([[values] for values in whole], [np.split(values, cuts) for values in whole]):

@@ -1,4 +1,4 @@
-"""What the package says when its compiled library does not fit."""
+"""The package's errors if its compiled library does not fit."""
 
 import re
 import shutil
@@ -21,7 +21,7 @@ except ImportError as error:
 
 @pytest.fixture
 def package(tmp_path):
-    """A copy of the package, to be damaged."""
+    """Returns a copy of the package, which tests damage."""
     ignored = shutil.ignore_patterns("__pycache__")
     return shutil.copytree(ROOT / "tf_onebit", tmp_path / "tf_onebit", ignore=ignored)
 

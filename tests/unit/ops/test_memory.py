@@ -1,4 +1,4 @@
-"""Memory of one step that the next step uses again."""
+"""The next step uses the memory of a step again."""
 
 import os
 
@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.programs import run_python
 
-# A step's activations and gradients take 6 MB. In the second epoch everything has been allocated.
+# A step's activations and gradients take 6 MB. By the second epoch all memory has been allocated.
 PROGRAM = """
 import resource
 

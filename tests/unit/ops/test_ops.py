@@ -22,7 +22,7 @@ def is_coded(shape):
 
 
 def coded_values(tensors):
-    """The values of all columns, one after the other: what a residual is aligned with."""
+    """Returns the values of all columns, one after the other, as a residual has them."""
     values = [as_float64(tensor).ravel() for tensor in tensors if is_coded(tensor.shape)]
     return np.concatenate(values)
 
@@ -38,7 +38,7 @@ def all_columns():
 
 
 def run(world_size, dtype, levels, error_feedback):
-    """What ops and oracle give after some steps."""
+    """Runs some steps with ops and oracle, and returns the results of both."""
     rng = np.random.default_rng(7)
     layout = Layout(
         [

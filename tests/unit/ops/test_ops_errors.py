@@ -1,4 +1,4 @@
-"""What the compiled ops say to arguments that do not fit each other."""
+"""The compiled ops refuse arguments that do not fit each other."""
 
 import types
 

@@ -1,4 +1,4 @@
-"""What the compiled ops write, and what they must leave alone."""
+"""Memory that the compiled ops write, and memory that they must leave alone."""
 
 import numpy as np
 import pytest
@@ -101,5 +101,5 @@ def test_the_same_tensor_may_be_two_gradients(rng):
 
     first, second = exchange(gradient)
     np.testing.assert_array_equal(first, second)
-    # What has two levels already is quantized without an error.
+    # Values with only two levels are quantized without an error.
     np.testing.assert_allclose(np.sign(first), np.where(gradient >= 0, 1, -1))

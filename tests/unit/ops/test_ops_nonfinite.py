@@ -1,4 +1,4 @@
-"""Gradients that are not finite: flagged, kept out of the message and of the residual."""
+"""Gradients that are not finite are flagged. They stay out of message and residual."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ def with_value(gradient, position, value):
 
 
 def encode(gradients, levels="mean"):
-    """The decoded sums of one worker, its flags, its residual before and after."""
+    """Returns the decoded sums of one worker, its flags, its residual before and after."""
     before = np.random.default_rng(3).normal(size=LAYOUT.size).astype(np.float32)
     residual = tf.Variable(before)
     messages, squares = ops.one_bit_encode(gradients, residual, LAYOUT, levels)
@@ -53,7 +53,7 @@ def test_column_with_the_value_is_sent_as_zeros_and_keeps_its_residual(
     assert flags == [2, 2]
     np.testing.assert_array_equal(sent, np.where(column, 0, clean_sent))
     np.testing.assert_array_equal(residual, np.where(column, before, clean_residual))
-    # The Monitor's norm stays a number: that of the other columns.
+    # The Monitor's norm stays a number: the norm of the other columns.
     expected_squares = np.square(clean_residual[~column], dtype=np.float64).sum()
     np.testing.assert_allclose(squares, expected_squares, rtol=1e-5)
 
@@ -119,7 +119,7 @@ def test_column_of_an_aggregate_is_flagged_and_keeps_its_residual(rng, levels, v
 
 
 def test_aggregate_that_overflows_is_flagged():
-    layout = Layout([(64, 1, 1)], world_size=2)  # Columns of one value, which is their level.
+    layout = Layout([(64, 1, 1)], world_size=2)  # Columns have one value, which is their level.
     residual = tf.Variable(tf.zeros([layout.size]))
     messages, _ = ops.one_bit_encode([tf.fill([64], HUGE)], residual, layout)
     assert messages[0, 0] == 0

@@ -20,7 +20,7 @@ STEPS = 2
 
 every_dtype = pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 every_capacity = pytest.mark.parametrize("capacity", [0, 5, SIZE])
-# One part; parts that end within tensors and with them.
+# One part, and parts that end within tensors and with them.
 every_part_size = pytest.mark.parametrize("part_size", [MAX_PART_SIZE, SIZE, 1000, 34])
 
 
@@ -33,7 +33,7 @@ def parts_of(part_size, size=SIZE):
 
 
 class Message:
-    """The fields of a row."""
+    """The fields of a row of messages."""
 
     def __init__(self, row):
         row = np.asarray(row)
@@ -42,20 +42,20 @@ class Message:
         self.codes, self.padding = row[HEADER_WORDS : self.words].view(np.uint32), row[self.words :]
 
     def sent(self):
-        """As the oracle has it: a list of (index, sign) pairs."""
+        """Returns the values as the oracle has them: a list of (index, sign) pairs."""
         signs = np.where(self.codes >> 31, -1, 1)
         return list(zip((self.codes & 0x7FFFFFFF).tolist(), signs.tolist(), strict=True))
 
 
 def write(codes, step=1.0, padding=0):
-    """A row."""
+    """Returns a row of messages."""
     floats = np.array([step, 0.0], np.float32).view(np.uint32)
     header = [0, HEADER_WORDS + len(codes), len(codes), len(codes), *floats]
     return np.array([*header, *codes, *[0] * padding], np.uint32).view(np.int32)
 
 
 def run(dtype, part_size, capacity):
-    """What some steps of one worker give: the messages, and values before and after."""
+    """Runs some steps of one worker. Returns the messages, and the values before and after."""
     rng = np.random.default_rng(7)
     residual = variable_of(rng.normal(size=SIZE))
     steps = []
@@ -88,7 +88,7 @@ def assert_that_messages_are_those_of_the_paper(corrected, messages, part_size, 
 def assert_that_residual_is_what_was_not_sent(corrected, residual, part_size, capacity):
     for part in parts_of(part_size):
         _, expected, _ = oracle.encode(corrected[part], TAU, capacity)
-        # What waits has been subtracted and added again.
+        # Values that wait have been subtracted and added again.
         is_exact = abs(corrected[part]) <= 2 * TAU
         np.testing.assert_array_equal(residual[part][is_exact], expected[is_exact])
         np.testing.assert_allclose(residual[part], expected, rtol=1e-6)
@@ -137,7 +137,7 @@ def test_what_does_not_fit_is_sent_later(rng):
         assert message.count == min(capacity, exceeding)
         sent += message.sent()
         exceeding -= message.count
-        # Whatever waits has the bits that it had.
+        # All values that wait keep their bits.
         _, waiting, _ = oracle.encode(values, 1.0, len(sent))
         np.testing.assert_array_equal(residual, waiting)
     assert sent == expected
@@ -215,12 +215,12 @@ def test_sum_that_overflows_is_flagged():
 
 @functools.cache
 def messages_of(world_size, part_size, sizes=tuple(SIZES)):
-    """Messages with different steps: int32 `[world_size, parts, words]`, and what is in them."""
+    """Returns messages of different steps, `[world_size, parts, words]`, and their content."""
     rng = np.random.default_rng(3)
     size, rows = sum(sizes), []
     for rank in range(world_size):
         residual = variable_of(rng.normal(size=size))
-        # Of all values the workers send some, none, ..., all.
+        # Workers send some, all or none of the values.
         threshold = [1.0, np.inf, 2.5, 0.1, 1e-6][rank % 5]
         capacity = min(size, part_size)
         no_gradients = [tf.zeros([size]) for size in sizes]
@@ -237,7 +237,7 @@ def steps_of(messages):
 
 
 def sent_by(parts, part_size):
-    """As the oracle has it: (index, sign) pairs of a message about all values."""
+    """Returns (index, sign) pairs of a message about all values, as the oracle has them."""
     return [(p * part_size + i, sign) for p, part in enumerate(parts) for i, sign in part.sent()]
 
 

@@ -1,4 +1,4 @@
-"""What the threshold ops say to arguments that do not fit each other, and to corrupt messages."""
+"""The threshold ops refuse arguments that do not fit each other, and corrupt messages."""
 
 import resource
 
@@ -103,7 +103,7 @@ def test_a_refused_call_leaves_the_residual_unlocked_and_unchanged():
 
 # ------------------------------------------------------------------------------------- messages
 
-# A message that all readers take: of two workers, about two parts of 35 and 34 values.
+# A message that all readers accept: of two workers, about two parts of 35 and 34 values.
 PARTS = {"part_size": 35}
 GOOD = np.stack([[write([0, 2**31 + 7, 33], padding=2)] * 2] * 2)
 CODED = ops.golomb_rice_encode(GOOD, SIZES, **PARTS).numpy()
@@ -111,14 +111,14 @@ VARIABLES = [tf.Variable(tf.ones([size])) for size in SIZES]
 
 
 def apply(messages, sizes=SIZES, **options):
-    """On variables that must not change if it fails."""
+    """Applies messages to variables, which must not change if it fails."""
     variables = [variable(size) for size in sizes]
     try:
         ops.threshold_apply(variables, messages, **options)
     except tf.errors.InvalidArgumentError:
         assert not any(np.any(variable) for variable in variables)
         raise
-    # Nor are they locked afterwards.
+    # The variables are not locked afterwards either.
 
 
 def decode_sum(messages, sizes=SIZES, **options):
@@ -149,7 +149,7 @@ def test_the_message_that_is_altered_below_is_read(read, good):
 
 
 def altered(messages, changes):
-    """Messages of which the last, that of rank 1 about part 1, has other words."""
+    """Returns messages with other words in the last one, which rank 1 sent about part 1."""
     messages = messages.copy()
     for word, value in changes.items():
         messages[1, 1, word] = np.uint32(value & 0xFFFFFFFF).astype(np.int32)
@@ -165,7 +165,7 @@ def refuses_message(rank, fault):
     return refuses(f"Message {rank} is corrupt: {fault}.*{advice}")
 
 
-# By what is said: the words of a header that are wrong for packed and for coded messages.
+# By message: the words of a header that are wrong for packed and for coded messages.
 HEADER_FAULTS = {
     "its length is not that of its words": [
         *({WORDS: length} for length in (0, HEADER_WORDS - 1, 2**31 - 1, -1, -(2**31))),

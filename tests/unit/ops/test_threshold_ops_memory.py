@@ -1,4 +1,4 @@
-"""What the threshold ops write, and what they must leave alone."""
+"""Memory that the threshold ops write, and memory that they must leave alone."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The ops of transforms against their equations, in every size; what they write and leave alone."""
+"""The ops of transforms against their equations, in every size, and the memory that they write."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from tests.support.gradients import gradient_values
 from tests.unit.ops.test_ops_errors import refuses, variable
 from tf_onebit import ops
 
-# Around words, vectors and blocks, and several stripes.
+# Sizes around words, vectors and blocks, and of several stripes.
 SIZES = [0, 1, 3, 31, 32, 33, 100, 4096, 4097, 600_000]
 every_size = pytest.mark.parametrize("size", SIZES)
 
@@ -29,7 +29,7 @@ def test_accumulate_is_its_equation(rng, size, share):
     run_sizes = [size // 3, 0, size - size // 3]
     sums = ops.adagrad_accumulate(gradient, average, share, run_sizes)
     expected = before + share * (np.float64(gradient) ** 2 - before)
-    # Old and new square may differ in size.
+    # The old and the new square may differ in size.
     errors = np.abs(average.numpy() - expected)
     assert (errors <= 1e-6 * (before + np.square(gradient))).all()
     deviations = np.split(np.sqrt(expected), [size // 3])

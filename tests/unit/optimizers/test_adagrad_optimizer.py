@@ -1,4 +1,4 @@
-"""The Keras optimizer NormalizedAdaGrad against the oracle, and with what Keras has around it."""
+"""The Keras optimizer NormalizedAdaGrad against the oracle, and with Keras' own parts around it."""
 
 import keras
 import numpy as np
@@ -25,7 +25,7 @@ def make(rate=RATE, **settings):
 
 
 class Oracle:
-    """SGD on what the stages make of gradients."""
+    """SGD with the gradients that the stages return."""
 
     def __init__(self, variables, momentum=0.0, nesterov=False, adagrad_on="gradient"):
         self.weights = [np.float64(variable) for variable in variables]
@@ -128,7 +128,7 @@ def test_averages_of_variables_in_bfloat16_follow_the_gradients(rng):
     optimizer, oracle = NormalizedAdaGrad(RATE, 1000, 1), reference.NormalizedAdaGrad(1000, 1e-3)
     optimizer.build([keras.Variable(tf.zeros((5, 3)), dtype="bfloat16")])
     step = tf.function(lambda gradient: optimizer.apply([gradient]))
-    for i in range(600):  # a step's share becomes less than what bfloat16 tells apart
+    for i in range(600):  # then a step's share is too small for bfloat16
         gradient = tf.constant(rng.normal(size=(5, 3)) * (1 if i < 300 else 2), tf.bfloat16)
         step(gradient)
         oracle.step([np.float64(gradient)], 1)

@@ -18,7 +18,7 @@ KERAS = {
     "nadam": (optimizers.Nadam, keras.optimizers.Nadam),
 }
 CLASSES = [*(ours for ours, _ in KERAS.values()), optimizers.RectifiedAdam]
-# Powers of two, so that Keras, which rounds betas to float32 in places, rounds nothing.
+# Powers of two: Keras rounds betas to float32 in places, and so rounds nothing.
 BETAS = {"beta_1": 0.5, "beta_2": 0.875}
 every_class = pytest.mark.parametrize("optimizer_class", CLASSES, ids=lambda c: c.__name__)
 
@@ -28,7 +28,10 @@ def schedule():
 
 
 def options(name):
-    """Function that makes keyword arguments; a schedule may belong to one optimizer only."""
+    """Returns a function that makes keyword arguments.
+
+    A schedule may belong to one optimizer only.
+    """
     return {
         "plain": lambda: {},
         "decayed": lambda: {"weight_decay": 0.1},
@@ -85,7 +88,7 @@ def fit(model):
 
 
 def step_eagerly(model, steps=5):
-    """Steps with made-up gradients: compiling would take most of a test's time."""
+    """Makes steps with made-up gradients: compiling would take most of a test's time."""
     rng = np.random.default_rng(5)
     for _ in range(steps):
         model.optimizer.apply(
@@ -95,7 +98,7 @@ def step_eagerly(model, steps=5):
 
 
 def trained(optimizer, steps=3):
-    """Weights after some steps."""
+    """Returns the weights after some steps."""
     variables = weights()
     for step in gradients(steps):
         optimizer.apply([tf.constant(g) for g in step], variables)
@@ -145,7 +148,7 @@ def test_a_scaled_loss_trains_as_with_keras():
 def adam_step(theta, m, v, g, t, rate):
     m, v = 0.5 * m + 0.5 * g, 0.875 * v + 0.125 * g * g
     m_hat, v_hat = m / (1 - 0.5**t), v / (1 - 0.875**t)
-    # Keras' epsilon is that "hat" of Kingma and Ba, of the uncorrected root.
+    # Keras' epsilon is the "hat" epsilon of Kingma and Ba, for the uncorrected root.
     return theta - rate * m_hat / (np.sqrt(v_hat) + 1e-7 / np.sqrt(1 - 0.875**t))
 
 
@@ -179,7 +182,7 @@ def rectified_step(theta, m, v, g, t, rate):
     ids=lambda c: c.__name__,
 )
 def test_a_step_after_moving_counts_moved_steps(optimizer_class, transcription, in_graph):
-    """Steps 1 to 3, then `k += 1.75`, then a step whose t is 5.75."""
+    """Makes steps 1 to 3, then `k += 1.75`, then a step whose t is 5.75."""
     decay = {"weight_decay": 0.125} if optimizer_class is optimizers.AdamW else {}
     optimizer, variables = optimizer_class(0.25, **BETAS, **decay), weights("float64")
     optimizer.build(variables)
@@ -309,11 +312,11 @@ def test_what_cannot_be_done_is_refused(optimizer_class):
     optimizer.build(weights())
     before = values(optimizer.variables)
     for steps in (-1, -0.5, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match=f"Received: steps={steps}. To begin anew"):
+        with pytest.raises(ValueError, match=f"Received: steps={steps}. To start from zero"):
             optimizer.advance_moments(steps)
-        with pytest.raises(ValueError, match=f"Received: moment_steps={steps}. To begin anew"):
+        with pytest.raises(ValueError, match=f"Received: moment_steps={steps}. To start from zero"):
             optimizer.moment_steps = steps
-    with pytest.raises(ValueError, match="'mine' was asked for its moments within a tf.function"):
+    with pytest.raises(ValueError, match="'mine' cannot be read within a tf.function"):
         tf.function(lambda: optimizer.advance_moments(1.0))()
     assert_same_bits(values(optimizer.variables), before)
 

@@ -1,4 +1,4 @@
-"""The papers' cost models: their own numbers, from the inputs that they print."""
+"""The papers' cost models give the papers' own figures, from the inputs that they print."""
 
 import dataclasses
 import math
@@ -12,7 +12,7 @@ from tf_onebit.planner import CompressedDataParallelism, DataParallelism, ModelP
 MODEL = {"parameters": 46e6, "operations_per_second": 976e9, "bytes_per_second": 4.83e9}
 FIXED_STEPS = 4
 FIXED_SLOWDOWN = 18.2e-3 / FIXED_STEPS * MODEL["operations_per_second"] / MODEL["parameters"]
-# "1-Bit Stochastic Gradient Descent and its Application ...", table 1: seconds per frame.
+# Seide et al. 2014 ("1-Bit Stochastic Gradient Descent"), table 1: seconds per frame.
 SUB_BATCHES = 256, 512, 1024, 2048, 4096, 8192
 FRAME_SECONDS = 156e-6, 137e-6, 122e-6, 118e-6, 115e-6, 114e-6
 
@@ -96,7 +96,7 @@ def test_equation_4():
 
 def test_below_fixed_cost_there_is_no_optimal_number_of_nodes():
     assert one_bit(16384, True).optimal_workers() == math.inf
-    # Half-batches then pay the fixed cost twice, and hide less than that.
+    # Half-batches then pay the fixed cost twice, and hide less time.
     small, large = one_bit(2048, False), one_bit(2048, True)
     assert small.speed_up(16) > large.speed_up(16)
 
@@ -108,10 +108,10 @@ def test_trends_of_table_4():
         for on in (False, True)
     )
     assert plain == sorted(plain) and buffered == sorted(buffered)
-    # Ever less is gained by larger minibatches.
+    # Larger minibatches gain less and less.
     assert plain[-1] / plain[-2] < 1.02 < plain[2] / plain[1]
     assert plain[-1] == pytest.approx(45e3, rel=0.25)
-    # What double buffering gains does not follow: messages take less than the fixed cost.
+    # The gain of double buffering does not follow, because messages take less than the fixed cost.
     assert all(both < one for one, both in zip(plain, buffered, strict=True))
 
 
@@ -131,11 +131,11 @@ def test_trends_of_table_5():
     assert speed(2880, 1, 1) == pytest.approx(7.5e3, rel=0.1)
     assert speed(16384, 1, 1) == pytest.approx(8.2e3, rel=0.1)
     assert speed(2880, 1, 2) / speed(2880, 1, 1) == pytest.approx(1.55, abs=0.05)
-    # 16 GPUs are used well by large minibatches only, and data parallelism uses them better.
+    # Only large minibatches use 16 GPUs well, and data parallelism uses them better.
     assert speed(16384, 16, 1) / speed(16384, 8, 1) > speed(2880, 16, 1) / speed(2880, 8, 1)
     assert speed(16384, 16, 1) > speed(16384, 8, 2)
     assert speed(16384, 8, 1) > speed(16384, 4, 2)
-    # By small ones model parallelism does not fall behind as much.
+    # With small minibatches, model parallelism does not fall behind as much.
     assert speed(2880, 8, 2) / speed(2880, 16, 1) > speed(16384, 8, 2) / speed(16384, 16, 1)
 
 

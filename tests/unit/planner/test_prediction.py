@@ -1,4 +1,4 @@
-"""What is predicted of methods, and what follows from it."""
+"""Predictions about methods, and the advice that follows from them."""
 
 import dataclasses
 import math
@@ -70,7 +70,7 @@ def test_bottleneck_is_what_is_longest():
     assert predict(FULL, COMPUTATION, fast, 2).bottleneck == "computation"
     laborious = method("laborious", 0.1, work=0.1)
     assert predict(laborious, COMPUTATION, fast, 2).bottleneck == "coding"
-    # Also where computation is hidden behind it.
+    # This holds even if computation is hidden behind it.
     delayed = dataclasses.replace(ONE_BIT, delay=1)
     link_bound = predict(delayed, COMPUTATION, uniform_links(2.4e6, 0.0), 2)
     assert link_bound.step_seconds == pytest.approx(0.5, rel=0.01)
@@ -105,7 +105,7 @@ def test_workers_of_a_node_add_up_first():
     nodes = predict(ONE_BIT, COMPUTATION, links, 2, workers_per_node=4)
     assert nodes.workers == 8
     assert nodes.speed_up == pytest.approx(8 * COMPUTATION.seconds / nodes.step_seconds)
-    # Between two nodes travels what it would between two workers.
+    # Two nodes exchange as much as two workers would.
     assert nodes.sent_bytes == pytest.approx(0.15 * 8e6 + 2 * 3 / 4 * 4 * 8e6)
     one_node = predict(ONE_BIT, COMPUTATION, links, 1, workers_per_node=4)
     assert one_node.workers == 4 and one_node.coding_seconds == 0
@@ -221,7 +221,7 @@ def test_says_plainly_when_one_worker_is_faster():
     for methods in ([FULL], METHODS):
         result = advice(1e5, methods)
         (sentence,) = [s for s in result.sentences if s.startswith("One worker alone is as fast")]
-        assert f"with {result.method} 2 workers are 0." in sentence
+        assert f"2 workers with {result.method} are 0." in sentence
     assert not any("One worker alone" in s for s in advice(125e6).sentences)
 
 
@@ -233,7 +233,7 @@ def test_recommends_the_mildest_method_that_is_fast():
 
 
 def test_recommends_nothing_that_is_hardly_faster_than_full_precision():
-    """A tenth slower than the fastest, which is a tenth faster than full precision."""
+    """It is a tenth slower than the fastest, which is a tenth faster than full precision."""
     one_bit, fast = (
         Method(name, [Bucket(1e6, (), seconds)])
         for name, seconds in (("1-bit", 0.36), ("threshold", 0.3))
@@ -254,7 +254,7 @@ def test_recommends_larger_minibatches_where_an_exchange_costs_much():
     assert advice(1e11, full_precision).per_replica_batch_size == 32
     costly = advice(12.5e6, full_precision)
     assert costly.per_replica_batch_size == 128
-    assert any("the most that was measured" in sentence for sentence in costly.sentences)
+    assert any("the largest measured number" in sentence for sentence in costly.sentences)
 
 
 def test_recommends_a_sync_period_with_which_blocks_cost_little():
@@ -279,11 +279,11 @@ def test_recommends_buckets_that_overlap():
     one_bucket = dataclasses.replace(regrouped(FULL, SIZES, large), bucket_bytes=large)
     assert len(one_bucket.buckets) == 1
     assert advice(200e6, [one_bucket]).bucket_bytes == 4 * 2**20
-    # Nothing is gained by the same buckets, nor where the exchange takes no time.
+    # The same buckets gain nothing, and nor do others if the exchange takes no time.
     same = dataclasses.replace(FULL, bucket_bytes=4 * 2**20)
     assert advice(200e6, [same]).bucket_bytes is None
     assert advice(1e11, [one_bucket]).bucket_bytes is None
-    # A flag that goes before all of them has no part in that.
+    # A flag that is sent before all of them does not matter.
     flag = Bucket(0, 2 * (Collective(0.0, "all_gather", 4),))
     checked = dataclasses.replace(one_bucket, buckets=[flag, *one_bucket.buckets])
     assert advice(200e6, [checked]).bucket_bytes == 4 * 2**20

@@ -1,4 +1,4 @@
-"""The simulation of steps, against what can be worked out by hand."""
+"""The simulation of steps against cases that were worked out by hand."""
 
 import time
 
@@ -31,14 +31,14 @@ def test_one_bucket_is_sent_after_all_is_computed():
 
 
 def test_early_buckets_are_sent_while_others_are_computed():
-    # The first is there after 1 + 1, and through at 3; the second then follows.
+    # The first is ready after 1 + 1, and sent by 3. Then the second follows.
     assert step_seconds([bucket(1, 1.0), bucket(1, 1.0)]) == pytest.approx(1 + 2 + 1 + 0.5)
     # Three seconds for each: the second waits for the first.
     assert step_seconds([bucket(1, 3.0), bucket(1, 3.0)]) == pytest.approx(2 + 3 + 3 + 0.5)
 
 
 def test_buckets_come_in_proportion_to_their_sizes():
-    # The first, of a quarter, is there at 1 + 0.5 and through at 3.5; the second ends at 4.5.
+    # The first, a quarter, is ready at 1 + 0.5 and sent by 3.5. The second ends at 4.5.
     assert step_seconds([bucket(1, 2.0), bucket(3, 1.0)]) == pytest.approx(3.5 + 1 + 0.5)
 
 
@@ -48,13 +48,13 @@ def test_work_of_the_exchange_takes_the_time_of_computation():
 
 
 def test_sending_slows_computation_down():
-    # While the first is sent, for a second, half of the processor is left for the second's half.
+    # The first is sent for a second. Meanwhile the second bucket's half has half of the processor.
     slowed = step_seconds([bucket(1, 1.0), bucket(1, 0.0)], [(worker(work=0.5), 2)])
     assert slowed == pytest.approx(3.5 + 0.5)
 
 
 def test_each_collective_takes_work_beside_its_bytes():
-    # Of the second that the first is sent for, 0.25 go to its byte, and 0.5 to sending at all.
+    # Of the second that sending takes, 0.25 go to the byte, and 0.5 to the collective itself.
     links = {"all_gather": Link(0.0, 1.0, work_seconds_per_byte=0.25, work_seconds=0.5)}
     slowed = step_seconds([bucket(1, 1.0), bucket(1, 0.0)], [(Worker(COMPUTATION, links), 2)])
     assert slowed == pytest.approx(3.5 + 0.75)
@@ -81,7 +81,7 @@ def test_stragglers_hold_up_all():
     slowdowns = np.ones([3, 4])
     slowdowns[2, 1] = 2.0
     run = simulate([(worker(), 4)], [bucket(1, 1.0)], steps=3, slowdowns=slowdowns)
-    # The update of the straggler is late as well, and the others' next step is not known.
+    # The update of the straggler is late as well, and the others' next step is unknown.
     np.testing.assert_allclose(run.step_seconds, [4.5, 4.5, 6 + 1 + 1.0])
 
 
@@ -149,6 +149,6 @@ def test_refuses_amounts_that_are_negative_or_not_finite(make):
 
 
 def test_refuses_collectives_without_a_link():
-    message = r"links of \['all_gather'\], and a collective of the kind 'within node'"
+    message = r"links for \['all_gather'\], and a collective of the kind 'within node'"
     with pytest.raises(ValueError, match=message):
         simulate([worker()], within_nodes([bucket(1, 4)], 2))

@@ -1,4 +1,4 @@
-"""`tf-onebit bench` with nobody else."""
+"""`tf-onebit bench` with one process."""
 
 import json
 

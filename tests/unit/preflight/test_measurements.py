@@ -1,4 +1,4 @@
-"""What `tf-onebit plan` measures: a model's steps, and what exchanges compute and send."""
+"""The measurements of `tf-onebit plan`: a model's steps, and the work and bytes of exchanges."""
 
 import types
 
@@ -100,7 +100,7 @@ def test_what_is_sent_is_what_the_exchange_says(exchange, world_size):
         assert sum(bucket.sent_bytes for bucket in buckets) == built.bytes_sent()
     full = 2 * (world_size - 1) / world_size * 4 * sum(spec.size for spec in specs)
     if isinstance(exchange, Threshold):
-        # Words of what is expected to exceed tau, a little room, and headers.
+        # Words for the values that are expected to exceed tau, a little room, and headers.
         words = sum(bucket.sent_bytes for bucket in buckets) / (world_size - 1) / 4
         assert 1.0 < words / (0.01 * sum(spec.size for spec in specs)) < 1.5
     if isinstance(exchange, FullPrecision):
@@ -154,7 +154,7 @@ def test_sparse_gradients_are_measured_as_they_are_exchanged():
 
 
 class Crowded(Alone):
-    """One of two workers, the other of which computes as long as this one."""
+    """One of two workers. The other computes as long as this one."""
 
     world_size = 2
 
@@ -185,7 +185,7 @@ def test_first_worker_may_have_lost_its_memory_to_larger_batches():
 
 
 class LittleMemory(Alone):
-    """One of two workers, the other of which has memory for a few batches only."""
+    """One of two workers. The other has memory for a few batches only."""
 
     world_size = 2
 
@@ -206,7 +206,7 @@ def test_batches_for_which_some_worker_has_no_memory_are_left_out():
     links = uniform_links(1e6, 0.0)
     measured = measure(planned.make_model(), LittleMemory(2), links, [2], options)
     assert sorted(measured.computations) == [4, 8]
-    message = "not enough for a step. Received: 8 samples.*--per-replica-batch-size 4\\."
+    message = "too little memory for a step. Received: 8 samples.*--per-replica-batch-size 4\\."
     with pytest.raises(ValueError, match=message):
         measure(planned.make_model(), LittleMemory(1), links, [2], options)
 
@@ -248,5 +248,5 @@ def test_dense_gradients_in_full_precision_are_measured_for_one_number_of_worker
     assert measured == [(2, False)]
     measured.clear()
     measure(planned.make_text_model(), Alone(), links, [2, 4], options)
-    # The rows of a step are gathered from all; the table, at the end of a block, is not.
+    # The rows of a step are gathered from all workers. The table, at the end of a block, is not.
     assert measured == [(2, True), (2, False), (4, True)]

@@ -1,4 +1,4 @@
-"""`tf-onebit plan` with nobody else: what it writes, and what it refuses."""
+"""`tf-onebit plan` with one process: its output, and the arguments that it refuses."""
 
 import dataclasses
 import json
@@ -94,7 +94,7 @@ def test_fixed_batches_schedules_and_loss_scales_are_taken_as_they_are(capsys, t
 
 
 def sent_bytes(path):
-    """What a worker sends in a step, by method."""
+    """Returns the bytes that a worker sends in a step, by method."""
     return {p["method"]: p["sent_bytes"] for p in json.loads(path.read_text())["predictions"]}
 
 
@@ -107,11 +107,11 @@ def test_embeddings_send_the_rows_of_a_step_and_all_of_them_in_a_block(capsys, t
     rows, row_bytes, index_bytes, others_bytes = 8 * 16, 4 * 8, 4, 4 * (8 * 3 + 3)
     in_a_step = rows * (row_bytes + index_bytes) + others_bytes
     assert sent["full precision"] == pytest.approx(in_a_step, abs=16)
-    # With its Adam's moments, which BlockMomentum corrects in full precision only.
+    # Its Adam's moments are included. BlockMomentum corrects them in full precision only.
     of_weights = 4 * 50 * 8 + others_bytes
     assert sent["blocks of 16, full precision"] == pytest.approx(3 * of_weights / 16, abs=4)
     assert sent["blocks of 16, 1-bit"] == pytest.approx(of_weights / 16, abs=4)
-    # Of another number of samples it is not known how many rows there would be.
+    # For another number of samples, the number of rows is unknown.
     sentences = json.loads(path.read_text())["advice"]["2"]["sentences"]
     assert any(re.match("With 8 samples per worker and step its exchange", s) for s in sentences)
 
@@ -147,11 +147,11 @@ def test_gathered_gradients_are_planned_as_steps_that_exchange(capsys):
         ("model", "module:function with a function that returns a compiled model. Received"),
         ("no_such_module:make", "There is no module 'no_such_module'"),
         ("tests.support.ends_when_imported:make", "SystemExit: usage.*under `if __name__"),
-        ("tests.support.planned:none", "There is no function 'none' in the module"),
-        ("tests.support.planned:keras", "There is no function 'keras' in the module"),
+        ("tests.support.planned:none", "has no function 'none'"),
+        ("tests.support.planned:keras", "has no function 'keras'"),
         ("tests.support.planned:fail", "without arguments. Received: RuntimeError: no such corpus"),
         ("tests.support.planned:end", "without arguments. Received: SystemExit: 3"),
-        ("tests.support.planned:make_list", r"for a Keras model. Received: \[1, 2\]"),
+        ("tests.support.planned:make_list", r"needs a Keras model. Received: \[1, 2\]"),
         ("tests.support.planned:make_uncompiled_model", "which is not compiled. Call"),
         (
             "tests.support.planned:make_unbuilt_model",
@@ -186,7 +186,7 @@ def test_refuses_a_file_that_is_no_model(capsys, tmp_path):
 def test_says_when_a_model_does_not_take_what_stands_for_open_sizes(capsys):
     model = "tests.support.planned:make_image_model"
     status, _, errors = plan(capsys, model, "--unknown-size", 2)
-    # Below what is being measured.
+    # The message is below the notes about the measurements.
     assert status == 1 and len(errors.splitlines()) == 2
     assert "--unknown-size 2, which fails with: " in errors and errors.endswith(
         " Give another size.\n"
@@ -265,7 +265,7 @@ def test_says_which_optimizers_blocks_need():
     assert "does not correct the moments of Adam" in sentence
     assert "tf_onebit.optimizers" in sentence
     (sentence,) = notes_with(keras.optimizers.Ftrl())
-    assert "of Ftrl. Use moment_correction=" in sentence  # of which there is no other
+    assert "of Ftrl. Use moment_correction=" in sentence  # there is no other Ftrl
     assert notes_with(keras.optimizers.Adam(), ONE_BIT) == []
     for optimizer in (keras.optimizers.SGD(0.1, momentum=0.9), tf_onebit.optimizers.Adam()):
         assert notes_with(optimizer) == []
@@ -313,7 +313,7 @@ def test_gradients_that_are_checked_first_overlap_with_nothing(
     made = make_plan(model, Alone(), None, planned_for(workers=[2]))
     one_after_another = 0.3 + 8 * 0.032
     for prediction in made.predictions:
-        # Of the flags of the two workers each sends its own.
+        # There are flags of two workers. Each sends its own.
         assert prediction.sent_bytes == 8 * 4e6 + (0 if overlaps else 4)
         assert (prediction.step_seconds < 0.8 * one_after_another) == overlaps
         assert (prediction.step_seconds == pytest.approx(one_after_another)) == (not overlaps)
@@ -359,7 +359,7 @@ def test_times_that_scatter_or_fall_are_told():
     (doubt,) = doubts_about(rising, {32: 0.1, 64: 0.5})
     assert doubt.startswith("These times are not reliable: times with 64 samples differ by 50 %.")
     (doubt,) = doubts_about({32: computation(0.2), 64: computation(0.1)}, {32: 0.1, 64: 0.1})
-    assert "64 samples take 100 ms, less than 32 with 200 ms" in doubt
+    assert "64 samples take 100 ms, less than the 200 ms of 32 samples" in doubt
 
 
 def test_a_model_that_is_not_there_is_told_before_tensorflow_is_imported():
@@ -371,7 +371,7 @@ print(status, "tensorflow" in sys.modules)
 """
     for source, message in [
         ("nowhere.keras", "There is no such file. Received: 'nowhere.keras'"),
-        ("nowhere:make", "There is no module 'nowhere', from"),
+        ("nowhere:make", "There is no module 'nowhere' in"),
     ]:
         _, output, errors = run_python(program, source)
         assert output == "1 False\n"
@@ -391,7 +391,7 @@ def test_only_what_is_measured_is_on_standard_error():
 def test_says_when_there_is_no_memory_for_a_step(capsys):
     status, output, errors = plan(capsys, MODEL, "--per-replica-batch-size", 2 * 10**14)
     assert (status, output) == (1, "")
-    assert "memory of a worker is not enough for a step. Received: 200000000000000" in errors
+    assert "worker has too little memory for a step. Received: 200000000000000" in errors
 
 
 def test_blocks_in_full_precision_change_less_than_those_with_one_bit(capsys, tmp_path):

@@ -1,4 +1,4 @@
-"""Normalized AdaGrad and momentum against their oracles, wherever they are applied."""
+"""Normalized AdaGrad and momentum against their oracles, in every place of use."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ from tf_onebit.training.gradient_exchange import GradientExchange
 from tf_onebit.transforms import Momentum, NormalizedAdaGrad
 
 SMALL = {"min_column_size": 32, "max_column_size": 64, "min_size": 31}
-# Matrices that straddle two shards and more, plain ones, and nothing.
+# Matrices that straddle two or more shards, plain ones, and empty ones.
 SHAPES = [(33,), (31, 1), (40, 100), (), (0,), (3, 3, 4, 24), (1, 1)]
 TIME_CONSTANT, SAMPLES, EPSILON = 50.0, 16, 1e-2
 every_world_size = pytest.mark.parametrize("world_size", [1, 2, 3, 8])
@@ -150,7 +150,7 @@ def test_quantizes_what_local_transforms_made(rng, dtype):
         assert_close(received, expected, 1e-4 if dtype == "float32" else 2.0**-7)
 
 
-# In plain values, which are exact before and after, the transforms' memory shows.
+# Plain values are exact before and after, so they show the transforms' memory.
 @every_chain
 @pytest.mark.parametrize("placement", ["transforms", "local_transforms"])
 @pytest.mark.parametrize("in_a_graph", [False, True], ids=["eager", "graph"])
@@ -192,7 +192,7 @@ def test_warm_start_counts_samples(rng):
 
 
 def test_a_row_or_column_of_another_size_changes_its_own_matrix_only(rng):
-    """The mean is over a tensor of the list: to cut it is to normalize its parts apart."""
+    """The mean is over a tensor of the list. Parts of a tensor are normalized apart."""
     (matrix,) = gradients_of(rng, [(40, 100)])
     matrix = matrix * tf.concat([tf.ones([20, 1]), tf.fill([20, 1], 100.0)], axis=0)
 
@@ -301,7 +301,7 @@ def test_what_is_not_quantized_is_transformed_too(rng, wrap, placement):
 
 def test_local_transforms_cannot_communicate(rng):
     (worker,) = build_workers(OneBit(local_transforms=[DivideByTotal()]), specs_of([(40, 100)]), 1)
-    with pytest.raises(ValueError, match="cannot communicate. Received: one that asks for AllRed"):
+    with pytest.raises(ValueError, match="cannot communicate.* Received: one that requests AllRed"):
         exchange([worker], [gradients_of(rng, [(40, 100)])])
 
 
@@ -322,14 +322,15 @@ def test_another_number_of_workers_goes_on_with_the_same_averages(rng, before, a
         exchange = GradientExchange(template, LockstepEngine(["CPU:0"] * world_size), mean=True)
         if saved:
             exchange.load_states(*saved)
-            # What is still to come of a mean stays what it is.
+            # The part of a mean that is still to come keeps its value.
             momentum = oracle.stages[1]
             momentum.velocities = [v * saved[1] / exchange.scale for v in momentum.velocities]
         for _ in range(2):
             gradients = [gradients_of(rng, SHAPES) for _ in range(world_size)]
             exchanged = exchange(gradients, variables)
             expected = [g / world_size for g in oracle.step(sum_of(gradients))]
-            # Plain values are exact; others where nothing is quantized, and while it is warm.
+            # Plain values are exact. Others are exact during the warm-up, when nothing is
+            # quantized.
             for i, shape in enumerate(SHAPES):
                 if len(shape) < 2 or isinstance(template, WarmStart):
                     assert_close(exchanged[0][i], expected[i], 1e-4)

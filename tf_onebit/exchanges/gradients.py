@@ -1,19 +1,57 @@
-"""Detection of gradients that are not finite."""
+"""Gradients: their type and description, and the detection of those that are not finite."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, Self, TypeAlias
 
 import tensorflow as tf
 
-from tf_onebit.collectives.requests import AllReduce
+from tf_onebit.collectives.requests import AllReduce, Exchanging
+
+Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 
 # First words of the error in which the step ends on all workers.
 NOT_FINITE = "Gradients must be finite."
 
 
-def values_of(gradient):
+@dataclasses.dataclass(frozen=True)
+class GradientSpec:
+    """Description of a gradient, known before the first step.
+
+    Attributes:
+        name: name of its variable.
+        shape: shape of its variable, a tuple of ints.
+        dtype: name of its type, for example "float32".
+        sparse: whether it is a `tf.IndexedSlices`.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    sparse: bool = False
+
+    @classmethod
+    def of(cls, gradient: Gradient, variable: Any) -> Self:
+        """Returns the description of the gradient of a variable."""
+        return cls(
+            name=getattr(variable, "path", variable.name),
+            shape=tuple(variable.shape),
+            dtype=tf.as_dtype(gradient.dtype).name,
+            sparse=isinstance(gradient, tf.IndexedSlices),
+        )
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+def values_of(gradient: Gradient) -> tf.Tensor:
     """Returns the tensor of a gradient's values; for `tf.IndexedSlices` its `values`."""
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
-def not_finite_flag(gradients):
+def not_finite_flag(gradients: Sequence[Gradient]) -> tf.Tensor:
     """Returns 0, or 1 + the index of the first gradient that is not finite: int32 `[]`."""
     values = [values_of(gradient) for gradient in gradients]
     # A finite sum has only finite terms, and takes half as long as a check of each value.
@@ -22,13 +60,13 @@ def not_finite_flag(gradients):
     return tf.cond(tf.reduce_all(sums_are_finite), lambda: none, lambda: _first_not_finite(values))
 
 
-def _first_not_finite(values):
+def _first_not_finite(values: Sequence[tf.Tensor]) -> tf.Tensor:
     finite = tf.stack([tf.reduce_all(tf.math.is_finite(v)) for v in values])
     first = tf.argmin(tf.cast(finite, tf.int32), output_type=tf.int32)
     return tf.where(tf.reduce_all(finite), 0, 1 + first)
 
 
-def with_overflow(flags, exchanged):
+def with_overflow(flags: tf.Tensor, exchanged: Sequence[Gradient]) -> tf.Tensor:
     """Returns the flags of the workers, or for all of them the flag of an overflow in the result.
 
     A sum of finite values may overflow.
@@ -40,7 +78,7 @@ def with_overflow(flags, exchanged):
     return tf.where(tf.reduce_any(flags > 0), flags, not_finite_flag(exchanged))
 
 
-def with_narrow_overflow(flags, exchanged):
+def with_narrow_overflow(flags: tf.Tensor, exchanged: Sequence[tf.Tensor]) -> tf.Tensor:
     """Does the same as `with_overflow` for types of 16 bits, and returns other flags unchanged.
 
     A few values of 16 bits may overflow although the sums were finite.
@@ -49,14 +87,19 @@ def with_narrow_overflow(flags, exchanged):
     return with_overflow(flags, exchanged) if narrow else flags
 
 
-def all_finite(gradients, name):
+def all_finite(gradients: Sequence[Gradient], name: str) -> Exchanging[tf.Tensor]:
     """Generator: tells whether all gradients of all workers are finite. Same on all workers."""
     flag = tf.minimum(not_finite_flag(gradients), 1)
     (failures,) = yield AllReduce([flag], name)
     return tf.equal(failures, 0)
 
 
-def require_finite(gradients, flags, names, awaited=()):
+def require_finite(
+    gradients: Sequence[Gradient],
+    flags: tf.Tensor,
+    names: Sequence[str],
+    awaited: Sequence[tf.Tensor] = (),
+) -> list[Gradient]:
     """Returns the gradients after a check that they were finite on all workers.
 
     Args:
@@ -83,13 +126,13 @@ def require_finite(gradients, flags, names, awaited=()):
             who,
             " met an infinity or NaN in the gradient of '",
             name,
-            "'. Lower the learning rate or clip the inputs. All workers leave out such steps "
-            "together with tf_onebit.horovod.DistributedOptimizer(..., on_nonfinite='skip'), or in "
-            "the scope of a strategy with keras.optimizers.LossScaleOptimizer.",
+            "'. Lower the learning rate or clip the inputs. To skip such steps on all workers, "
+            "use tf_onebit.horovod.DistributedOptimizer(..., on_nonfinite='skip'), or in the "
+            "scope of a strategy keras.optimizers.LossScaleOptimizer.",
         ]
     )
 
-    def fail():
+    def fail() -> tf.Tensor:
         with tf.control_dependencies([tf.identity(tensor) for tensor in awaited]):
             failure = tf.debugging.Assert(False, [tf.identity(message)])
         with tf.control_dependencies([failure]):
