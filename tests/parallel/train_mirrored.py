@@ -1,4 +1,4 @@
-"""Trains in a MirroredStrategy of three devices and without, and prints the differences.
+"""Trains in a MirroredStrategy of two or three devices and without, and prints the differences.
 
 python -m tests.parallel.train_mirrored
 """
@@ -92,7 +92,8 @@ def data(steps):
 
 def distance(make, optimizer, arguments):
     models = []
-    for scope in (strategy().scope(), tf.distribute.get_strategy().scope()):
+    two_devices = tf_onebit.distribute.MirroredStrategy(devices=DEVICES[:2])
+    for scope in (two_devices.scope(), tf.distribute.get_strategy().scope()):
         with scope:
             model = compiled(make(), optimizer(), **arguments)
         model.fit(*data(STEPS), BATCH_SIZE, shuffle=False, verbose=0)
