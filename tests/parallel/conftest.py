@@ -22,13 +22,12 @@ import tempfile
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+import tests.support.untuned_data  # noqa: F401
 from tests.parallel.launch import run_job
 
-# Collecting garbage waits for threads of tf.data that an error has left behind. They sleep for up
-# to a minute.
 SECONDS_PER_TEST = 240
 SECONDS_TO_START = 60
-# Collecting garbage takes as long as a small test.
+# Collecting all garbage takes as long as a small test. Collecting what is new takes less.
 TESTS_PER_COLLECTION = 10
 _REPORTS_DIR = os.environ.get("TF_ONEBIT_TEST_REPORTS_DIR")
 _IS_WORKER = _REPORTS_DIR is not None
@@ -52,8 +51,8 @@ def pytest_configure(config):
 
         engine()
 
-        # clear_session collects garbage after some tests. It need not search everything that
-        # TensorFlow and Keras made on import.
+        # Garbage is collected between tests. The search leaves out everything that TensorFlow and
+        # Keras made on import.
         gc.freeze()
         gc.disable()
 
@@ -90,7 +89,8 @@ if _IS_WORKER:
         """Starts a test on all ranks at once, in a fresh Keras session."""
         import keras
 
-        keras.utils.clear_session(free_memory=next(_tests) % TESTS_PER_COLLECTION == 0)
+        keras.utils.clear_session(free_memory=False)
+        gc.collect(0 if next(_tests) % TESTS_PER_COLLECTION else 2)
         keras.utils.set_random_seed(0)
         gather(None)
 

@@ -57,10 +57,8 @@ _fork_server = functools.cache(lambda: ForkServer(SETTINGS))
 def python(arguments):
     """Returns the command that runs Python with these arguments.
 
-    It is a fork of a server that has imported TensorFlow, except for tests that need all packages.
+    It is a fork of a server that has imported TensorFlow.
     """
-    if "TF_ONEBIT_TESTS_WITHOUT" not in os.environ:
-        return [sys.executable, *arguments]
     return _fork_server().command(arguments)
 
 

@@ -396,7 +396,9 @@ except Exception as error:
 def test_when_a_worker_is_lost_the_others_end_with_an_error_and_their_replicas_saved(
     fault, reason, tmp_path
 ):
-    job = horovodrun(3, ["-c", LOSE_A_WORKER, str(tmp_path), fault])
+    # Horovod itself waits so long for the worker when the others end: by default, half a minute.
+    command = ["-c", LOSE_A_WORKER, str(tmp_path), fault]
+    job = horovodrun(3, command, HOROVOD_GLOO_TIMEOUT_SECONDS="15")
     assert job.returncode != 0
     for survivor in (0, 2):
         error = (tmp_path / f"report-{survivor}").read_text()

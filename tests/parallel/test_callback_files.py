@@ -40,26 +40,26 @@ def folders_of_others():
 
 
 @workers
-@pytest.mark.parametrize("exchange", [OneBit(), Delayed(OneBit())])
-def test_the_first_worker_writes_what_all_name(exchange, world_size, tmp_path):
-    folder = pathlib.Path(gather(str(tmp_path))[0])
+def test_the_first_worker_writes_what_all_name(world_size, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "written").mkdir()
+    folder = pathlib.Path(gather(str(tmp_path))[0], "written")
     callbacks = callbacks_in(folder)
     before, classes = places(callbacks), list(map(type, callbacks))
     x, labels = samples(world_size)
     fit = {"batch_size": BATCH_SIZE * world_size, "shuffle": False, "verbose": 0}
     fit |= {"validation_data": (x[:32], labels[:32]), "callbacks": callbacks}
-    model = in_scope(exchange)
+    model = in_scope(Delayed(OneBit()))
     # An interrupted fit leaves callbacks that write elsewhere. The next fit has them again.
     with pytest.raises(KeyboardInterrupt):
         model.fit(x, labels, **fit | {"callbacks": [*callbacks, Interrupt()]})
-    again = in_scope(exchange)  # continues after the first epoch, from Keras' backup
+    again = in_scope(Delayed(OneBit()))  # continues after the first epoch
     again.fit(x, labels, epochs=3, **fit)
 
     assert places(callbacks) == before
     assert list(map(type, callbacks)) == classes
     assert_same_bits_on_all_ranks([np.array(v) for v in again.trainable_variables])
-    assert len({tuple(map(str, own)) for own in gather(folders_of_others())}) == 1
-    assert gather(folders_of_others())[0] == []
+    assert gather(list(map(str, folders_of_others()))) == [[]] * world_size
     names = {path.name for path in folder.iterdir() if path.suffix != ".keras"}
     logs = {"log.csv", *(f"log-{k}.csv" for k in range(world_size))}
     assert names == {"best.weights.h5", "board", "backup", *logs}

@@ -69,6 +69,14 @@ def test_an_error_is_printed_and_ends_a_fork():
     assert errors.splitlines()[-1] == "ValueError: a mistake"
 
 
+def test_a_fork_may_import_what_its_server_has_left_out(monkeypatch):
+    program = "import keras, matplotlib, sklearn; print(keras.__name__)"
+    left_out = start("-c", program)
+    assert left_out.communicate()[1].splitlines()[-1].startswith("ModuleNotFoundError")
+    monkeypatch.delenv("TF_ONEBIT_TESTS_WITHOUT")
+    assert start("-c", program).communicate()[0] == "keras\n"
+
+
 RANDOM = "import os, numpy as np, tensorflow as tf; print(hash('a'), np.random.rand(), " + (
     "float(tf.random.uniform([])))"
 )

@@ -37,9 +37,7 @@ def fit(model, world_size, **arguments):
 REFERENCES = {
     "sgd": {"optimizer": sgd(momentum=0.9)},
     "adam_in_a_loop": {"optimizer": adam(), "steps_per_execution": 4},
-    "global_clipnorm": {"optimizer": sgd(global_clipnorm=0.1, weight_decay=0.1)},
     "accumulation": {"optimizer": sgd(gradient_accumulation_steps=2, clipnorm=0.05)},
-    "ema": {"optimizer": sgd(use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=4)},
     "run_eagerly": {"run_eagerly": True},
     "synchronized_batch_normalization_in_a_loop": {
         "make": with_layer(lambda: keras.layers.BatchNormalization(synchronized=True)),

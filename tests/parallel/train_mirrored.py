@@ -1,4 +1,4 @@
-"""Trains in a MirroredStrategy of three devices and without, and prints the differences.
+"""Trains in a MirroredStrategy of two or three devices and without, and prints the differences.
 
 python -m tests.parallel.train_mirrored
 """
@@ -72,7 +72,7 @@ CASES = {
         sgd(gradient_accumulation_steps=2, use_ema=True, ema_overwrite_frequency=3),
         {"run_eagerly": True},
     ),
-    "decayed": (make_model, lambda: keras.optimizers.AdamW(0.01), {}),
+    "decayed": (make_model, lambda: keras.optimizers.AdamW(0.01, global_clipnorm=0.1), {}),
     "synchronized_in_a_loop": (normalized_model, sgd(), {"steps_per_execution": 3}),
     "adagrad": (
         make_model,
@@ -92,7 +92,8 @@ def data(steps):
 
 def distance(make, optimizer, arguments):
     models = []
-    for scope in (strategy().scope(), tf.distribute.get_strategy().scope()):
+    two_devices = tf_onebit.distribute.MirroredStrategy(devices=DEVICES[:2])
+    for scope in (two_devices.scope(), tf.distribute.get_strategy().scope()):
         with scope:
             model = compiled(make(), optimizer(), **arguments)
         model.fit(*data(STEPS), BATCH_SIZE, shuffle=False, verbose=0)

@@ -20,10 +20,6 @@ from tf_onebit.optimizers import NormalizedAdaGrad
 STEPS = 5
 CASES = {
     "buckets": (lambda: keras.optimizers.Adam(0.01), tf_onebit.OneBit(bucket_bytes=4096)),
-    "warm_start": (
-        lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=2),
-        tf_onebit.WarmStart(tf_onebit.OneBit(), steps=1),
-    ),
     "adagrad": (
         lambda: NormalizedAdaGrad(0.1, 500, 64, momentum=0.5),
         tf_onebit.WarmStart(

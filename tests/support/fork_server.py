@@ -33,7 +33,11 @@ import keras  # noqa: F401
 import numpy as np
 import tensorflow as tf
 
+import tests.support.untuned_data  # noqa: F401
+
 _CLIENT = str(pathlib.Path(__file__).with_name("fork_client.py"))
+# Keras would import them where they are installed. A program may.
+_LEFT_OUT = ("sklearn", "matplotlib")
 
 
 class ForkServer:
@@ -49,7 +53,7 @@ class ForkServer:
         self._servers = [
             subprocess.Popen(
                 [sys.executable, "-m", "tests.support.fork_server", self._address(index)],
-                env=os.environ | environment,
+                env=os.environ | {"TF_ONEBIT_TESTS_WITHOUT": " ".join(_LEFT_OUT)} | environment,
                 stdin=subprocess.PIPE,
                 start_new_session=True,  # it ends with this process, but not on Ctrl-C
             )
@@ -153,6 +157,9 @@ def _become(request, descriptors):
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
+    for name in _LEFT_OUT:
+        if name not in os.environ.get("TF_ONEBIT_TESTS_WITHOUT", "").split():
+            sys.modules.pop(name, None)
     # Each process that imports these has random numbers of its own.
     np.random.seed()
     tf.random.set_seed(None)
