@@ -22,7 +22,7 @@ def make_ops(threads, columns, spacing):
     import tensorflow as tf
 
     from tf_onebit import ops
-    from tf_onebit.layout import Layout
+    from tf_onebit._layout import Layout
 
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     tf.config.threading.set_inter_op_parallelism_threads(1)

@@ -12,7 +12,7 @@ import time
 from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
 from horovod.runner.http.http_server import RendezvousServer
 
-from tf_onebit.launch import tf_config
+from tf_onebit._launch import tf_config
 
 _TENSORFLOW_PORT = 2222
 

@@ -9,7 +9,7 @@ import time
 
 import keras
 
-from tf_onebit import cli
+from tf_onebit import _cli as cli
 
 
 def make_model():

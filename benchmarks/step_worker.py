@@ -17,11 +17,11 @@ import numpy as np
 import tensorflow as tf
 
 from tf_onebit import Delayed, FullPrecision, OneBit, Threshold, WarmStart
+from tf_onebit._layout import WORD_BYTES
 from tf_onebit.collectives.engine import ProcessEngine
 from tf_onebit.collectives.requests import AllGather, AllToAll
 from tf_onebit.distribute import MultiWorkerMirroredStrategy
 from tf_onebit.horovod import DistributedOptimizer
-from tf_onebit.layout import WORD_BYTES
 
 NUM_FEATURES = 429
 HIDDEN_LAYERS = 7 * [2048]

@@ -18,9 +18,9 @@ from dataset import CONTEXT_FRAMES
 from targets import NO_TARGET
 
 from tf_onebit import FullPrecision, OneBit, optimizers
-from tf_onebit.bmuf.equations import BlockFilter
-from tf_onebit.bmuf.synchronization import BlockSynchronization
-from tf_onebit.bmuf.variables import block_variables
+from tf_onebit._bmuf.equations import BlockFilter
+from tf_onebit._bmuf.synchronization import BlockSynchronization
+from tf_onebit._bmuf.variables import block_variables
 from tf_onebit.collectives.lockstep import LockstepEngine
 
 STEPS_AT_ONCE = 32  # of one node, in one call

@@ -18,11 +18,11 @@ import numpy as np
 import tensorflow as tf
 
 from tf_onebit import Threshold, ops
+from tf_onebit._training.building import build
 from tf_onebit.collectives.lockstep import LockstepEngine
 from tf_onebit.collectives.requests import AllGather, tap_requests
 from tf_onebit.exchanges import GradientSpec
 from tf_onebit.ops import threshold as message
-from tf_onebit.training.building import build
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "examples" / "speech"))
 import dataset  # noqa: E402

@@ -14,8 +14,8 @@ _MODULE_OF = {
     "ResizableBatches": "tf_onebit.data",
     "Threshold": "tf_onebit.exchanges",
     "WarmStart": "tf_onebit.exchanges",
-    "flush": "tf_onebit.training.model_optimizers",
-    "without_delay": "tf_onebit.training.model_optimizers",
+    "flush": "tf_onebit._training.model_optimizers",
+    "without_delay": "tf_onebit._training.model_optimizers",
 }
 _SUBMODULES = ("callbacks", "distribute", "horovod", "optimizers", "transforms")
 

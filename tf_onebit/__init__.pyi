@@ -5,6 +5,8 @@ from tf_onebit import distribute as distribute
 from tf_onebit import horovod as horovod
 from tf_onebit import optimizers as optimizers
 from tf_onebit import transforms as transforms
+from tf_onebit._training.model_optimizers import flush as flush
+from tf_onebit._training.model_optimizers import without_delay as without_delay
 from tf_onebit._version import __version__ as __version__
 from tf_onebit.data import ResizableBatches as ResizableBatches
 from tf_onebit.exchanges import Auto as Auto
@@ -15,5 +17,3 @@ from tf_onebit.exchanges import Local as Local
 from tf_onebit.exchanges import OneBit as OneBit
 from tf_onebit.exchanges import Threshold as Threshold
 from tf_onebit.exchanges import WarmStart as WarmStart
-from tf_onebit.training.model_optimizers import flush as flush
-from tf_onebit.training.model_optimizers import without_delay as without_delay

@@ -23,7 +23,7 @@ absl::Status GetLayout(const Context& context, Layout* layout) {
   if (!Layout::Valid(sizes, row_sizes, column_sizes, shard_starts)) {
     return tensorflow::errors::InvalidArgument(
         "sizes, row_sizes, column_sizes and shard_starts do not describe a layout. They come from "
-        "tf_onebit.layout.Layout: pass its attributes unchanged.");
+        "tf_onebit._layout.Layout: pass its attributes unchanged.");
   }
   *layout = Layout(sizes, row_sizes, column_sizes, shard_starts);
   return absl::OkStatus();

@@ -13,14 +13,15 @@ from tests.support import planned
 from tests.support.documents import blocks
 from tests.support.gradients import exchange, flat, gradients_of, specs_of
 from tests.support.programs import ROOT
-from tf_onebit import Auto, Delayed, Exchange, WarmStart, cli
+from tf_onebit import Auto, Delayed, Exchange, WarmStart
+from tf_onebit import _cli as cli
+from tf_onebit._configurable import deserialize, serialize
+from tf_onebit._measurement import compressed_buckets
+from tf_onebit._training import auto
+from tf_onebit._training.gradient_exchange import GradientExchange
 from tf_onebit.collectives.lockstep import LockstepEngine
-from tf_onebit.configurable import deserialize, serialize
 from tf_onebit.exchanges import Bucketed, GradientSpec, run_stages
-from tf_onebit.measurement import compressed_buckets
 from tf_onebit.planner import uniform_links
-from tf_onebit.training import auto
-from tf_onebit.training.gradient_exchange import GradientExchange
 
 FOLDER = ROOT / "examples" / "your_own_exchange"
 

@@ -12,7 +12,7 @@ import keras  # noqa: E402
 import tf_onebit  # noqa: E402
 from tests.support.gradients import SHAPES, build_workers, exchange, flat, gradients_of, specs_of  # noqa: E402
 from tf_onebit import ops  # noqa: E402
-from tf_onebit.layout import Layout  # noqa: E402
+from tf_onebit._layout import Layout  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
     not tf.config.list_physical_devices("GPU"), reason="TensorFlow sees no GPU"

@@ -4,9 +4,9 @@ import numpy as np
 
 from tests.parallel.training import compiled
 from tf_onebit import FullPrecision
-from tf_onebit.bmuf.equations import BlockFilter
-from tf_onebit.bmuf.synchronization import BlockSynchronization
-from tf_onebit.bmuf.variables import block_variables
+from tf_onebit._bmuf.equations import BlockFilter
+from tf_onebit._bmuf.synchronization import BlockSynchronization
+from tf_onebit._bmuf.variables import block_variables
 from tf_onebit.collectives.lockstep import LockstepEngine
 
 

@@ -7,9 +7,9 @@ import tensorflow as tf
 import tf_onebit.horovod as hvd
 from tests.parallel.ranks import assert_same_bits_on_all_ranks, engine, gather
 from tf_onebit import Auto, OneBit, WarmStart
-from tf_onebit.configurable import serialize
-from tf_onebit.training.auto import with_decision, without_decision
-from tf_onebit.training.gradient_exchange import GradientExchange
+from tf_onebit._configurable import serialize
+from tf_onebit._training.auto import with_decision, without_decision
+from tf_onebit._training.gradient_exchange import GradientExchange
 
 SHAPES = (256, 64), (64,), (64, 128)
 

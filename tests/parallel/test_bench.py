@@ -7,7 +7,7 @@ from tests.parallel.launch import run_job
 
 def test_collectives_are_measured_between_the_workers(tmp_path):
     path = tmp_path / "bench.json"
-    command = ["-m", "tf_onebit.cli", "bench", "--values", "65536", "--json", str(path)]
+    command = ["-m", "tf_onebit._cli", "bench", "--values", "65536", "--json", str(path)]
     status, _, output = run_job("horovod", 2, command)
     assert status == 0, output
     # One of them prints.

@@ -12,7 +12,7 @@ from tests.parallel.ranks import assert_same_bits_on_all_ranks, gather, rank
 from tests.parallel.training import compiled, make_data, make_model, with_layer
 from tests.support.two_optimizers import Gan
 from tf_onebit import Local, OneBit
-from tf_onebit.bmuf.connections import synchronization_of
+from tf_onebit._bmuf.connections import synchronization_of
 from tf_onebit.callbacks import BlockMomentum, Monitor
 
 PERIOD = 3

@@ -26,9 +26,9 @@ from tests.parallel.training import (
     make_model,
 )
 from tf_onebit import Delayed, FullPrecision, OneBit
+from tf_onebit._training.model_optimizers import flush, without_delay
 from tf_onebit.callbacks import BackupAndRestore, Monitor
 from tf_onebit.collectives.horovod import HorovodEngine
-from tf_onebit.training.model_optimizers import flush, without_delay
 
 STEPS = 5
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.parallel.launch import run_job
 
-PLAN = ["-m", "tf_onebit.cli", "plan"]
+PLAN = ["-m", "tf_onebit._cli", "plan"]
 OPTIONS = ["--per-replica-batch-size", "4", "--workers", "2", "4"]
 
 

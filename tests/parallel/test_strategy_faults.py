@@ -10,7 +10,7 @@ import time
 import pytest
 
 from tests.parallel.launch import ROOT, python
-from tf_onebit.launch import free_addresses, tf_config
+from tf_onebit._launch import free_addresses, tf_config
 
 TIMEOUT_SECONDS = 15
 

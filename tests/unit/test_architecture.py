@@ -23,151 +23,152 @@ ENGINE = ["requests", "whereabouts"]
 # The parts of the package that each part may import. The longest prefix counts.
 MAY_IMPORT = {
     "tf_onebit": ["_version"],
-    "tf_onebit.cli": ["_version", "doctor", "launch", "preflight.bench", "preflight.plan"],
-    "tf_onebit.doctor": ["cluster_spec", "doctor", "ops", "start_up_notes", "_version"],
-    "tf_onebit.launch": ["launch", "start_up_notes"],
-    "tf_onebit.start_up_notes": [],
+    "tf_onebit._cli": ["_version", "_doctor", "_launch", "_preflight.bench", "_preflight.plan"],
+    "tf_onebit._doctor": ["_cluster_spec", "_doctor", "ops", "_start_up_notes", "_version"],
+    "tf_onebit._launch": ["_launch", "_start_up_notes"],
+    "tf_onebit._start_up_notes": [],
     "tf_onebit._version": [],
-    "tf_onebit.cluster_spec": [],
-    "tf_onebit.configurable": [],
-    "tf_onebit.tuning_rules": [],
-    "tf_onebit.formatting": [],
-    "tf_onebit.planner": ["formatting", "planner"],
-    "tf_onebit.measurement": [
+    "tf_onebit._cluster_spec": [],
+    "tf_onebit._configurable": [],
+    "tf_onebit._tuning_rules": [],
+    "tf_onebit._formatting": [],
+    "tf_onebit.training": ["_training"],
+    "tf_onebit.planner": ["_formatting", "planner"],
+    "tf_onebit._measurement": [
         "collectives.echo",
         "collectives.requests",
         "exchanges",
-        "layout",
-        "measurement",
+        "_layout",
+        "_measurement",
         "ops",
         "planner",
     ],
-    "tf_onebit.preflight": [
-        "configurable",
-        "bmuf.variables",
+    "tf_onebit._preflight": [
+        "_configurable",
+        "_bmuf.variables",
         "collectives.horovod",
         "collectives.requests",
         "distribute",
         "exchanges",
-        "formatting",
-        "framework_internals",
+        "_formatting",
+        "_framework_internals",
         "horovod",
-        "measurement",
+        "_measurement",
         "optimizers",
         "planner",
-        "preflight",
-        "start_up_notes",
-        "training",
+        "_preflight",
+        "_start_up_notes",
+        "_training",
     ],
-    "tf_onebit.layout": [],
-    "tf_onebit.validation": [],
-    "tf_onebit.optimizers": ["optimizers", "validation"],
-    "tf_onebit.ops": ["layout", "ops", "_version"],
+    "tf_onebit._layout": [],
+    "tf_onebit._validation": [],
+    "tf_onebit.optimizers": ["optimizers", "_validation"],
+    "tf_onebit.ops": ["_layout", "ops", "_version"],
     "tf_onebit.transforms": [
         "collectives.requests",
-        "configurable",
-        "layout",
+        "_configurable",
+        "_layout",
         "ops",
-        "validation",
+        "_validation",
         "transforms",
     ],
-    "tf_onebit.framework_internals": ["framework_internals"],
+    "tf_onebit._framework_internals": ["_framework_internals"],
     "tf_onebit.collectives": [
         *(f"collectives.{part}" for part in COLLECTIVES),
-        "framework_internals.tf_variables",
+        "_framework_internals.tf_variables",
     ],
     **{f"tf_onebit.collectives.{part}": [] for part in COLLECTIVES},
     "tf_onebit.collectives.engine": [
         *(f"collectives.{part}" for part in ENGINE),
-        "framework_internals.tf_variables",
+        "_framework_internals.tf_variables",
     ],
-    "tf_onebit.collectives.horovod": ["collectives", "framework_internals.tf_variables"],
+    "tf_onebit.collectives.horovod": ["collectives", "_framework_internals.tf_variables"],
     "tf_onebit.collectives.echo": ["collectives.requests"],
     "tf_onebit.collectives.ordered_sum": ["collectives.requests"],
     "tf_onebit.exchanges": [
         "collectives.echo",
         "collectives.ordered_sum",
         "collectives.requests",
-        "configurable",
+        "_configurable",
         "exchanges",
-        "layout",
+        "_layout",
         "ops",
-        "validation",
+        "_validation",
         "transforms",
         "_version",
     ],
-    "tf_onebit.bmuf": [
-        "framework_internals",
-        "bmuf",
+    "tf_onebit._bmuf": [
+        "_framework_internals",
+        "_bmuf",
         "collectives.requests",
-        "configurable",
+        "_configurable",
         "exchanges",
         "ops",
         "optimizers",
-        "training",
-        "validation",
+        "_training",
+        "_validation",
     ],
-    "tf_onebit.bmuf.equations": [],
-    "tf_onebit.bmuf.connections": [],
-    "tf_onebit.monitor": [
-        "bmuf.connections",
-        "framework_internals",
+    "tf_onebit._bmuf.equations": [],
+    "tf_onebit._bmuf.connections": [],
+    "tf_onebit._monitor": [
+        "_bmuf.connections",
+        "_framework_internals",
         "planner",
         "exchanges",
-        "formatting",
-        "monitor",
-        "training",
+        "_formatting",
+        "_monitor",
+        "_training",
     ],
     "tf_onebit.callbacks": [
-        "bmuf",
+        "_bmuf",
         "callbacks",
         "collectives.horovod_size",
         "collectives.requests",
-        "configurable",
+        "_configurable",
         "data",
         "exchanges",
-        "framework_internals",
-        "monitor",
+        "_framework_internals",
+        "_monitor",
         "optimizers",
-        "training",
-        "tuning_rules",
-        "validation",
+        "_training",
+        "_tuning_rules",
+        "_validation",
         "_version",
     ],
-    "tf_onebit.training": [
+    "tf_onebit._training": [
         "planner",
         "collectives.requests",
-        "configurable",
+        "_configurable",
         "exchanges",
-        "formatting",
-        "framework_internals",
-        "measurement",
+        "_formatting",
+        "_framework_internals",
+        "_measurement",
         "ops",
-        "validation",
-        "training",
+        "_validation",
+        "_training",
     ],
     "tf_onebit.data": [
         "collectives.horovod_size",
         "collectives.requests",
         "data",
-        "framework_internals",
+        "_framework_internals",
     ],
     "tf_onebit.distribute": [
-        "cluster_spec",
+        "_cluster_spec",
         "collectives",
         "distribute",
         "exchanges",
-        "framework_internals",
-        "training",
+        "_framework_internals",
+        "_training",
     ],
     "tf_onebit.horovod": [
         "collectives",
-        "configurable",
+        "_configurable",
         "exchanges",
-        "framework_internals",
+        "_framework_internals",
         "horovod",
         "ops",
-        "training",
+        "_training",
     ],
 }
 # The modules of `framework_internals` about Keras. Rooms without Keras may import the others.
@@ -178,21 +179,21 @@ OF_KERAS = [
 # The places that may import other packages. TensorFlow and NumPy are allowed everywhere.
 USERS = {
     "keras": [
-        "tf_onebit.bmuf.callback",
-        "tf_onebit.bmuf.training_optimizers",
-        "tf_onebit.bmuf.variables",
+        "tf_onebit._bmuf.callback",
+        "tf_onebit._bmuf.training_optimizers",
+        "tf_onebit._bmuf.variables",
         "tf_onebit.callbacks",
         "tf_onebit.data",
         "tf_onebit.distribute",
-        *(f"tf_onebit.framework_internals.{part}" for part in OF_KERAS),
+        *(f"tf_onebit._framework_internals.{part}" for part in OF_KERAS),
         "tf_onebit.horovod",
-        "tf_onebit.monitor",
+        "tf_onebit._monitor",
         "tf_onebit.optimizers",
-        "tf_onebit.preflight",
-        "tf_onebit.training.model_optimizers",
-        "tf_onebit.training.optimizer",
+        "tf_onebit._preflight",
+        "tf_onebit._training.model_optimizers",
+        "tf_onebit._training.optimizer",
     ],
-    "horovod": ["tf_onebit.collectives.horovod", "tf_onebit.doctor.horovod", "tf_onebit.horovod"],
+    "horovod": ["tf_onebit.collectives.horovod", "tf_onebit._doctor.horovod", "tf_onebit.horovod"],
 }
 
 
@@ -294,7 +295,7 @@ def test_only_adapters_import_frameworks(package):
     assert [name for name in found if not is_within(name, USERS[package])] == []
 
 
-INTERNALS = ["tf_onebit.framework_internals"]
+INTERNALS = ["tf_onebit._framework_internals"]
 PRIVATE_MODULES = ["keras.src", *(f"tensorflow.{part}" for part in ("python", "core", "compiler"))]
 OF_FRAMES = {"currentframe", "f_back", "f_code", "f_globals", "f_locals", "gi_frame"}
 # Python documents these despite the leading underscore. The frame is for a signal handler.
@@ -343,7 +344,7 @@ def listed_names():
 
     They are read from the source and not imported.
     """
-    tree = tree_of(PACKAGE / "framework_internals" / "hooks.py")
+    tree = tree_of(PACKAGE / "_framework_internals" / "hooks.py")
     strings = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
     return {value for value in strings if isinstance(value, str) and is_private(value)}
 
@@ -423,7 +424,7 @@ def test_private_names_that_classes_inherit_from_frameworks_are_listed():
     ] == []
 
 
-@pytest.mark.parametrize("part", ["bmuf.equations", "planner", "tuning_rules"])
+@pytest.mark.parametrize("part", ["_bmuf.equations", "planner", "_tuning_rules"])
 def test_arithmetic_is_free_of_frameworks(part):
     paths = [path for path in MODULES if is_within(module_name(path), [f"tf_onebit.{part}"])]
     imported = {name for path in paths for name in imports_of(path)}

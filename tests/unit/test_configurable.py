@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.gradients import build_workers, specs_of
 from tf_onebit import OneBit, WarmStart
-from tf_onebit.configurable import class_path, deserialize, import_class, serialize
+from tf_onebit._configurable import class_path, deserialize, import_class, serialize
 from tf_onebit.exchanges import Bucketed
 
 

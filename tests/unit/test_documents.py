@@ -30,7 +30,9 @@ from tests.support.documents import (
     spans,
 )
 from tests.support.programs import ROOT
-from tf_onebit import callbacks, cli, distribute, launch, optimizers, transforms
+from tf_onebit import _cli as cli
+from tf_onebit import _launch as launch
+from tf_onebit import callbacks, distribute, optimizers, transforms
 
 # Commands that no test runs or parses, as regular expressions, and why.
 NOT_RUN = {

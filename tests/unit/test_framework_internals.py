@@ -1,6 +1,6 @@
 """The installed Keras and TensorFlow have the private parts that the package relies on.
 
-If a test fails after an upgrade, its function in `tf_onebit/framework_internals` names the line of
+If a test fails after an upgrade, its function in `tf_onebit/_framework_internals` names the line of
 Keras or TensorFlow to look at.
 """
 
@@ -19,8 +19,7 @@ from keras.src.backend.tensorflow import trainer
 from keras.src.trainers import data_adapters
 
 import tf_onebit
-from tf_onebit.distribute.optimizer import _LossScaleUnderStrategy, _UnderStrategy
-from tf_onebit.framework_internals import (
+from tf_onebit._framework_internals import (
     hooks,
     keras_calls,
     keras_data,
@@ -32,13 +31,14 @@ from tf_onebit.framework_internals import (
     tf_strategies,
     tf_variables,
 )
-from tf_onebit.framework_internals.class_changes import become, overlay
+from tf_onebit._framework_internals.class_changes import become, overlay
+from tf_onebit._training.optimizer import Distributed, GlobalLossScale
+from tf_onebit._training.passes import _Followed
+from tf_onebit._training.scaled_learning_rate import ScaledLearningRate
+from tf_onebit.distribute.optimizer import _LossScaleUnderStrategy, _UnderStrategy
 from tf_onebit.horovod.asynchronous import _Asynchronous
 from tf_onebit.horovod.optimizer import _OverHorovod, _ScaledOverHorovod
 from tf_onebit.optimizers.moments import _MomentSteps
-from tf_onebit.training.optimizer import Distributed, GlobalLossScale
-from tf_onebit.training.passes import _Followed
-from tf_onebit.training.scaled_learning_rate import ScaledLearningRate
 
 X, Y = np.ones([8, 2], np.float32), np.ones([8, 1], np.float32)
 # The classes that mixins, which do not say so themselves, are put in front of.

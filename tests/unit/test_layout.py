@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tests.reference.one_bit import columns_of
 from tf_onebit import ops
-from tf_onebit.layout import Layout, column_cut, plain_cut
+from tf_onebit._layout import Layout, column_cut, plain_cut
 
 MIN_COLUMN_SIZE, MAX_COLUMN_SIZE = 64, 128
 MODELS = {

@@ -9,6 +9,10 @@ from typing import Literal
 import keras
 import numpy as np
 
+from tf_onebit._framework_internals.keras_models import set_first_epoch
+from tf_onebit._training import fit
+from tf_onebit._training.model_optimizers import gradient_exchanges_of, is_built
+from tf_onebit._training.passes import follow_fit
 from tf_onebit.callbacks import training_state
 from tf_onebit.callbacks.backup_files import BackupFiles
 from tf_onebit.callbacks.model_description import (
@@ -23,10 +27,6 @@ from tf_onebit.callbacks.termination import Termination
 from tf_onebit.callbacks.workers import Workers, by_rank, may_differ_in_steps, require_together
 from tf_onebit.data import ResizableBatches
 from tf_onebit.exchanges.state import part_of
-from tf_onebit.framework_internals.keras_models import set_first_epoch
-from tf_onebit.training import fit
-from tf_onebit.training.model_optimizers import gradient_exchanges_of, is_built
-from tf_onebit.training.passes import follow_fit
 
 _BEGIN = "begin of training"  # an occasion at which workers meet
 

@@ -2,9 +2,9 @@
 
 import tensorflow as tf
 
+from tf_onebit._framework_internals.keras_data import distributed_data_of, is_known_to_repeat
+from tf_onebit._framework_internals.tf_datasets import local_datasets_of
 from tf_onebit.data import determinism
-from tf_onebit.framework_internals.keras_data import distributed_data_of, is_known_to_repeat
-from tf_onebit.framework_internals.tf_datasets import local_datasets_of
 
 
 def why_not_repeatable(epoch_iterator):

@@ -12,16 +12,16 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_onebit._training import fit
+from tf_onebit._training.model_optimizers import gradient_exchanges_of, optimizers_of
+from tf_onebit._tuning_rules import LearningRateControl, Mode, higher_is_better, reduced_rate
+from tf_onebit._validation import is_number, number_of_samples
 from tf_onebit.callbacks import learning_rate_factor, training_state
 from tf_onebit.callbacks.criterion import criterion_in
 from tf_onebit.callbacks.snapshot import Snapshot, can_be_taken
 from tf_onebit.callbacks.workers import Workers, require_together
 from tf_onebit.data import ResizableBatches
 from tf_onebit.exchanges.state import State, part_of
-from tf_onebit.training import fit
-from tf_onebit.training.model_optimizers import gradient_exchanges_of, optimizers_of
-from tf_onebit.tuning_rules import LearningRateControl, Mode, higher_is_better, reduced_rate
-from tf_onebit.validation import is_number, number_of_samples
 
 
 class _Ending(enum.Enum):

@@ -13,18 +13,18 @@ import itertools
 
 import tensorflow as tf
 
-from tf_onebit.framework_internals.keras_optimizers import accumulated_gradients_of, mix_in
-from tf_onebit.framework_internals.tf_variables import copies_of
-from tf_onebit.optimizers import NormalizedAdaGrad
-from tf_onebit.training import fit
-from tf_onebit.training.model_optimizers import inner_optimizer, optimizers_of
-from tf_onebit.training.optimizer import Distributed
-from tf_onebit.training.scaled_learning_rate import (
+from tf_onebit._framework_internals.keras_optimizers import accumulated_gradients_of, mix_in
+from tf_onebit._framework_internals.tf_variables import copies_of
+from tf_onebit._training import fit
+from tf_onebit._training.model_optimizers import inner_optimizer, optimizers_of
+from tf_onebit._training.optimizer import Distributed
+from tf_onebit._training.scaled_learning_rate import (
     LearningRateFactor,
     ScaledLearningRate,
     learning_rate_of,
     own_learning_rate_of,
 )
+from tf_onebit.optimizers import NormalizedAdaGrad
 
 # The power of the minibatch size with which an optimizer's learning rate grows, by the name of its
 # class or a base class. In Keras a gradient is the mean over a minibatch. Plain updates stay the

@@ -13,6 +13,16 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from tf_onebit._framework_internals.keras_models import logs_of_epoch
+from tf_onebit._training import fit
+from tf_onebit._training.model_optimizers import (
+    batch_size_dependents,
+    flush,
+    gradient_exchanges_of,
+    without_delay,
+)
+from tf_onebit._tuning_rules import Mode, SizeSearch, higher_is_better, least_steps_of_trial
+from tf_onebit._validation import number_of_samples
 from tf_onebit.callbacks import learning_rate_factor
 from tf_onebit.callbacks.criterion import criterion_of_steps, require_criterion
 from tf_onebit.callbacks.size_plot import plot_sizes
@@ -22,16 +32,6 @@ from tf_onebit.callbacks.workers import Workers, require_together
 from tf_onebit.data import ResizableBatches
 from tf_onebit.exchanges.gradients import NOT_FINITE
 from tf_onebit.exchanges.state import State
-from tf_onebit.framework_internals.keras_models import logs_of_epoch
-from tf_onebit.training import fit
-from tf_onebit.training.model_optimizers import (
-    batch_size_dependents,
-    flush,
-    gradient_exchanges_of,
-    without_delay,
-)
-from tf_onebit.tuning_rules import Mode, SizeSearch, higher_is_better, least_steps_of_trial
-from tf_onebit.validation import number_of_samples
 
 _DAY_OF_SPEECH = 24 * 3600 * 100  # frames of 10 ms
 

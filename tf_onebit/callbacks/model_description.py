@@ -9,8 +9,8 @@ import warnings
 import keras
 import numpy as np
 
-from tf_onebit.framework_internals.keras_models import has_layers, layers_of
-from tf_onebit.training.model_optimizers import inner_optimizer, optimizers_of
+from tf_onebit._framework_internals.keras_models import has_layers, layers_of
+from tf_onebit._training.model_optimizers import inner_optimizer, optimizers_of
 
 # Fields that say where a class comes from, depend on the data, are drawn at random, or change in
 # training.

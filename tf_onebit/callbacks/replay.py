@@ -3,10 +3,10 @@
 import contextlib
 import json
 
+from tf_onebit._framework_internals.keras_models import build_from, set_first_epoch
+from tf_onebit._training import fit
 from tf_onebit.callbacks import training_state
 from tf_onebit.callbacks.fit_determinism import why_not_repeatable
-from tf_onebit.framework_internals.keras_models import build_from, set_first_epoch
-from tf_onebit.training import fit
 
 
 class Replay:

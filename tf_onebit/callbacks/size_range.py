@@ -3,7 +3,7 @@
 import math
 import warnings
 
-from tf_onebit.tuning_rules import sizes_to_try
+from tf_onebit._tuning_rules import sizes_to_try
 
 
 class SizeRange:

@@ -2,14 +2,14 @@
 
 import numpy as np
 
-from tf_onebit.callbacks import training_state
-from tf_onebit.framework_internals.keras_optimizers import learning_rate_setting_of
-from tf_onebit.training.model_optimizers import (
+from tf_onebit._framework_internals.keras_optimizers import learning_rate_setting_of
+from tf_onebit._training.model_optimizers import (
     batch_size_dependents,
     gradient_exchanges_of,
     inner_optimizer,
     optimizers_of,
 )
+from tf_onebit.callbacks import training_state
 
 
 def can_be_taken(model):

@@ -8,25 +8,25 @@ import warnings
 
 import numpy as np
 
-from tf_onebit.bmuf.connections import keep_states, synchronization_of
-from tf_onebit.bmuf.synchronization import End
-from tf_onebit.exchanges import GradientSpec
-from tf_onebit.exchanges.state import part_of
-from tf_onebit.framework_internals.keras_optimizers import (
+from tf_onebit._bmuf.connections import keep_states, synchronization_of
+from tf_onebit._bmuf.synchronization import End
+from tf_onebit._framework_internals.keras_optimizers import (
     accumulated_gradients_of,
     trained_variables_of,
 )
-from tf_onebit.framework_internals.keras_random import (
+from tf_onebit._framework_internals.keras_random import (
     global_generator_state,
     set_global_generator_state,
 )
-from tf_onebit.framework_internals.tf_variables import copies_of
-from tf_onebit.training.model_optimizers import (
+from tf_onebit._framework_internals.tf_variables import copies_of
+from tf_onebit._training.model_optimizers import (
     flush_where_shown,
     gradient_exchanges_of,
     inner_optimizer,
     optimizers_of,
 )
+from tf_onebit.exchanges import GradientSpec
+from tf_onebit.exchanges.state import part_of
 
 
 def variables_of(model):

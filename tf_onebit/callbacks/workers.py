@@ -6,11 +6,11 @@ import json
 import numpy as np
 import tensorflow as tf
 
+from tf_onebit._framework_internals.keras_models import strategy_of
+from tf_onebit._training.model_optimizers import gradient_exchanges_of
 from tf_onebit.collectives.horovod_size import horovod_size_or_1
 from tf_onebit.collectives.requests import AllGather, one_request
 from tf_onebit.exchanges.handshake import gather_texts, handshake
-from tf_onebit.framework_internals.keras_models import strategy_of
-from tf_onebit.training.model_optimizers import gradient_exchanges_of
 
 # All gathers of callbacks have one name and shape, so that workers at different places meet, too.
 _SCOPE = "tf_onebit/callbacks"

@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_onebit._framework_internals.tf_variables import plain_variables
 from tf_onebit.collectives.requests import (
     AllGather,
     AllReduce,
@@ -18,7 +19,6 @@ from tf_onebit.collectives.requests import (
     drive,
 )
 from tf_onebit.collectives.whereabouts import Whereabouts
-from tf_onebit.framework_internals.tf_variables import plain_variables
 
 
 class Engine:

@@ -13,6 +13,7 @@ from typing import Any
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
+from tf_onebit._framework_internals.tf_variables import on_device, plain_variables
 from tf_onebit.collectives.engine import ProcessEngine
 from tf_onebit.collectives.ordered_sum import ordered_sum
 from tf_onebit.collectives.requests import (
@@ -26,7 +27,6 @@ from tf_onebit.collectives.requests import (
 )
 from tf_onebit.collectives.whereabouts import Board, Whereabouts
 from tf_onebit.collectives.wire_types import from_wire, to_wire
-from tf_onebit.framework_internals.tf_variables import on_device, plain_variables
 
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.005, 0.5
 _SECONDS_TO_ANSWER = 10

@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_onebit._framework_internals.tf_variables import on_device, plain_variables
 from tf_onebit.collectives.engine import Engine
 from tf_onebit.collectives.ordered_sum import added_in_order
 from tf_onebit.collectives.requests import (
@@ -17,7 +18,6 @@ from tf_onebit.collectives.requests import (
     Exchanging,
     T,
 )
-from tf_onebit.framework_internals.tf_variables import on_device, plain_variables
 
 
 class LockstepEngine(Engine):

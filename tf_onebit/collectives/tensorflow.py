@@ -6,12 +6,12 @@ from contextlib import AbstractContextManager
 
 import tensorflow as tf
 
+from tf_onebit._framework_internals.tf_variables import plain_variables
 from tf_onebit.collectives.engine import ProcessEngine
 from tf_onebit.collectives.ordered_sum import ordered_sum
 from tf_onebit.collectives.requests import AllGather, AllReduce, Exchanging, T
 from tf_onebit.collectives.whereabouts import Whereabouts
 from tf_onebit.collectives.wire_types import from_wire, to_wire
-from tf_onebit.framework_internals.tf_variables import plain_variables
 
 # The types that all of TensorFlow's collectives carry, with NCCL and on CPUs: no bfloat16, no
 # bytes.

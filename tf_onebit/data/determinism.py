@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from tf_onebit.framework_internals.tf_datasets import graphs_of, reshuffles, seeds_of, sources_of
+from tf_onebit._framework_internals.tf_datasets import graphs_of, reshuffles, seeds_of, sources_of
 
 
 def why_not_repeatable(dataset):

@@ -8,8 +8,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_onebit._framework_internals.keras_data import batches_of_py_dataset, spec_of_py_dataset
 from tf_onebit.data.determinism import has_shuffle, why_not_repeatable
-from tf_onebit.framework_internals.keras_data import batches_of_py_dataset, spec_of_py_dataset
 
 
 class DatasetEpochs:

@@ -2,10 +2,10 @@
 
 import tensorflow as tf
 
+from tf_onebit._framework_internals.class_changes import become
+from tf_onebit._framework_internals.keras_calls import data_request
+from tf_onebit._framework_internals.keras_data import TFEpochIterator
 from tf_onebit.data.partition import partition_in_fit
-from tf_onebit.framework_internals.class_changes import become
-from tf_onebit.framework_internals.keras_calls import data_request
-from tf_onebit.framework_internals.keras_data import TFEpochIterator
 
 
 class InFit(tf.distribute.DistributedDataset):

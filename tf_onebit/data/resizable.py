@@ -9,14 +9,14 @@ from typing import Any, SupportsInt
 import numpy as np
 import tensorflow as tf
 
+from tf_onebit._framework_internals.keras_data import DataAdapter
+from tf_onebit._framework_internals.keras_random import make_default_seed
 from tf_onebit.collectives.requests import AllGather, one_request
 from tf_onebit.data.fitting import InFit, join_fit
 from tf_onebit.data.minibatch import Minibatch, Minibatches, MinibatchSpec, Peek
 from tf_onebit.data.partition import Partition
 from tf_onebit.data.prefetch import Loaded, Prefetcher
 from tf_onebit.data.sources import source_of
-from tf_onebit.framework_internals.keras_data import DataAdapter
-from tf_onebit.framework_internals.keras_random import make_default_seed
 
 
 class ResizableBatches(DataAdapter):

@@ -8,10 +8,10 @@ import contextlib
 
 import keras
 
+from tf_onebit._framework_internals.keras_calls import model_being_built
+from tf_onebit._framework_internals.keras_models import replace_next_build
+from tf_onebit._training.passes import follow
 from tf_onebit.distribute.callback_files import write_apart
-from tf_onebit.framework_internals.keras_calls import model_being_built
-from tf_onebit.framework_internals.keras_models import replace_next_build
-from tf_onebit.training.passes import follow
 
 _STEPS = ("train_step", "test_step", "predict_step")
 

@@ -11,8 +11,8 @@ import zlib
 import keras
 import tensorflow as tf
 
+from tf_onebit._framework_internals.class_changes import become, overlay
 from tf_onebit.collectives.requests import AllGather, one_request
-from tf_onebit.framework_internals.class_changes import become, overlay
 
 # Keras' callbacks that write, and the attributes that hold their paths.
 _PLACES = {

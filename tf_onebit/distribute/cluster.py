@@ -8,8 +8,8 @@ import warnings
 
 import tensorflow as tf
 
-from tf_onebit.cluster_spec import addresses_of, host_and_port
-from tf_onebit.framework_internals.tf_strategies import (
+from tf_onebit._cluster_spec import addresses_of, host_and_port
+from tf_onebit._framework_internals.tf_strategies import (
     configure_coordination_service,
     has_coordination_service,
 )

@@ -5,8 +5,8 @@ import functools
 
 import tensorflow as tf
 
+from tf_onebit._framework_internals.tf_strategies import read_key, remove_key, write_key
 from tf_onebit.collectives.whereabouts import Board, Whereabouts
-from tf_onebit.framework_internals.tf_strategies import read_key, remove_key, write_key
 
 _PREFIX = "tf_onebit/whereabouts"
 _LEAST_SECONDS = 0.1  # for the service 0 means no limit

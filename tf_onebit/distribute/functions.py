@@ -4,7 +4,7 @@ import weakref
 
 import tensorflow as tf
 
-from tf_onebit.framework_internals.tf_functions import (
+from tf_onebit._framework_internals.tf_functions import (
     is_compiled_by_xla,
     is_function,
     with_same_settings,

@@ -5,11 +5,11 @@ import functools
 import keras
 import tensorflow as tf
 
+from tf_onebit._framework_internals.keras_optimizers import mix_in
+from tf_onebit._training.gradient_exchange import GradientExchange
+from tf_onebit._training.optimizer import Distributed, GlobalLossScale, settings
 from tf_onebit.distribute.replicas import all_finite, branch, exchange
 from tf_onebit.distribute.uneven_data import data_of_step, zero_without_data
-from tf_onebit.framework_internals.keras_optimizers import mix_in
-from tf_onebit.training.gradient_exchange import GradientExchange
-from tf_onebit.training.optimizer import Distributed, GlobalLossScale, settings
 
 
 def adopt(optimizer):

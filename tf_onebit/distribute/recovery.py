@@ -11,8 +11,8 @@ import time
 
 import tensorflow as tf
 
+from tf_onebit._framework_internals.tf_strategies import place_in_cluster
 from tf_onebit.distribute.coordination_board import CoordinationBoard
-from tf_onebit.framework_internals.tf_strategies import place_in_cluster
 
 _strategies = itertools.count()
 _POLL_SECONDS = 1.0

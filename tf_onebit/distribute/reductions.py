@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from tf_onebit._framework_internals.keras_calls import is_asked_for_metrics, is_asked_for_shapes
+from tf_onebit._framework_internals.tf_strategies import is_mirrored, mark_as_unsaveable, regroup
 from tf_onebit.collectives.requests import AllGather, AllReduce, one_request
 from tf_onebit.distribute.replicas import sum_of_replicas
-from tf_onebit.framework_internals.keras_calls import is_asked_for_metrics, is_asked_for_shapes
-from tf_onebit.framework_internals.tf_strategies import is_mirrored, mark_as_unsaveable, regroup
 
 _MUST_BE_ALIKE = (
     "Values to reduce must have the same shape and type on all replicas of all workers. "

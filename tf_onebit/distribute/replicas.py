@@ -2,8 +2,8 @@
 
 import tensorflow as tf
 
+from tf_onebit._framework_internals.tf_strategies import regroup
 from tf_onebit.collectives.ordered_sum import added_in_order
-from tf_onebit.framework_internals.tf_strategies import regroup
 
 
 def exchange(context, gradient_exchange, gradients, variables, exchanging=None):

@@ -10,7 +10,7 @@ import stat
 import threading
 import time
 
-from tf_onebit.cluster_spec import addresses_of, host_and_port
+from tf_onebit._cluster_spec import addresses_of, host_and_port
 
 # More than the size of `struct sigaction` on any platform.
 _ACTION_BYTES = 1024

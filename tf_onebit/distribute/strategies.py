@@ -9,7 +9,16 @@ from typing import Any, Literal
 import keras
 import tensorflow as tf
 
-from tf_onebit.cluster_spec import require_valid
+from tf_onebit._cluster_spec import require_valid
+from tf_onebit._framework_internals.keras_optimizers import calling_optimizer
+from tf_onebit._framework_internals.tf_functions import CallNumbers
+from tf_onebit._framework_internals.tf_strategies import (
+    CollectiveAllReduceExtended,
+    MirroredExtended,
+    select_replica,
+)
+from tf_onebit._training.building import RequestedExchange, resolve_exchange
+from tf_onebit._training.model_optimizers import flush_where_shown, require_no_xla
 from tf_onebit.collectives.lockstep import LockstepEngine
 from tf_onebit.collectives.requests import AllGather, one_request
 from tf_onebit.collectives.tensorflow import CARRIED, TensorFlowEngine
@@ -29,15 +38,6 @@ from tf_onebit.distribute.reductions import Reducing, ReducingExtended
 from tf_onebit.distribute.server import sigterm_as_it_was, tend_server
 from tf_onebit.distribute.uneven_data import prepared, without_effect_of_empty_batches
 from tf_onebit.exchanges.schedule import delay_of
-from tf_onebit.framework_internals.keras_optimizers import calling_optimizer
-from tf_onebit.framework_internals.tf_functions import CallNumbers
-from tf_onebit.framework_internals.tf_strategies import (
-    CollectiveAllReduceExtended,
-    MirroredExtended,
-    select_replica,
-)
-from tf_onebit.training.building import RequestedExchange, resolve_exchange
-from tf_onebit.training.model_optimizers import flush_where_shown, require_no_xla
 
 # TensorFlow numbers the groups of every strategy from 1. It would take a second strategy's groups
 # for the first one's, whose collectives had other shapes.

@@ -5,16 +5,16 @@ import threading
 
 import tensorflow as tf
 
-from tf_onebit.collectives.requests import AllGather, one_request
-from tf_onebit.framework_internals.class_changes import become, overlay
-from tf_onebit.framework_internals.keras_calls import epoch_iterator_being_made
-from tf_onebit.framework_internals.keras_data import set_number_of_batches
-from tf_onebit.framework_internals.keras_models import statistics_of
-from tf_onebit.framework_internals.tf_datasets import (
+from tf_onebit._framework_internals.class_changes import become, overlay
+from tf_onebit._framework_internals.keras_calls import epoch_iterator_being_made
+from tf_onebit._framework_internals.keras_data import set_number_of_batches
+from tf_onebit._framework_internals.keras_models import statistics_of
+from tf_onebit._framework_internals.tf_datasets import (
     DistributedIterator,
     DistributedIteratorSpec,
     set_cardinality,
 )
+from tf_onebit.collectives.requests import AllGather, one_request
 
 # TensorFlow makes the objects whose class changes here. Both classes must have the same memory
 # layout, hence the empty `__slots__`.

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
-from tf_onebit.configurable import deserialize, serialize
+from tf_onebit._configurable import deserialize, serialize
 from tf_onebit.exchanges.one_bit import OneBit
 from tf_onebit.exchanges.schedule import (
     AnyExchange,

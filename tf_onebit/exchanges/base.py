@@ -7,8 +7,8 @@ from typing import Any, Protocol
 import numpy.typing as npt
 import tensorflow as tf
 
+from tf_onebit._configurable import Configurable
 from tf_onebit.collectives.requests import Exchanging
-from tf_onebit.configurable import Configurable
 from tf_onebit.exchanges import tracing
 from tf_onebit.exchanges.deprecated_names import DeprecatedNames
 from tf_onebit.exchanges.gradients import Gradient, GradientSpec

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_onebit._configurable import Configurable, deserialize, serialize
 from tf_onebit.collectives.requests import Exchanging, all_reduce_bytes
-from tf_onebit.configurable import Configurable, deserialize, serialize
 from tf_onebit.exchanges.base import (
     FLOAT_BYTES,
     is_excluded,

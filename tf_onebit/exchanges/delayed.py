@@ -4,7 +4,7 @@ import dataclasses
 import numbers
 from typing import Any
 
-from tf_onebit.configurable import deserialize, serialize
+from tf_onebit._configurable import deserialize, serialize
 from tf_onebit.exchanges.schedule import AnyExchange, Recipe, Schedule, is_exchange, schedule_of
 
 

@@ -8,8 +8,9 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from tf_onebit import ops
+from tf_onebit._configurable import deserialize, serialize
+from tf_onebit._layout import CODES_PER_WORD, Layout, column_cut, plain_cut
 from tf_onebit.collectives.requests import AllGather, AllToAll, Cond, Exchanging
-from tf_onebit.configurable import deserialize, serialize
 from tf_onebit.exchanges.base import WIRE_DTYPE, Exchange, integers, runs_of
 from tf_onebit.exchanges.gradients import Gradient, GradientSpec, with_narrow_overflow
 from tf_onebit.exchanges.state import State
@@ -20,7 +21,6 @@ from tf_onebit.exchanges.transforming import (
     unchanged,
 )
 from tf_onebit.exchanges.uncompressed import Uncompressed
-from tf_onebit.layout import CODES_PER_WORD, Layout, column_cut, plain_cut
 from tf_onebit.transforms import Transform
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Self, TypeAlias, TypeGuard
 
-from tf_onebit.configurable import Configurable
+from tf_onebit._configurable import Configurable
 from tf_onebit.exchanges.base import Exchange
 
 

@@ -6,7 +6,7 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy.typing as npt
 
-from tf_onebit.configurable import Configurable, serialize
+from tf_onebit._configurable import Configurable, serialize
 
 State: TypeAlias = dict[str, npt.NDArray[Any]]
 

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
 
+from tf_onebit._layout import Layout
 from tf_onebit.collectives.requests import Exchanging
-from tf_onebit.layout import Layout
 from tf_onebit.transforms import Transform
 
 

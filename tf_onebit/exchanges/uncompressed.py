@@ -5,9 +5,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_onebit._configurable import deserialize, serialize
 from tf_onebit.collectives.ordered_sum import added_in_order
 from tf_onebit.collectives.requests import AllGather, AllToAll, Cond, Exchanging
-from tf_onebit.configurable import deserialize, serialize
 from tf_onebit.exchanges.base import FLOAT_BYTES, Exchange
 from tf_onebit.exchanges.gradients import Gradient, not_finite_flag, with_overflow
 from tf_onebit.exchanges.state import State

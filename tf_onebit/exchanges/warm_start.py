@@ -3,7 +3,8 @@
 import dataclasses
 from typing import Any
 
-from tf_onebit.configurable import deserialize, serialize
+from tf_onebit._configurable import deserialize, serialize
+from tf_onebit._validation import number_of_samples
 from tf_onebit.exchanges.schedule import (
     AnyExchange,
     Recipe,
@@ -12,7 +13,6 @@ from tf_onebit.exchanges.schedule import (
     is_exchange,
     schedule_of,
 )
-from tf_onebit.validation import number_of_samples
 
 
 class WarmStart(Recipe):

@@ -5,12 +5,12 @@ import numbers
 import horovod.tensorflow as hvd
 import keras
 
+from tf_onebit._framework_internals.keras_optimizers import mix_in, trained_variables_of
+from tf_onebit._training.optimizer import settings
 from tf_onebit.collectives.horovod import HorovodEngine
 from tf_onebit.exchanges import Threshold
-from tf_onebit.framework_internals.keras_optimizers import mix_in, trained_variables_of
 from tf_onebit.horovod.dead_reckoning import DeadReckoning
 from tf_onebit.horovod.gradients import require_not_distributed, require_op
-from tf_onebit.training.optimizer import settings
 
 # The settings of keras.optimizers.SGD that must keep their defaults, and why.
 _REFUSED = {

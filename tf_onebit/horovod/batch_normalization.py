@@ -6,7 +6,7 @@ import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
 
-from tf_onebit.framework_internals.tf_functions import CallNumbers
+from tf_onebit._framework_internals.tf_functions import CallNumbers
 
 _numbers = CallNumbers()
 

@@ -7,18 +7,18 @@ from typing import TypeAlias
 import keras
 import tensorflow as tf
 
+from tf_onebit._framework_internals.keras_calls import find_fit
+from tf_onebit._training.model_optimizers import is_built, optimizers_of
+from tf_onebit._training.passes import exchange_in_step, follow_fit
 from tf_onebit.collectives.horovod import HorovodEngine
 from tf_onebit.collectives.requests import AllReduce
 from tf_onebit.exchanges.handshake import enumerated, handshake
-from tf_onebit.framework_internals.keras_calls import find_fit
 from tf_onebit.horovod.best_model import BestModelCheckpoint
 from tf_onebit.horovod.broadcast import broadcast_values, kinds_and_names
 from tf_onebit.horovod.dead_reckoning import DeadReckoning
 from tf_onebit.horovod.learning_rate import LearningRateScheduleCallback, LearningRateWarmupCallback
 from tf_onebit.horovod.local_variables import LocalVariables
 from tf_onebit.horovod.progress import compare
-from tf_onebit.training.model_optimizers import is_built, optimizers_of
-from tf_onebit.training.passes import exchange_in_step, follow_fit
 
 __all__ = [
     "BestModelCheckpoint",

@@ -8,13 +8,13 @@ from typing import Any, Protocol
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
+from tf_onebit._configurable import class_path, import_class
+from tf_onebit._framework_internals.tf_functions import CallNumbers, traced_function
+from tf_onebit._training.building import RequestedExchange, build, resolve_exchange
 from tf_onebit.collectives import horovod as driver
-from tf_onebit.configurable import class_path, import_class
 from tf_onebit.exchanges import Bucketed, Exchange, GradientSpec, OneBit, Threshold
 from tf_onebit.exchanges.full_precision import FullPrecision
 from tf_onebit.exchanges.schedule import AnyExchange, is_exchange
-from tf_onebit.framework_internals.tf_functions import CallNumbers, traced_function
-from tf_onebit.training.building import RequestedExchange, build, resolve_exchange
 
 _MIN_SIZE = 1024
 

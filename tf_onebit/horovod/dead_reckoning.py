@@ -7,12 +7,12 @@ import numpy as np
 import tensorflow as tf
 
 from tf_onebit import ops
+from tf_onebit._training.gradient_exchange import GradientExchange
 from tf_onebit.exchanges import Bucketed, GradientSpec
 from tf_onebit.exchanges.base import integers
 from tf_onebit.exchanges.schedule import schedule_of
 from tf_onebit.horovod.pump import Pump
 from tf_onebit.ops import threshold as message
-from tf_onebit.training.gradient_exchange import GradientExchange
 
 
 class DeadReckoning(GradientExchange):

@@ -5,10 +5,10 @@ from typing import NamedTuple
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
+from tf_onebit._training.gradient_exchange import GradientExchange
 from tf_onebit.collectives.horovod import HorovodEngine
 from tf_onebit.collectives.lockstep import LockstepEngine
 from tf_onebit.horovod.local_variables import times
-from tf_onebit.training.gradient_exchange import GradientExchange
 
 
 def require_op(op):

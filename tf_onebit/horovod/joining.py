@@ -3,8 +3,8 @@
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
+from tf_onebit._training.gradient_exchange import has_exchanged
 from tf_onebit.horovod.compression import has_compressed
-from tf_onebit.training.gradient_exchange import has_exchanged
 
 
 def join() -> tf.Tensor:

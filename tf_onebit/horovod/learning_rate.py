@@ -5,8 +5,8 @@ from collections.abc import Callable
 import horovod.tensorflow as hvd
 import keras
 
-from tf_onebit.framework_internals.keras_optimizers import learning_rate_setting_of, velocities_of
-from tf_onebit.training.model_optimizers import inner_optimizer
+from tf_onebit._framework_internals.keras_optimizers import learning_rate_setting_of, velocities_of
+from tf_onebit._training.model_optimizers import inner_optimizer
 
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):

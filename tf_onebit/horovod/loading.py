@@ -6,9 +6,9 @@ from typing import Any
 
 import keras
 
+from tf_onebit._training.building import RequestedExchange
 from tf_onebit.horovod.compression import Compressor
 from tf_onebit.horovod.optimizer import DistributedOptimizer
-from tf_onebit.training.building import RequestedExchange
 
 
 def load_model(

@@ -8,12 +8,21 @@ import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
 
+from tf_onebit._framework_internals.keras_calls import find_fit
+from tf_onebit._framework_internals.keras_optimizers import mix_in
+from tf_onebit._framework_internals.tf_functions import drawn_tensors
+from tf_onebit._framework_internals.tf_variables import plain_variables
+from tf_onebit._training.building import RequestedExchange
+from tf_onebit._training.model_optimizers import (
+    flush_where_shown,
+    inner_optimizer,
+    model_in_training,
+    require_no_xla,
+)
+from tf_onebit._training.optimizer import Distributed, GlobalLossScale, settings
+from tf_onebit._training.passes import follow_fit
 from tf_onebit.exchanges.gradients import values_of
 from tf_onebit.exchanges.schedule import delay_of
-from tf_onebit.framework_internals.keras_calls import find_fit
-from tf_onebit.framework_internals.keras_optimizers import mix_in
-from tf_onebit.framework_internals.tf_functions import drawn_tensors
-from tf_onebit.framework_internals.tf_variables import plain_variables
 from tf_onebit.horovod.accumulation import accumulated_steps
 from tf_onebit.horovod.compression import Compressor, requested_exchange
 from tf_onebit.horovod.gradients import (
@@ -24,15 +33,6 @@ from tf_onebit.horovod.gradients import (
 )
 from tf_onebit.horovod.local_variables import LocalVariables, variables_of
 from tf_onebit.horovod.progress import compare
-from tf_onebit.training.building import RequestedExchange
-from tf_onebit.training.model_optimizers import (
-    flush_where_shown,
-    inner_optimizer,
-    model_in_training,
-    require_no_xla,
-)
-from tf_onebit.training.optimizer import Distributed, GlobalLossScale, settings
-from tf_onebit.training.passes import follow_fit
 
 
 def DistributedOptimizer(

@@ -9,6 +9,8 @@ import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
 
+from tf_onebit._training.building import RequestedExchange
+from tf_onebit._training.gradient_exchange import GradientExchange
 from tf_onebit.exchanges.schedule import AnyExchange, delay_of
 from tf_onebit.horovod.compression import Compressor, requested_exchange
 from tf_onebit.horovod.gradients import (
@@ -18,8 +20,6 @@ from tf_onebit.horovod.gradients import (
     require_one_device,
 )
 from tf_onebit.horovod.local_variables import LocalVariables, variables_of
-from tf_onebit.training.building import RequestedExchange
-from tf_onebit.training.gradient_exchange import GradientExchange
 
 # Programs make a tape in every step. The state of an exchange lives as long as its template.
 _exchanges: weakref.WeakKeyDictionary[AnyExchange, dict[Any, GradientExchange]]

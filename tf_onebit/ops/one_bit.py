@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tf_onebit.layout import Layout
+from tf_onebit._layout import Layout
 from tf_onebit.ops.library import library
 
 
@@ -34,7 +34,7 @@ def one_bit_encode(
     Args:
         gradients: list of tensors, all float32, float16 or bfloat16, sizes as in `layout`.
         residual: float32 variable `[layout.size]`. Updated in place.
-        layout: `tf_onebit.layout.Layout`.
+        layout: `tf_onebit._layout.Layout`.
         levels: "mean" or "symmetric".
         error_feedback: if False, the residual is neither read nor written.
         dtype: dtype of the words: `tf.int32`, or `tf.float32` to keep them on a GPU.
@@ -49,7 +49,7 @@ def one_bit_encode(
 
     Example:
         >>> import tensorflow as tf
-        >>> from tf_onebit.layout import Layout
+        >>> from tf_onebit._layout import Layout
         >>> layout = Layout([(64, 64, 64)], world_size=1)
         >>> residual = tf.Variable(tf.zeros([64]))
         >>> messages, _ = one_bit_encode([tf.ones([1, 64])], residual, layout)
@@ -75,7 +75,7 @@ def one_bit_decode_sum(
 
     Args:
         messages: words `[world_size, words]`; row k came from rank k. Summed in this order.
-        layout: `tf_onebit.layout.Layout`.
+        layout: `tf_onebit._layout.Layout`.
         rank: the owner of the shard.
 
     Returns:
@@ -87,7 +87,7 @@ def one_bit_decode_sum(
 
     Example:
         >>> import tensorflow as tf
-        >>> from tf_onebit.layout import Layout
+        >>> from tf_onebit._layout import Layout
         >>> layout = Layout([(64, 64, 64)], world_size=1)
         >>> residual = tf.Variable(tf.zeros([64]))
         >>> messages, _ = one_bit_encode([tf.fill([1, 64], 3.0)], residual, layout)
@@ -125,7 +125,7 @@ def one_bit_encode_shard(
 
     Example:
         >>> import tensorflow as tf
-        >>> from tf_onebit.layout import Layout
+        >>> from tf_onebit._layout import Layout
         >>> layout = Layout([(64, 64, 64)], world_size=1)
         >>> residual = tf.Variable(tf.zeros([64]))
         >>> one_bit_encode_shard(tf.ones([64]), residual, layout, rank=0)[0].shape
@@ -165,7 +165,7 @@ def one_bit_aggregate(
 
     Example:
         >>> import tensorflow as tf
-        >>> from tf_onebit.layout import Layout
+        >>> from tf_onebit._layout import Layout
         >>> layout = Layout([(64, 64, 64)], world_size=1)
         >>> residual, shard_residual = (tf.Variable(tf.zeros([64])) for _ in range(2))
         >>> messages, _ = one_bit_encode([tf.ones([1, 64])], residual, layout)
@@ -199,7 +199,7 @@ def one_bit_decode(
         plain: float32 `[layout.plain_size]`, from `one_bit_decode_sum`.
         gradients: list of the local gradients, whose values are not read. In a graph, the result
             takes their memory if no other op needs them.
-        layout: `tf_onebit.layout.Layout`.
+        layout: `tf_onebit._layout.Layout`.
         scale: factor on the result: 1 / world_size for the mean over the workers.
 
     Returns:
@@ -210,7 +210,7 @@ def one_bit_decode(
 
     Example:
         >>> import tensorflow as tf
-        >>> from tf_onebit.layout import Layout
+        >>> from tf_onebit._layout import Layout
         >>> layout = Layout([(64, 64, 64)], world_size=1)
         >>> residual = tf.Variable(tf.zeros([64]))
         >>> message, _ = one_bit_encode_shard(tf.fill([64], 3.0), residual, layout, rank=0)

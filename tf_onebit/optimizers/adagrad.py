@@ -8,8 +8,8 @@ import keras
 import tensorflow as tf
 from keras import ops
 
+from tf_onebit._validation import number_of_samples, time_constant_in_samples
 from tf_onebit.optimizers.moments import LearningRate
-from tf_onebit.validation import number_of_samples, time_constant_in_samples
 
 
 @keras.saving.register_keras_serializable(package="tf_onebit")

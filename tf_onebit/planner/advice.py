@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from tf_onebit.formatting import format_number
+from tf_onebit._formatting import format_number
 from tf_onebit.planner.costs import Computation, Link, require_workers
 from tf_onebit.planner.gain import pays
 from tf_onebit.planner.prediction import Method, Prediction, interpolated, predict, regrouped

@@ -1,4 +1,1 @@
-"""Exchange of a training program's gradients, as the adapters share it.
-
-Keras optimizers call it in their updates.
-"""
+"""Former place of `flush` and `without_delay`."""

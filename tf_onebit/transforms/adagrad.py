@@ -8,10 +8,10 @@ from typing import Any
 import tensorflow as tf
 
 from tf_onebit import ops
+from tf_onebit._layout import Layout
+from tf_onebit._validation import number_of_samples, time_constant_in_samples
 from tf_onebit.collectives.requests import AllReduce, Exchanging
-from tf_onebit.layout import Layout
 from tf_onebit.transforms.base import Transform
-from tf_onebit.validation import number_of_samples, time_constant_in_samples
 
 
 class NormalizedAdaGrad(Transform):

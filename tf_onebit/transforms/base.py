@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tf_onebit._configurable import Configurable
+from tf_onebit._layout import Layout
 from tf_onebit.collectives.requests import Exchanging
-from tf_onebit.configurable import Configurable
-from tf_onebit.layout import Layout
 
 
 class Transform(Configurable, tf.Module):

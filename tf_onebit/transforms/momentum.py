@@ -6,8 +6,8 @@ from typing import Any
 import tensorflow as tf
 
 from tf_onebit import ops
+from tf_onebit._layout import Layout
 from tf_onebit.collectives.requests import Exchanging
-from tf_onebit.layout import Layout
 from tf_onebit.transforms.base import Transform
 
 

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tf_onebit import ops
-from tf_onebit.bmuf.equations import Block, BlockFilter, corrected_moment, moment_factors
+from tf_onebit._bmuf.equations import Block, BlockFilter, corrected_moment, moment_factors
 
 
 def after(blocks, block_filter, steps):

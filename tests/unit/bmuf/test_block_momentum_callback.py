@@ -8,7 +8,7 @@ import pytest
 
 import tf_onebit.horovod as hvd
 from tf_onebit import FullPrecision, Local, OneBit, optimizers
-from tf_onebit.bmuf.equations import BlockFilter
+from tf_onebit._bmuf.equations import BlockFilter
 from tf_onebit.callbacks import BackupAndRestore, BlockMomentum
 
 INPUTS, OUTPUTS = 4, 2

@@ -8,9 +8,9 @@ import tensorflow as tf
 import tf_onebit.horovod as hvd
 from tests.support.two_optimizers import Gan, TwoOptimizers
 from tf_onebit import Local, OneBit, optimizers
-from tf_onebit.bmuf.equations import BlockFilter
-from tf_onebit.bmuf.synchronization import BlockSynchronization
-from tf_onebit.bmuf.variables import block_variables
+from tf_onebit._bmuf.equations import BlockFilter
+from tf_onebit._bmuf.synchronization import BlockSynchronization
+from tf_onebit._bmuf.variables import block_variables
 from tf_onebit.callbacks import BackupAndRestore, BlockMomentum
 from tf_onebit.collectives.lockstep import LockstepEngine
 from tf_onebit.exchanges import FullPrecision

@@ -7,9 +7,9 @@ import tensorflow as tf
 
 from tests.reference.bmuf import BmufAdam
 from tf_onebit import OneBit, optimizers
-from tf_onebit.bmuf.equations import BlockFilter
-from tf_onebit.bmuf.synchronization import BlockSynchronization
-from tf_onebit.bmuf.variables import block_variables
+from tf_onebit._bmuf.equations import BlockFilter
+from tf_onebit._bmuf.synchronization import BlockSynchronization
+from tf_onebit._bmuf.variables import block_variables
 from tf_onebit.collectives.lockstep import LockstepEngine
 from tf_onebit.exchanges import FullPrecision
 

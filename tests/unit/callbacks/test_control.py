@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from tf_onebit.tuning_rules import (
+from tf_onebit._tuning_rules import (
     Decision,
     LearningRateControl,
     SizeSearch,

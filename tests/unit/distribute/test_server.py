@@ -7,8 +7,8 @@ import signal
 import time
 
 from tests.support.programs import start_python
+from tf_onebit._launch import free_addresses, tf_config
 from tf_onebit.distribute.server import sigterm_as_it_was
-from tf_onebit.launch import free_addresses, tf_config
 
 WORKER = """
 import json, os, socket, time

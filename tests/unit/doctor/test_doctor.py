@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests.support.programs import ROOT, run_python
-from tf_onebit.doctor import Gpu, GpuFacts, reasons_against_gpus
+from tf_onebit._doctor import Gpu, GpuFacts, reasons_against_gpus
 
 PROGRAM = str(pathlib.Path(sys.executable).with_name("tf-onebit"))
 H100 = Gpu("NVIDIA H100", (9, 0))
@@ -69,8 +69,8 @@ def test_the_command_reports_this_installation():
 
 def test_a_tensorflow_that_fails_in_another_way_is_told(tmp_path):
     (tmp_path / "tensorflow.py").write_text("raise TypeError('Descriptors cannot be created')")
-    program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import tf_onebit.cli; "
-    status, output, _ = run_python(program + "sys.exit(tf_onebit.cli.main(['doctor']))")
+    program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import tf_onebit._cli; "
+    status, output, _ = run_python(program + "sys.exit(tf_onebit._cli.main(['doctor']))")
     assert status == 1
     assert "TensorFlow does not load: TypeError: Descriptors cannot be created. Install" in output
 
@@ -78,7 +78,7 @@ def test_a_tensorflow_that_fails_in_another_way_is_told(tmp_path):
 def test_ops_that_do_not_load_are_told_with_the_build_command(tmp_path):
     ignored = shutil.ignore_patterns("__pycache__", "*.so")
     shutil.copytree(ROOT / "tf_onebit", tmp_path / "tf_onebit", ignore=ignored)
-    program = "import sys, tf_onebit.cli; sys.exit(tf_onebit.cli.main(['doctor']))"
+    program = "import sys, tf_onebit._cli; sys.exit(tf_onebit._cli.main(['doctor']))"
     status, output, _ = run_python(program, folder=tmp_path, in_fork=True)
     assert status == 1
     assert "Compiled ops: The compiled ops of tf_onebit are missing." in output

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from tests.support.programs import ROOT
-from tf_onebit.doctor import horovod as doctor
-from tf_onebit.doctor.fault import Fault
+from tf_onebit._doctor import horovod as doctor
+from tf_onebit._doctor.fault import Fault
 
 GOOD = doctor.HorovodFacts(built=("gloo",))
 WITH_NCCL = dataclasses.replace(

@@ -8,10 +8,10 @@ import socket
 import pytest
 
 from tests.unit.distribute.test_cluster import WRONG, tf_config
-from tf_onebit import cli
-from tf_onebit.doctor.fault import Fault
-from tf_onebit.doctor.peers import interfaces, peers_report, reach
-from tf_onebit.launch import free_addresses
+from tf_onebit import _cli as cli
+from tf_onebit._doctor.fault import Fault
+from tf_onebit._doctor.peers import interfaces, peers_report, reach
+from tf_onebit._launch import free_addresses
 
 
 @pytest.fixture

@@ -9,16 +9,16 @@ import tensorflow as tf
 
 import tf_onebit
 from tf_onebit import Auto, Delayed, FullPrecision, Local, OneBit, Threshold, WarmStart
+from tf_onebit._configurable import as_python, serialize
+from tf_onebit._measurement import ExchangeSeconds, compressed_buckets
+from tf_onebit._training import auto
+from tf_onebit._training.auto import paying
+from tf_onebit._training.building import resolve_exchange
+from tf_onebit._training.gradient_exchange import GradientExchange
 from tf_onebit.collectives.lockstep import LockstepEngine
-from tf_onebit.configurable import as_python, serialize
 from tf_onebit.exchanges import Bucketed, GradientSpec
 from tf_onebit.exchanges.schedule import delay_of
-from tf_onebit.measurement import ExchangeSeconds, compressed_buckets
 from tf_onebit.planner import uniform_links
-from tf_onebit.training import auto
-from tf_onebit.training.auto import paying
-from tf_onebit.training.building import resolve_exchange
-from tf_onebit.training.gradient_exchange import GradientExchange
 
 
 def test_is_what_the_word_stands_for():

@@ -6,8 +6,8 @@ import tensorflow as tf
 from tests.support.gradients import gradients_of
 from tests.support.transforms import DividesByBatchSize
 from tf_onebit import OneBit, WarmStart
+from tf_onebit._training.gradient_exchange import GradientExchange
 from tf_onebit.collectives.lockstep import LockstepEngine
-from tf_onebit.training.gradient_exchange import GradientExchange
 
 SHAPES = [(40,), (30,)]
 EXCHANGES = {

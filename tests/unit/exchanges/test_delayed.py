@@ -9,11 +9,11 @@ from tests.parallel.ranks import count_bytes
 from tests.support.gradients import SHAPES, flat, gradients_of, specs_of
 from tests.support.transforms import DivideByTotal
 from tf_onebit import Delayed, Exchange, FullPrecision, Local, OneBit, Threshold, WarmStart
+from tf_onebit._training.gradient_exchange import GradientExchange
+from tf_onebit._training.model_optimizers import flush, without_delay
 from tf_onebit.collectives import lockstep
 from tf_onebit.collectives.requests import tap_requests
 from tf_onebit.exchanges import Bucketed, GradientSpec
-from tf_onebit.training.gradient_exchange import GradientExchange
-from tf_onebit.training.model_optimizers import flush, without_delay
 from tf_onebit.transforms import Momentum
 
 EXCHANGES = {

@@ -17,8 +17,8 @@ from tests.support.gradients import (
 )
 from tests.support.transforms import DivideByTotal
 from tf_onebit import OneBit
+from tf_onebit._layout import Layout, column_cut
 from tf_onebit.exchanges import Bucketed
-from tf_onebit.layout import Layout, column_cut
 
 MATRICES = [(31, 1), (10, 100), (1, 33), (3, 3, 4, 24), (4, 200)]
 PLAIN = [(33,), (), (0,)]

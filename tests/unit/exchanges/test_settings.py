@@ -9,7 +9,7 @@ import pytest
 from tests.support.gradients import build_workers, specs_of
 from tests.support.transforms import DivideByTotal
 from tf_onebit import FullPrecision, OneBit, Threshold, WarmStart
-from tf_onebit.configurable import deserialize, serialize
+from tf_onebit._configurable import deserialize, serialize
 from tf_onebit.exchanges import Bucketed, Exchange
 from tf_onebit.exchanges.schedule import innermost
 from tf_onebit.horovod import Compression

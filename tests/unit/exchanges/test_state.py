@@ -6,10 +6,10 @@ import tensorflow as tf
 
 from tests.parallel.ranks import digest
 from tf_onebit import FullPrecision, Local, OneBit, Threshold, WarmStart
+from tf_onebit._training.gradient_exchange import GradientExchange
 from tf_onebit.collectives import lockstep
 from tf_onebit.collectives.lockstep import LockstepEngine
 from tf_onebit.exchanges import Bucketed, GradientSpec
-from tf_onebit.training.gradient_exchange import GradientExchange
 from tf_onebit.transforms import Momentum, NormalizedAdaGrad
 
 SPECS = [

@@ -278,6 +278,6 @@ def test_the_version_is_told():
 
 
 def test_command_needs_no_tensorflow():
-    code = "import sys, tf_onebit.cli; print([m for m in sys.modules if m == 'tensorflow'])"
+    code = "import sys, tf_onebit._cli; print([m for m in sys.modules if m == 'tensorflow'])"
     job = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert job.stdout == "[]\n"

@@ -6,10 +6,10 @@ import time
 import numpy as np
 import pytest
 
-from tf_onebit.monitor.cost_warning import ExchangeCost
-from tf_onebit.monitor.exchange_times import ExchangeTimes, pieces, seconds
-from tf_onebit.monitor.timeline import MOST_STEPS, Timeline
-from tf_onebit.training.recorder import WAITS, Span
+from tf_onebit._monitor.cost_warning import ExchangeCost
+from tf_onebit._monitor.exchange_times import ExchangeTimes, pieces, seconds
+from tf_onebit._monitor.timeline import MOST_STEPS, Timeline
+from tf_onebit._training.recorder import WAITS, Span
 
 MS = 1_000_000  # nanoseconds
 START = time.monotonic_ns() // MS * MS

@@ -13,14 +13,14 @@ import tf_onebit.horovod as hvd
 from tests.support.scalars import scalars_in, scalars_named
 from tests.support.two_optimizers import TwoOptimizers
 from tf_onebit import OneBit
-from tf_onebit.bmuf.connections import connect
+from tf_onebit._bmuf.connections import connect
+from tf_onebit._monitor import tensorboard
+from tf_onebit._monitor.cost_warning import ExchangeCost
+from tf_onebit._monitor.step_times import StepTimes
+from tf_onebit._training.gradient_exchange import GradientExchange
+from tf_onebit._training.recorder import Recorder
 from tf_onebit.callbacks import Monitor
 from tf_onebit.collectives.lockstep import LockstepEngine
-from tf_onebit.monitor import tensorboard
-from tf_onebit.monitor.cost_warning import ExchangeCost
-from tf_onebit.monitor.step_times import StepTimes
-from tf_onebit.training.gradient_exchange import GradientExchange
-from tf_onebit.training.recorder import Recorder
 
 LOGS = ["bytes_sent", "compression_ratio", "residual_norm"]
 BATCHES = 6

@@ -7,13 +7,13 @@ import pytest
 import tensorflow as tf
 
 from tf_onebit import Delayed, FullPrecision, OneBit, Threshold, WarmStart, ops
+from tf_onebit._measurement.exchange_work import ops_before
+from tf_onebit._training.gradient_exchange import GradientExchange
+from tf_onebit._training.recorder import WAITS, Recorder, Span, stages_of
 from tf_onebit.collectives.lockstep import LockstepEngine
 from tf_onebit.collectives.requests import AllGather
 from tf_onebit.exchanges import GradientSpec
 from tf_onebit.exchanges.schedule import delay_of
-from tf_onebit.measurement.exchange_work import ops_before
-from tf_onebit.training.gradient_exchange import GradientExchange
-from tf_onebit.training.recorder import WAITS, Recorder, Span, stages_of
 from tf_onebit.transforms import NormalizedAdaGrad
 
 WORKERS, STEPS = 2, 5

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tests.reference.one_bit import Cluster, columns_of
 from tests.support.gradients import ROUNDING, as_float64, assert_close, gradients_of
 from tf_onebit import ops
-from tf_onebit.layout import Layout, column_cut, plain_cut
+from tf_onebit._layout import Layout, column_cut, plain_cut
 
 SHAPES = [(1, 1), (33,), (31, 1), (1, 33), (), (10, 100), (3, 3, 4, 24), (0,), (4, 200)]
 MIN_COLUMN_SIZE, MAX_COLUMN_SIZE = 32, 64

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 tf.config.threading.set_intra_op_parallelism_threads(int(sys.argv[1]))
 from tf_onebit import ops
-from tf_onebit.layout import Layout
+from tf_onebit._layout import Layout
 
 digest = hashlib.sha256()
 def note(*tensors):

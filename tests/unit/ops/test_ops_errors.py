@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tf_onebit import ops
-from tf_onebit.layout import Layout
+from tf_onebit._layout import Layout
 
 LAYOUT = Layout([(64, 32, 32), (5, 0, 0)], world_size=2)
 WORKER_WORDS = LAYOUT.worker_message_bytes // 4
@@ -159,7 +159,7 @@ def test_decode_refuses_gradients_that_do_not_fit_the_layout():
 )
 def test_attributes_that_describe_no_layout_are_refused(change):
     inconsistent = types.SimpleNamespace(attributes=lambda: LAYOUT.attributes() | change)
-    expected = "do not describe a layout. They come from tf_onebit.layout.Layout"
+    expected = "do not describe a layout. They come from tf_onebit._layout.Layout"
     with refuses(expected):
         ops.one_bit_encode(gradients(), variable(64), inconsistent)
     with refuses(expected):

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tests.support.gradients import gradients_of
 from tf_onebit import ops
-from tf_onebit.layout import Layout
+from tf_onebit._layout import Layout
 
 LAYOUT = Layout([(64, 32, 32), (5, 0, 0)], world_size=1)
 

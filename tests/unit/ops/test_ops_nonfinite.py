@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tests.support.gradients import gradients_of
 from tf_onebit import ops
-from tf_onebit.layout import Layout
+from tf_onebit._layout import Layout
 
 COLUMNS, COLUMN_SIZE = 3, 100
 VALUES = COLUMNS * COLUMN_SIZE

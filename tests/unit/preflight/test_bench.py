@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tf_onebit import cli
+from tf_onebit import _cli as cli
 
 
 def test_takes_the_time_of_every_stage(capsys, tmp_path):

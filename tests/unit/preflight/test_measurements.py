@@ -10,12 +10,12 @@ import tensorflow as tf
 import tf_onebit
 import tf_onebit.horovod as hvd
 from tests.support import planned
+from tf_onebit._measurement import Alone, measure_exchange, with_world_size
+from tf_onebit._preflight import measurements
+from tf_onebit._preflight.computation import ModelInStep
+from tf_onebit._preflight.measurements import alone_seconds_of, measure
 from tf_onebit.exchanges import FullPrecision, GradientSpec, OneBit, Threshold
-from tf_onebit.measurement import Alone, measure_exchange, with_world_size
 from tf_onebit.planner import uniform_links
-from tf_onebit.preflight import measurements
-from tf_onebit.preflight.computation import ModelInStep
-from tf_onebit.preflight.measurements import alone_seconds_of, measure
 
 SPECS = [
     GradientSpec("kernel", (64, 512), "float32"),

@@ -15,8 +15,15 @@ import tf_onebit
 import tf_onebit.horovod as hvd
 from tests.support import planned
 from tests.support.programs import run_python
-from tf_onebit import Delayed, FullPrecision, Local, OneBit, Threshold, WarmStart, cli
-from tf_onebit.measurement import Alone
+from tf_onebit import Delayed, FullPrecision, Local, OneBit, Threshold, WarmStart
+from tf_onebit import _cli as cli
+from tf_onebit._measurement import Alone
+from tf_onebit._preflight import jobs, measurements, report
+from tf_onebit._preflight.doubts import doubts_about
+from tf_onebit._preflight.measurements import Measurements
+from tf_onebit._preflight.plan import Plan, make_plan
+from tf_onebit._preflight.program import lines_for
+from tf_onebit._preflight.suitable import notes_on, suitable
 from tf_onebit.planner import (
     Bucket,
     Collective,
@@ -25,12 +32,6 @@ from tf_onebit.planner import (
     Prediction,
     uniform_links,
 )
-from tf_onebit.preflight import jobs, measurements, report
-from tf_onebit.preflight.doubts import doubts_about
-from tf_onebit.preflight.measurements import Measurements
-from tf_onebit.preflight.plan import Plan, make_plan
-from tf_onebit.preflight.program import lines_for
-from tf_onebit.preflight.suitable import notes_on, suitable
 
 MODEL = "tests.support.planned:make_model"
 
@@ -365,7 +366,7 @@ def test_times_that_scatter_or_fall_are_told():
 def test_a_model_that_is_not_there_is_told_before_tensorflow_is_imported():
     program = """
 import sys
-from tf_onebit import cli
+from tf_onebit import _cli as cli
 status = cli.main(["plan", sys.argv[1]])
 print(status, "tensorflow" in sys.modules)
 """
@@ -392,8 +393,8 @@ def test_only_what_is_measured_is_on_standard_error():
 WITHOUT_MEMORY = """
 import sys
 from tests.support import planned
-from tf_onebit import cli
-from tf_onebit.preflight.computation import ModelInStep
+from tf_onebit import _cli as cli
+from tf_onebit._preflight.computation import ModelInStep
 step = ModelInStep(planned.make_model())
 assert step.measure_alone(64) > 0
 assert step.measure_alone(2 * 10**14) is None

@@ -17,10 +17,10 @@ from tests.support.gradients import (
 )
 from tests.support.transforms import DivideByTotal
 from tf_onebit import OneBit, WarmStart
+from tf_onebit._training.gradient_exchange import GradientExchange
 from tf_onebit.collectives.lockstep import LockstepEngine
 from tf_onebit.exchanges import Bucketed, GradientSpec
 from tf_onebit.exchanges.uncompressed import Uncompressed
-from tf_onebit.training.gradient_exchange import GradientExchange
 from tf_onebit.transforms import Momentum, NormalizedAdaGrad
 
 SMALL = {"min_column_size": 32, "max_column_size": 64, "min_size": 31}

@@ -1,0 +1,81 @@
+"""Checks of the arguments of `BlockMomentum`."""
+
+import math
+
+from tf_onebit._bmuf.variables import CORRECTIONS
+from tf_onebit._validation import is_number, is_whole
+from tf_onebit.exchanges.schedule import delay_of, innermost
+
+
+def check_arguments(
+    sync_period,
+    block_momentum,
+    block_learning_rate,
+    nesterov,
+    warmup_steps,
+    moment_correction,
+    groups,
+):
+    """Raises ValueError unless all arguments are valid, as `BlockMomentum` describes them."""
+    _require_whole("sync_period", sync_period, 1, "Use sync_period=1 to synchronize every step")
+    _require_whole("warmup_steps", warmup_steps, 0, "Use warmup_steps=0 to leave it out")
+    if not isinstance(nesterov, bool):
+        raise ValueError(f"nesterov must be True or False. Received: nesterov={nesterov!r}.")
+    if block_momentum != "auto" and not is_number(block_momentum, 0, below=1):
+        raise ValueError(
+            'block_momentum must be "auto" or a number of at least 0 and below 1. '
+            f"Received: block_momentum={block_momentum!r}. Common is 1 - 1 / (number of "
+            "workers)."
+        )
+    if not is_number(block_learning_rate, 0) or block_learning_rate == 0:
+        raise ValueError(
+            "block_learning_rate must be a positive number. Received: block_learning_rate="
+            f"{block_learning_rate!r}. Common is 1."
+        )
+    if moment_correction not in CORRECTIONS:
+        raise ValueError(
+            f"moment_correction must be one of {', '.join(map(repr, CORRECTIONS))}. Received: "
+            f"moment_correction={moment_correction!r}."
+        )
+    if groups not in (None, "node"):
+        raise ValueError(f'groups must be None or "node". Received: groups={groups!r}.')
+
+
+def check_exchange(exchange):
+    """Raises ValueError for an exchange that cannot average the changes of a block."""
+    if innermost(exchange).trains_apart:
+        raise ValueError(
+            "BlockMomentum needs an exchange that sends the change of a block. Received: "
+            "exchange=tf_onebit.Local(), which sends nothing. Give Local to the optimizer or the "
+            "strategy instead."
+        )
+    if delay_of(exchange):
+        raise ValueError(
+            "BlockMomentum applies the change of a block at once, so its exchange cannot be "
+            "delayed. Received: exchange=Delayed(...). Pass the exchange without Delayed."
+        )
+
+
+def momentum_of_time_constant(time_constant, sync_period):
+    """Returns eta = exp(-sync_period / time_constant): see `BlockMomentum.from_time_constant`.
+
+    Raises:
+        ValueError: unless both are positive, and eta is below 1.
+    """
+    _require_whole("sync_period", sync_period, 1, "Use sync_period=1 to synchronize every step")
+    is_positive = is_number(time_constant, 0) and time_constant > 0
+    block_momentum = math.exp(-sync_period / time_constant) if is_positive else 1.0
+    if block_momentum == 1:
+        raise ValueError(
+            "time_constant must be a positive number of steps, and not so long that the block "
+            f"momentum rounds to 1. Received: time_constant={time_constant!r}."
+        )
+    return block_momentum
+
+
+def _require_whole(name, value, least, remedy):
+    if not is_whole(value, least):
+        raise ValueError(
+            f"{name} must be a whole number of steps, at least {least}. Received: "
+            f"{name}={value!r}. {remedy}."
+        )

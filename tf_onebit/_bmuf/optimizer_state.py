@@ -1,0 +1,79 @@
+"""The state of one optimizer of a worker that trains in blocks."""
+
+import dataclasses
+
+from tf_onebit._framework_internals.keras_optimizers import batch_counter_of
+from tf_onebit._framework_internals.tf_variables import copies_of
+
+
+@dataclasses.dataclass
+class BlockOptimizer:
+    """State of an optimizer that a block changes, and the steps that it counts.
+
+    Attributes:
+        optimizer: Keras optimizer, built.
+        moments: list of `tf_onebit.optimizers.Moment`: the optimizer's state per weight. State with
+            a decay of None, which is not known, is averaged as it is.
+        averaged: list of its other variables that are averaged.
+        own: list of its variables that are equal at first, and that workers do not average.
+        keeps_moments: whether its moments are among `own`.
+        reset: None, or a function that resets moments at the end of a block. It takes the block
+            momentum, and may do nothing.
+        steps_at_begin: numbers of steps of the optimizer, and of its moments, at the block's
+            beginning.
+    """
+
+    optimizer: object
+    moments: list
+    averaged: list
+    own: list
+    keeps_moments: bool = False
+    reset: object = None
+    steps_at_begin: tuple = (0, 0.0)
+
+    def begin(self):
+        """Begins a block."""
+        self.steps_at_begin = self._steps, getattr(self.optimizer, "moment_steps", 0.0)
+
+    @property
+    def batches_per_step(self):
+        return self.optimizer.gradient_accumulation_steps or 1
+
+    @property
+    def _batches(self):
+        """Number of batches that the optimizer has received."""
+        return int(copies_of(batch_counter_of(self.optimizer))[0])
+
+    @property
+    def _steps(self):
+        """Number of steps that the optimizer has made."""
+        return self._batches // self.batches_per_step
+
+    @property
+    def steps(self):
+        """Number of steps since the block began."""
+        return self._steps - self.steps_at_begin[0]
+
+    def discard(self):
+        """Restores the moments' number of steps at the block's beginning."""
+        if hasattr(self.optimizer, "moment_steps"):
+            self.optimizer.moment_steps = self.steps_at_begin[1]
+
+    def move_on(self, block, steps_ahead, block_momentum):
+        """Counts a block's steps, of which workers may have made different numbers.
+
+        Args:
+            block: `Block` of this optimizer.
+            steps_ahead: number of minibatches by which the moments are ahead of the steps made.
+            block_momentum: eta of this block.
+        """
+        in_moments = self.steps if self.keeps_moments else block.mean_steps
+        # Schedules follow the worker with the most steps.
+        missing = max(block.counted) - self.steps
+        if missing:
+            batch_counter_of(self.optimizer).assign(self._batches + missing * self.batches_per_step)
+        if hasattr(self.optimizer, "moment_steps"):
+            self.optimizer.moment_steps = self.steps_at_begin[1] + in_moments
+            self.optimizer.advance_moments(steps_ahead)
+        if self.reset is not None:
+            self.reset(block_momentum)

@@ -1,0 +1,292 @@
+"""One worker's part of a block synchronization: the updates of its variables."""
+
+import math
+
+import numpy as np
+import tensorflow as tf
+
+from tf_onebit import ops
+from tf_onebit._framework_internals.tf_variables import assign_all, copies_of
+from tf_onebit.collectives.requests import AllGather, AllReduce, Broadcast, all_reduce_bytes
+from tf_onebit.exchanges.gradients import not_finite_flag, require_finite, with_overflow
+from tf_onebit.exchanges.stages import FLAG_BYTES
+
+
+class BlockReplica:
+    """One worker's part of a block synchronization.
+
+    Args:
+        rank: rank of this worker.
+        scope: prefix of the names of its requests.
+        variables: `BlockVariables`.
+        nesterov: see `BlockFilter`.
+    """
+
+    def __init__(self, rank, scope, variables, nesterov):
+        self.rank = rank
+        self.variables = variables
+        self._scope = scope
+        self._nesterov = nesterov
+        self._weights = _first_copies(variables.weights)
+        self._moments = [_first_copies(moment.variables) for moment in variables.moments]
+        self._globals = list(map(_state_like, self._weights))
+        self._deltas = list(map(_state_like, self._weights))
+        self._begins = [list(map(_state_like, moment)) for moment in self._moments]
+
+    @property
+    def _shown(self):
+        """Variables that hold the global model while it is shown."""
+        return [*self.variables.weights, *self.variables.statistics]
+
+    @property
+    def steps(self):
+        """List of the numbers of steps of this worker's optimizers since the block began."""
+        return [optimizer.steps for optimizer in self.variables.optimizers]
+
+    def broadcast_from(self, leader):
+        """Generator: copies the state of worker `leader` to this one, and restarts from it."""
+        variables = [*self.variables.trained, *self.variables.averaged, *self.variables.kept]
+        values = yield Broadcast(_first_copies(variables), leader, f"{self._scope}/begin")
+        for variable, value in zip(variables, values, strict=True):
+            assign_all(variable, value)
+        self.restart()
+
+    def discard(self):
+        """Restores the global model, and the moments of the block's beginning."""
+        self.show()
+        for begins, moment in zip(self._begins, self._moments, strict=True):
+            _assign(moment, begins)
+        for variable in self.variables.trained:
+            assign_all(variable, copies_of(variable)[0])
+        for optimizer in self.variables.optimizers:
+            optimizer.discard()
+        self.restart()
+
+    def restart(self):
+        """Makes the current model the global model, without block momentum."""
+        _assign(self._globals, self._weights)
+        self.forget_momentum()
+        for begins, moment in zip(self._begins, self._moments, strict=True):
+            _assign(begins, moment)
+        self._local = None
+        self._begin()
+
+    def forget_momentum(self):
+        _assign(self._deltas, [tf.zeros_like(delta) for delta in self._deltas])
+
+    def _begin(self):
+        self._statistics = [tf.identity(v) for v in _first_copies(self.variables.statistics)]
+        for optimizer in self.variables.optimizers:
+            optimizer.begin()
+
+    def gather_status(self, row):
+        """Generator: returns all workers' rows: int64 array `[world_size, len(row)]`."""
+        rows = yield AllGather(tf.constant([row], tf.int64), f"{self._scope}/agree")
+        return rows.numpy()
+
+    def synchronize(self, exchanges, factors):
+        """Generator: averages the workers' models, and updates this worker to the look-ahead.
+
+        Args:
+            exchanges: list of `Bucketed`, for the weights and for each of the moments. Its entries
+                are None for a single worker.
+            factors: `BlockFactors`.
+        """
+        weight = factors.weights[self.rank]
+        parts = [
+            (self._weights, self._globals, self._deltas, factors.look_ahead_eta),
+            *(
+                (moment, begins, [None] * len(moment), 0.0)
+                for moment, begins in zip(self._moments, self._begins, strict=True)
+            ),
+        ]
+        means, before = [], []
+        for exchange, (variables, begins, deltas, look_ahead) in zip(exchanges, parts, strict=True):
+            if exchange is None:
+                means.append([tf.identity(variable) for variable in variables])
+                continue
+            differences = [None] * len(variables)
+            # Differences are computed in order, the smallest first, so that sending begins at
+            # once. Without an order it would begin when all differences are ready.
+            for i in sorted(range(len(variables)), key=lambda i: variables[i].shape.num_elements()):
+                with tf.control_dependencies(before):
+                    differences[i] = _difference(
+                        variables[i], begins[i], deltas[i], weight, look_ahead
+                    )
+                before = [differences[i]]
+            mean, _ = yield from exchange.run(differences)
+            means.append(mean)
+        averages = [mean_of_copies(variable) for variable in self.variables.averaged]
+        if averages and exchanges[0] is not None:
+            averages = yield from self._average(averages, weight)
+        # The update waits for all results: an error must leave the model unchanged.
+        with tf.control_dependencies([*tf.nest.flatten(means), *averages]):
+            self._update(means, averages, factors, [e is not None for e in exchanges])
+
+    def bytes_of_averages(self, world_size):
+        """Returns the bytes per block that this worker sends for variables averaged as they are."""
+        averaged = self.variables.averaged
+        if not averaged:
+            return 0
+        size_bytes = sum(math.prod(v.shape) * tf.as_dtype(v.dtype).size for v in averaged)
+        return all_reduce_bytes(size_bytes, world_size) + (world_size - 1) * FLAG_BYTES
+
+    def _average(self, values, weight):
+        """Generator: returns the weighted averages of variables averaged as they are."""
+        # The values of a worker with weight 0 may be anything, NaN included.
+        weighted = [
+            tf.where(weight > 0, tf.cast(weight, value.dtype) * value, tf.zeros_like(value))
+            for value in values
+        ]
+        flag = not_finite_flag(weighted)
+        flags = yield AllGather(flag[tf.newaxis], f"{self._scope}/flags")
+        averages = yield AllReduce(weighted, f"{self._scope}/averages")
+        names = [variable.path for variable in self.variables.averaged]
+        return require_finite(averages, with_overflow(flags, averages), names)
+
+    def _update(self, means, averages, factors, relative):
+        ops.block_update(
+            means[0],
+            self._weights,
+            self._globals,
+            self._deltas,
+            factors.momentum,
+            factors.rate,
+            factors.look_ahead_eta,
+            nesterov=self._nesterov,
+            relative=relative[0],
+        )
+        for i, (moment, begins) in enumerate(zip(self._moments, self._begins, strict=True)):
+            factor, floor = tf.unstack(factors.moments[i])
+            ops.moments_update(means[1 + i], moment, begins, factor, floor, relative[1 + i])
+        for variable in self.variables.trained:
+            first, *others = copies_of(variable)
+            for copy in others:
+                copy.assign(first)
+        for variable, average in zip(self.variables.averaged, averages, strict=True):
+            assign_all(variable, average)
+
+    def move_on(self, blocks, steps_ahead, block_momentum):
+        """Counts a block's steps, and begins the next.
+
+        Args:
+            blocks: list of `Block`, by optimizer.
+            steps_ahead: list of floats, by optimizer: number of minibatches by which the moments
+                are ahead of the steps made.
+            block_momentum: eta of this block.
+        """
+        optimizers = self.variables.optimizers
+        for optimizer, block, ahead in zip(optimizers, blocks, steps_ahead, strict=True):
+            optimizer.move_on(block, ahead, block_momentum)
+        self._begin()
+
+    def show(self):
+        """Puts the global model into the variables, and keeps this worker's own values."""
+        self._local = [tf.identity(variable) for variable in _first_copies(self._shown)]
+        for variable, value in zip(self._shown, self._global(), strict=True):
+            assign_all(variable, tf.cast(value, variable.dtype))
+
+    @property
+    def is_changed(self):
+        """Whether the weights differ from the global model's, because they were assigned."""
+        weights = zip(self._weights, self._globals, strict=True)
+        return not all(bool(tf.reduce_all(w == tf.cast(kept, w.dtype))) for w, kept in weights)
+
+    def hide(self):
+        """Puts this worker's own values back: undoes `show`."""
+        for variable, value in zip(self._shown, self._local, strict=True):
+            assign_all(variable, tf.cast(value, variable.dtype))
+        self._local = None
+
+    def _global(self):
+        return [*self._globals, *self._statistics]
+
+    def _kept(self):
+        """Returns the state beside the global model: dictionary of variables."""
+        kept = {f"delta/{i}": delta for i, delta in enumerate(self._deltas)}
+        for i, (kept_global, weight) in enumerate(zip(self._globals, self._weights, strict=True)):
+            if kept_global.dtype != weight.dtype:  # the model's own has 16 bits
+                kept[f"global/{i}"] = kept_global
+        for i, begins in enumerate(self._begins):
+            kept |= {f"begin_{i}/{j}": begin for j, begin in enumerate(begins)}
+        return kept
+
+    def state(self):
+        """Returns this worker's state: dictionary of NumPy arrays.
+
+        The worker must show the global model, which is then a part of the model's own state.
+        """
+        return {
+            **{name: variable.numpy() for name, variable in self._kept().items()},
+            # NumPy cannot save all types of weights.
+            **{
+                f"local/{i}": tf.cast(value, _state_type(value)).numpy()
+                for i, value in enumerate(self._local)
+            },
+            "begin": np.array([o.steps_at_begin for o in self.variables.optimizers]).ravel(),
+        }
+
+    def load_state(self, state, locals_of_all):
+        """Loads a state. The model must hold the global model that belongs to it.
+
+        Args:
+            state: what `state` returned.
+            locals_of_all: list of such states. This worker's own model becomes the mean of theirs.
+
+        Raises:
+            ValueError: for a state of other settings.
+        """
+        kept = self._kept()
+        saved = {name for name in state if name.startswith(("delta/", "global/", "begin_"))}
+        at_begin, optimizers = state["begin"].reshape(-1, 2).tolist(), self.variables.optimizers
+        if saved != kept.keys() or len(at_begin) != len(optimizers):
+            raise ValueError(
+                "A resumed run must use the same BlockMomentum as before. Received: a state with "
+                f"{len(saved)} variables of {len(at_begin)} optimizers. Expected: {len(kept)} "
+                f"variables of {len(optimizers)} optimizers. Use the earlier moment_correction, "
+                "exchange and optimizers, or begin again from the model's weights."
+            )
+        self.restart()
+        for name, variable in kept.items():
+            variable.assign(state[name])
+        self._local = [
+            tf.constant(_mean([other[f"local/{i}"] for other in locals_of_all]))
+            for i in range(len(self._shown))
+        ]
+        for optimizer, (steps, moment_steps) in zip(optimizers, at_begin, strict=True):
+            optimizer.steps_at_begin = int(steps), moment_steps
+
+
+def _difference(variable, begin, delta, weight, look_ahead):
+    deltas = [] if delta is None else [delta]
+    return ops.block_difference([variable], [begin], deltas, weight, look_ahead)[0]
+
+
+def _first_copies(variables):
+    return [copies_of(variable)[0] for variable in variables]
+
+
+def _state_like(variable):
+    """Returns a variable of zeros to keep state of another in."""
+    return tf.Variable(tf.zeros(variable.shape, _state_type(variable)), trainable=False)
+
+
+def _state_type(tensor):
+    """Returns the type that state is kept in, of at least 32 bits."""
+    return tf.float64 if tensor.dtype == tf.float64 else tf.float32
+
+
+def _assign(variables, values):
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(tf.cast(value, variable.dtype))
+
+
+def mean_of_copies(variable):
+    copies = copies_of(variable)
+    return tf.identity(copies[0]) if len(copies) == 1 else tf.add_n(copies) / len(copies)
+
+
+def _mean(arrays):
+    if len(arrays) == 1:
+        return arrays[0]
+    return np.mean(arrays, axis=0, dtype=np.float64).astype(arrays[0].dtype)

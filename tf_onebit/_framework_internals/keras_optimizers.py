@@ -1,0 +1,121 @@
+"""Private parts of Keras optimizers, and changes of an optimizer's class."""
+
+import keras
+from keras.src.backend.common import global_state
+
+from tf_onebit._framework_internals.class_changes import become
+
+# Attributes with the moments of optimizers, and whether they hold moments of squares. All of these
+# moments mean the same for another model: keras/src/optimizers/sgd.py:93, lion.py:94,
+# adagrad.py:74, adadelta.py:79, rmsprop.py:97.
+MOMENTS = {
+    keras.optimizers.SGD: {"momentums": False},
+    keras.optimizers.Lion: {"_momentums": False},
+    keras.optimizers.Adagrad: {"_accumulators": True},
+    keras.optimizers.Adadelta: {"_accumulated_grads": True, "_accumulated_delta_vars": True},
+    keras.optimizers.RMSprop: {
+        "_velocities": True,
+        "_average_gradients": False,
+        "_momentums": False,
+    },
+}
+# The same for Adam and AdamW with `amsgrad`: keras/src/optimizers/adam.py:98.
+AMSGRAD_MOMENTS = {"_velocity_hats": True}
+
+
+def batch_counter_of(optimizer):
+    """Returns the variable that counts an optimizer's batches.
+
+    Relies on `BaseOptimizer._iterations` (keras/src/optimizers/base_optimizer.py:166). With
+    gradient accumulation the public `iterations` counts updates instead.
+    """
+    return optimizer._iterations
+
+
+def trained_variables_of(optimizer):
+    """Returns the variables for which an optimizer has been built: list.
+
+    Relies on `BaseOptimizer._trainable_variables` (keras/src/optimizers/base_optimizer.py:227).
+    """
+    return optimizer._trainable_variables
+
+
+def accumulated_gradients_of(optimizer):
+    """Returns the variables in which an optimizer accumulates gradients for an update: list.
+
+    Relies on `BaseOptimizer._accumulated_gradients`, which optimizers without gradient
+    accumulation do not have (keras/src/optimizers/base_optimizer.py:217).
+    """
+    return list(getattr(optimizer, "_accumulated_gradients", []))
+
+
+def learning_rate_setting_of(optimizer):
+    """Returns the source of an optimizer's learning rate: a variable, schedule or function.
+
+    Relies on `BaseOptimizer._learning_rate` (keras/src/optimizers/base_optimizer.py:172). With a
+    schedule the public `learning_rate` is the schedule's value.
+    """
+    return getattr(optimizer, "_learning_rate", None)
+
+
+def velocities_of(optimizer):
+    """Returns the velocities to which an optimizer applies its `momentum`: list of variables.
+
+    Relies on `momentums` or `_momentums` of optimizers with a momentum
+    (keras/src/optimizers/sgd.py:93, rmsprop.py:101).
+    """
+    if not getattr(optimizer, "momentum", 0.0):
+        return []
+    return getattr(optimizer, "momentums", None) or getattr(optimizer, "_momentums", [])
+
+
+def calling_optimizer():
+    """Returns the Keras optimizer whose method is running, or None.
+
+    Relies on the `caller` of the name scopes that Keras opens
+    (keras/src/backend/common/name_scope.py:28, 40).
+    """
+    scopes = global_state.get_global_attribute("name_scope_stack")
+    caller = scopes[-1].caller if scopes else None
+    return caller if isinstance(caller, keras.optimizers.Optimizer) else None
+
+
+def mix_in(optimizer, mixin):
+    """Puts a mixin in front of the class of an optimizer, which stays the same object.
+
+    So it keeps all attributes and settings, even those missing in its `get_config`.
+
+    Args:
+        optimizer: `keras.optimizers.Optimizer`.
+        mixin: class.
+    """
+    become(optimizer, optimizer_subclass(type(optimizer), mixin))
+
+
+def optimizer_subclass(optimizer_class, mixin):
+    """Returns a subclass with the name of its class, by which Keras saves an optimizer.
+
+    Relies on Keras writing and reading `__module__`, `__name__` and the registered name of a class
+    (keras/src/saving/serialization_lib.py:328, object_registration.py:165).
+    """
+    namespace = {
+        "__module__": optimizer_class.__module__,
+        "_original_class": _original(optimizer_class),
+    }
+    made = type(optimizer_class.__name__, (mixin, optimizer_class), namespace)
+    registered = keras.saving.get_registered_name(optimizer_class)
+    package, separator, name = registered.rpartition(">")
+    if separator:
+        # A class of a program: its registered name must keep standing for the original.
+        for cls in (made, keras.saving.get_registered_object(registered)):
+            keras.saving.register_keras_serializable(package, name)(cls)
+    return made
+
+
+def original_class(optimizer):
+    """Returns the class that an optimizer had before any `mix_in`."""
+    return _original(type(optimizer))
+
+
+def _original(optimizer_class):
+    return getattr(optimizer_class, "_original_class", optimizer_class)

@@ -1,0 +1,64 @@
+"""Variables of a model that workers exchange at the end of a block."""
+
+import dataclasses
+
+from tf_onebit._bmuf.variables import block_variables, corrects_moments_of
+from tf_onebit._measurement import with_block_work
+from tf_onebit._training.model_optimizers import inner_optimizer
+from tf_onebit.exchanges import GradientSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockEnd:
+    """Specs of the variables that `BlockMomentum` exchanges: lists of `GradientSpec`, all dense.
+
+    Attributes:
+        weights: of the weights, which the callback's exchange sends.
+        moments: list of such lists, of the optimizer's moments. Their changes in a block are sent
+            in full precision.
+        averaged: of the variables whose values are averaged, in full precision.
+    """
+
+    weights: list
+    moments: list
+    averaged: list
+
+    @classmethod
+    def of(cls, model, optimizer, compresses):
+        """Returns the `BlockEnd` of a model, or None if it cannot be trained in blocks.
+
+        Args:
+            model: Keras model, built.
+            optimizer: Keras optimizer of its weights.
+            compresses: whether the callback's exchange compresses.
+        """
+        knows = corrects_moments_of(inner_optimizer(optimizer))
+        correction = "bmuf_adam" if knows else "average"
+        try:
+            variables = block_variables(
+                model, correction, compresses=compresses, optimizers=[optimizer]
+            )
+        except ValueError:
+            return None
+        return cls(
+            _specs(variables.weights),
+            [_specs(moment.variables) for moment in variables.moments],
+            _specs(variables.averaged),
+        )
+
+    def buckets(self, of_weights, in_full_precision, block_seconds):
+        """Returns the buckets of a block's end: list of `planner.Bucket`.
+
+        Args:
+            of_weights: list of `planner.Bucket` for the exchange of the weights.
+            in_full_precision: function from a list of `GradientSpec` to a list of
+                `planner.Bucket`.
+            block_seconds: as from `measure_block`.
+        """
+        changed = [*of_weights, *(b for moment in self.moments for b in in_full_precision(moment))]
+        averaged = in_full_precision(self.averaged) if self.averaged else []
+        return with_block_work(changed, block_seconds) + averaged
+
+
+def _specs(variables):
+    return [GradientSpec.of(variable, variable) for variable in variables]

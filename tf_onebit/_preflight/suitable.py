@@ -1,0 +1,84 @@
+"""Methods that a plan may recommend for an optimizer, and notes on them."""
+
+import dataclasses
+
+import keras
+
+from tf_onebit._bmuf.variables import corrects_moments_of
+from tf_onebit._training.model_optimizers import inner_optimizer
+from tf_onebit.collectives.requests import all_reduce_bytes
+from tf_onebit.exchanges.base import FLOAT_BYTES
+from tf_onebit.planner import Bucket, Collective
+
+
+def suitable(methods, optimizer):
+    """Returns the methods that suit a model's optimizer: list.
+
+    Args:
+        methods: list of `planner.Method`.
+        optimizer: Keras optimizer.
+    """
+    plain = _is_plain_sgd(inner_optimizer(optimizer))
+    return [method for method in methods if plain or method.template.suits_moments]
+
+
+def checks_gradients_first(optimizer):
+    """Tells whether workers check all of their gradients before they exchange any."""
+    skips = getattr(inner_optimizer(optimizer), "on_nonfinite", None) == "skip"
+    return skips or isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+
+
+def checked_first(method, world_size):
+    """Returns the `planner.Method` of workers that check gradients before they exchange them.
+
+    No gradient is delayed. In each step, workers exchange a flag before all else.
+    """
+    if method.sync_period is not None:
+        return method
+    flag = Collective(0.0, "all_reduce", all_reduce_bytes(FLOAT_BYTES, world_size))
+    return dataclasses.replace(method, delay=0, buckets=[Bucket(0, (flag,)), *method.buckets])
+
+
+def with_notes(advice, method, model):
+    """Returns an `Advice` with notes on its method for a model."""
+    sentences = advice.sentences + notes_on(method, model)
+    return dataclasses.replace(advice, sentences=sentences)
+
+
+def notes_on(method, model):
+    """Returns notes on a method for this model: list of sentences.
+
+    Args:
+        method: `planner.Method`.
+        model: Keras model, compiled.
+    """
+    inner = inner_optimizer(model.optimizer)
+    notes, exchanges_gradients = [], method.sync_period is None
+    if model.jit_compile and exchanges_gradients:
+        notes.append(
+            "XLA cannot compile an exchange of gradients. Compile the model with "
+            "jit_compile=False, as this plan assumes."
+        )
+    if checks_gradients_first(model.optimizer) and exchanges_gradients:
+        notes.append(
+            "Gradients are checked before they are exchanged, because the loss is scaled or "
+            'on_nonfinite="skip" is set. So no exchange overlaps with computation.'
+        )
+    if inner.gradient_accumulation_steps:
+        notes.append(
+            "This plan is for steps that exchange gradients. The optimizer accumulates the "
+            f"gradients of {inner.gradient_accumulation_steps} steps before it exchanges them. "
+            "Multiply --per-replica-batch-size by that number and plan again."
+        )
+    if exchanges_gradients or corrects_moments_of(inner):
+        return notes
+    name = type(inner).__name__
+    instead = 'moment_correction="average"'
+    if isinstance(inner, keras.optimizers.Adam | keras.optimizers.Nadam):
+        instead = f"tf_onebit.optimizers.{name}, which takes the same arguments, or {instead}"
+    notes.append(f"BlockMomentum does not correct the moments of {name}. Use {instead}.")
+    return notes
+
+
+def _is_plain_sgd(optimizer):
+    return isinstance(optimizer, keras.optimizers.SGD) and not optimizer.momentum

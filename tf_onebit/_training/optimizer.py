@@ -1,0 +1,215 @@
+"""Keras optimizers that exchange gradients between workers."""
+
+import functools
+
+import tensorflow as tf
+
+from tf_onebit._framework_internals.tf_variables import assign_all, copies_of
+
+
+def settings(optimizer):
+    """Returns the settings in which workers must agree: list of (what, value) of strings."""
+    return [
+        ("optimizer", type(optimizer).__name__),
+        ("gradient_accumulation_steps", str(optimizer.gradient_accumulation_steps)),
+    ]
+
+
+class Update:
+    """State that the methods of an optimizer share within an update.
+
+    Attributes:
+        variables: list of the variables that are updated.
+        gradients: list of their exchanged gradients.
+        exchanging: function that takes the place of a call of the `GradientExchange`, or None.
+        flushes: dictionary of traced flush functions, by (index of the exchange, number of steps
+            held).
+    """
+
+    def __init__(self):
+        self.variables = self.gradients = self.exchanging = None
+        self.flushes = {}
+
+
+class Distributed:
+    """Mixin for Keras optimizers that exchanges gradients after accumulation, before clipping.
+
+    Attributes:
+        gradient_exchange: `GradientExchange`.
+    """
+
+    @functools.cached_property
+    def _current_update(self):
+        return Update()
+
+    def trace_flushes_again(self):
+        """Drops the traced flushes, so that they are traced again after a change."""
+        self._current_update.flushes.clear()
+
+    def _build_first(self, trainable_variables):
+        """Creates the optimizer's variables, because a branch of a graph cannot create any."""
+        if not self.built:
+            with tf.init_scope():
+                self.build(trainable_variables)
+
+    def apply(self, grads, trainable_variables=None):
+        grads = list(grads)
+        if trainable_variables is not None:
+            trainable_variables = list(trainable_variables)
+            if len(grads) != len(trainable_variables):
+                raise ValueError(
+                    "An optimizer needs one gradient per variable, or None in its place. Received: "
+                    f"{len(grads)} gradients for {len(trainable_variables)} variables."
+                )
+        if not self.gradient_exchange.steps_of_delay:
+            super().apply(grads, trainable_variables)
+            return
+        if trainable_variables is None:
+            trainable_variables = self._trainable_variables
+        self._build_first(trainable_variables)
+        # Keras would do so later, but a branch on several devices cannot take a missing gradient.
+        grads, variables = self._filter_empty_gradients(grads, trainable_variables)
+
+        def update(gradients):
+            super(Distributed, self).apply(gradients, variables)
+
+        def hold(gradients):
+            self._hold(gradients, variables)
+
+        # The choice depends on earlier steps only, so that messages under way can be read at once.
+        self._branch(lambda gradients: self._applies(gradients, variables), update, hold, grads)
+
+    def _branch(self, predicate, then, otherwise, gradients):
+        """Calls `then` or `otherwise` with the gradients of a worker, by a predicate of them."""
+
+        def calling(function):
+            def call():
+                function(gradients)
+                return True
+
+            return call
+
+        tf.cond(predicate(gradients), calling(then), calling(otherwise))
+
+    def _applies(self, gradients, variables):
+        """Tells whether this step applies or accumulates gradients: boolean scalar."""
+        steps = self.gradient_accumulation_steps
+        if not steps:
+            return self.gradient_exchange.delivers(gradients, variables)
+        dense = [tf.convert_to_tensor(gradient) for gradient in gradients]
+        accumulates = tf.not_equal((self._iterations + 1) % steps, 0)
+        return accumulates | self.gradient_exchange.delivers(dense, variables)
+
+    def _hold(self, gradients, variables):
+        """Takes the place of `apply` in a step without gradients to apply.
+
+        Such a step does not count as an iteration.
+        """
+        if self.loss_scale_factor is not None:
+            gradients = [gradient / self.loss_scale_factor for gradient in gradients]
+        steps = self.gradient_accumulation_steps
+        if not steps:
+            self._exchange(gradients, variables, self.gradient_exchange.hold)
+            return
+        sums = [self._accumulated_gradients[self._get_variable_index(v)] for v in variables]
+        means = [(g + a) / steps for g, a in zip(gradients, sums, strict=True)]
+        self._exchange(means, variables, self.gradient_exchange.hold)
+        self._backend_reset_gradient_accumulators()
+        self._iterations.assign_sub(steps - 1)
+
+    def flush(self):
+        """Applies gradients under way: see `tf_onebit._training.model_optimizers.flush`.
+
+        All workers flush after the same step. Over Horovod, a worker that is one step behind may
+        flush alone, unless gradients are checked before they are encoded. The next step of the
+        other workers then answers its collectives.
+        """
+        for index, number, variables in self.gradient_exchange.held():
+            for left in range(number, 0, -1):
+                self._apply_oldest(index, left, variables)
+
+    def _apply_oldest(self, index, number, variables):
+        functions = self._current_update.flushes
+        if (index, number) not in functions:
+            update = functools.partial(self._release, index, number, variables)
+            functions[index, number] = tf.function(
+                lambda: self._on_replicas(update), autograph=False
+            )
+        steps = self.gradient_accumulation_steps
+        if not steps:
+            functions[index, number]()
+            return
+        # One whole update, while gradients are being accumulated for the next one.
+        iterations = int(self._iterations.numpy())
+        copies = [c for v in self._accumulated_gradients for c in copies_of(v)]
+        accumulated = [copy.numpy() for copy in copies]
+        assign_all(self._iterations, iterations // steps * steps + steps - 1)
+        functions[index, number]()
+        assign_all(self._iterations, iterations + steps)
+        for copy, value in zip(copies, accumulated, strict=True):
+            copy.assign(value)
+
+    def _release(self, index, number, variables):
+        nothing = [tf.zeros(variable.shape, variable.dtype) for variable in variables]
+        self._current_update.exchanging = functools.partial(
+            self.gradient_exchange.release, index, number
+        )
+        try:
+            super().apply(nothing, variables)
+        finally:
+            self._current_update.exchanging = None
+
+    def _on_replicas(self, function):
+        """Calls a function in the context in which `apply` would be called."""
+        function()
+
+    def finalize_variable_values(self, var_list):
+        # Keras calls this at the end of `fit`.
+        self.flush()
+        self.gradient_exchange.advise()
+        self.gradient_exchange.engine.whereabouts.end_fit(self.iterations.numpy())
+        super().finalize_variable_values(var_list)
+        # After this meeting, files that callbacks have written can be read on any worker. It also
+        # catches a worker whose data have ended too early.
+        self.gradient_exchange.meet("end of fit", self.iterations)
+
+    def _exchange(self, gradients, variables, exchanging=None):
+        """Returns the exchanged gradients of one worker.
+
+        Args:
+            gradients: list of gradients.
+            variables: list of their variables.
+            exchanging: method of `gradient_exchange`. Default: its `__call__`.
+        """
+        return (exchanging or self.gradient_exchange)([gradients], variables)[0]
+
+    def _backend_apply_gradients(self, grads, trainable_variables):
+        # `_clip_gradients` gets the accumulated gradients, but not their variables.
+        self._current_update.variables = trainable_variables
+        super()._backend_apply_gradients(grads, trainable_variables)
+        self._current_update.gradients = None
+
+    def _clip_gradients(self, grads):
+        update = self._current_update
+        update.gradients = self._exchange(grads, update.variables, update.exchanging)
+        return super()._clip_gradients(update.gradients)
+
+    def _apply_weight_decay(self, variables):
+        # Wait for the exchange: if it fails, the weights must stay as they were.
+        exchanged = tf.nest.flatten(self._current_update.gradients, expand_composites=True)
+        with tf.control_dependencies(exchanged):
+            super()._apply_weight_decay(variables)
+
+
+class GlobalLossScale:
+    """Mixin for `keras.optimizers.LossScaleOptimizer` that skips steps on all workers together.
+
+    A step is skipped if a gradient of any worker is not finite.
+
+    Attributes:
+        gradient_exchange: `GradientExchange`.
+    """
+
+    def check_finite(self, grads):
+        (finite,) = self.gradient_exchange.all_finite([grads])
+        return finite
