@@ -14,7 +14,7 @@ RULES = {"mean": 0, "symmetric": 1}
 
 def _layout_module():
     """Loads tf_onebit._layout alone, because importing tf_onebit takes TensorFlow."""
-    spec = importlib.util.spec_from_file_location("layout", ROOT / "tf_onebit" / "layout.py")
+    spec = importlib.util.spec_from_file_location("layout", ROOT / "tf_onebit" / "_layout.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

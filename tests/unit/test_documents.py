@@ -235,12 +235,12 @@ def check_own(command, arguments, monkeypatch):
     started = []
     monkeypatch.setattr(launch, "launch", lambda _, line, verbose: started.append(line) or 0)
     if command.is_mention:
-        run_until_parsed(ROOT / "tf_onebit" / "cli.py", [*arguments, "--help"], only_names=True)
+        run_until_parsed(ROOT / "tf_onebit" / "_cli.py", [*arguments, "--help"], only_names=True)
         return
     if arguments[0] != "launch":
         test = ROOT / RUN_BY[f"tf-onebit {arguments[0]}"]
         assert f'"{arguments[0]}"' in test.read_text()
-        run_until_parsed(ROOT / "tf_onebit" / "cli.py", arguments)
+        run_until_parsed(ROOT / "tf_onebit" / "_cli.py", arguments)
         return
     assert cli.main(arguments) == 0
     check(command, *started, monkeypatch)

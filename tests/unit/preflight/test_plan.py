@@ -380,7 +380,7 @@ print(status, "tensorflow" in sys.modules)
 
 
 def test_only_what_is_measured_is_on_standard_error():
-    program = "import sys; from tf_onebit import cli; sys.exit(cli.main(sys.argv[1:]))"
+    program = "import sys; from tf_onebit import _cli as cli; sys.exit(cli.main(sys.argv[1:]))"
     arguments = ["plan", MODEL, "--workers", "2", "--per-replica-batch-size", "4"]
     status, output, errors = run_python(program, *arguments, in_fork=True)
     assert status == 0, errors
