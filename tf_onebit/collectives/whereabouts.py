@@ -152,29 +152,20 @@ class Whereabouts:
         except tf.errors.OutOfRangeError:  # the end of data
             raise
         except tf.errors.OpError as error:
-            # A step may fail by its values alone. Else the board may be busy: its process may end.
-            by_values = isinstance(error, tf.errors.InvalidArgumentError)
-            seconds = 0.0 if by_values else _SECONDS_TO_ANSWER
-            who = self._who_left(seconds) if self.are_in_step else None
+            who = self._who_left() if self.are_in_step else None
             if who is None:
                 raise
             message = f"{who} The others cannot continue without it. {_REMEDY}\n\n{error.message}"
             raise type(error)(error.node_def, error.op, message) from error
 
-    def _who_left(self, seconds: float) -> str | None:
-        """Returns a sentence about a worker that has ended this `fit` or given up, or None.
-
-        Args:
-            seconds: time in which the board answers all questions.
-        """
-        others = set(range(self._world_size)) - {self._rank}
-        seconds /= 2 * max(1, len(others))
+    def _who_left(self) -> str | None:
+        """Returns a sentence about a worker that has ended this `fit` or given up, or None."""
         try:
-            for other in others:
-                steps = self._read(f"fit_{self._fits + 1}_ended", other, seconds)
+            for other in set(range(self._world_size)) - {self._rank}:
+                steps = self._read(f"fit_{self._fits + 1}_ended", other)
                 if steps is not None:
                     return f"Worker {other} has ended fit, after {steps} steps."
-                problem = self._read("given_up", other, seconds)
+                problem = self._read("given_up", other)
                 if problem is not None:
                     return f"Worker {other} has given up. {problem}"
         except ConnectionError as error:

@@ -157,22 +157,3 @@ def test_the_end_of_data_is_no_departure(workers):
     with pytest.raises(tf.errors.OutOfRangeError, match="^end$"):
         with workers[0].naming_who_left():
             raise tf.errors.OutOfRangeError(None, None, "end")
-
-
-@pytest.mark.parametrize(
-    ("error", "named"),
-    [(tf.errors.UnavailableError, True), (tf.errors.InvalidArgumentError, False)],
-)
-def test_a_busy_board_is_asked_for_longer_unless_a_step_fails_by_its_values(workers, error, named):
-    class Busy(Shared):
-        def read(self, key, seconds=0.0):
-            return super().read(key) if seconds >= 1.0 else None
-
-    busy = Busy()
-    for worker in workers:
-        worker._board = busy
-    workers[2].end_fit(12)
-    who = "Worker 2 has ended fit" if named else "^Socket closed$"
-    with pytest.raises(error, match=who):
-        with workers[0].naming_who_left():
-            raise error(None, None, "Socket closed")
