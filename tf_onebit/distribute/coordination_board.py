@@ -9,7 +9,8 @@ from tf_onebit._framework_internals.tf_strategies import read_key, remove_key, w
 from tf_onebit.collectives.whereabouts import Board, Whereabouts
 
 _PREFIX = "tf_onebit/whereabouts"
-_LEAST_SECONDS = 0.1  # for the service 0 means no limit
+# For the service 0 means no limit. It may be slow: its process is ending when workers ask who left.
+_LEAST_SECONDS = 0.3
 
 
 class CoordinationBoard(Board):
