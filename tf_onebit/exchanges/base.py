@@ -24,7 +24,7 @@ WIRE_DTYPE = tf.float32
 
 
 class Excluding(Protocol):
-    """What leaves gradients uncompressed by name: an `Exchange` or `Recipe`."""
+    """`Exchange` or `Recipe`, which leaves gradients uncompressed by their names."""
 
     @property
     def exclude(self) -> tuple[str, ...]: ...
