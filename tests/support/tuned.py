@@ -1,9 +1,12 @@
 """A small task for tests of callbacks that tune training."""
 
+import functools
+
 import keras
 import numpy as np
 
 from tf_onebit import ResizableBatches
+from tf_onebit.callbacks import learning_rate_factor
 
 SAMPLES, INPUTS, CLASSES = 384, 8, 4
 
@@ -48,12 +51,45 @@ def make_small_model(optimizer=None):
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input((INPUTS,)), keras.layers.Dense(CLASSES)])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(optimizer or keras.optimizers.SGD(0.1), loss, metrics=["accuracy"])
+    model.compile(optimizer or sgd(), loss, metrics=["accuracy"])
     return model
 
 
+def sgd():
+    return keras.optimizers.SGD(0.1)
+
+
+@functools.cache
+def _traced(make_optimizer):
+    model = make_small_model(make_optimizer())
+    model.optimizer.build(model.trainable_variables)
+    return model, [(variable, variable.numpy()) for variable in _variables_of(model)]
+
+
+def untrained(make_optimizer=sgd):
+    """Returns a small model as if it had never been trained.
+
+    It is the same model each time, so that its step is traced once. A test that compiles it, or
+    that changes its methods, makes one of its own.
+    """
+    model, begin = _traced(make_optimizer)
+    keras.utils.set_random_seed(0)
+    model.reset_metrics()
+    for variable, value in begin:
+        variable.assign(value)
+    for optimizer in learning_rate_factor.scaled_optimizers(model):
+        # A training that ended in an error has left its factors.
+        optimizer.scaling.factor_of = {}
+        optimizer.scaling.update()
+    return model
+
+
+def _variables_of(model):
+    return [*model.variables, *model.optimizer.variables]
+
+
 def state_of(model):
-    return [variable.numpy() for variable in (*model.variables, *model.optimizer.variables)]
+    return [variable.numpy() for variable in _variables_of(model)]
 
 
 def assert_same_bits(state, expected):

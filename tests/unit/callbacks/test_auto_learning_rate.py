@@ -17,6 +17,7 @@ from tests.support.tuned import (
     make_small_model,
     samples,
     state_of,
+    untrained,
 )
 from tf_onebit import OneBit
 from tf_onebit.callbacks import AutoLearningRate, AutoMinibatchSize, BackupAndRestore, Monitor
@@ -41,7 +42,7 @@ def fit(model, data, callbacks, epochs=1, **arguments):
 
 def test_learning_rate_follows_the_criterion():
     callback = control([1.0, 0.9, 0.899, 0.8], min_improvement=0.01)
-    fit(make_small_model(), batches(), [callback])
+    fit(untrained(), batches(), [callback])
     assert callback.history["position"] == [96, 192, 288, 384]
     assert callback.history["criterion"] == [1.0, 0.9, 0.899, 0.8]
     np.testing.assert_allclose(callback.history["learning_rate"], [0.1, 0.1, 0.05, 0.05])
@@ -99,7 +100,7 @@ def test_model_goes_back_to_its_best(worse):
 
 @pytest.mark.parametrize(("beginning", "first"), [(1.0, 2.0), (1.0, np.nan), (np.nan, np.nan)])
 def test_first_evaluation_that_is_worse_leads_back_to_the_beginning(beginning, first):
-    model, data, weights = make_small_model(), batches(), []
+    model, data, weights = untrained(), batches(), []
     initial = model.get_weights()
     seen = At(data, 96, lambda model: weights.append(model.get_weights()))
     callback = control([first, 0.9, 0.8, 0.7], beginning=beginning)
@@ -221,18 +222,18 @@ def test_criterion_is_that_of_evaluate():
         x, labels = samples()
         expected.append(model.evaluate(x[:64], labels[:64], verbose=0, return_dict=True))
 
-    fit(make_small_model(), data, [At(data, 96, evaluate), callback])
+    fit(untrained(), data, [At(data, 96, evaluate), callback])
     assert callback.history["criterion"][0] == pytest.approx(expected[0]["accuracy"])
 
 
 def test_learning_rate_is_not_reduced_below_the_least():
     callback = control([1.0] * 4, min_learning_rate=0.04)
-    fit(make_small_model(), batches(), [callback])
+    fit(untrained(), batches(), [callback])
     np.testing.assert_allclose(callback.history["learning_rate"], [0.1, 0.05, 0.04, 0.04])
 
 
 def test_patience_ends_training_with_the_best_model():
-    model, data, best = make_small_model(), batches(), []
+    model, data, best = untrained(), batches(), []
     callback = control([0.5, 0.8, 0.9, 0.1], patience=2)
     seen = At(data, 96, lambda model: best.append(model.get_weights()))
     fit(model, data, [callback, seen], epochs=3)
@@ -245,7 +246,7 @@ def test_run_that_patience_has_ended_does_not_go_on_when_it_is_resumed(backup_fi
     """The kill comes after Keras' step after the decision, before the best model is back."""
 
     def train(*callbacks):
-        model, data, best = make_small_model(), batches(), []
+        model, data, best = untrained(), batches(), []
         seen = At(data, 96, lambda model: best.append(model.get_weights()))
         rate = control([0.5, 0.8, 0.9, 0.1, 0.1], patience=2)
         backup = BackupAndRestore(tmp_path, save_freq=1, delete_checkpoint=False)
@@ -275,7 +276,7 @@ class AtEndOfEpoch(keras.callbacks.Callback):
 
 
 def test_best_model_is_validated_and_saved_when_patience_ends_training():
-    model, data, best = make_small_model(), batches(), []
+    model, data, best = untrained(), batches(), []
     seen = At(data, 96, lambda model: best.append(model.get_weights()))
     saved, callback = AtEndOfEpoch(), control([0.5, 0.8, 0.9], patience=2)
     x, labels = samples()
@@ -299,7 +300,7 @@ def test_averages_of_weights_are_the_model_in_the_end(criteria, patience):
 
 
 def test_criterion_at_the_end_of_training_counts():
-    model, data, best = make_small_model(), batches(), []
+    model, data, best = untrained(), batches(), []
     callback = control([1.0, 0.9, 0.8, 5.0])
     seen = At(data, 288, lambda model: best.append(model.get_weights()))
     fit(model, data, [callback, seen])
@@ -310,10 +311,10 @@ def test_criterion_at_the_end_of_training_counts():
 def test_any_data_of_which_the_size_of_a_step_is_known():
     callback = control([1.0, 0.9, 0.8, 0.7], interval_samples=100, global_batch_size=32)
     x, labels = samples()
-    make_small_model().fit(x, labels, batch_size=32, callbacks=[callback], verbose=0)
+    untrained().fit(x, labels, batch_size=32, callbacks=[callback], verbose=0)
     assert callback.history["position"] == [128, 256, 384]
     with pytest.raises(ValueError, match="global_batch_size=None, and data of type ndarray"):
-        make_small_model().fit(x, labels, callbacks=[control()], verbose=0)
+        untrained().fit(x, labels, callbacks=[control()], verbose=0)
 
 
 def test_both_callbacks_are_resumed_with_the_same_bits(tmp_path):
@@ -339,7 +340,7 @@ def test_arrays_are_resumed_by_drawing_them_again(tmp_path):
     def train(directory, *callbacks):
         rate = control(interval_samples=96, global_batch_size=32, min_improvement=0.05)
         x, labels = samples()
-        model = make_small_model()
+        model = untrained()
         backup = BackupAndRestore(directory, save_freq=2)
         model.fit(x, labels, 32, 2, callbacks=[backup, rate, *callbacks], verbose=0)
         return state_of(model), rate.history
@@ -386,4 +387,4 @@ def test_held_out_data_and_criterion_are_needed():
         with pytest.raises(ValueError, match=f"same validation_data .*Received: {what}"):
             AutoLearningRate(data, 96)
     with pytest.raises(ValueError, match=r"monitor='auc', and logs with \['accuracy', 'loss'\]"):
-        fit(make_small_model(), batches(), [control(monitor="auc")])
+        fit(untrained(), batches(), [control(monitor="auc")])

@@ -18,6 +18,7 @@ from tests.support.tuned import (
     make_small_model,
     samples,
     state_of,
+    untrained,
 )
 from tf_onebit import OneBit, ResizableBatches, optimizers
 from tf_onebit.callbacks import (
@@ -62,18 +63,24 @@ def drawn():
     return np.random.rand(), float(keras.random.uniform([]))
 
 
-@pytest.mark.parametrize(
-    ("make_optimizer", "power"), [(keras.optimizers.SGD, 1), (keras.optimizers.Adam, 0.5)]
-)
+def slow_sgd():
+    return keras.optimizers.SGD(0.01)
+
+
+def slow_adam():
+    return keras.optimizers.Adam(0.01)
+
+
+@pytest.mark.parametrize(("make_optimizer", "power"), [(slow_sgd, 1), (slow_adam, 0.5)])
 def test_criterion_is_that_of_training_with_this_size_from_there(make_optimizer, power):
     """It includes the learning rate of this size, on the samples that come next."""
     data = batches()
     callback = tuning(data, trial_samples=192, multiple=4, error_margin=ANYTHING_GOES)
-    fit(make_small_model(make_optimizer(0.01)), data, [callback], epochs=1)
+    fit(untrained(make_optimizer), data, [callback], epochs=1)
     (trials,) = callback.history["trials"][1:]
     assert [size for size, _ in trials] == [4, 8, 12, 16]
     for size, criterion in trials:
-        data, model = batches(), make_small_model(make_optimizer(0.01))
+        data, model = batches(), untrained(make_optimizer)
 
         def change(model, data=data, size=size):
             data.resize(size)
@@ -91,7 +98,7 @@ def test_criterion_is_that_of_training_with_this_size_from_there(make_optimizer,
 )
 def test_learning_rate_per_sample_stays(learning_rate):
     data = batches()
-    model = make_model(keras.optimizers.SGD(learning_rate, momentum=0.5, weight_decay=0.01))
+    model = make_small_model(keras.optimizers.SGD(learning_rate, momentum=0.5, weight_decay=0.01))
     callback = tuning(data, max_size=16, trial_samples=192, error_margin=ANYTHING_GOES)
     fit(model, data, [callback], epochs=1)
     assert callback.history["global_batch_size"] == [8, 16]
@@ -103,7 +110,7 @@ def test_learning_rate_per_sample_stays(learning_rate):
 
     data, expected = (
         batches(),
-        make_model(keras.optimizers.SGD(Doubled(), momentum=0.5, weight_decay=0.01)),
+        make_small_model(keras.optimizers.SGD(Doubled(), momentum=0.5, weight_decay=0.01)),
     )
     fit(expected, data, [At(data, 192, lambda model: data.resize(16))], epochs=1)
     assert_same_bits(model.get_weights(), expected.get_weights())
@@ -127,7 +134,7 @@ def test_momentum_follows_the_size(make_optimizer, first):
     """An exchange sums up gradients. An optimizer sums up gradients or, as Keras' SGD, steps."""
 
     def train(make_optimizer):
-        data, model = batches(), make_model(make_optimizer(hvd.DistributedOptimizer))
+        data, model = batches(), make_small_model(make_optimizer(hvd.DistributedOptimizer))
         callback = tuning(data, trial_samples=192, min_size=8, error_margin=ANYTHING_GOES)
         fit(model, data, [callback], epochs=1)
         assert callback.history["global_batch_size"] == [8, 16]
@@ -150,7 +157,7 @@ def test_learning_rate_of_others_is_scaled_and_left_to_them():
         seen.append(rate)
         return 0.1 if epoch == 0 else rate / 2
 
-    data, model = batches(), make_small_model()
+    data, model = batches(), untrained()
     callback = tuning(data, max_size=16, trial_samples=192, error_margin=ANYTHING_GOES)
     fit(model, data, [callback, keras.callbacks.LearningRateScheduler(schedule)])
     np.testing.assert_allclose(seen, [0.1, 0.1])
@@ -162,7 +169,7 @@ def test_learning_rate_of_others_is_scaled_and_left_to_them():
 
 @pytest.mark.parametrize("rate_first", [True, False])
 def test_factor_is_in_force_in_fit_only_and_goes_on_in_the_next(rate_first):
-    data, model = batches(), make_small_model()
+    data, model = batches(), untrained()
     size = tuning(data, 192, 192, max_size=16, error_margin=ANYTHING_GOES)
     rate = AutoLearningRate(samples(), 384, min_improvement=1e9)
     rate._control.decide(1.0)  # so that the next evaluation reduces
@@ -216,7 +223,7 @@ def test_largest_feasible_size_is_taken():
     callback = tuning(data, trial_samples=192, error_margin=0.01)
     criteria = iter([1.0, 1.005, 1.0099, 1.02, 0.5])
     callback._criterion = lambda size: next(criteria)
-    fit(make_small_model(), data, [callback], epochs=1)
+    fit(untrained(), data, [callback], epochs=1)
     assert callback.history["trials"][1] == [(4, 1.0), (6, 1.005), (8, 1.0099), (12, 1.02)]
     assert callback.history["global_batch_size"] == [8, 8]
 
@@ -252,7 +259,7 @@ def test_other_callbacks_see_no_trials():
         )
         data = batches()
         callback = tuning(data, max_size=8, error_margin=ANYTHING_GOES)
-        fit(make_small_model(), data, [callback, other] if searches else [other])
+        fit(untrained(), data, [callback, other] if searches else [other])
         counts.append(len(calls))
     assert counts[0] == counts[1]
 
@@ -261,7 +268,7 @@ def test_search_waits_for_an_epoch_that_has_the_samples_of_a_trial():
     # Due at 256, when the epoch of 384 samples has 128 left; 160 are needed.
     data = batches()
     callback = tuning(data, 256, 160, max_size=8, error_margin=ANYTHING_GOES)
-    fit(make_small_model(), data, [callback], epochs=3)
+    fit(untrained(), data, [callback], epochs=3)
     assert callback.history["position"] == [0, 384, 768]
 
 
@@ -270,7 +277,7 @@ def test_search_that_waits_goes_on_waiting_when_it_is_resumed(tmp_path):
         data = batches()
         callback = tuning(data, 256, 160, max_size=8, error_margin=ANYTHING_GOES)
         backup = BackupAndRestore(directory, save_freq=1)
-        fit(make_small_model(), data, [callback, backup, *callbacks], epochs=2)
+        fit(untrained(), data, [callback, backup, *callbacks], epochs=2)
         return callback.history
 
     expected = train()
@@ -284,7 +291,7 @@ def test_data_of_unknown_length():
     data = batches(data=dataset)
     assert data.samples is None
     callback = tuning(data, 256, 160, max_size=8, error_margin=ANYTHING_GOES)
-    fit(make_small_model(), data, [callback], epochs=3)
+    fit(untrained(), data, [callback], epochs=3)
     assert callback.history["position"] == [0, 384, 768]
 
 
@@ -293,13 +300,13 @@ def test_data_of_unknown_length_with_too_few_samples_for_a_trial():
     dataset = tf.data.Dataset.from_tensor_slices(samples()).batch(10).filter(lambda *_: True)
     data = batches(data=dataset)
     with pytest.raises(ValueError, match="trial_samples=400, and an epoch of 384 samples"):
-        fit(make_small_model(), data, [tuning(data, 500, 400)], epochs=3)
+        fit(untrained(), data, [tuning(data, 500, 400)], epochs=3)
     assert data.position == 0
     data = batches(data=dataset)
-    fit(make_small_model(), data, [At(data, 8, stop)])  # in the middle of an epoch
+    fit(untrained(), data, [At(data, 8, stop)])  # in the middle of an epoch
     callback = tuning(data, 500, 400)
     with pytest.warns(UserWarning, match="size stays 8. An epoch must have at least the samples"):
-        fit(make_small_model(), data, [callback], epochs=3)
+        fit(untrained(), data, [callback], epochs=3)
     assert data.position == 3 * 384
     assert len(callback.history["position"]) == 1
 
@@ -320,7 +327,7 @@ def test_search_that_waits_looks_at_the_data_once_per_epoch(is_stream, expected)
         return peek(samples, size)
 
     data.peek = peek_noting
-    fit(make_small_model(), data, [callback], epochs=2)
+    fit(untrained(), data, [callback], epochs=2)
     assert callback.history["position"] == [0, 384]
     # At the beginning, at 256, at 384 (with a trial), and at 640.
     assert len([size for size in looks if size > 8]) == expected
@@ -329,7 +336,7 @@ def test_search_that_waits_looks_at_the_data_once_per_epoch(is_stream, expected)
 def test_training_that_ends_searches_no_more():
     data = batches()
     callback = tuning(data)
-    fit(make_small_model(), data, [At(data, 192, stop), callback])
+    fit(untrained(), data, [At(data, 192, stop), callback])
     assert callback.history["position"] == [0]
 
 
@@ -382,7 +389,7 @@ def test_a_model_compiled_anew_has_no_trace_of_a_search_that_is_due_at_once():
     data, model, states = batches(), make_small_model(sgd(0.9)), []
     callback = tuning(data, 384, max_size=8, error_margin=ANYTHING_GOES)
     fit(model, data, [callback], epochs=1)
-    model.compile(sgd(0.9), model.loss, run_eagerly=True)
+    model.compile(sgd(0.9), model.loss)
     look = At(data, 384, lambda model: states.append(state_of(model)))
     fit(model, data, [callback, look], epochs=1)
     assert callback.history["position"] == [0, 384]
@@ -406,7 +413,7 @@ def test_where_all_sizes_fail_the_model_is_as_before_and_the_size_the_smallest(m
     callback = tuning(data, monitor=monitor)
     callbacks = [At(data, 192, diverge), callback, At(data, 192, stop)]
     with pytest.warns(UserWarning, match="not finite with any minibatch size.*: 4."):
-        fit(make_small_model(), data, callbacks)
+        fit(untrained(), data, callbacks)
     assert np.isnan(callback.history["trials"][1][0][1])
     assert callback.history["global_batch_size"] == [8, 4]
     assert_same_bits(states[1], states[0])
@@ -442,17 +449,21 @@ def with_momentum_in_the_exchange():
 
 
 @pytest.mark.parametrize(
-    ("backup_first", "step", "make_optimizer"),
+    ("backup_first", "step", "make", "epochs"),
     # A search is due after 24 steps.
-    [(False, 70, None), (True, 25, with_momentum_in_the_exchange)],
+    [
+        (False, 70, make_model, 3),
+        (True, 25, lambda: make_small_model(with_momentum_in_the_exchange()), 2),
+    ],
+    ids=["late", "in the exchange"],
 )
-def test_resumed_run_has_the_same_sizes_and_bits(backup_first, step, make_optimizer, tmp_path):
+def test_resumed_run_has_the_same_sizes_and_bits(backup_first, step, make, epochs, tmp_path):
     def train(*callbacks, directory=tmp_path / "other"):
-        data, model = batches(), make_model(make_optimizer and make_optimizer())
+        data, model = batches(), make()
         callback = tuning(data, trial_samples=192, error_margin=0.05)
         backup = BackupAndRestore(directory, save_freq=step - step % 2)
         tuned = [backup, callback] if backup_first else [callback, backup]
-        history = fit(model, data, [*tuned, *callbacks], epochs=3)
+        history = fit(model, data, [*tuned, *callbacks], epochs=epochs)
         return state_of(model), callback.history, history
 
     state, sizes, logs = train()
@@ -476,7 +487,7 @@ def test_other_workers_go_on_with_a_size_that_they_can_share(backup_first, tmp_p
         callback = tuning(data, 96, 96, multiple=1)
         backup = BackupAndRestore(tmp_path, save_freq=1)
         tuned = [backup, callback] if backup_first else [callback, backup]
-        fit(make_small_model(), data, [*tuned, *callbacks], epochs=1)
+        fit(untrained(), data, [*tuned, *callbacks], epochs=1)
         return callback.history
 
     with pytest.raises(InterruptedError):
@@ -493,7 +504,7 @@ def test_epoch_resumed_at_its_very_end_keeps_its_logs(tmp_path):
     def train(*callbacks, directory=tmp_path / "other"):
         data = batches()
         backup = BackupAndRestore(directory, save_freq=48)  # an epoch has 48 steps
-        return fit(make_small_model(), data, [backup, *callbacks])
+        return fit(untrained(), data, [backup, *callbacks])
 
     expected = train()
     with pytest.raises(InterruptedError):
@@ -506,7 +517,7 @@ def test_plot_shows_the_sizes(tmp_path):
     callback = tuning(data, max_size=16, error_margin=ANYTHING_GOES)
     with pytest.raises(ValueError, match="nothing to plot before training"):
         callback.plot(tmp_path / "sizes.png")
-    fit(make_small_model(), data, [callback])
+    fit(untrained(), data, [callback])
     callback.plot(tmp_path / "sizes.svg")
     assert "minibatch size (samples)" in (tmp_path / "sizes.svg").read_text()
 
@@ -554,7 +565,7 @@ def test_arguments_are_checked(arguments, message):
 def test_sizes_are_checked_in_fit(arguments, message):
     data = batches()
     with pytest.raises(ValueError, match=message):
-        fit(make_small_model(), data, [tuning(data, **arguments)])
+        fit(untrained(), data, [tuning(data, **arguments)])
 
 
 @pytest.mark.parametrize(
@@ -562,7 +573,7 @@ def test_sizes_are_checked_in_fit(arguments, message):
 )
 def test_trials_too_short_to_grow_are_warned_about(trial_samples, max_size, warns, recwarn):
     data = batches()
-    fit(make_small_model(), data, [tuning(data, 384, trial_samples, max_size=max_size)], epochs=1)
+    fit(untrained(), data, [tuning(data, 384, trial_samples, max_size=max_size)], epochs=1)
     texts = [str(warning.message) for warning in recwarn]
     expected = "more than 8 samples are not tried.*trial_samples=96. Use trial_samples=160,"
     assert any(re.search(expected, text) for text in texts) == warns
@@ -572,7 +583,7 @@ def test_fit_must_have_the_same_data():
     data = batches()
     for other in (batches(), tf.data.Dataset.from_tensor_slices(samples()).batch(8)):
         with pytest.raises(ValueError, match="the same ResizableBatches as AutoMinibatchSize"):
-            fit(make_small_model(), other, [tuning(data)])
+            fit(untrained(), other, [tuning(data)])
 
 
 def test_unknown_optimizer_needs_a_rule():
