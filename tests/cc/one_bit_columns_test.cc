@@ -13,6 +13,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <vector>
 
@@ -236,6 +237,8 @@ void TestEncode() {
     for (int offset = 0; offset < 16; offset += is_long ? 11 : 1) {
       for (int data = 0; data < kNumData; ++data) {
         if (is_long && data != kBell && data != kConstant) continue;
+        // What values there are does not depend on where they are.
+        if (data != kBell && offset % 5 != 0) continue;
         Random random(1000 * count + 100 * data + offset);
         Buffer<T> gradient(Buffer<T>::kInput, count, offset);
         Buffer<float> residual(Buffer<float>::kInput, count, 0);
@@ -268,7 +271,7 @@ void TestEncode() {
 
 // Errors of sums do not grow with the number of blocks.
 void TestLongSums() {
-  const int64_t count = 1 << 24;
+  const int64_t count = 1 << 22;
   const float values[] = {-0.015f, -0.005f, 0.005f, 0.015f};
   Buffer<float> gradient(Buffer<float>::kInput, count, 0);
   Buffer<float> residual(Buffer<float>::kInput, count, 0);
@@ -396,6 +399,7 @@ const DecodeCase kDecodeCases[] = {{{-1.3f, 0.7f}, 1.0f},
                                    {{-0.0f, 0.0f}, 0.25f},
                                    {{1e-41f, -1e30f}, 1.0f / 3.0f},
                                    {{-70000.0f, 1e-7f}, 0.999f}};
+constexpr int kNumDecodeCases = std::size(kDecodeCases);
 
 template <typename T>
 void TestDecode() {
@@ -405,7 +409,9 @@ void TestDecode() {
     Buffer<uint32_t> codes(Buffer<uint32_t>::kInput, NumWords(count), 1);
     for (int64_t word = 0; word < NumWords(count); ++word) codes[word] = random.Bits();
     for (int offset = 0; offset < 32; offset += is_long ? 13 : 1) {
-      for (const auto& [levels, scale] : kDecodeCases) {
+      for (int i = 0; i < kNumDecodeCases; ++i) {
+        if (offset != 0 && offset % kNumDecodeCases != i) continue;
+        const auto& [levels, scale] = kDecodeCases[i];
         const T expected[2] = {FromFloat<T>(scale * levels[0]), FromFloat<T>(scale * levels[1])};
         for (const bool stream : {false, true}) {
           for (auto* columns = SupportedOneBitColumns(); *columns != nullptr; ++columns) {

@@ -32,10 +32,11 @@ NOT_ON_GPUS = [
     "mean_that_is_none_is_refused",
 ]
 # Slow, and not about ops: the kernels' own tests have all types and more workers. Messages are
-# coded on the CPU.
+# coded on the CPU, and caches of the CPU do not matter.
 LEFT_OUT = [
     *("instruction_sets", "threads_change", "float16", "coded_messages_come_back"),
-    *(f"{world_size}-34-float32" for world_size in (3, 5, 8)),
+    *("fit_no_cache", "10931-34-float32", "8-float32"),
+    *(f"{world_size}-34-float32" for world_size in (2, 3, 5, 8)),
     *("mean-8", "symmetric-8", "mean-float32-8", "symmetric-float32-8"),
 ]
 
