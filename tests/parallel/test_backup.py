@@ -58,61 +58,72 @@ def train_and_kill(engine, folder, *arguments):
     return backups, expected
 
 
-# Rank 0 flushes two files when it begins: one to test the folder, and the lock. For a backup it
-# flushes four: its state, then the manifest and two directories when all workers are done.
-CASES = [
-    ("alone", "arrays", ["--die-at", "14"], ["--save-freq", "4", "--steps-per-execution", "2"]),
-    ("horovod", "sequence", ["--die-at", "20"], ["--save-freq", "3", "--delayed"]),
-    ("horovod", "arrays", ["--die-at", "20"], ["--save-freq", "3", "--own", "--delayed"]),
-    ("tensorflow", "arrays", ["--die-at", "13"], ["--save-freq", "4", "--own"]),
-    (
-        "tensorflow",
-        "dataset",
-        ["--die-at-file", "28"],
-        ["--save-freq", "2", "--steps-per-execution", "2"],
-    ),
-]
+def train_and_copy(engine, folder, *arguments):
+    """Trains a model that is built, and keeps the files that a kill would have left behind.
+
+    Returns:
+        The folders of these files, and of the run's results.
+    """
+    backups, expected = folder / "backups", folder / "expected"
+    arguments = [*arguments, "--copy", str(backups), "--built"]
+    assert_success(train(engine, folder / "training", expected, *arguments))
+    assert list(backups.glob("backup-*"))
+    return backups, expected
 
 
-@pytest.mark.parametrize("engine, data, death, arguments", CASES)
-def test_killed_and_resumed_run_has_the_same_bits(engine, data, death, arguments, tmp_path):
-    arguments = ["--data", data, *arguments]
-    directory, expected = train_and_kill(engine, tmp_path, *arguments, *death)
-    killed_while_saving = bool(list(directory.glob("unfinished-*")))
-    assert killed_while_saving == ("--die-at-file" in death)
-    assert_success(train(engine, directory, tmp_path / "output", *arguments))
-    assert_same_bits(results(tmp_path / "output"), results(expected))
-
-
-MIDDLES = {
+# The engine, where a kill would end the run, and how it trains. The models of some are built when
+# they are resumed, and others in their first step.
+CASES = {
+    "alone": ("alone", ["--die-at", "14"], ["--save-freq", "4", "--steps-per-execution", "2"]),
+    "horovod": ("horovod", ["--die-at", "20"], ["--save-freq", "3", "--delayed", "--built"]),
+    "tensorflow": ("tensorflow", ["--die-at", "13"], ["--save-freq", "4", "--own", "--delayed"]),
     # Blocks of four steps, in epochs of nine: the last backup is in the middle of the fourth block.
-    "a_block": (["--die-at", "16"], ["--bmuf", "--save-freq", "3"]),
+    "a_block": ("horovod", ["--die-at", "16"], ["--save-freq", "3", "--bmuf", "--built"]),
     # The state is that before the trial.
-    "a_trial": (["--die-in-trial", "3"], ["--tune", "--save-freq", "3"]),
+    "a_trial": ("tensorflow", ["--die-in-trial", "3"], ["--save-freq", "3", "--tune", "--built"]),
 }
 
 
-@pytest.mark.parametrize("engine, middle", [("horovod", "a_block"), ("tensorflow", "a_trial")])
-def test_killed_run_is_resumed_in_the_middle_of(engine, middle, tmp_path):
-    death, arguments = MIDDLES[middle]
-    directory, expected = train_and_kill(engine, tmp_path, *arguments, *death)
+@pytest.mark.parametrize("case", CASES)
+def test_resumed_run_has_the_same_bits(case, tmp_path):
+    engine, death, arguments = CASES[case]
+    directory, expected = train_and_copy(engine, tmp_path, *arguments, *death)
     assert_success(train(engine, directory, tmp_path / "output", *arguments))
     assert_same_bits(results(tmp_path / "output"), results(expected))
 
 
+def test_run_that_was_killed_while_it_saved_has_the_same_bits(tmp_path):
+    arguments = ["--data", "dataset", "--save-freq", "2", "--steps-per-execution", "2", "--built"]
+    # Rank 0 flushes two files when it begins: one to test the folder, and the lock. For a backup it
+    # flushes four: its state, then the manifest and two directories when all workers are done.
+    death = ["--die-at-file", "28"]
+    directory, expected = train_and_kill("tensorflow", tmp_path, *arguments, *death)
+    assert list(directory.glob("unfinished-*"))
+    assert_success(train("tensorflow", directory, tmp_path / "output", *arguments))
+    assert_same_bits(results(tmp_path / "output"), results(expected))
+
+
+KILLED = {
+    "horovod": (20, ["--data", "sequence", "--save-freq", "3"]),
+    "mirrored": (13, ["--save-freq", "3"]),
+}
+
+
 @pytest.fixture(scope="module")
-def interrupted(tmp_path_factory):
+def killed(tmp_path_factory):
     """Returns a function that copies the backups of two workers, one of which was killed.
 
     That function returns the folder with the results of an undisturbed run.
     """
-    killed = {}
+    finished = {}
 
     def copy(engine, backups):
-        if engine not in killed:
+        if engine not in finished:
+            step, arguments = KILLED[engine]
             folder = tmp_path_factory.mktemp(engine)
-            killed[engine] = train_and_kill(engine, folder, "--save-freq", "3", "--die-at", "13")
-        directory, expected = killed[engine]
+            finished[engine] = train_and_kill(engine, folder, *arguments, "--die-at", str(step))
+        directory, expected = finished[engine]
+        assert not list(directory.glob("unfinished-*"))
         shutil.copytree(directory, backups)
         return expected
 
@@ -123,29 +134,28 @@ def newest(directory):
     return max(directory.glob("backup-*"))
 
 
-def test_two_devices_are_resumed_with_the_same_bits(interrupted, tmp_path):
-    expected = interrupted("mirrored", tmp_path / "backups")
-    arguments = ["--save-freq", "3"]
-    ended = train("mirrored", tmp_path / "backups", tmp_path / "output", *arguments)
-    assert_success(ended)
+def test_killed_run_of_two_devices_has_the_same_bits(killed, tmp_path):
+    expected = killed("mirrored", tmp_path / "backups")
+    arguments = KILLED["mirrored"][1]
+    assert_success(train("mirrored", tmp_path / "backups", tmp_path / "output", *arguments))
     assert_same_bits(results(tmp_path / "output"), results(expected))
 
 
-def test_truncated_backup_is_passed_over_for_the_one_before(interrupted, tmp_path):
-    expected = interrupted("horovod", tmp_path / "damaged")
+def test_killed_run_has_the_same_bits_from_the_backup_before_a_truncated_one(killed, tmp_path):
+    expected = killed("horovod", tmp_path / "damaged")
     # Only rank 1 finds the damage, but both must go on from the same place.
     damaged = newest(tmp_path / "damaged") / "process_1.npz"
     damaged.write_bytes(damaged.read_bytes()[:1000])
-    arguments = ["--save-freq", "3"]
-    ended = train("horovod", tmp_path / "damaged", tmp_path / "output", *arguments)
+    ended = train("horovod", tmp_path / "damaged", tmp_path / "output", *KILLED["horovod"][1])
     assert_success(ended)
     assert "A backup cannot be used" in ended[1]
     assert_same_bits(results(tmp_path / "output"), results(expected))
 
 
-def test_resumed_by_one_worker_more(interrupted, tmp_path):
-    interrupted("horovod", tmp_path / "backups")
-    ended = train("horovod", tmp_path / "backups", tmp_path / "output", world_size=3)
+def test_resumed_by_one_worker_more(killed, tmp_path):
+    killed("horovod", tmp_path / "backups")
+    arguments = [*KILLED["horovod"][1], "--built"]
+    ended = train("horovod", tmp_path / "backups", tmp_path / "output", *arguments, world_size=3)
     assert_success(ended)
     assert "Resuming a run of 2 workers with 3" in ended[1]
     weights = [rank[1] for rank in results(tmp_path / "output")]
@@ -153,9 +163,9 @@ def test_resumed_by_one_worker_more(interrupted, tmp_path):
     assert_same_bits([[weights[0]]], [[weights[1]]])
 
 
-def test_resumed_with_more_devices(interrupted, tmp_path):
-    interrupted("mirrored", tmp_path / "backups")
-    arguments = ["--save-freq", "3", "--devices", "3"]
+def test_resumed_with_more_devices(killed, tmp_path):
+    killed("mirrored", tmp_path / "backups")
+    arguments = [*KILLED["mirrored"][1], "--devices", "3"]
     ended = train("mirrored", tmp_path / "backups", tmp_path / "output", *arguments)
     assert_success(ended)
     assert "Resuming a run of 2 workers with 3" in ended[1]

@@ -1,15 +1,18 @@
-"""Trains with backups, and may kill itself.
+"""Trains with backups, and may kill itself or show what it would leave behind.
 
 python -m tests.parallel.train_with_backup
     --engine horovod | tensorflow | mirrored | alone --devices 2 --data arrays | dataset | sequence
     --directory backups --output folder --save-freq 3 --die-at 17 | --die-at-file 5
-    --bmuf | --delayed | --own | --tune --die-in-trial 3
+    --bmuf | --delayed | --own | --tune --die-in-trial 3 --built
     --undisturbed folder  # the same process first trains to the end there
+    --copy folder  # goes on where it would die, and copies its backups there
 """
 
 import argparse
+import functools
 import os
 import pathlib
+import shutil
 import signal
 import sys
 
@@ -18,12 +21,12 @@ import numpy as np
 import tensorflow as tf
 
 import tf_onebit
-from tests.parallel.training import compiled, make_data
+from tests.parallel.training import INPUTS, compiled, make_data
 
 sys.path.insert(0, str(pathlib.Path("examples/your_own_exchange").resolve()))
 from top_k import TopK  # noqa: E402
 
-EPOCHS = 3  # but two where training is tuned
+EPOCHS = 3  # but one where training is tuned
 SAMPLES = 200
 GLOBAL_BATCH_SIZE = 24  # does not divide the samples
 TUNED_BATCH_SIZE = 8
@@ -37,8 +40,11 @@ class Noise(keras.layers.Layer):
 
 
 def make_model(options):
-    """Returns a model that is not built before the first step, unless a strategy builds it."""
-    return keras.Sequential(
+    """Returns a model that is not built before the first step, unless a strategy builds it.
+
+    Then the first step makes variables, and TensorFlow traces it twice. With `--built` it does not.
+    """
+    model = keras.Sequential(
         [
             keras.layers.Dense(32, activation="relu"),
             keras.layers.BatchNormalization(),
@@ -48,6 +54,10 @@ def make_model(options):
             keras.layers.Dense(10),
         ]
     )
+    if options.built:
+        model.build([None, INPUTS])
+        keras.random.normal([1])  # makes Keras' global generator
+    return model
 
 
 class Shuffled(keras.utils.PyDataset):
@@ -70,40 +80,45 @@ class Shuffled(keras.utils.PyDataset):
 
 
 class Death(keras.callbacks.Callback):
-    def __init__(self, step):
+    """A callback that calls `die` before a step."""
+
+    def __init__(self, step, die):
         super().__init__()
-        self.step, self.steps = step, 0
+        self.step, self.steps, self.die = step, 0, die
 
     def on_train_batch_begin(self, batch, logs=None):
         if self.steps == self.step:
-            die()
+            self.die()
         self.steps += 1
 
 
 class DeathInTrial(tf_onebit.callbacks.AutoMinibatchSize):
-    """A callback that dies in the second step of a trial, counted from 1."""
+    """A callback that calls `die` in the second step of a trial, counted from 1."""
 
     trials_left = -1
+    die = None
 
     def _criterion(self, size):
         self.trials_left -= 1
+        step, steps = self.model.train_function, []
+
+        def dying(minibatch):
+            steps.append(None)
+            if len(steps) == 2:
+                self.die()
+            return step(minibatch)
+
         if self.trials_left == 0:
-            step, steps = self.model.train_function, []
-
-            def dying(minibatch):
-                steps.append(None)
-                if len(steps) == 2:
-                    die()
-                return step(minibatch)
-
             self.model.train_function = dying
-        return super()._criterion(size)
+        criterion = super()._criterion(size)
+        self.model.train_function = step
+        return criterion
 
 
-def tuning(data, validation_data, die_in_trial):
+def tuning(data, validation_data, die_in_trial, die):
     """Returns callbacks that tune training, the first of which may die."""
     size = DeathInTrial(data, 96, trial_samples=96, multiple=2, error_margin=0.1)
-    size.trials_left = die_in_trial
+    size.trials_left, size.die = die_in_trial, die
     rate = tf_onebit.callbacks.AutoLearningRate(validation_data, 60, min_improvement=0.1)
     return [size, rate]
 
@@ -150,6 +165,8 @@ def parse_arguments():
     parser.add_argument("--bmuf", action="store_true", help="block momentum")
     parser.add_argument("--tune", action="store_true", help="minibatch size and learning rate")
     parser.add_argument("--die-in-trial", type=int, default=-1, help="from 1")
+    parser.add_argument("--copy", type=pathlib.Path, help="does not die, but copies backups there")
+    parser.add_argument("--built", action="store_true", help="has the model built before it trains")
     return parser.parse_args()
 
 
@@ -230,14 +247,19 @@ def train(options, directory, output, is_to_die):
     if options.bmuf:
         one_bit = tf_onebit.OneBit(min_size=0)
         callbacks.insert(0, tf_onebit.callbacks.BlockMomentum(4, exchange=one_bit))
-    dies = is_to_die and (rank == parts - 1 or options.engine == "tensorflow")
+    if options.copy:  # by the worker that names a backup when it is complete
+        dies, end = rank == 0, functools.partial(shutil.copytree, directory, options.copy)
+    else:
+        dies, end = rank == parts - 1 or options.engine == "tensorflow", die
+    dies = dies and is_to_die
     if options.tune:
-        callbacks += tuning(data["x"], samples(64), options.die_in_trial if dies else -1)
+        trial = options.die_in_trial if dies else -1
+        callbacks += tuning(data["x"], samples(64), trial, end)
     if dies:
-        callbacks.append(Death(options.die_at))
+        callbacks.append(Death(options.die_at, end))
     if is_to_die and rank == 0:
         die_at_file(options.die_at_file)
-    epochs = 2 if options.tune else EPOCHS
+    epochs = 1 if options.tune else EPOCHS
     history = model.fit(**data, epochs=epochs, verbose=0, callbacks=callbacks).history
     arrays = [v.numpy() for v in (*model.weights, *model.optimizer.variables)]
     np.savez(output / f"{rank}.npz", history["loss"][-1], *arrays)
