@@ -14,8 +14,9 @@ train: setup
 test: test-unit test-parallel
 
 # What runs in one process. Tests of a file share what it has traced, so one process runs them.
+# Long files come first, so that no process waits for another in the end.
 test-unit: setup
-	$(VENV)/bin/python -m pytest tests/gpu tests/cc tests/unit tests/examples \
+	$(VENV)/bin/python -m pytest tests/gpu tests/cc tests/examples tests/unit \
 	    --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 # Jobs, of which two at a time fill the pauses of each other.

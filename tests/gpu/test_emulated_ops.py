@@ -37,7 +37,7 @@ LEFT_OUT = [
     *("instruction_sets", "threads_change", "float16", "coded_messages_come_back"),
     *("fit_no_cache", "10931-34-float32", "8-float32"),
     *(f"{world_size}-34-float32" for world_size in (2, 3, 5, 8)),
-    *("mean-8", "symmetric-8", "mean-float32-8", "symmetric-float32-8"),
+    *("mean-5", "symmetric-5", "mean-float32-5", "symmetric-float32-5"),
 ]
 
 

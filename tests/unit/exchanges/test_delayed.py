@@ -69,7 +69,7 @@ def assert_same_bits(exchanged, expected):
 
 
 @every_exchange
-@pytest.mark.parametrize("world_size, steps", [(1, 1), (2, 1), (3, 1), (2, 3)])
+@pytest.mark.parametrize("world_size, steps", [(1, 1), (3, 1), (2, 3)])
 def test_gives_what_the_exchange_gives_so_many_steps_later(rng, name, world_size, steps):
     given = random_steps(rng, world_size, 5)
     plain = build(EXCHANGES[name], world_size)

@@ -23,7 +23,7 @@ from tf_onebit.exchanges import Bucketed
 MATRICES = [(31, 1), (10, 100), (1, 33), (3, 3, 4, 24), (4, 200)]
 PLAIN = [(33,), (), (0,)]
 SMALL = {"min_column_size": 32, "max_column_size": 64, "min_size": 31}
-every_world_size = pytest.mark.parametrize("world_size", [1, 2, 3, 8])
+every_world_size = pytest.mark.parametrize("world_size", [1, 2, 5])
 every_rule = pytest.mark.parametrize("levels", ["mean", "symmetric"])
 every_dtype = pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 

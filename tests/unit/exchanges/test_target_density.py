@@ -27,7 +27,7 @@ def tau_of(worker):
     return worker.metrics()["tau"]
 
 
-@pytest.mark.parametrize("target", [0.5, 0.1, 0.01, 0.001])
+@pytest.mark.parametrize("target", [0.5, 0.01, 0.001])
 def test_tau_follows_its_rule(rng, target):
     tau, expected = Tau(None, target), oracle.Tau(target)
     follow = tf.function(tau.follow)
@@ -85,7 +85,7 @@ def test_density_is_kept_when_gradients_grow_and_shrink(target):
     settled = []
     for phase, scale in enumerate([1.0, 4.0, 1.0]):
         densities = []
-        for i in range(250):
+        for i in range(150):
             step(1000 * phase + i, scale)
             densities.append(workers[0].metrics()["density"])
         assert abs(np.mean(densities[-50:]) / target - 1) < 0.2
