@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 import tf_onebit
-from tests.parallel.training import BATCH_SIZE, INPUTS, compiled, make_data, make_model
+from tests.parallel.training import BATCH_SIZE, CLASSES, INPUTS, compiled, make_data
 from tf_onebit import transforms
 from tf_onebit.optimizers import NormalizedAdaGrad
 
@@ -46,6 +46,19 @@ CASES = {
         tf_onebit.Threshold(target_density=0.05, bucket_bytes=8192),
     ),
 }
+
+
+def make_model():
+    """Returns a network of few weights, of which two are large enough to be quantized."""
+    keras.utils.set_random_seed(0)
+    return keras.Sequential(
+        [
+            keras.Input((INPUTS,)),
+            keras.layers.Dense(32, activation="relu"),
+            keras.layers.Dense(64, activation="relu", use_bias=False),
+            keras.layers.Dense(CLASSES, use_bias=False),
+        ]
+    )
 
 
 def main():
