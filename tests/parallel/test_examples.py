@@ -6,10 +6,11 @@ make decisions during training.
 
 import json
 import re
+import shlex
 
 import pytest
 
-from tests.parallel.launch import run_job
+from tests.parallel.launch import LAUNCHERS, python, run_job
 
 pytestmark = pytest.mark.usefixtures("all_packages")
 SPEECH = ["--hours", "0.05", "--held-out-minutes", "1", "--targets", "205"]
@@ -32,8 +33,31 @@ def test_digits_are_learned(engine, options, tmp_path):
     assert float(accuracy) > 0.7
 
 
-def test_the_recipe_of_the_paper_learns_with_asynchronous_workers(tmp_path):
-    command = ["examples/speech/recipe.py", "--workers", "2", "--epochs", "2"]
+# The program finds `python` and `horovodrun` in one folder.
+WITH_PYTHON = """
+import pathlib, runpy, sys
+
+_, sys.executable, *sys.argv = sys.argv
+sys.path[0] = str(pathlib.Path(sys.argv[0]).parent)
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.fixture
+def forking_python(tmp_path):
+    """Path of a Python that starts programs in forks, beside a `horovodrun` that starts sooner."""
+    horovodrun = LAUNCHERS["horovod"][: LAUNCHERS["horovod"].index("-np")]
+    for name, command in {"python": python([]), "horovodrun": horovodrun}.items():
+        path = tmp_path / "bin" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
+        path.chmod(0o755)
+    return str(tmp_path / "bin" / "python")
+
+
+def test_the_recipe_of_the_paper_learns_with_asynchronous_workers(forking_python, tmp_path):
+    command = ["-c", WITH_PYTHON, forking_python]
+    command += ["examples/speech/recipe.py", "--workers", "2", "--epochs", "2"]
     command += ["--asynchronous", "--shares", "3", "1", "--results", str(tmp_path)]
     command += [*SPEECH, "--depth", "1", "--width", "64", "--blocks-per-epoch", "2"]
     status, _, output = run_job("alone", 1, command, timeout_seconds=400)  # it makes a corpus
