@@ -271,7 +271,7 @@ void TestEncode() {
 
 // Errors of sums do not grow with the number of blocks.
 void TestLongSums() {
-  const int64_t count = 1 << 22;
+  const int64_t count = 1 << 24;
   const float values[] = {-0.015f, -0.005f, 0.005f, 0.015f};
   Buffer<float> gradient(Buffer<float>::kInput, count, 0);
   Buffer<float> residual(Buffer<float>::kInput, count, 0);

@@ -126,8 +126,8 @@ def oracle_of(workers, block_filter):
     return BmufAdam(workers.weights[0], WORKERS, *block_filter, *adam)
 
 
-# Whose learning rate is not 1, and whose momentum is not Nesterov's.
-@pytest.mark.parametrize("block_filter", FILTERS[1:3])
+# The default, one whose learning rate is not 1, and one whose momentum is not Nesterov's.
+@pytest.mark.parametrize("block_filter", FILTERS[:3])
 def test_run_of_45_blocks_is_algorithm_1(block_filter):
     workers = Workers(block_filter, "float64")
     oracle = oracle_of(workers, block_filter)
