@@ -46,13 +46,9 @@ def pytest_configure(config):
     )
     if _IS_WORKER:
         import keras  # noqa: F401
-        import tensorflow as tf
 
         from tests.parallel.ranks import engine
 
-        # Graphs of three workers, and of programs, are optimized. That takes a tenth of the time.
-        if os.environ["TF_ONEBIT_TEST_WORLD_SIZE"] == "2":
-            tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
         engine()
 
         # Garbage is collected between tests. The search leaves out everything that TensorFlow and
@@ -153,7 +149,6 @@ class _TestJob:
                     [*_PYTEST, *modules],
                     SECONDS_TO_START + SECONDS_PER_TEST * len(tests),
                     TF_ONEBIT_TEST_REPORTS_DIR=reports_dir,
-                    TF_ONEBIT_TEST_WORLD_SIZE=str(world_size),
                     PYTEST_ADDOPTS="",  # meant for the process that reports
                 ).output
             except TimeoutError as error:
