@@ -10,8 +10,7 @@ from tests.parallel.train_on_engine import CASES
 AMONG_THREE = ("buckets", "density")
 # Recipes, transforms and coding.
 AMONG_FOUR = ("adagrad", "delayed", "full_precision", "threshold")
-# Each request that an exchange has for its engine.
-WITH_TWO_DEVICES = ("delayed", "full_precision", "density")
+WITH_TWO_DEVICES = ("adagrad", "delayed", "full_precision", "density")
 # One process trains with both of these numbers of devices.
 MIRRORED = {4: AMONG_FOUR, 3: AMONG_THREE}
 

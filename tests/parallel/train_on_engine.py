@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 import tf_onebit
-from tests.parallel.training import BATCH_SIZE, CLASSES, INPUTS, compiled, make_data
+from tests.parallel.training import BATCH_SIZE, INPUTS, compiled, make_data, make_model
 from tf_onebit import transforms
 from tf_onebit.optimizers import NormalizedAdaGrad
 
@@ -48,19 +48,6 @@ CASES = {
 }
 
 
-def make_model():
-    """Returns a network of few weights, of which two are large enough to be quantized."""
-    keras.utils.set_random_seed(0)
-    return keras.Sequential(
-        [
-            keras.Input((INPUTS,)),
-            keras.layers.Dense(32, activation="relu"),
-            keras.layers.Dense(64, activation="relu", use_bias=False),
-            keras.layers.Dense(CLASSES, use_bias=False),
-        ]
-    )
-
-
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--engine", required=True)
@@ -83,7 +70,8 @@ def fit_over_horovod(options, replicas, make_optimizer, exchange):
     import tf_onebit.horovod as hvd
 
     hvd.init()
-    model = compiled(make_model(), hvd.DistributedOptimizer(make_optimizer(), exchange))
+    optimizer = hvd.DistributedOptimizer(make_optimizer(), exchange)
+    model = compiled(make_model(later_biases=False), optimizer)
     model.fit(batches(replicas, hvd.rank(), 1), verbose=0)
     return hvd.rank(), model.get_weights()
 
@@ -96,7 +84,7 @@ def fit_in_scope(options, replicas, make_optimizer, exchange):
     else:
         strategy = tf_onebit.distribute.MultiWorkerMirroredStrategy(exchange)
     with strategy.scope():
-        model = compiled(make_model(), make_optimizer())
+        model = compiled(make_model(later_biases=False), make_optimizer())
 
     def mine(context):
         return batches(replicas, context.input_pipeline_id * devices, devices)

@@ -10,15 +10,21 @@ INPUTS, CLASSES = 64, 10
 BATCH_SIZE = 16  # per worker
 
 
-def make_model(seed=0, units=32):
-    """Returns a network whose kernels, except the last, are large enough to be quantized."""
+def make_model(seed=0, units=32, later_biases=True):
+    """Returns a network whose kernels, except the last, are large enough to be quantized.
+
+    Args:
+        seed: seed of the initial weights.
+        units: number of units of the first layer.
+        later_biases: whether layers after the first have biases. Fewer variables are traced sooner.
+    """
     keras.utils.set_random_seed(seed)
     return keras.Sequential(
         [
             keras.Input((INPUTS,)),
             keras.layers.Dense(units, activation="relu", name="first"),
-            keras.layers.Dense(64, activation="relu", name="second"),
-            keras.layers.Dense(CLASSES, dtype="float32", name="last"),
+            keras.layers.Dense(64, activation="relu", use_bias=later_biases, name="second"),
+            keras.layers.Dense(CLASSES, use_bias=later_biases, dtype="float32", name="last"),
         ]
     )
 
