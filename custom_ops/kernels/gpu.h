@@ -58,11 +58,6 @@ __device__ Value WarpSum(Value value) {
   return __shfl_sync(kWholeWarp, value, 0);
 }
 
-template <typename T>
-__host__ __device__ bool IsAligned(const T* pointer) {
-  return reinterpret_cast<uintptr_t>(pointer) % (4 * sizeof(T)) == 0;
-}
-
 // Four values of T in one load or store, or in two for double.
 template <typename T>
 struct Vector4;
@@ -85,6 +80,11 @@ struct Vector4<bfloat16> {
   using Type = uint2;
 };
 
+template <typename T>
+__host__ __device__ bool IsAligned(const T* pointer) {
+  return reinterpret_cast<uintptr_t>(pointer) % alignof(typename Vector4<T>::Type) == 0;
+}
+
 // Reads the first four of `left` values. If there are fewer, the others become zeros.
 template <typename T>
 __device__ void Load4(const T* from, int64_t left, bool aligned, T (&to)[4]) {
@@ -97,13 +97,22 @@ __device__ void Load4(const T* from, int64_t left, bool aligned, T (&to)[4]) {
   for (int i = 0; i < 4; ++i) to[i] = i < left ? from[i] : T{};
 }
 
-// Writes the first four of `left` values, or as many as there are.
+// Stores a vector at once. An assignment would not always be one store: where another branch stores
+// the four values singly, nvcc shares code between the two.
+__device__ inline void StoreBits(const uint4& bits, uint4* to) { __stcg(to, bits); }
+__device__ inline void StoreBits(const uint2& bits, uint2* to) { __stcg(to, bits); }
+__device__ inline void StoreBits(const Vector4<double>::Type& bits, Vector4<double>::Type* to) {
+  StoreBits(bits.halves[0], &to->halves[0]);
+  StoreBits(bits.halves[1], &to->halves[1]);
+}
+
+// Writes the first four of `left` values, or as many as there are, to global memory.
 template <typename T>
 __device__ void Store4(const T (&from)[4], int64_t left, bool aligned, T* to) {
   if (aligned && left >= 4) {
     typename Vector4<T>::Type bits;
     memcpy(&bits, from, sizeof(bits));
-    *reinterpret_cast<typename Vector4<T>::Type*>(to) = bits;
+    StoreBits(bits, reinterpret_cast<typename Vector4<T>::Type*>(to));
     return;
   }
 #pragma unroll
@@ -112,81 +121,106 @@ __device__ void Store4(const T (&from)[4], int64_t left, bool aligned, T* to) {
   }
 }
 
+// Which values exist in a run of a known size: all of them, or the first `count`. Code for all of
+// them has no comparisons.
+template <int kSize>
+struct AllValues {
+  static constexpr int count = kSize;
+  __device__ static constexpr bool Has(int) { return true; }
+  // Returns how many of the four values from `i` on exist.
+  __device__ static constexpr int OfFour(int) { return 4; }
+};
+struct FirstValues {
+  int count;
+  __device__ bool Has(int i) const { return i < count; }
+  __device__ int OfFour(int i) const { return count - i < 4 ? count - i : 4; }
+};
+
+// Calls work with the values that exist in a run of at most kSize.
+template <int kSize, typename Work>
+__device__ void WithExisting(int64_t count, const Work& work) {
+  if (count >= kSize) {
+    work(AllValues<kSize>{});
+  } else {
+    work(FirstValues{static_cast<int>(count)});
+  }
+}
+
 // A run of values in the registers of a warp. Value 32 * m + lane is in at[m] of a thread, as in
-// the words of codes and the lanes of sums. Memory is read and written by four values in a row.
-// `staged`, shared memory for 32 * kPerLane values of this warp, converts between the two orders.
+// the words of codes and the lanes of sums. So each load and store of a warp is of 32 values in a
+// row.
 template <int kPerLane>
 struct WarpValues {
+  static constexpr int kSize = kPerLane * kWarpSize;
   float at[kPerLane];
 
-  // Loads values, or values + others unless that is nullptr, and zeros from `count` on.
-  template <typename T>
-  __device__ void Load(const T* values, const float* others, int64_t count, float* staged) {
-    const int lane = LaneOfThread();
-    const bool aligned = IsAligned(values) && IsAligned(others);
-    T value[kPerLane / 4][4];
-    float other[kPerLane / 4][4];
+  // Returns the index of at[m] in the run.
+  __device__ static int IndexOf(int m) { return m * kWarpSize + LaneOfThread(); }
+
+  // Loads values. Those that do not exist become zeros.
+  template <typename T, typename Existing>
+  __device__ void Load(const T* values, const Existing& existing) {
+    values += LaneOfThread();
 #pragma unroll
-    for (int c = 0; c < kPerLane / 4; ++c) {
-      const int64_t i = (c * kWarpSize + lane) * 4;
-      Load4(values + i, count - i, aligned, value[c]);
-      if (others != nullptr) Load4(others + i, count - i, aligned, other[c]);
+    for (int m = 0; m < kPerLane; ++m) {
+      at[m] = existing.Has(IndexOf(m)) ? ToFloat(values[m * kWarpSize]) : 0.0f;
     }
-#pragma unroll
-    for (int c = 0; c < kPerLane / 4; ++c) {
-      float sum[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        sum[i] = ToFloat(value[c][i]);
-        if (others != nullptr) sum[i] += other[c][i];
-      }
-      Store4(sum, 4, true, staged + (c * kWarpSize + lane) * 4);
-    }
-    __syncwarp();
-#pragma unroll
-    for (int m = 0; m < kPerLane; ++m) at[m] = staged[m * kWarpSize + lane];
-    __syncwarp();
   }
 
-  // Stores `count` values.
-  __device__ void Store(float* values, int64_t count, float* staged) const {
-    const int lane = LaneOfThread();
-    const bool aligned = IsAligned(values);
+  template <typename Existing>
+  __device__ void Add(const float* values, const Existing& existing) {
+    WarpValues others;
+    others.Load(values, existing);
 #pragma unroll
-    for (int m = 0; m < kPerLane; ++m) staged[m * kWarpSize + lane] = at[m];
-    __syncwarp();
+    for (int m = 0; m < kPerLane; ++m) at[m] += others.at[m];
+  }
+
+  template <typename Existing>
+  __device__ void Store(const Existing& existing, float* values) const {
+    values += LaneOfThread();
 #pragma unroll
-    for (int c = 0; c < kPerLane / 4; ++c) {
-      const int64_t i = (c * kWarpSize + lane) * 4;
-      float four[4];
-      Load4(staged + i, 4, true, four);
-      Store4(four, count - i, aligned, values + i);
+    for (int m = 0; m < kPerLane; ++m) {
+      if (existing.Has(IndexOf(m))) values[m * kWarpSize] = at[m];
     }
-    __syncwarp();
   }
 };
+
+// Calls add(value) for values[first], values[first + step] and so on below `end`. It reads kAtOnce
+// values before it adds them, because each read alone would be waited for. Zeros stand for those
+// that do not exist, and change no sum that has begun with a zero.
+template <int kAtOnce, typename Value, typename Add>
+__device__ void ReadAhead(const Value* values, int64_t first, int64_t end, int64_t step,
+                          const Add& add) {
+  for (int64_t begin = first; begin < end; begin += kAtOnce * step) {
+    Value read[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int64_t at = begin + i * step;
+      read[i] = at < end ? values[at] : Value{};
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) add(read[i]);
+  }
+}
+
+// Leaves the sum of kManyLanes values in lanes[0], in the order of SumOfLanes.
+__device__ inline void SumLanesOnBlock(double* lanes) {
+  for (int width = kManyLanes / 2; width > 0; width /= 2) {
+    __syncthreads();
+    for (int i = threadIdx.x; i < width; i += blockDim.x) lanes[i] += lanes[i + width];
+  }
+}
 
 // Computes SumOfMany on a block of kManyLanes threads. Thread 0 returns the sum.
 __device__ inline double SumOfManyOnBlock(const double* sums, int64_t count) {
   __shared__ double lanes[kManyLanes];
   const int thread = static_cast<int>(threadIdx.x);
   double sum = 0;
-#pragma unroll 8
-  for (int64_t i = thread; i < count; i += kManyLanes) sum += sums[i];
+  ReadAhead<16>(sums, thread, count, kManyLanes, [&](double value) { sum += value; });
   lanes[thread] = sum;
-  for (int width = kManyLanes / 2; width > 0; width /= 2) {
-    __syncthreads();
-    if (thread < width) lanes[thread] += lanes[thread + width];
-  }
+  SumLanesOnBlock(lanes);
   return thread == 0 ? lanes[0] : 0.0;
 }
-
-// The shared memory in which the warps of a block of threads stage values.
-template <int kPerLane, int kWarps>
-struct Staging {
-  float4 values[kWarps][kPerLane * kWarpSize / 4];
-  __device__ float* OfWarp() { return &values[WarpOfThread()][0].x; }
-};
 
 inline const char* TextOf(cudaError_t status) {
   return status == cudaSuccess ? nullptr : cudaGetErrorString(status);

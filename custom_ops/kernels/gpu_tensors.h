@@ -44,7 +44,7 @@ __global__ __launch_bounds__(kTileThreads) void ForFour(
   bool aligned = true;
 #pragma unroll
   for (int a = 0; a < kArrays; ++a) {
-    aligned &= reinterpret_cast<uintptr_t>(arrays.at[a]) % sizeof(Vector4<double>::Type) == 0;
+    aligned &= reinterpret_cast<uintptr_t>(arrays.at[a]) % sizeof(uint4) == 0;
   }
   const int64_t begin = (blockIdx.x - arrays.first_tile) * kTileSize;
 #pragma unroll

@@ -16,7 +16,8 @@ namespace {
 // Memory that the kernels of one encoding hand on. For each block it has the sum of squares of its
 // residual, the number of values above the threshold, and that number in the blocks before. For
 // each value it has a bit for above the threshold, and one for negative values. The latter are
-// valid only in words with values above the threshold.
+// valid only in words with values above the threshold. The words of a block begin at a multiple of
+// 16 bytes, if the memory does.
 struct Scratch {
   static constexpr int64_t kWordsPerBlock = kBlockSize / kWordBits;
 
@@ -41,95 +42,131 @@ struct Scratch {
 
 // A warp has a block of values, and takes a piece of them at a time.
 constexpr int kPerLane = 16;
-constexpr int64_t kPiece = kPerLane * kWarpSize;
+constexpr int kPiece = kPerLane * kWarpSize;
+
+// What a thread has summed up of a block.
+struct BlockSums {
+  float squares = 0;
+  uint32_t count = 0;  // the same on all threads of a warp
+  bool all_finite = true;
+};
+
+// Encodes a piece. Its bits go to `exceeding` and `negative`.
+template <typename T, typename Existing>
+__device__ void EncodePiece(const T* gradients, const Existing& existing, float threshold,
+                            float* residuals, uint32_t* exceeding, uint32_t* negative,
+                            BlockSums* sums) {
+  const int lane = LaneOfThread();
+  WarpValues<kPerLane> values;
+  values.Load(gradients, existing);
+  values.Add(residuals, existing);
+  uint32_t exceeding_word = 0, negative_word = 0;  // for this lane's word
+#pragma unroll
+  for (int m = 0; m < kPerLane; ++m) {
+    const int i = values.IndexOf(m);
+    const float corrected = values.at[m];
+    const bool finite = IsFinite(corrected), is_negative = corrected < 0;
+    const bool exceeds = finite && fabsf(corrected) > threshold;
+    const float rest = corrected - (is_negative ? -threshold : threshold);
+    float kept = exceeds ? rest : corrected;
+    if (!finite) {
+      sums->all_finite = false;
+      kept = residuals[i];
+    }
+    values.at[m] = kept;
+    if (existing.Has(i)) sums->squares += kept * kept;
+    const uint32_t exceeding_ballot = __ballot_sync(kWholeWarp, exceeds);
+    const uint32_t negative_ballot = __ballot_sync(kWholeWarp, is_negative);
+    if (lane == m) {
+      exceeding_word = exceeding_ballot;
+      negative_word = negative_ballot;
+    }
+    sums->count += __popc(exceeding_ballot);
+  }
+  values.Store(existing, residuals);
+  if (lane < kPerLane) {
+    exceeding[lane] = exceeding_word;
+    if (exceeding_word != 0) negative[lane] = negative_word;
+  }
+}
 
 template <typename T>
 __global__ __launch_bounds__(kThreads) void EncodeBlocks(
     const __grid_constant__ TensorPointers<const T*> tensors, const __grid_constant__ PartsView parts,
     const __grid_constant__ Scratch scratch, int64_t first_tensor, int64_t first, int64_t end,
     float* residual, const float* threshold_input) {
-  __shared__ Staging<kPerLane, kWarps> staging;
-  const int lane = LaneOfThread();
   const int64_t index = first + static_cast<int64_t>(blockIdx.x) * kWarps + WarpOfThread();
   if (index >= end) return;
   const Block block = parts.block(index);
   const T* const gradients = tensors.at[block.tensor - first_tensor] + block.offset;
   float* const residuals = residual + block.value;
+  uint32_t* const exceeding = scratch.exceeding + index * Scratch::kWordsPerBlock;
+  uint32_t* const negative = scratch.negative + index * Scratch::kWordsPerBlock;
   const float threshold = *threshold_input;
+  const int count = static_cast<int>(block.count);
 
-  float squares = 0;
-  uint32_t count = 0;
-  bool all_finite = true;
-  for (int64_t begin = 0; begin < block.count; begin += kPiece) {
-    const int64_t left = block.count - begin;
-    WarpValues<kPerLane> values;
-    values.Load(gradients + begin, residuals + begin, left, staging.OfWarp());
-    uint32_t exceeding_word = 0, negative_word = 0;  // for this lane's word
-#pragma unroll
-    for (int m = 0; m < kPerLane; ++m) {
-      const int64_t i = m * kWarpSize + lane;
-      const float corrected = values.at[m];
-      const bool finite = IsFinite(corrected), is_negative = corrected < 0;
-      const bool exceeds = finite && fabsf(corrected) > threshold;
-      const float rest = corrected - (is_negative ? -threshold : threshold);
-      float kept = exceeds ? rest : corrected;
-      if (!finite) {
-        all_finite = false;
-        kept = residuals[begin + i];
-      }
-      values.at[m] = kept;
-      if (i < left) squares += kept * kept;
-      const uint32_t exceeding = __ballot_sync(kWholeWarp, exceeds);
-      const uint32_t negative = __ballot_sync(kWholeWarp, is_negative);
-      if (lane == m) {
-        exceeding_word = exceeding;
-        negative_word = negative;
-      }
-      count += __popc(exceeding);
-    }
-    values.Store(residuals + begin, left, staging.OfWarp());
-    if (lane < kPerLane) {
-      const int64_t at = index * Scratch::kWordsPerBlock + begin / kWordBits + lane;
-      scratch.exceeding[at] = exceeding_word;
-      if (exceeding_word != 0) scratch.negative[at] = negative_word;
-    }
+  BlockSums sums;
+  for (int begin = 0; begin < count; begin += kPiece) {
+    WithExisting<kPiece>(count - begin, [&](const auto& existing) {
+      EncodePiece(gradients + begin, existing, threshold, residuals + begin,
+                  exceeding + begin / kWordBits, negative + begin / kWordBits, &sums);
+    });
   }
-  squares = WarpSum(squares);
-  const bool failed = __ballot_sync(kWholeWarp, !all_finite) != 0;
-  if (lane == 0) {
+  const float squares = WarpSum(sums.squares);
+  const bool failed = __ballot_sync(kWholeWarp, !sums.all_finite) != 0;
+  if (LaneOfThread() == 0) {
     scratch.squares[index] = squares;
-    scratch.counts[index] = count;
+    scratch.counts[index] = sums.count;
     if (failed) atomicMin(scratch.first_failure, static_cast<uint32_t>(block.tensor));
   }
 }
 
+// Returns the sum of the values of a warp's threads up to this one.
+__device__ uint32_t SumUpToLane(uint32_t value) {
+#pragma unroll
+  for (int width = 1; width < kWarpSize; width *= 2) {
+    const uint32_t lower = __shfl_up_sync(kWholeWarp, value, width);
+    if (LaneOfThread() >= width) value += lower;
+  }
+  return value;
+}
+
 // Counts the codes before each block of a part, and writes the counts of the header. A block of
-// threads has a part.
-__global__ __launch_bounds__(kManyLanes) void CountBefore(const __grid_constant__ PartsView parts,
-                                                          const __grid_constant__ Scratch scratch,
-                                                          int64_t capacity, int32_t* message) {
-  __shared__ uint32_t of_warps[kManyLanes / kWarpSize];
+// threads has a part, and takes kRounds blocks of values for each of its threads at once.
+__global__ __launch_bounds__(kManyLanes, 1) void CountBefore(
+    const __grid_constant__ PartsView parts, const __grid_constant__ Scratch scratch,
+    int64_t capacity, int32_t* message) {
+  constexpr int kRounds = 16;
+  static_assert(kManyLanes == kWarpSize * kWarpSize);
+  __shared__ uint32_t of_warps[kRounds][kWarpSize];
   const int lane = LaneOfThread(), warp = WarpOfThread();
   const PartStart* const part = parts.parts + blockIdx.x;
   uint32_t before = 0;
-  for (int64_t begin = part[0].block; begin < part[1].block; begin += kManyLanes) {
-    const int64_t index = begin + threadIdx.x;
-    const uint32_t count = index < part[1].block ? scratch.counts[index] : 0;
-    uint32_t up_to_lane = count;
+  for (int64_t begin = part[0].block; begin < part[1].block; begin += kRounds * kManyLanes) {
+    const int64_t first = begin + threadIdx.x;
+    uint32_t counts[kRounds], up_to_lane[kRounds];
 #pragma unroll
-    for (int width = 1; width < kWarpSize; width *= 2) {
-      const uint32_t lower = __shfl_up_sync(kWholeWarp, up_to_lane, width);
-      if (lane >= width) up_to_lane += lower;
+    for (int r = 0; r < kRounds; ++r) {
+      const int64_t index = first + r * kManyLanes;
+      counts[r] = index < part[1].block ? scratch.counts[index] : 0;
     }
-    if (lane == kWarpSize - 1) of_warps[warp] = up_to_lane;
+#pragma unroll
+    for (int r = 0; r < kRounds; ++r) {
+      up_to_lane[r] = SumUpToLane(counts[r]);
+      if (lane == kWarpSize - 1) of_warps[r][warp] = up_to_lane[r];
+    }
     __syncthreads();
-    uint32_t up_to_warp = 0, all = 0;
-    for (int w = 0; w < kManyLanes / kWarpSize; ++w) {
-      if (w < warp) up_to_warp += of_warps[w];
-      all += of_warps[w];
+    if (warp < kRounds) of_warps[warp][lane] = SumUpToLane(of_warps[warp][lane]);
+    __syncthreads();
+#pragma unroll
+    for (int r = 0; r < kRounds; ++r) {
+      const int64_t index = first + r * kManyLanes;
+      const uint32_t before_warp = warp == 0 ? 0 : of_warps[r][warp - 1];
+      if (index < part[1].block) {
+        scratch.before[index] = before + before_warp + up_to_lane[r] - counts[r];
+      }
+      before += of_warps[r][kWarpSize - 1];
     }
-    if (index < part[1].block) scratch.before[index] = before + up_to_warp + up_to_lane - count;
-    before += all;
     __syncthreads();
   }
   if (threadIdx.x != 0) return;
@@ -138,6 +175,12 @@ __global__ __launch_bounds__(kManyLanes) void CountBefore(const __grid_constant_
   header[kWordsWord] = static_cast<int32_t>(kHeaderWords + sent);
   header[kCountWord] = static_cast<int32_t>(sent);
   header[kExceedingWord] = static_cast<int32_t>(before);
+}
+
+// Reads four words in a row, whose place is a multiple of 16 bytes.
+__device__ void LoadFour(const uint32_t* from, uint32_t (&to)[4]) {
+  const uint4 bits = *reinterpret_cast<const uint4*>(from);
+  memcpy(to, &bits, sizeof(bits));
 }
 
 // Writes the codes of values above the threshold. Values that do not fit go back to the residual.
@@ -154,25 +197,26 @@ __global__ __launch_bounds__(kThreads) void WriteCodes(const __grid_constant__ P
   uint32_t* const codes =
       reinterpret_cast<uint32_t*>(message + block.part * (kHeaderWords + capacity) + kHeaderWords);
   const float threshold = *threshold_input;
-  int64_t at = scratch.before[index];
-  bool fits = true;
-  for (int64_t first_word = 0; first_word * kWordBits < block.count; first_word += kWarpSize) {
-    const int64_t word = first_word + lane;
-    const int64_t in_scratch = index * Scratch::kWordsPerBlock + word;
-    uint32_t exceeding = word * kWordBits < block.count ? scratch.exceeding[in_scratch] : 0;
-    const uint32_t negative = exceeding != 0 ? scratch.negative[in_scratch] : 0;
-    int up_to_lane = __popc(exceeding);
+  // A thread has four words in a row.
+  static_assert(Scratch::kWordsPerBlock == 4 * kWarpSize);
+  const int64_t in_scratch = index * Scratch::kWordsPerBlock + 4 * lane;
+  uint32_t exceeding[4], negative[4] = {};
+  LoadFour(scratch.exceeding + in_scratch, exceeding);
+  int count = 0;
 #pragma unroll
-    for (int width = 1; width < kWarpSize; width *= 2) {
-      const int lower = __shfl_up_sync(kWholeWarp, up_to_lane, width);
-      if (lane >= width) up_to_lane += lower;
-    }
-    int64_t mine = at + up_to_lane - __popc(exceeding);
-    at += __shfl_sync(kWholeWarp, up_to_lane, kWarpSize - 1);
-    for (; exceeding != 0; exceeding &= exceeding - 1, ++mine) {
-      const int bit = __ffs(exceeding) - 1;
-      const uint32_t in_block = static_cast<uint32_t>(word * kWordBits + bit);
-      const uint32_t code = (first_index + in_block) | (negative >> bit << 31);
+  for (int w = 0; w < 4; ++w) {
+    if ((4 * lane + w) * kWordBits >= block.count) exceeding[w] = 0;
+    count += __popc(exceeding[w]);
+  }
+  if (count != 0) LoadFour(scratch.negative + in_scratch, negative);
+  int64_t mine = scratch.before[index] + SumUpToLane(count) - count;
+  bool fits = true;
+#pragma unroll
+  for (int w = 0; w < 4; ++w) {
+    for (uint32_t left = exceeding[w]; left != 0; left &= left - 1, ++mine) {
+      const int bit = __ffs(left) - 1;
+      const uint32_t in_block = static_cast<uint32_t>((4 * lane + w) * kWordBits + bit);
+      const uint32_t code = (first_index + in_block) | (negative[w] >> bit << 31);
       if (mine < capacity) {
         codes[mine] = code;
       } else {
@@ -193,10 +237,9 @@ __global__ __launch_bounds__(kThreads) void WriteCodes(const __grid_constant__ P
 }
 
 // Writes the rest of the headers. A block of threads has a part.
-__global__ __launch_bounds__(kManyLanes) void FinishEncode(const __grid_constant__ PartsView parts,
-                                                           const __grid_constant__ Scratch scratch,
-                                                           const float* step, int64_t capacity,
-                                                           int32_t* message) {
+__global__ __launch_bounds__(kManyLanes, 1) void FinishEncode(
+    const __grid_constant__ PartsView parts, const __grid_constant__ Scratch scratch,
+    const float* step, int64_t capacity, int32_t* message) {
   const PartStart* const part = parts.parts + blockIdx.x;
   const double squares =
       SumOfManyOnBlock(scratch.squares + part[0].block, part[1].block - part[0].block);
@@ -223,19 +266,30 @@ struct Codes {
     step = FloatOf(static_cast<uint32_t>(words[kStepWord]));
   }
 
-  // Returns how many codes have lower indices.
-  __device__ int64_t Below(int64_t index) const {
+  // Returns how many codes have lower indices. The two halves of a warp may ask for different ones.
+  // A half cuts the codes that are left into 17 parts at once, and keeps one. All threads of the warp
+  // must call it.
+  __device__ int64_t BelowInHalves(int64_t index) const {
+    constexpr int kHalf = kWarpSize / 2;
+    const int half = LaneOfThread() / kHalf * kHalf, lane = LaneOfThread() % kHalf;
     int64_t begin = 0, end = count;
-    while (begin < end) {
-      const int64_t middle = (begin + end) / 2;
-      if (IndexOf(codes[middle]) < index) {
-        begin = middle + 1;
-      } else {
-        end = middle;
-      }
+    while (__ballot_sync(kWholeWarp, begin < end) != 0) {
+      const int64_t part = (end - begin) / (kHalf + 1) + 1;
+      const int64_t probe = begin + (lane + 1) * part - 1;
+      const bool is_below = probe < end && IndexOf(codes[probe]) < index;
+      // Codes ascend, so that those of the lower threads are below, too.
+      const uint32_t below = __ballot_sync(kWholeWarp, is_below) >> half & ((1u << kHalf) - 1);
+      begin += __popc(below) * part;
+      end = begin + part - 1 < end ? begin + part - 1 : end;
     }
     return begin;
   }
+};
+
+// The codes of a message that are about a block of values: places among the words of all rows.
+struct Span {
+  int64_t begin, end;
+  float step;
 };
 
 // Decodes a block of values. A block of threads adds up the messages in shared memory.
@@ -243,29 +297,37 @@ template <typename T>
 __global__ __launch_bounds__(kThreads) void DecodeSumBlocks(
     const __grid_constant__ TensorPointers<T*> tensors, const __grid_constant__ PartsView parts,
     const __grid_constant__ ThresholdRows rows, float scale, int64_t first_tensor, int64_t first) {
-  constexpr int kMessagesAtOnce = kThreads / 2;
   __shared__ float4 memory[kBlockSize / 4];
-  __shared__ int64_t bounds[kMessagesAtOnce][2];
+  __shared__ Block block;
+  __shared__ Span spans[kWarps];
   float* const sums = &memory[0].x;
-  const int thread = static_cast<int>(threadIdx.x);
-  const Block block = parts.block(first + blockIdx.x);
-  const int64_t first_index = block.value - parts.parts[block.part].value;
+  const int thread = static_cast<int>(threadIdx.x), warp = WarpOfThread();
+  if (thread == 0) block = parts.block(first + blockIdx.x);
   for (int i = thread; i < kBlockSize / 4; i += kThreads) memory[i] = {};
+  __syncthreads();
+  const int count = static_cast<int>(block.count);
+  const int64_t first_index = block.value - parts.parts[block.part].value;
   const int64_t num_messages = rows.num_rows / parts.num_parts;
-  for (int64_t k = 0; k < num_messages; k += kMessagesAtOnce) {
-    const int64_t at_once = num_messages - k < kMessagesAtOnce ? num_messages - k : kMessagesAtOnce;
-    if (thread < 2 * at_once) {
-      const Codes codes(rows, (k + thread / 2) * parts.num_parts + block.part);
-      bounds[thread / 2][thread % 2] =
-          codes.Below(thread % 2 == 0 ? first_index : first_index + block.count);
+  for (int64_t k = 0; k < num_messages; k += kWarps) {
+    const int at_once = static_cast<int>(num_messages - k < kWarps ? num_messages - k : kWarps);
+    if (warp < at_once) {
+      const int64_t row = (k + warp) * parts.num_parts + block.part;
+      const Codes codes(rows, row);
+      const int half = LaneOfThread() / (kWarpSize / 2);
+      const int64_t at = row * rows.num_words + kHeaderWords +
+                         codes.BelowInHalves(first_index + half * count);
+      Span& span = spans[warp];
+      (half == 0 ? span.begin : span.end) = at;
+      span.step = codes.step;
     }
     __syncthreads();
-    for (int64_t j = 0; j < at_once; ++j) {
-      if (bounds[j][0] >= bounds[j][1]) continue;
-      const Codes codes(rows, (k + j) * parts.num_parts + block.part);
-      for (int64_t i = bounds[j][0] + thread; i < bounds[j][1]; i += kThreads) {
-        const int64_t at = IndexOf(codes.codes[i]) - first_index;
-        if (at >= 0 && at < block.count) sums[at] += SignedStep(codes.codes[i], codes.step);
+    for (int j = 0; j < at_once; ++j) {
+      const Span span = spans[j];
+      if (span.begin >= span.end) continue;
+      for (int64_t i = span.begin + thread; i < span.end; i += kThreads) {
+        const uint32_t code = static_cast<uint32_t>(rows.words[i]);
+        const int64_t at = IndexOf(code) - first_index;
+        if (at >= 0 && at < count) sums[at] += SignedStep(code, span.step);
       }
       __syncthreads();
     }
@@ -273,11 +335,11 @@ __global__ __launch_bounds__(kThreads) void DecodeSumBlocks(
   }
   T* const out = tensors.at[block.tensor - first_tensor] + block.offset;
   const bool aligned = IsAligned(out);
-  for (int64_t i = int64_t{thread} * 4; i < block.count; i += kThreads * 4) {
-    T values[4];
-#pragma unroll
-    for (int j = 0; j < 4; ++j) values[j] = FromFloat<T>(sums[i + j] * scale);
-    Store4(values, block.count - i, aligned, out + i);
+  for (int i = thread * 4; i < count; i += kThreads * 4) {
+    const float4 four = memory[i / 4];
+    const T values[4] = {FromFloat<T>(four.x * scale), FromFloat<T>(four.y * scale),
+                         FromFloat<T>(four.z * scale), FromFloat<T>(four.w * scale)};
+    Store4(values, count - i, aligned, out + i);
   }
 }
 

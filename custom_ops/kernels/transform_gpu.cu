@@ -10,40 +10,49 @@ namespace gpu {
 namespace {
 
 // A warp has a block of values, and takes a piece of them at a time.
-constexpr int kPerLane = 16;
-constexpr int64_t kPiece = kPerLane * kWarpSize;
+constexpr int kPerLane = 8;
+constexpr int kPiece = kPerLane * kWarpSize;
 
 __device__ float FiniteOr(float old, float value) { return IsFinite(value) ? value : old; }
+
+// Updates the averages of a piece, and adds standard deviations to *sum.
+template <typename Existing>
+__device__ void AccumulatePiece(const float* gradient, const Existing& existing, float share,
+                                float* average, float* sum) {
+  WarpValues<kPerLane> gradients, averages;
+  gradients.Load(gradient, existing);
+  averages.Load(average, existing);
+#pragma unroll
+  for (int m = 0; m < kPerLane; ++m) {
+    const float old = averages.at[m];
+    averages.at[m] = FiniteOr(old, FollowSquares(old, gradients.at[m], share));
+    if (existing.Has(averages.IndexOf(m))) *sum += sqrtf(averages.at[m]);
+  }
+  averages.Store(existing, average);
+}
 
 // Updates the averages of a block, and sums up standard deviations in the order of lib/lanes.h.
 __global__ __launch_bounds__(kThreads) void AccumulateBlocks(
     const __grid_constant__ PartsView runs, const float* gradient, const double* share_input,
     float* average, double* of_blocks) {
-  __shared__ Staging<kPerLane, kWarps> staging;
   const int64_t index = static_cast<int64_t>(blockIdx.x) * kWarps + WarpOfThread();
   if (index >= runs.num_blocks) return;
   const Block block = runs.block(index);
   const float share = static_cast<float>(*share_input);
+  const int count = static_cast<int>(block.count);
   float sum = 0;
-  for (int64_t begin = 0; begin < block.count; begin += kPiece) {
-    const int64_t at = block.value + begin, left = block.count - begin;
-    WarpValues<kPerLane> gradients, averages;
-    gradients.Load(gradient + at, nullptr, left, staging.OfWarp());
-    averages.Load(average + at, nullptr, left, staging.OfWarp());
-#pragma unroll
-    for (int m = 0; m < kPerLane; ++m) {
-      const float old = averages.at[m];
-      averages.at[m] = FiniteOr(old, FollowSquares(old, gradients.at[m], share));
-      if (m * kWarpSize + LaneOfThread() < left) sum += sqrtf(averages.at[m]);
-    }
-    averages.Store(average + at, left, staging.OfWarp());
+  for (int begin = 0; begin < count; begin += kPiece) {
+    const int64_t at = block.value + begin;
+    WithExisting<kPiece>(count - begin, [&](const auto& existing) {
+      AccumulatePiece(gradient + at, existing, share, average + at, &sum);
+    });
   }
   sum = WarpSum(sum);
   if (LaneOfThread() == 0) of_blocks[index] = sum;
 }
 
 // Adds up the sums of blocks. A block of threads has a run with values, which is a stripe.
-__global__ __launch_bounds__(kManyLanes) void SumRuns(const __grid_constant__ PartsView runs,
+__global__ __launch_bounds__(kManyLanes, 1) void SumRuns(const __grid_constant__ PartsView runs,
                                                       const double* of_blocks, double* sums) {
   const Stripe& run = runs.stripes[blockIdx.x];
   const double sum = SumOfManyOnBlock(of_blocks + run.first_block, CeilDiv(run.count, kBlockSize));

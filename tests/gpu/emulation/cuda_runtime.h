@@ -220,6 +220,29 @@ T atomicMin(T* at, T value) {
   return before;
 }
 
+template <typename T>
+T atomicAdd(T* at, T value) {
+  const T before = *at;
+  *at += value;
+  return before;
+}
+
+inline void __threadfence() {}
+
+// Loads and stores that go around the first-level cache.
+template <typename T>
+T __ldcg(const T* at) {
+  return *at;
+}
+template <typename T>
+void __stcg(T* at, T value) {
+  *at = value;
+}
+
+inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
+  return unsigned((uint64_t{high} << 32 | low) >> (shift % 32));
+}
+
 inline int __popc(unsigned word) { return __builtin_popcount(word); }
 inline int __ffs(unsigned word) { return __builtin_ffs(int(word)); }
 

@@ -1,0 +1,213 @@
+// The decoding of one-bit messages on a GPU. Time goes to memory: the values are written once.
+
+#include <algorithm>
+#include <type_traits>
+
+#include "kernels/gpu.h"
+#include "kernels/one_bit_gpu.h"
+#include "kernels/one_bit_runs_gpu.h"
+
+namespace tf_onebit {
+namespace gpu {
+namespace {
+
+// Adds up the plain values of all messages, in the order of ranks.
+__global__ __launch_bounds__(kThreads) void SumPlain(const __grid_constant__ LayoutView layout,
+                                                     const int32_t* messages, float* plain) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i >= layout.plain_size) return;
+  const float* const values = reinterpret_cast<const float*>(messages + layout.plain_at + i);
+  float sum = 0;
+  for (int64_t k = 0; k < layout.num_shards; ++k) sum += values[k * layout.worker_message_words()];
+  plain[i] = sum;
+}
+
+// A thread decodes four values at a time, and a warp 512 in a row. In such a run, vector v of a
+// thread begins at AtOf(v), and has its codes in word WordOf(v).
+constexpr int kDecodeVectors = 4;
+constexpr int kDecodeRun = kDecodeVectors * 4 * kWarpSize;
+
+__device__ int AtOf(int v) { return (v * kWarpSize + LaneOfThread()) * 4; }
+__device__ int WordOf(int v) { return v * 4 + LaneOfThread() / (kWordBits / 4); }
+
+// Calls work(which values exist, whether vectors are aligned) for a run of which `left` values are
+// left. Nearly all runs are whole and aligned, and their code has no branches.
+template <typename T, typename Work>
+__device__ void WithRun(const T* values, int64_t left, const Work& work) {
+  const bool aligned = IsAligned(values);
+  if (left >= kDecodeRun && aligned) {
+    work(AllValues<kDecodeRun>{}, std::true_type{});
+  } else {
+    work(FirstValues{static_cast<int>(left < kDecodeRun ? left : kDecodeRun)}, aligned);
+  }
+}
+
+// Selects this thread's four values by their codes in a word. The codes are turned to bits 1 to 4,
+// because nvcc moves these into predicates at once, and bit 0 by itself.
+template <typename T>
+__device__ void Select(uint32_t word, T zero, T one, T (&values)[4]) {
+  const uint32_t turn = (LaneOfThread() * 4 + kWordBits - 1) % kWordBits;
+  const uint32_t codes = __funnelshift_r(word, word, turn);
+#pragma unroll
+  for (int j = 0; j < 4; ++j) values[j] = codes & (2u << j) ? one : zero;
+}
+
+// Columns of a warp, and the blocks of threads on a multiprocessor for which nvcc saves registers.
+// These were the fastest on an H200.
+constexpr int kDecodeSumRounds = 2, kDecodeSumBlocks = 4;
+
+__global__ __launch_bounds__(kThreads, kDecodeSumBlocks) void DecodeSumColumns(
+    const __grid_constant__ LayoutView layout, int64_t rank, const int32_t* messages,
+    float* aggregate) {
+  using Staged = StagedMessages<kDecodeRun / kWordBits>;
+  __shared__ Staged staging[kWarps];
+  Staged& staged = staging[WarpOfThread()];
+  const ShardStart first = layout.shards[rank];
+  const int64_t stride = layout.worker_message_words(), num_messages = layout.num_shards;
+  const auto read = [&](const Place& place, int64_t message, int64_t value) {
+    const int32_t* const from = messages + message * stride;
+    return Staged::Read(from + place.levels,
+                        reinterpret_cast<const uint32_t*>(from + place.codes) + value / kWordBits,
+                        stride, num_messages - message, place.column.count - value);
+  };
+  const auto work = [&](const Place& place, Staged::Part part) {
+    float* const values = aggregate + place.column.value - first.value;
+    for (int64_t begin = 0; begin < place.column.count; begin += kDecodeRun) {
+      float sums[kDecodeVectors][4] = {};
+      for (int64_t k = 0; k < num_messages; k += Staged::kMessages) {
+        if (begin != 0 || k != 0) part = read(place, k, begin);
+        staged.Put(part);
+        const int left = Staged::OfChunk(num_messages - k);
+#pragma unroll 4
+        for (int i = 0; i < left; ++i) {
+          const float zero = staged.levels[i][0], one = staged.levels[i][1];
+#pragma unroll
+          for (int v = 0; v < kDecodeVectors; ++v) {
+            float decoded[4];
+            Select((&staged.words[i][0].x)[WordOf(v)], zero, one, decoded);
+#pragma unroll
+            for (int j = 0; j < 4; ++j) sums[v][j] += decoded[j];
+          }
+        }
+      }
+      float* const out = values + begin;
+      WithRun(out, place.column.count - begin, [&](const auto& existing, const auto& aligned) {
+#pragma unroll
+        for (int v = 0; v < kDecodeVectors; ++v) {
+          const int at = AtOf(v);
+          if (existing.Has(at)) Store4(sums[v], existing.OfFour(at), aligned, out + at);
+        }
+      });
+    }
+  };
+  ForPlaces<kDecodeSumRounds>(layout, first.column, layout.shards[rank + 1].column,
+                              [&](const Place& place) { return read(place, 0, 0); }, work);
+}
+
+// What a thread reads of a message to decode a run of values, or the first run of a column.
+struct Encoded {
+  uint32_t words[kDecodeVectors];
+  float zero, one;
+};
+
+constexpr int kDecodeRounds = 2, kDecodeBlocks = 6;  // as above
+
+template <typename T>
+__global__ __launch_bounds__(kThreads, kDecodeBlocks) void DecodeColumns(
+    const __grid_constant__ TensorPointers<T*> tensors, const __grid_constant__ LayoutView layout,
+    int first_tensor, const int32_t* messages, float scale, int64_t first, int64_t end) {
+  const auto read_codes = [&](const Place& place, int64_t begin, Encoded* encoded) {
+    const int32_t* const codes =
+        messages + place.shard * layout.shard_message_words() + place.codes;
+#pragma unroll
+    for (int v = 0; v < kDecodeVectors; ++v) {
+      const bool exists = begin + AtOf(v) < place.column.count;
+      encoded->words[v] = exists ? codes[begin / kWordBits + WordOf(v)] : 0;
+    }
+  };
+  const auto read = [&](const Place& place) {
+    Encoded encoded;
+    read_codes(place, 0, &encoded);
+    const int32_t* const levels =
+        messages + place.shard * layout.shard_message_words() + place.levels;
+    encoded.zero = FloatOf(static_cast<uint32_t>(levels[0]));
+    encoded.one = FloatOf(static_cast<uint32_t>(levels[1]));
+    return encoded;
+  };
+  const auto work = [&](const Place& place, Encoded encoded) {
+    const T zero = FromFloat<T>(scale * encoded.zero), one = FromFloat<T>(scale * encoded.one);
+    T* const values = tensors.at[place.column.tensor - first_tensor] + place.column.offset;
+    for (int64_t begin = 0; begin < place.column.count; begin += kDecodeRun) {
+      if (begin != 0) read_codes(place, begin, &encoded);
+      T* const out = values + begin;
+      WithRun(out, place.column.count - begin, [&](const auto& existing, const auto& aligned) {
+#pragma unroll
+        for (int v = 0; v < kDecodeVectors; ++v) {
+          const int at = AtOf(v);
+          T decoded[4];
+          Select(encoded.words[v], zero, one, decoded);
+          if (existing.Has(at)) Store4(decoded, existing.OfFour(at), aligned, out + at);
+        }
+      });
+    }
+  };
+  ForPlaces<kDecodeRounds>(layout, first, end, read, work);
+}
+
+template <typename T>
+__global__ __launch_bounds__(kThreads) void DecodePlain(
+    const __grid_constant__ TensorPointers<T*> tensors, const __grid_constant__ LayoutView layout,
+    const float* plain, float scale, int64_t first_run, int64_t num_runs) {
+  const PlainRun* const runs = layout.plain_runs + first_run;
+  const PlainRun& last = runs[num_runs - 1];
+  const int64_t i = runs[0].first + static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i >= last.first + last.size) return;
+  const int64_t run = LastBy(i, runs, num_runs, &PlainRun::first);
+  tensors.at[run][i - runs[run].first] = FromFloat<T>(plain[i] * scale);
+}
+
+}  // namespace
+
+void LaunchSumPlain(const DeviceLayout& layout, const int32_t* messages, float* plain,
+                    cudaStream_t stream, cudaError_t* status) {
+  Launch(stream, CeilDiv(layout.layout.plain_size(), kThreads), kThreads, status, SumPlain,
+         layout.layout.view(layout.table), messages, plain);
+}
+
+const char* OneBitDecodeSum(const DeviceLayout& layout, int64_t rank, const int32_t* messages,
+                            float* aggregate, float* plain, void* stream_of_op) {
+  const cudaStream_t stream = static_cast<cudaStream_t>(stream_of_op);
+  cudaError_t status = cudaSuccess;
+  const int64_t columns = layout.layout.shard_columns(rank);
+  Launch(stream, CeilDiv(columns, kDecodeSumRounds * kWarps), kThreads, &status, DecodeSumColumns,
+         layout.layout.view(layout.table), rank, messages, aggregate);
+  LaunchSumPlain(layout, messages, plain, stream, &status);
+  return TextOf(status);
+}
+
+const char* OneBitDecode(const DeviceLayout& layout, FloatType type, const int32_t* messages,
+                         const float* plain, float scale, const std::vector<void*>& gradients,
+                         void* stream_of_op) {
+  const cudaStream_t stream = static_cast<cudaStream_t>(stream_of_op);
+  cudaError_t status = cudaSuccess;
+  const LayoutView view = layout.layout.view(layout.table);
+  WithType(type, [&](auto zero) {
+    using T = decltype(zero);
+    const auto all_sizes = [](int64_t, int64_t) { return true; };
+    ForColumnRuns(layout.layout, all_sizes, [&](const ColumnRun& run) {
+      const int64_t blocks = CeilDiv(run.end - run.first, kDecodeRounds * kWarps);
+      Launch(stream, blocks, kThreads, &status, DecodeColumns<T>,
+             PointersOf<T>(gradients, run.first_tensor, run.end_tensor), view, run.first_tensor,
+             messages, scale, run.first, run.end);
+    });
+    ForPlainRuns<T>(layout.layout, gradients, [&](const TensorPointers<T*>& pointers, int64_t first,
+                                                  int64_t runs, int64_t values) {
+      Launch(stream, CeilDiv(values, kThreads), kThreads, &status, DecodePlain<T>, pointers, view,
+             plain, scale, first, runs);
+    });
+  });
+  return TextOf(status);
+}
+
+}  // namespace gpu
+}  // namespace tf_onebit
