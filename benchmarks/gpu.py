@@ -1,12 +1,13 @@
-"""Measures the kernels on a GPU beside a copy of memory, and beside the same mathematics in CuPy.
+"""Measures the kernels on a GPU beside a copy of memory, and beside CuPy and PyTorch.
 
     python benchmarks/gpu.py
 
 Needs a GPU, nvcc, CuPy and NumPy, but no TensorFlow: the kernels are called through their C
-interface, as in tests/gpu. The model is the papers' DNN with 46M weights in columns of 512, for
-eight workers. Rows take turns, and every figure is a ratio within a turn. It compares the bytes
-that a kernel must read and write per second with a copy from device to device. `--device emulated`
-tries the program out on the CPU, whose times mean nothing.
+interface, as in tests/gpu. CuPy computes the same exchange, and PyTorch too if it is installed. The
+model is the papers' DNN with 46M weights in columns of 512, for eight workers. Rows take turns, and
+every figure is a ratio within a turn. It compares the bytes that a kernel must read and write per
+second with a copy from device to device. `--device emulated` tries the program out on the CPU,
+whose times mean nothing.
 """
 
 import argparse
@@ -40,7 +41,8 @@ LIMITS = {
     "threshold encode": 0.80,
     "block update": 0.90,
 }
-EXCHANGE, EXCHANGE_IN_CUPY = "whole exchange", "whole exchange, CuPy"
+COPY, EXCHANGE = "copy", "whole exchange"
+PEERS = ("CuPy", "PyTorch", "PyTorch, compiled")
 EXCHANGE_SECONDS, EXCHANGE_SPEEDUP = 0.4e-3, 5.0
 
 
@@ -56,8 +58,8 @@ class Row:
         self.run, self.num_bytes = run, num_bytes
 
 
-def copy_row(device, size):
-    source = device.array(np.ones(size, np.float32))
+def copy_row(device, size, rng):
+    source = device.array(rng.standard_normal(size, np.float32))
     target = device.array(np.zeros(size, np.float32))
     xp = device.array_module()
     return Row(lambda: xp.copyto(target, source), 2 * source.nbytes)
@@ -114,7 +116,7 @@ def one_bit_rows(device, shapes, rng):
             kernels.pointer(message),
         )
 
-    def fused_aggregate():
+    def aggregate_messages():
         kernels.call(
             "one_bit_aggregate",
             kernels.device_layout,
@@ -136,18 +138,18 @@ def one_bit_rows(device, shapes, rng):
 
     def exchange():
         encode()
+        aggregate_messages()
+        decode()
+
+    def exchange_by_two_ops():
+        encode()
         decode_sum()
         encode_shard()
         decode()
 
-    def fused_exchange():
-        encode()
-        fused_aggregate()
-        decode()
-
     # The input of a worker: messages about its shard, and about all shards.
     encode()
-    received[...] = messages[:1]
+    received[...] = messages
     decode_sum()
     encode_shard()
     gathered[...] = message
@@ -159,23 +161,32 @@ def one_bit_rows(device, shapes, rng):
     return {
         "1-bit encode": Row(encode, encode_bytes),
         "1-bit decode": Row(decode, decode_bytes),
-        EXCHANGE: Row(exchange, encode_bytes + sum_bytes + shard_bytes + decode_bytes),
-        "the same, sum and second encode in one": Row(
-            fused_exchange, encode_bytes + sum_bytes + shard_bytes + decode_bytes
+        "1-bit aggregate of 8": Row(
+            aggregate_messages, received.nbytes + 2 * aggregate.nbytes + message.nbytes
+        ),
+        EXCHANGE: Row(
+            exchange,
+            encode_bytes + received.nbytes + 2 * aggregate.nbytes + message.nbytes + decode_bytes,
+        ),
+        "the same, sum and second encode apart": Row(
+            exchange_by_two_ops, encode_bytes + sum_bytes + shard_bytes + decode_bytes
         ),
     }
 
 
-def decode_sum_rows(device, num_values):
+def decode_sum_rows(device, num_values, rng):
     """Returns the row of a sum of eight messages about a shard of so many values."""
     cut = (WORLD_SIZE * num_values, num_values, COLUMN_SIZE)
     kernels = OneBitKernels(device, layout.Layout([cut], WORLD_SIZE))
-    plan, xp = kernels.layout, device.array_module()
-    received = kernels.empty((WORLD_SIZE, plan.worker_message_bytes // 4))
-    received[...] = 0
+    plan = kernels.layout
+    words = plan.worker_message_bytes // 4
+    messages = rng.integers(2**32, size=(WORLD_SIZE, words), dtype=np.uint32).view(np.int32)
+    levels = 2 * kernels.shard_columns(0)
+    of_messages = rng.standard_normal((WORLD_SIZE, levels), np.float32)
+    messages[:, 1 : 1 + levels] = of_messages.view(np.int32)
+    received = kernels.to_device(messages)
     aggregate = kernels.empty(plan.shard_sizes[0], np.float32)
     plain = kernels.empty(0, np.float32)
-    assert xp.isfinite(received.view(np.float32)).all()
 
     def decode_sum():
         kernels.call(
@@ -230,11 +241,11 @@ def threshold_rows(device, num_values, rng):
     }
 
 
-def block_rows(device, num_values):
+def block_rows(device, num_values, rng):
     """Returns the row of the update of all weights at the end of a block."""
     kernels = Kernels(device)
     mean, variable, model, delta = (
-        kernels.to_device(np.zeros(num_values, np.float32)) for _ in range(4)
+        kernels.to_device(rng.standard_normal(num_values, np.float32)) for _ in range(4)
     )
     coefficients = np.float64([0.9, 1.0, 0.9])
 
@@ -253,13 +264,33 @@ def block_rows(device, num_values):
     return {"block update": Row(update, 6 * mean.nbytes)}
 
 
-def array_rows(device, num_values, rng):
+def peer_inputs(num_values, rng):
+    """Returns what a worker of an exchange in CuPy or PyTorch gets, as NumPy's arrays.
+
+    These are a gradient in columns, the messages of all workers about its shard, and the messages
+    of all shards. A message is bytes of codes, and levels.
+    """
+    columns = num_values // COLUMN_SIZE // WORLD_SIZE * WORLD_SIZE
+    shape = WORLD_SIZE, columns // WORLD_SIZE
+    gradient = rng.standard_normal((columns, COLUMN_SIZE), np.float32)
+    received, gathered = (
+        (
+            rng.integers(256, size=(*shape, COLUMN_SIZE // 8), dtype=np.uint8),
+            rng.standard_normal((*shape, 2), np.float32),
+        )
+        for _ in range(2)
+    )
+    return gradient, received, gathered
+
+
+def array_rows(device, inputs):
     """Returns the row of the whole exchange, as a user of CuPy would write it."""
     xp = device.array_module()
-    columns = (num_values // COLUMN_SIZE // WORLD_SIZE * WORLD_SIZE, COLUMN_SIZE)
-    gradient = device.array(rng.standard_normal(columns, np.float32))
-    residual = xp.zeros(columns, np.float32)
-    shard_residual = xp.zeros((columns[0] // WORLD_SIZE, COLUMN_SIZE), np.float32)
+    gradient, received, gathered = inputs
+    gradient = device.array(gradient)
+    received, gathered = (tuple(map(device.array, pair)) for pair in (received, gathered))
+    residual = xp.zeros_like(gradient)
+    shard_residual = xp.zeros_like(gradient[: len(gradient) // WORLD_SIZE])
 
     def encode(values, residual):
         corrected = values + residual
@@ -274,33 +305,77 @@ def array_rows(device, num_values, rng):
         return xp.packbits(positive.ravel()), levels
 
     def decode(codes, levels):
-        bits = xp.unpackbits(codes).reshape(-1, COLUMN_SIZE)
+        bits = xp.unpackbits(codes.ravel()).reshape(-1, COLUMN_SIZE)
+        levels = levels.reshape(-1, 2)
         return xp.where(bits, levels[:, 1:], levels[:, :1])
 
-    shard = len(shard_residual)
-
     def exchange():
-        codes, levels = encode(gradient, residual)
-        mine = codes[: shard * COLUMN_SIZE // 8], levels[:shard]
-        aggregate = decode(*mine)
-        for _ in range(WORLD_SIZE - 1):
-            aggregate += decode(*mine)
-        codes, levels = encode(aggregate, shard_residual)
-        return [decode(codes, levels) for _ in range(WORLD_SIZE)]
+        sent = encode(gradient, residual)
+        aggregate = sum(decode(*message) for message in zip(*received, strict=True))
+        return sent, encode(aggregate, shard_residual), decode(*gathered)
 
-    return {EXCHANGE_IN_CUPY: Row(exchange, 0)}
+    return {f"{EXCHANGE}, CuPy": Row(exchange, 0)}
+
+
+def torch_rows(inputs):
+    """Returns rows of the whole exchange in PyTorch, and of the same compiled by torch.compile."""
+    try:
+        import torch
+    except ImportError:
+        print("PyTorch is not installed: its rows are left out.")
+        return {}
+    gradient, received, gathered = inputs
+    gradient = torch.from_numpy(gradient).cuda()
+    received, gathered = (
+        tuple(torch.from_numpy(array).cuda() for array in pair) for pair in (received, gathered)
+    )
+    shifts = torch.arange(8, dtype=torch.uint8, device="cuda")
+    weights = 1 << shifts
+
+    def encode(values, residual):
+        corrected = values + residual
+        positive = corrected >= 0
+        ones = positive.sum(1)
+        upper_sum = torch.where(positive, corrected, 0).sum(1)
+        lower_sum = corrected.sum(1) - upper_sum
+        upper = upper_sum / ones.clamp(min=1)
+        lower = lower_sum / (COLUMN_SIZE - ones).clamp(min=1)
+        levels = torch.stack([lower, upper], 1)
+        residual.copy_(corrected - torch.where(positive, levels[:, 1:], levels[:, :1]))
+        return (positive.view(-1, 8) * weights).sum(1, dtype=torch.uint8), levels
+
+    def decode(codes, levels):
+        bits = (codes.reshape(-1, 1) >> shifts & 1).view(-1, COLUMN_SIZE).bool()
+        levels = levels.reshape(-1, 2)
+        return torch.where(bits, levels[:, 1:], levels[:, :1])
+
+    def exchange(residual, shard_residual):
+        sent = encode(gradient, residual)
+        aggregate = sum(decode(*message) for message in zip(*received, strict=True))
+        return sent, encode(aggregate, shard_residual), decode(*gathered)
+
+    def row_of(function):
+        residuals = (torch.zeros_like(gradient), torch.zeros_like(gradient[::WORLD_SIZE]))
+        return Row(lambda: function(*residuals), 0)
+
+    return {
+        f"{EXCHANGE}, PyTorch": row_of(exchange),
+        f"{EXCHANGE}, PyTorch, compiled": row_of(torch.compile(exchange)),
+    }
 
 
 def make_rows(device, shapes, rng):
     num_values = sum(rows * columns for rows, columns in shapes)
-    return {
-        "copy": copy_row(device, num_values),
+    inputs = peer_inputs(num_values, rng)
+    rows = {
+        COPY: copy_row(device, num_values, rng),
         **one_bit_rows(device, shapes, rng),
-        **decode_sum_rows(device, num_values // COLUMN_SIZE * COLUMN_SIZE),
+        **decode_sum_rows(device, num_values // COLUMN_SIZE * COLUMN_SIZE, rng),
         **threshold_rows(device, num_values, rng),
-        **block_rows(device, num_values),
-        **array_rows(device, num_values, rng),
+        **block_rows(device, num_values, rng),
+        **array_rows(device, inputs),
     }
+    return rows | torch_rows(inputs) if device is Cuda else rows
 
 
 def measure(device, rows, rounds, launches):
@@ -310,6 +385,7 @@ def measure(device, rows, rounds, launches):
     seconds = {name: [] for name in rows}
     for _ in range(rounds):
         for name, row in rows.items():
+            row.run()  # so that the device is busy when the clock starts
             taken = device.seconds(lambda run=row.run: [run() for _ in range(launches)])
             seconds[name].append(taken / launches)
     return seconds
@@ -319,7 +395,7 @@ def report(rows, seconds):
     """Prints the table, and returns the share of a copy's bandwidth by row."""
     rates = {name: [row.num_bytes / taken for taken in seconds[name]] for name, row in rows.items()}
     parts = {
-        name: Spread.of(np.divide(rates[name], rates["copy"]))
+        name: Spread.of(np.divide(rates[name], rates[COPY]))
         for name, row in rows.items()
         if row.num_bytes
     }
@@ -338,18 +414,23 @@ def report(rows, seconds):
 
 
 def judge(parts, seconds):
+    """Prints and returns the verdicts on the rows that were measured."""
     print()
     verdicts = [
         verdict(f"{name}, of a copy's bandwidth", parts[name].median, limit, at_most=False)
         for name, limit in LIMITS.items()
+        if name in parts
     ]
-    whole = float(np.median(seconds[EXCHANGE]))
-    faster = Spread.of(np.divide(seconds[EXCHANGE_IN_CUPY], seconds[EXCHANGE])).median
-    return [
-        *verdicts,
-        verdict(f"{EXCHANGE}, ms", 1e3 * whole, 1e3 * EXCHANGE_SECONDS),
-        verdict(f"{EXCHANGE}, times faster than CuPy", faster, EXCHANGE_SPEEDUP, at_most=False),
-    ]
+    if EXCHANGE in seconds:
+        whole = float(np.median(seconds[EXCHANGE]))
+        verdicts.append(verdict(f"{EXCHANGE}, ms", 1e3 * whole, 1e3 * EXCHANGE_SECONDS))
+        for peer in PEERS:
+            if f"{EXCHANGE}, {peer}" in seconds:
+                ratios = np.divide(seconds[f"{EXCHANGE}, {peer}"], seconds[EXCHANGE])
+                claim = f"{EXCHANGE}, times faster than {peer}"
+                faster = Spread.of(ratios).median
+                verdicts.append(verdict(claim, faster, EXCHANGE_SPEEDUP, at_most=False))
+    return verdicts
 
 
 def main():
@@ -358,6 +439,7 @@ def main():
     parser.add_argument("--widths", type=int, nargs="+", default=WIDTHS, help="of the layers")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--launches", type=int, default=10, help="of each row per round")
+    parser.add_argument("--rows", nargs="+", help="to measure beside the copy. Default: all")
     parser.add_argument("--output", default="results/gpu.json")
     arguments = parser.parse_args()
     device = DEVICES[arguments.device]
@@ -368,6 +450,10 @@ def main():
     print_machine_facts(facts)
     shapes = list(zip(arguments.widths, arguments.widths[1:], strict=False))
     rows = make_rows(device, shapes, np.random.default_rng(1))
+    chosen = arguments.rows or list(rows)
+    if unknown := [name for name in chosen if name not in rows]:
+        parser.error(f"there are no rows {unknown}. Choose from {list(rows)}")
+    rows = {name: row for name, row in rows.items() if name in (COPY, *chosen)}
     seconds = measure(device, rows, arguments.rounds, arguments.launches)
     parts = report(rows, seconds)
     verdicts = judge(parts, seconds)

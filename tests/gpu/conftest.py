@@ -2,12 +2,12 @@
 
 import pytest
 
-from tests.gpu.devices import Cuda, Emulated
+from tests.gpu.devices import Cuda, Emulated, skip_or_fail
 
 
 @pytest.fixture(params=[Emulated, Cuda], ids=lambda device: device.name)
 def device(request):
     reason = request.param.missing()
     if reason is not None:
-        pytest.skip(reason)
+        skip_or_fail(reason)
     return request.param

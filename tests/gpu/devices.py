@@ -13,6 +13,7 @@ import subprocess
 import time
 
 import numpy as np
+import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD_FOLDER = ROOT / "build" / "tests_gpu"
@@ -21,6 +22,11 @@ SOURCES = [
     ROOT / "tests" / "gpu" / "c_interface.cc",
 ]
 INCLUDED = [ROOT / "custom_ops", ROOT / "tests" / "gpu"]
+# As in custom_ops/CMakeLists.txt.
+NVCC_OPTIONS = [
+    *("-std=c++17", "-O3", "-fmad=false", "-ftz=true", "--expt-relaxed-constexpr"),
+    *("-I", ROOT / "custom_ops"),
+]
 
 
 class Emulated:
@@ -45,6 +51,7 @@ class Emulated:
     def compile_command(library):
         return [
             *("g++", "-std=c++17", "-O1", "-shared", "-fPIC", "-ffp-contract=off"),
+            "-U_FORTIFY_SOURCE",  # whose longjmp ends a process that jumps between stacks
             *("-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas"),
             *("-I", ROOT / "tests" / "gpu" / "emulation", "-I", ROOT / "custom_ops"),
             *("-o", library, "-x", "c++", *SOURCES),
@@ -91,9 +98,14 @@ class Cuda:
         return cupy
 
     @staticmethod
+    def nvcc():
+        """Returns the path of nvcc, or None."""
+        return shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
+
+    @staticmethod
     @functools.cache
     def missing():
-        if shutil.which("nvcc") is None:
+        if Cuda.nvcc() is None:
             return "no nvcc"
         try:
             import cupy
@@ -111,10 +123,10 @@ class Cuda:
 
         capability = cupy.cuda.Device(0).compute_capability
         return [
-            *("nvcc", "-std=c++17", "-O3", "-shared", "-Xcompiler", "-fPIC", "-fmad=false"),
-            *("-lineinfo", "--expt-relaxed-constexpr"),
+            *(Cuda.nvcc(), *NVCC_OPTIONS, "-shared", "-Xcompiler", "-fPIC", "-lineinfo"),
+            *("--threads", "0"),  # one for each source
             f"-gencode=arch=compute_{capability},code=sm_{capability}",
-            *("-I", ROOT / "custom_ops", "-o", library, *SOURCES),
+            *("-o", library, *SOURCES),
         ]
 
     @staticmethod
@@ -141,6 +153,13 @@ class Cuda:
         end.record()
         end.synchronize()
         return 1e-3 * cupy.cuda.get_elapsed_time(start, end)
+
+
+def skip_or_fail(reason):
+    """Skips a test of a GPU. With a GPU it fails instead: what is missing then is a fault."""
+    if any(pathlib.Path("/dev").glob("nvidia[0-9]*")):
+        pytest.fail(f"there is a GPU, but {reason}")
+    pytest.skip(reason)
 
 
 def _fingerprint(command):

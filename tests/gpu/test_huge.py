@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.gpu.devices import Cuda
+from tests.gpu.devices import Cuda, skip_or_fail
 from tests.gpu.one_bit import OneBitKernels, layout
 from tests.gpu.threshold import COUNT, HEADER_WORDS, ThresholdKernels
 
@@ -15,7 +15,7 @@ NUM_COLUMNS = 2**31 // 4 // COLUMN_SIZE + TAIL
 def device():
     reason = Cuda.missing()
     if reason is not None:
-        pytest.skip(reason)
+        skip_or_fail(reason)
     return Cuda
 
 

@@ -5,6 +5,7 @@ import ast
 import importlib
 import inspect
 import json
+import os
 import re
 import runpy
 import sys
@@ -55,6 +56,7 @@ RUN_BY = {
     "tf-onebit doctor": "tests/unit/doctor/test_doctor.py",
     "tf-onebit plan": "tests/parallel/test_plan.py",
     "tools/build_horovod.py": "Makefile",
+    "tools/gpu_check.sh": "tests/gpu/test_check.py",
 }
 
 
@@ -226,6 +228,9 @@ def check(command, words, monkeypatch):
         check(command, arguments, monkeypatch)
     elif program.endswith(".py"):
         check_script(command, program, arguments)
+    elif program.endswith(".sh"):
+        assert program in RUN_BY
+        assert os.access(ROOT / program, os.X_OK)
     else:
         pytest.fail(f"No test knows what to do with: {command}")
 

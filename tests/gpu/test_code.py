@@ -1,0 +1,90 @@
+"""What nvcc makes of the kernels: registers, spills, wide stores, and the number of instructions.
+
+These decide how fast kernels are, and change with harmless-looking edits. No GPU is needed.
+"""
+
+import collections
+import re
+import subprocess
+
+import pytest
+
+from tests.gpu.devices import NVCC_OPTIONS, SOURCES, Cuda, skip_or_fail
+
+KERNELS = [source for source in SOURCES if source.suffix == ".cu"]
+Code = collections.namedtuple("Code", "registers spilled wide_stores instructions")
+
+# What nvcc 13.0 makes for the kernels on which the time of an exchange in float32 depends.
+EXPECTED = {
+    "one_bit_encode_gpu": {
+        "EncodeColumns<Gradients<float>, 4>": Code(54, 0, 0, 1072),
+        "EncodeColumns<Gradients<float>, 16>": Code(80, 0, 0, 2052),
+        "EncodeColumns<Gradients<float>, 32>": Code(152, 0, 0, 3114),
+        "EncodeColumns<Aggregate, 16>": Code(80, 0, 0, 2048),
+        "EncodeColumns<Messages, 16>": Code(80, 12, 0, 3289),
+    },
+    "one_bit_decode_gpu": {
+        "DecodeColumns<float>": Code(40, 0, 16, 897),
+        "DecodeSumColumns": Code(64, 20, 16, 2108),
+    },
+    "threshold_gpu": {
+        "EncodeBlocks<float>": Code(70, 0, 0, 1263),
+        "CountBefore": Code(64, 0, 0, 712),
+        "WriteCodes": Code(43, 0, 0, 404),
+        "DecodeSumBlocks<float>": Code(32, 0, 5, 614),
+    },
+    "transform_gpu": {
+        "AccumulateBlocks": Code(40, 0, 0, 375),
+        "ForFour<3, MoveOn>": Code(32, 0, 4, 313),
+        "ForFour<3, Normalize>": Code(32, 0, 2, 288),
+    },
+    "block_momentum_gpu": {
+        "ForFour<4, Update<float>>": Code(32, 0, 6, 505),
+        "ForFour<4, Difference<float>>": Code(30, 0, 2, 328),
+        "ForFour<3, Moments<float>>": Code(32, 0, 4, 328),
+    },
+}
+# Another nvcc, or a small change, may need so many times the registers and instructions.
+TOLERANCE = 1.15
+MOST_SPILLED_BYTES = 40  # of any kernel
+
+
+def compiled(source, folder):
+    """Returns the code of each kernel of a file, by its name without arguments."""
+    options = ["-arch=sm_90", "-Xptxas", "-v", "--keep", "--keep-dir", folder]
+    command = [Cuda.nvcc(), *NVCC_OPTIONS, *options, "-cubin", "-o", folder / "kernels.cubin"]
+    result = subprocess.run([*command, source], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    (ptx,) = folder.glob("*.ptx")
+    bodies = dict(re.findall(r"\.entry (\w+)\(.*?\n\{(.*?)\n\}", ptx.read_text(), re.DOTALL))
+    of_ptxas = re.findall(
+        r"Function properties for (\w+)\n.*?(\d+) bytes spill stores.*?\n.*?Used (\d+) registers",
+        result.stderr,
+    )
+    code = {}
+    for name, spilled, registers in of_ptxas:
+        wide_stores = len(re.findall(r"st\.global\.cg\.v4", bodies[name]))
+        instructions = bodies[name].count(";")
+        code[name] = Code(int(registers), int(spilled), wide_stores, instructions)
+    names = subprocess.run(["c++filt", *code], capture_output=True, text=True, check=True)
+    return dict(zip(map(short, names.stdout.splitlines()), code.values(), strict=True))
+
+
+def short(name):
+    """Returns the name of a kernel without its namespaces and arguments."""
+    name = re.sub(r"tf_onebit::|gpu::|\(anonymous namespace\)::|void ", "", name)
+    return name.split("(")[0].replace(" >", ">")
+
+
+@pytest.mark.parametrize("source", KERNELS, ids=lambda source: source.stem)
+def test_kernels_are_compiled_as_well_as_before(source, tmp_path):
+    if Cuda.nvcc() is None:
+        skip_or_fail("no nvcc")
+    code = compiled(source, tmp_path)
+    assert max(found.spilled for found in code.values()) <= MOST_SPILLED_BYTES
+    for name, expected in EXPECTED[source.stem].items():
+        found = code[name]
+        assert found.registers <= TOLERANCE * expected.registers, name
+        assert found.spilled <= expected.spilled, name
+        assert found.wide_stores == expected.wide_stores, name
+        assert found.instructions <= TOLERANCE * expected.instructions, name

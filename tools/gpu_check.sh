@@ -1,0 +1,85 @@
+#!/usr/bin/env bash
+# Checks the kernels on a GPU in about three minutes: build, tests, speed, counters, sanitizers.
+#
+#     tools/gpu_check.sh [FOLDER FOR RESULTS] [--device emulated]
+#
+# It needs nvcc 12 or later, CuPy, pytest, pytest-xdist and NumPy, but no TensorFlow. PyTorch and ncu
+# are used if they are there. A stage that fails or takes too long does not stop the others. The last
+# lines name the stages that failed, and the exit status is their number.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+results=${1:-results/gpu_check}
+device=${3:-cuda}
+python=${PYTHON:-python3}
+mkdir -p "$results"
+export PYTHONUNBUFFERED=1 PATH="$PATH:/usr/local/cuda/bin"
+failed=()
+
+# stage NAME SECONDS COMMAND...: runs a command with a time limit. Its output goes to NAME.log.
+stage() {
+  local name=$1 limit=$2 start=$SECONDS status
+  shift 2
+  timeout --kill-after 10 "$limit" "$@" >"$results/$name.log" 2>&1
+  status=$?
+  echo "== $name: status $status, $((SECONDS - start)) s of $limit"
+  if [ "$status" -ne 0 ]; then
+    failed+=("$name")
+    tail -n 25 "$results/$name.log"
+  fi
+}
+
+# library DEVICE: builds the kernels for a device.
+library() {
+  "$python" -c "from tests.gpu import devices; devices.library_for(devices.$1)"
+}
+build() {
+  local emulated_job
+  library Emulated &
+  emulated_job=$!
+  if [ "$device" = cuda ]; then library Cuda || return; fi
+  wait "$emulated_job"
+}
+export -f library build
+export python device
+
+facts() {
+  "$python" -V
+  if [ "$device" = cuda ]; then
+    nvidia-smi --query-gpu=name,driver_version,clocks.sm,clocks.mem,clocks.max.sm --format=csv
+    nvcc --version | tail -n 2
+  fi
+}
+export -f facts
+
+KERNELS="EncodeColumns|FinishEncode|DecodeColumns|DecodeSumColumns|EncodeBlocks|CountBefore|WriteCodes|DecodeSumBlocks|ForFour"
+COUNTERS="gpu__time_duration.sum,dram__throughput.avg.pct_of_peak_sustained_elapsed"
+COUNTERS+=",dram__bytes_read.sum,dram__bytes_write.sum,lts__t_sectors_op_write.sum"
+COUNTERS+=",sm__inst_executed.sum,smsp__issue_active.avg.pct_of_peak_sustained_active"
+COUNTERS+=",sm__warps_active.avg.pct_of_peak_sustained_active,launch__registers_per_thread"
+
+stage facts 20 bash -c facts
+cat "$results/facts.log"
+stage build 90 bash -c build
+stage tests 120 "$python" -m pytest -q -n 8 tests/gpu -k "$device" --ignore tests/gpu/test_sanitizer.py -rs
+tail -n 3 "$results/tests.log"
+if [ "$device" = cuda ]; then
+  # Nothing else may use the GPU meanwhile.
+  stage benchmark 120 "$python" benchmarks/gpu.py --output "$results/benchmark.json"
+  tail -n 40 "$results/benchmark.log"
+  if command -v ncu >/dev/null; then
+    stage counters 90 ncu --csv --page raw --clock-control none --metrics "$COUNTERS" \
+      -k "regex:$KERNELS" -c 40 "$python" benchmarks/gpu.py --rounds 1 --launches 1 \
+      --rows "1-bit encode" "1-bit decode" "1-bit aggregate of 8" "1-bit decode and sum of 8" \
+      "threshold encode" "threshold decode and sum of 8" "block update" \
+      --output "$results/of_counters.json"
+    "$python" tools/gpu_counters.py "$results/counters.log"
+  fi
+  # The tools share the GPU.
+  stage sanitizers 150 "$python" -m pytest -q -n 4 tests/gpu/test_sanitizer.py
+  tail -n 2 "$results/sanitizers.log"
+else
+  stage benchmark 120 "$python" benchmarks/gpu.py --device emulated --widths 64 1024 --rounds 1 \
+    --launches 1 --output "$results/benchmark.json"
+fi
+echo "failed: ${failed[*]:-none}"
+exit "${#failed[@]}"
