@@ -4,6 +4,9 @@ PYTHON ?= python3.11
 VENV := .venv
 LIBRARY := tf_onebit/libtf_onebit_ops.so
 
+# Tests start hundreds of processes, and each would compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: setup train test test-unit test-parallel rehearse lint docs clean
 
 setup: $(VENV)/.requirements $(VENV)/.package $(LIBRARY) $(VENV)/.horovod
