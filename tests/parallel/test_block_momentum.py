@@ -79,7 +79,7 @@ def batches_of(*counts):
 
 def assert_close(arrays, others):
     for array, other in zip(arrays, others, strict=True):
-        np.testing.assert_allclose(array, other, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(array, other, rtol=1e-5, atol=1e-5)
 
 
 def trained_in_lockstep(make, optimizer, *epochs, **arguments):
@@ -206,7 +206,7 @@ def test_blocks_that_are_exchanged_with_one_bit_leave_equal_replicas(world_size)
         batches_of(7, 7),
         [monitor := Monitor()],
         block_momentum=BlockMomentum(PERIOD, ETA, exchange=exchange),
-        epochs=6,
+        epochs=4,
     )
     # A bit per value and some levels, three times in seven steps.
     bytes_sent = history["bytes_sent"][-1]
@@ -218,7 +218,7 @@ def test_blocks_that_are_exchanged_with_one_bit_leave_equal_replicas(world_size)
     assert 0 < times["exchange/synchronization_seconds"] < 10
     assert_same_bits_on_all_ranks(worker.arrays)
     assert history["loss"][-1] < 0.7 * history["loss"][0]
-    epochs = [batches_of(7, 7)] * 6
+    epochs = [batches_of(7, 7)] * 4
     own = OneBit(min_size=1)
     expected = trained_in_lockstep(normalized_model, adam, *epochs, exchange=own)
     assert_close(worker.arrays, expected)
@@ -314,7 +314,7 @@ def test_state_that_is_not_finite_is_an_error_on_every_rank(engine, world_size):
 
     # Its weights are finite. They must not be taken over before all are known to be finite.
     spoiling = keras.callbacks.LambdaCallback(on_train_batch_end=spoil)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="Rank 1 met .*bias_velocity"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="Rank 1 met .*last_kernel_velocity"):
         worker.fit(batches_of(7, 7), before=[spoiling])
     with synchronization_of(worker.model.optimizer.gradient_exchange).view():
         intact = worker.arrays

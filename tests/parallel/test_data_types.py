@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tests.parallel.in_scope import arrays_of, sgd, workers
 from tests.parallel.ranks import assert_same_bits_on_all_ranks, from_first, gather, rank
-from tests.parallel.training import compiled
+from tests.parallel.training import compiled, reference
 from tf_onebit import FullPrecision, OneBit
 from tf_onebit.distribute import MultiWorkerMirroredStrategy
 
@@ -95,7 +95,7 @@ def dataset_of(x, form):
 def test_data_of_any_type_train_as_in_one_process(name):
     make, x = DATA[name]()
 
-    def made():
+    def made(compiled=compiled):
         keras.utils.set_random_seed(0)
         return compiled(make(), keras.optimizers.SGD(0.1), metrics=["accuracy"])
 
@@ -105,9 +105,9 @@ def test_data_of_any_type_train_as_in_one_process(name):
     assert_same_bits_on_all_ranks(arrays_of(model))
 
     def train():
-        reference = made()
-        history = reference.fit(dataset_of(x, name), epochs=2, verbose=0).history
-        return history, arrays_of(reference)
+        alone = made(reference)
+        history = alone.fit(dataset_of(x, name), epochs=2, verbose=0).history
+        return history, arrays_of(alone)
 
     expected, arrays = from_first(train)
     for array, other in zip(arrays_of(model), arrays, strict=True):
@@ -226,11 +226,11 @@ class OwnStep(keras.Model):
 @workers
 @pytest.mark.parametrize("built, loss", [(True, "mse"), (False, None)])
 def test_a_model_without_call_trains_as_in_one_process(built, loss):
-    def make():
+    def make(**arguments):
         keras.utils.set_random_seed(0)
         first = [keras.Input((64,))] if built else []
         model = OwnStep(keras.Sequential([*first, keras.layers.Dense(32)]))
-        model.compile(sgd()(), loss)
+        model.compile(sgd()(), loss, **arguments)
         return model
 
     x = np.random.default_rng(0).normal(size=(64, 64)).astype("float32")
@@ -239,9 +239,9 @@ def test_a_model_without_call_trains_as_in_one_process(built, loss):
     history = model.fit(x, x[:, :32], batch_size=16, shuffle=False, verbose=0).history
 
     def train():
-        reference = make()
-        reference.fit(x, x[:, :32], batch_size=16, shuffle=False, verbose=0)
-        return reference.inner.get_weights()
+        alone = make(run_eagerly=True)
+        alone.fit(x, x[:, :32], batch_size=16, shuffle=False, verbose=0)
+        return alone.inner.get_weights()
 
     assert history["own"] == [1.0]
     assert len(model.inner.weights) == 2

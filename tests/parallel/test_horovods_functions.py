@@ -7,7 +7,14 @@ import tensorflow as tf
 
 import tf_onebit.horovod as hvd
 from tests.parallel.ranks import assert_same_bits_on_all_ranks, digest, gather, pair, rank
-from tests.parallel.training import compiled, fit_part, fit_whole, make_model, with_layer
+from tests.parallel.training import (
+    compiled,
+    fit_part,
+    fit_whole,
+    make_model,
+    reference,
+    with_layer,
+)
 from tf_onebit import OneBit
 
 
@@ -109,9 +116,9 @@ def test_batches_are_normalized_over_all_workers(eagerly, world_size):
     fit_part(model, 3, world_size)
     assert_same_bits_on_all_ranks(model.get_weights())
 
-    reference = compiled(with_layer(keras.layers.BatchNormalization)(), keras.optimizers.SGD(0.1))
-    fit_whole(reference, 3, world_size)
-    for array, other in zip(model.get_weights(), reference.get_weights(), strict=True):
+    alone = reference(with_layer(keras.layers.BatchNormalization)(), keras.optimizers.SGD(0.1))
+    fit_whole(alone, 3, world_size)
+    for array, other in zip(model.get_weights(), alone.get_weights(), strict=True):
         np.testing.assert_allclose(array, other, atol=1e-5)
 
 

@@ -16,6 +16,7 @@ from tests.parallel.training import (
     fit_whole,
     make_data,
     make_model,
+    reference,
     with_layer,
 )
 from tf_onebit import Delayed, FullPrecision, OneBit, Threshold, WarmStart
@@ -42,11 +43,11 @@ def arrays_of(model):
     return [np.array(v) for v in (*model.variables, *model.optimizer.variables)]
 
 
-def reference(optimizer, world_size, **arguments):
+def expected_of(optimizer, world_size):
     """Returns the same as `trained`, from one process on the batches of all workers together."""
 
     def train():
-        model = compiled(make_model(), optimizer, **arguments)
+        model = reference(make_model(), optimizer)
         fit_whole(model, STEPS, world_size)
         return arrays_of(model)
 
@@ -67,7 +68,7 @@ EXCHANGES = {
 
 
 @pytest.mark.workers(3)
-@pytest.mark.parametrize("name", EXCHANGES)
+@pytest.mark.parametrize("name", ["one_bit_sgd", "one_bit_adam", "warm_start_adam"])
 def test_ranks_end_bitwise_equal_and_runs_repeat(name, world_size):
     first, second = (
         trained(hvd.DistributedOptimizer(optimizer, exchange), world_size)
@@ -131,14 +132,14 @@ REFERENCES = {
 def test_full_precision_equals_one_process_on_the_whole_batch(name, world_size):
     optimizer = hvd.DistributedOptimizer(REFERENCES[name](), FullPrecision())
     result = trained(optimizer, world_size)
-    assert_close(result, reference(REFERENCES[name](), world_size))
+    assert_close(result, expected_of(REFERENCES[name](), world_size))
     assert_same_bits_on_all_ranks(result)
 
 
 @pytest.mark.workers(3)
 def test_full_precision_equals_one_process_with_three_workers(world_size):
     result = trained(hvd.DistributedOptimizer(sgd(momentum=0.9)), world_size)
-    assert_close(result, reference(sgd(momentum=0.9), world_size))
+    assert_close(result, expected_of(sgd(momentum=0.9), world_size))
 
 
 @pytest.mark.workers(2)
@@ -208,7 +209,7 @@ def test_frozen_layers_stay_and_the_rest_is_trained(world_size):
     before = model.get_weights()
     fit_part(compiled(model, hvd.DistributedOptimizer(adam(), OneBit())), STEPS, world_size)
     changed = [not np.array_equal(a, b) for a, b in zip(before, model.get_weights(), strict=True)]
-    assert changed == [True, True, False, False, True, True]
+    assert changed == [True, True, False, True]
     assert_same_bits_on_all_ranks(model.get_weights())
 
 
@@ -248,7 +249,7 @@ def test_embeddings_equal_the_dense_reference(world_size):
         [keras.Input((5, words)), keras.layers.Dense(3, use_bias=False)],
     )
     dense.set_weights([table])
-    dense.compile(adam(), "mse")
+    dense.compile(adam(), "mse", run_eagerly=True)
     one_hot = np.eye(words, dtype=np.float32)[tokens]
     for step in range(steps):
         embedding.train_on_batch(tokens[step, rank()], targets[step, rank()])
@@ -307,7 +308,6 @@ def test_mixed_float16_needs_a_loss_scale_optimizer(request, world_size):
     "policy, name",
     [
         ("mixed_bfloat16", "one_bit_adam"),
-        ("mixed_bfloat16", "full_precision_adam"),
         ("bfloat16", "warm_start_adam"),
         ("bfloat16", "full_precision_adam"),
     ],
@@ -357,7 +357,7 @@ def test_horovods_fp16_sends_half_the_bytes(world_size):
 @pytest.mark.workers(2)
 @pytest.mark.parametrize("make", [lambda: sgd(momentum=0.9), adam], ids=["sgd", "adam"])
 def test_a_built_optimizer_keeps_its_state(make, world_size):
-    model = compiled(make_model(), make())
+    model = reference(make_model(), make())
     fit_whole(model, STEPS, world_size)
     arrays = arrays_of(model)
     compiled(model, hvd.DistributedOptimizer(model.optimizer, FullPrecision()))
@@ -365,7 +365,7 @@ def test_a_built_optimizer_keeps_its_state(make, world_size):
     fit_part(model, STEPS, world_size)
 
     def train_twice_as_long():
-        expected = compiled(make_model(), make())
+        expected = reference(make_model(), make())
         fit_whole(expected, STEPS, world_size, epochs=2)
         return arrays_of(expected)
 

@@ -17,6 +17,7 @@ from tests.parallel.training import (
     embedding_model,
     make_data,
     make_model,
+    reference,
     with_layer,
 )
 from tests.support.scalars import scalars_in, scalars_named
@@ -56,11 +57,11 @@ def test_full_precision_equals_one_process_on_the_whole_batch(name, world_size):
     history = fit(model, world_size).history
     assert_same_bits_on_all_ranks(arrays_of(model))
 
-    def train(make, optimizer, **settings):
-        reference = compiled(make(), optimizer(), metrics=["accuracy"], **settings)
-        return fit(reference, world_size).history, arrays_of(reference)
+    def train():
+        alone = reference(settings["make"](), settings["optimizer"](), metrics=["accuracy"])
+        return fit(alone, world_size).history, arrays_of(alone)
 
-    expected, arrays = from_first(lambda: train(**settings))
+    expected, arrays = from_first(train)
     for array, other in zip(arrays_of(model), arrays, strict=True):
         np.testing.assert_allclose(array, other, rtol=1e-5, atol=1e-5)
     for metric, values in expected.items():
@@ -126,14 +127,14 @@ def test_evaluate_predict_and_single_batches(world_size):
     model = in_scope(OneBit(), metrics=["accuracy"])
     x, labels = samples(world_size)
     history = model.fit(x, labels, 32, validation_data=(x, labels), verbose=0).history
-    reference = compiled(make_model(), sgd()(), metrics=["accuracy"])
-    reference.set_weights(model.get_weights())
-    expected = reference.evaluate(x, labels, 32, verbose=0)
+    alone = reference(make_model(), sgd()(), metrics=["accuracy"])
+    alone.set_weights(model.get_weights())
+    expected = alone.evaluate(x, labels, 32, verbose=0)
     np.testing.assert_allclose(model.evaluate(x, labels, 32, verbose=0), expected, rtol=1e-5)
     validated = [history["val_loss"][-1], history["val_accuracy"][-1]]
     np.testing.assert_allclose(validated, expected, rtol=1e-5)
     predictions = model.predict(x, 32, verbose=0)
-    expected = reference.predict(x, 32, verbose=0)
+    expected = alone.predict(x, 32, verbose=0)
     np.testing.assert_allclose(predictions, expected, rtol=1e-4, atol=1e-5)
     mine = slice(rank() * BATCH_SIZE, (rank() + 1) * BATCH_SIZE)
     assert np.isfinite(model.train_on_batch(x[mine], labels[mine])).all()
@@ -173,10 +174,10 @@ def test_custom_train_step_with_two_optimizers_of_one_name(world_size):
     fit(model, world_size)
 
     def train():
-        reference = compiled(TwoOptimizers(), keras.optimizers.SGD(0.1))
-        reference.other = keras.optimizers.SGD(0.1)
-        fit(reference, world_size)
-        return reference.get_weights()
+        alone = reference(TwoOptimizers(), keras.optimizers.SGD(0.1))
+        alone.other = keras.optimizers.SGD(0.1)
+        fit(alone, world_size)
+        return alone.get_weights()
 
     for weight, other in zip(model.get_weights(), from_first(train), strict=True):
         np.testing.assert_allclose(weight, other, rtol=1e-5, atol=1e-5)
@@ -210,9 +211,9 @@ def test_custom_loop(world_size):
     assert len(set(gather(tuple(losses)))) == 1
 
     def train():
-        reference = compiled(make_model(), sgd(momentum=0.9)())
-        fit(reference, world_size)
-        return reference.get_weights()
+        alone = reference(make_model(), sgd(momentum=0.9)())
+        fit(alone, world_size)
+        return alone.get_weights()
 
     for weight, other in zip(model.get_weights(), from_first(train), strict=True):
         np.testing.assert_allclose(weight, other, rtol=1e-5, atol=1e-5)
@@ -226,9 +227,9 @@ def test_local_trains_every_worker_on_its_own_part(world_size):
     strategy = MultiWorkerMirroredStrategy(Local())
     model = in_scope(strategy=strategy, make=embedding_model, optimizer=adam())
     model.fit(strategy.distribute_datasets_from_function(lambda _: dataset), verbose=0)
-    reference = compiled(embedding_model(), adam()())
-    reference.fit(dataset, verbose=0)
-    for weight, other in zip(model.get_weights(), reference.get_weights(), strict=True):
+    alone = reference(embedding_model(), adam()())
+    alone.fit(dataset, verbose=0)
+    for weight, other in zip(model.get_weights(), alone.get_weights(), strict=True):
         np.testing.assert_allclose(weight, other, rtol=1e-5, atol=1e-6)
     assert len(set(gather(digest(model.get_weights())))) == world_size
 

@@ -7,7 +7,14 @@ import tensorflow as tf
 
 from tests.parallel.in_scope import arrays_of, in_scope, samples, workers
 from tests.parallel.ranks import assert_same_bits_on_all_ranks, rank
-from tests.parallel.training import BATCH_SIZE, INPUTS, compiled, make_data, make_model, with_layer
+from tests.parallel.training import (
+    BATCH_SIZE,
+    INPUTS,
+    make_data,
+    make_model,
+    reference,
+    with_layer,
+)
 from tf_onebit import FullPrecision, OneBit
 from tf_onebit.distribute import MultiWorkerMirroredStrategy
 
@@ -112,9 +119,9 @@ def test_empty_batches_add_nothing(world_size):
         return dataset.take(context.input_pipeline_id)  # none on rank 0
 
     model.fit(strategy.distribute_datasets_from_function(mine), verbose=0)
-    reference = compiled(make_model(), keras.optimizers.SGD(0.05))
-    reference.fit(dataset, verbose=0)
-    for weight, other in zip(model.get_weights(), reference.get_weights(), strict=True):
+    alone = reference(make_model(), keras.optimizers.SGD(0.05))
+    alone.fit(dataset, verbose=0)
+    for weight, other in zip(model.get_weights(), alone.get_weights(), strict=True):
         np.testing.assert_allclose(weight, other, rtol=1e-5, atol=1e-6)
 
 

@@ -14,7 +14,14 @@ import tensorflow as tf
 
 import tf_onebit
 from tests.parallel.late import Late, whole_batches
-from tests.parallel.training import INPUTS, compiled, embedding_model, make_data, with_layer
+from tests.parallel.training import (
+    INPUTS,
+    compiled,
+    embedding_model,
+    make_data,
+    reference,
+    with_layer,
+)
 from tests.support.recording import DATA, Recording, fit, resizing
 from tests.support.scalars import scalars_in
 from tf_onebit.optimizers import NormalizedAdaGrad
@@ -192,9 +199,9 @@ def main():
     x, labels = (array[:50] for array in data(2))
     history = model.fit(x, labels, 16, validation_data=(x, labels), epochs=8, verbose=0).history
     result["uneven"] = [history["loss"][0], history["loss"][-1], history["val_loss"][-1]]
-    reference = compiled(normalized_model(), sgd()(), run_eagerly=True)
-    reference.set_weights(model.get_weights())
-    expected = reference.predict(x, 16, verbose=0)
+    alone = reference(normalized_model(), sgd()())
+    alone.set_weights(model.get_weights())
+    expected = alone.predict(x, 16, verbose=0)
     result["predictions"] = float(np.abs(model.predict(x, 16, verbose=0) - expected).max())
     result["resized"] = {
         f"{type(s).__module__.split('.')[0]}-{name}-{steps}": resized(s, name, steps)

@@ -71,7 +71,7 @@ def fit_over_horovod(options, replicas, make_optimizer, exchange):
 
     hvd.init()
     optimizer = hvd.DistributedOptimizer(make_optimizer(), exchange)
-    model = compiled(make_model(later_biases=False), optimizer)
+    model = compiled(make_model(), optimizer)
     model.fit(batches(replicas, hvd.rank(), 1), verbose=0)
     return hvd.rank(), model.get_weights()
 
@@ -84,7 +84,7 @@ def fit_in_scope(options, replicas, make_optimizer, exchange):
     else:
         strategy = tf_onebit.distribute.MultiWorkerMirroredStrategy(exchange)
     with strategy.scope():
-        model = compiled(make_model(later_biases=False), make_optimizer())
+        model = compiled(make_model(), make_optimizer())
 
     def mine(context):
         return batches(replicas, context.input_pipeline_id * devices, devices)

@@ -467,6 +467,7 @@ x = rng.standard_normal((24, 4)).astype(np.float32)
 def state(strategy, optimizer_class, **options):
     with strategy.scope():
         model = make_model(optimizer_class(schedule(), use_ema=True, **options))
+    model.run_eagerly = strategy is tf.distribute.get_strategy()  # graphs take longer to make
     for part in range(2):
         model.fit(x, x[:, :2] ** 2, batch_size=4, shuffle=False, verbose=0)
         model.optimizer.advance_moments(2.5)
