@@ -143,12 +143,14 @@ def test_full_precision_equals_one_process_with_three_workers(world_size):
 
 
 @pytest.mark.workers(2)
-@pytest.mark.parametrize("exchange", [FullPrecision(), OneBit()], ids=["full", "one_bit"])
-def test_sum_is_the_average_times_the_workers(exchange, world_size):
+@pytest.mark.parametrize(
+    "exchange, run_eagerly", [(FullPrecision(), True), (OneBit(), False)], ids=["full", "one_bit"]
+)
+def test_sum_is_the_average_times_the_workers(exchange, run_eagerly, world_size):
     mean = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), exchange, op=hvd.Average)
     total = hvd.DistributedOptimizer(keras.optimizers.SGD(0.05), exchange, op=hvd.Sum)
     weights, others = (
-        compiled(make_model(), optimizer, run_eagerly=False) for optimizer in (mean, total)
+        compiled(make_model(), optimizer, run_eagerly=run_eagerly) for optimizer in (mean, total)
     )
     fit_part(weights, STEPS, world_size)
     fit_part(others, STEPS, world_size)
@@ -174,11 +176,10 @@ def test_accumulated_gradients_are_exchanged_once_per_update(world_size):
 
 
 @pytest.mark.workers(2)
-@pytest.mark.parametrize("name", ["one_bit_sgd", "warm_start_adam"])
-def test_steps_per_execution_changes_no_bit(name, world_size):
+def test_steps_per_execution_changes_no_bit(world_size):
     digests = set()
     for steps_per_execution in (1, 3):
-        optimizer, exchange = EXCHANGES[name]()
+        optimizer, exchange = EXCHANGES["warm_start_adam"]()
         distributed = hvd.DistributedOptimizer(optimizer, exchange)
         arrays = trained(distributed, world_size, steps_per_execution=steps_per_execution)
         digests.add(digest(arrays))
@@ -209,7 +210,7 @@ def test_frozen_layers_stay_and_the_rest_is_trained(world_size):
     before = model.get_weights()
     fit_part(compiled(model, hvd.DistributedOptimizer(adam(), OneBit())), STEPS, world_size)
     changed = [not np.array_equal(a, b) for a, b in zip(before, model.get_weights(), strict=True)]
-    assert changed == [True, True, False, True]
+    assert changed == [True, False, True]
     assert_same_bits_on_all_ranks(model.get_weights())
 
 
@@ -330,8 +331,13 @@ def test_bfloat16(policy, name, world_size):
 def test_compression_is_another_name_for_an_exchange(name, world_size):
     exchange = {"none": FullPrecision(), "onebit": OneBit()}[name]
     compression = getattr(hvd.Compression, name)
-    by_name = trained(hvd.DistributedOptimizer(adam(), compression=compression), world_size)
-    by_exchange = trained(hvd.DistributedOptimizer(adam(), exchange), world_size)
+    by_name, by_exchange = (
+        trained(optimizer, world_size, run_eagerly=True)
+        for optimizer in (
+            hvd.DistributedOptimizer(adam(), compression=compression),
+            hvd.DistributedOptimizer(adam(), exchange),
+        )
+    )
     assert digest(by_name) == digest(by_exchange)
 
 
