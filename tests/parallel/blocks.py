@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tests.parallel.training import reference
+from tests.parallel.training import compiled
 from tf_onebit import FullPrecision
 from tf_onebit._bmuf.equations import BlockFilter
 from tf_onebit._bmuf.synchronization import BlockSynchronization
@@ -25,7 +25,7 @@ class Lockstep:
     """
 
     def __init__(self, make, optimizer, workers=2, block_momentum=0.5, exchange=None):
-        self.models = [reference(make(), optimizer()) for _ in range(workers)]
+        self.models = [compiled(make(), optimizer()) for _ in range(workers)]
         self.blocks = BlockSynchronization(
             LockstepEngine(["CPU:0"] * workers),
             BlockFilter(block_momentum),

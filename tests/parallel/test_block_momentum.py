@@ -79,7 +79,7 @@ def batches_of(*counts):
 
 def assert_close(arrays, others):
     for array, other in zip(arrays, others, strict=True):
-        np.testing.assert_allclose(array, other, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(array, other, rtol=1e-5, atol=1e-6)
 
 
 def trained_in_lockstep(make, optimizer, *epochs, **arguments):
