@@ -208,6 +208,13 @@ def test_errors_say_what_to_write(name, world_size):
 
 
 @pytest.mark.workers(2)
+def test_optimizers_within_a_multi_optimizer_would_train_apart(world_size):
+    optimizer = keras.optimizers.MultiOptimizer(lambda variable: keras.optimizers.SGD(0.1))
+    with pytest.raises(ValueError, match="would exchange nothing.* each of which"):
+        hvd.DistributedOptimizer(optimizer)
+
+
+@pytest.mark.workers(2)
 def test_passes_and_local_variables_have_their_limits(world_size):
     accumulating = keras.optimizers.SGD(0.1, gradient_accumulation_steps=3)
     with pytest.raises(ValueError, match="two ways to say the same thing"):

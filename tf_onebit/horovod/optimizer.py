@@ -100,9 +100,9 @@ def DistributedOptimizer(
         `optimizer`.
 
     Raises:
-        ValueError: for arguments of wrong type or value, and for an optimizer that is wrapped
-            already. Also in the first step, on all workers, if they do not train the same model
-            in the same way.
+        ValueError: for arguments of wrong type or value, for an optimizer that is wrapped already,
+            and for a `MultiOptimizer`. Also in the first step, on all workers, if they do not train
+            the same model in the same way.
 
     Example:
         >>> import tf_onebit
@@ -116,6 +116,13 @@ def DistributedOptimizer(
             "DistributedOptimizer wraps a keras.optimizers.Optimizer. "
             f"Received: optimizer={optimizer!r} of type {type(optimizer).__name__}. "
             f"Pass for example {_suggested(optimizer)}."
+        )
+    if isinstance(inner_optimizer(optimizer), keras.optimizers.MultiOptimizer):
+        raise ValueError(
+            "DistributedOptimizer cannot wrap a MultiOptimizer: the optimizers within it change "
+            f"the weights, and would exchange nothing. Received: optimizer={optimizer!r}. Use one "
+            "optimizer for all variables, or a train_step of your own with several optimizers, "
+            "each of which DistributedOptimizer wraps."
         )
     if on_nonfinite not in ("error", "skip"):
         raise ValueError(
