@@ -28,6 +28,8 @@ METHODS = {
         "_apply_weight_decay": "self, variables",  # backend/tensorflow/optimizer.py:89
         # backend/tensorflow/optimizer.py:113
         "_backend_update_step": "self, grads, trainable_variables, learning_rate",
+        # backend/tensorflow/optimizer.py:127
+        "_distributed_tf_update_step": "self, distribution, grads_and_vars, learning_rate",
         "_all_reduce_sum_gradients": "self, grads_and_vars",  # backend/tensorflow/optimizer.py:141
         "_get_current_learning_rate": "self",  # base_optimizer.py:777, in `learning_rate`
         # backend/tensorflow/optimizer.py:203

@@ -69,6 +69,15 @@ def velocities_of(optimizer):
     return getattr(optimizer, "momentums", None) or getattr(optimizer, "_momentums", [])
 
 
+def plain_update_step(optimizer, gradients, variables, learning_rate):
+    """Calls `_distributed_tf_update_step` of an optimizer, and nothing that it does before.
+
+    Relies on `TFOptimizer._backend_update_step` (keras/src/backend/tensorflow/optimizer.py:113).
+    Subclasses change other variables in theirs, such as Nadam (keras/src/optimizers/nadam.py:95).
+    """
+    keras.optimizers.Optimizer._backend_update_step(optimizer, gradients, variables, learning_rate)
+
+
 def calling_optimizer():
     """Returns the Keras optimizer whose method is running, or None.
 

@@ -108,8 +108,8 @@ class ExchangeState:
         They then make the same update with a learning rate that is divided by `ratio`. No
         messages may be under way.
         """
-        if ratio == 1.0:
-            return
+        if ratio == 1.0 or self._workers.exchanges_updates:
+            return  # updates have been multiplied by the learning rate already
         self._ratio *= ratio  # for states that still wait for their exchange
         for exchange in self._exchanges.all:
             _load_own(exchange, exchange.state(), ratio)

@@ -40,6 +40,7 @@ class GradientExchange:
         mean: whether gradients become their mean over the workers. Otherwise they become the sum.
         settings: list of (what, value) pairs of strings on which workers must also agree.
         unit: see `Exchange.build`.
+        has_moments: whether the optimizer that calls it has moments.
 
     Attributes:
         engine: `Engine` of all workers of the job.
@@ -53,8 +54,10 @@ class GradientExchange:
     # Whether a worker applies the gradients that have arrived, and waits for no others.
     is_asynchronous = False
 
-    def __init__(self, template, engine, mean, settings=(), unit=1.0):
+    def __init__(self, template, engine, mean, settings=(), unit=1.0, has_moments=False):
         self.template = template
+        self._has_moments = has_moments
+        self._moments = innermost(template).moments
         self.engine = self.group = engine
         if not self.is_in_step:
             engine.whereabouts.are_in_step = False
@@ -74,9 +77,54 @@ class GradientExchange:
         return [built.exchanges[0] for built in self.exchanges]
 
     @property
+    def exchanges_updates(self):
+        """Whether the optimizer passes its updates, of which the workers make the mean."""
+        return self.has_local_moments and not self._is_alone
+
+    @property
+    def has_local_moments(self):
+        """Whether each worker keeps the optimizer's moments of its own gradients."""
+        return self._has_moments and self._moments == "local"
+
+    @property
+    def moments(self):
+        """Whose moments the optimizer keeps: "local" or "after". See `Exchange`."""
+        return self._moments
+
+    def go_on_with(self, moments):
+        """Keeps the moments of an earlier run, whose residuals are of the same kind.
+
+        Args:
+            moments: value of `moments` in that run.
+
+        Raises:
+            ValueError: if this run has begun with others.
+        """
+        if moments == self._moments or not self._has_moments:
+            return
+        if self.exchanges:
+            raise ValueError(
+                f"What workers have not sent yet belongs to moments={moments!r}. Received: an "
+                f"exchange with moments={self._moments!r}, which has run. Pass "
+                f"moments={moments!r} to the exchange."
+            )
+        warnings.warn(
+            f"Training goes on with moments={moments!r}, with which it began. Received: an "
+            f"exchange with moments={self._moments!r}. To use these, begin from the model's "
+            "weights.",
+            stacklevel=2,
+        )
+        self._moments = moments
+
+    @property
+    def factor_before_moments(self):
+        """Factor on a worker's gradient that makes it an estimate of the exchanged one."""
+        return 1 if self._mean else self.group.world_size
+
+    @property
     def scale(self):
         """Factor on the sum over the workers."""
-        return 1.0 / self.group.world_size if self._mean else 1.0
+        return 1.0 / self.group.world_size if self._mean or self.exchanges_updates else 1.0
 
     def set_global_batch_size(self, samples):
         """Sets the number of samples per step in all exchanges, also in those not built yet.
@@ -337,7 +385,8 @@ class GradientExchange:
         template = self._in_full_precision() or self.template
         if isinstance(template, Auto):
             template = self._decide(template, specs, scope)
-        return build(template, specs, scope, self.group, self._unit)
+        unit = 1.0 if self.exchanges_updates else self._unit
+        return build(template, specs, scope, self.group, unit)
 
     def _decide(self, auto, specs, scope):
         """Returns the exchange that `Auto` decides for, now or in an earlier run."""

@@ -148,6 +148,7 @@ class BackupAndRestore(keras.callbacks.Callback):
                 "workers: the gradients that had not been sent yet are divided among them."
             )
             parts = 1 if len(states) == self._workers.count else self._workers.count
+            mine = mine | training_state.averaged_moments(self.model, states)
             mine = mine | training_state.accumulated_anew(self.model, states, parts)
         training_state.assign_variables(self.model, mine)
         training_state.load_exchanges(self.model, states)

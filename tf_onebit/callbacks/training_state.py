@@ -82,6 +82,7 @@ def _collected(model):
         built = exchange.carried.states()
         state[f"exchange_{i}/built"] = np.array([exchange.engine.world_size, len(built)])
         state[f"exchange_{i}/scale"] = np.array(exchange.scale)
+        state[f"exchange_{i}/moments"] = np.array(exchange.moments)
         if exchange.steps_of_delay:
             state[f"exchange_{i}/gradients"] = np.array(
                 json.dumps([_gradients_of(places, *built) for built in exchange.exchanges])
@@ -190,6 +191,33 @@ def accumulated_anew(model, states, parts):
     return anew
 
 
+def averaged_moments(model, states):
+    """Averages the moments of workers that have their own, for another number of workers.
+
+    The mean of the workers' next updates stays what it would have been, if these are linear in the
+    moments, as with momentum.
+
+    Args:
+        model: Keras model.
+        states: list of the processes' states.
+
+    Returns:
+        Dictionary of NumPy arrays that replace entries in the state of each process.
+    """
+    averaged = {}
+    for i, optimizer in enumerate(optimizers_of(model)):
+        exchange = getattr(inner_optimizer(optimizer), "gradient_exchange", None)
+        if exchange is None or not exchange.has_local_moments:
+            continue
+        for j, variable in enumerate(optimizer.variables):
+            copies, name = copies_of(variable), f"optimizer_{i}/{j}#"
+            arrays = [a for state in states for key, a in state.items() if key.startswith(name)]
+            values = [_typed(array, copies[0]).astype(np.float64) for array in arrays]
+            mean = np.mean(values, axis=0)
+            averaged |= {f"{name}{k}": mean.astype(values[0].dtype) for k in range(len(copies))}
+    return averaged
+
+
 def load_exchanges(model, states):
     """Loads the states of a model's exchanges.
 
@@ -205,6 +233,7 @@ def load_exchanges(model, states):
             continue  # the earlier run had no exchange
         ranks, count = saved["built"]
         states = [[part_of(saved, f"{j}/{rank}") for rank in range(ranks)] for j in range(count)]
+        exchange.go_on_with(str(saved.get("moments", "after")))
         exchange.load_states(states, float(saved["scale"]))
         if exchange.steps_of_delay and "gradients" in saved:
             _build_delayed(model, exchange, json.loads(str(saved["gradients"])))

@@ -7,8 +7,8 @@ import tensorflow as tf
 
 from tf_onebit._framework_internals.keras_optimizers import mix_in
 from tf_onebit._training.gradient_exchange import GradientExchange
-from tf_onebit._training.optimizer import Distributed, GlobalLossScale, settings
-from tf_onebit.distribute.replicas import all_finite, branch, exchange
+from tf_onebit._training.optimizer import Distributed, GlobalLossScale, has_moments, settings
+from tf_onebit.distribute.replicas import all_finite, branch, exchange, regrouped, total
 from tf_onebit.distribute.uneven_data import data_of_step, zero_without_data
 
 
@@ -47,8 +47,9 @@ class _UnderStrategy(Distributed):
         strategy = self._distribution_strategy
         engine = strategy.extended.engine
         # Keras has scaled the loss by the number of replicas: the sum of gradients is their mean.
+        unit = 1.0 / engine.world_size
         return GradientExchange(
-            strategy.exchange, engine, False, settings(self), unit=1.0 / engine.world_size
+            strategy.exchange, engine, False, settings(self), unit, has_moments(self)
         )
 
     def apply(self, grads, trainable_variables=None):
@@ -93,6 +94,19 @@ class _UnderStrategy(Distributed):
     def _exchange(self, gradients, variables, exchanging=None):
         context = self.replica_context
         return exchange(context, self.gradient_exchange, gradients, variables, exchanging)
+
+    def _estimates(self, gradients, variables):
+        gradients = total(self.replica_context, self.gradient_exchange, gradients)
+        return super()._estimates(gradients, variables)
+
+    def _on_this_replica(self, kept):
+        return self.replica_context.merge_call(lambda strategy: regrouped(zip(*kept, strict=True)))
+
+    def _exchange_updates(self, updates, variables, exchanging=None):
+        context = self.replica_context
+        return exchange(
+            context, self.gradient_exchange, updates, variables, exchanging, are_alike=True
+        )
 
     def _branch(self, predicate, then, otherwise, gradients):
         branch(self.replica_context, predicate, then, otherwise, gradients)

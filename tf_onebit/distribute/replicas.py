@@ -6,7 +6,7 @@ from tf_onebit._framework_internals.tf_strategies import regroup
 from tf_onebit.collectives.ordered_sum import added_in_order
 
 
-def exchange(context, gradient_exchange, gradients, variables, exchanging=None):
+def exchange(context, gradient_exchange, gradients, variables, exchanging=None, are_alike=False):
     """Exchanges gradients in a replica context.
 
     If several devices form one worker, their gradients are first added in full precision.
@@ -17,6 +17,7 @@ def exchange(context, gradient_exchange, gradients, variables, exchanging=None):
         gradients: list of this replica's gradients.
         variables: list of their variables.
         exchanging: method of `gradient_exchange` to call. Default: `gradient_exchange` itself.
+        are_alike: whether the devices of a worker have the same gradients already.
 
     Returns:
         List of exchanged gradients for this replica.
@@ -28,11 +29,28 @@ def exchange(context, gradient_exchange, gradients, variables, exchanging=None):
         if len(by_device) == len(gradient_exchange.engine.ranks):
             exchanged = exchanging(by_device, variables)
         else:
-            total = [sum_of_replicas(column) for column in zip(*by_device, strict=True)]
-            exchanged = exchanging([total], variables) * len(by_device)
-        return regroup(tuple(exchanged))
+            one = by_device[0] if are_alike else _sums(by_device)
+            exchanged = exchanging([one], variables) * len(by_device)
+        return regrouped(exchanged)
 
     return context.merge_call(merged, (list(gradients),))
+
+
+def total(context, gradient_exchange, gradients):
+    """Returns the gradients of a worker: their sum, if several devices form one worker."""
+
+    def merged(strategy, gradients):
+        by_device = _by_device(strategy, gradients)
+        if len(by_device) != len(gradient_exchange.engine.ranks):
+            by_device = [_sums(by_device)] * len(by_device)
+        return regrouped(by_device)
+
+    return context.merge_call(merged, (list(gradients),))
+
+
+def regrouped(by_device):
+    """Returns lists of tensors, one per device of this process, as one list of all replicas."""
+    return regroup(tuple(map(list, by_device)))
 
 
 def branch(context, predicate, then, otherwise, gradients):
@@ -76,6 +94,10 @@ def _by_device(strategy, gradients):
     """Returns lists of gradients, one per device of this process."""
     columns = [strategy.experimental_local_results(gradient) for gradient in gradients]
     return [list(row) for row in zip(*columns, strict=True)]
+
+
+def _sums(by_device):
+    return [sum_of_replicas(column) for column in zip(*by_device, strict=True)]
 
 
 def sum_of_replicas(gradients):

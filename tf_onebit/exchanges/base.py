@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy.typing as npt
 import tensorflow as tf
@@ -16,6 +16,8 @@ from tf_onebit.exchanges.stages import Delivered
 from tf_onebit.exchanges.state import State
 
 FLOAT_BYTES = 4
+
+Moments: TypeAlias = Literal["local", "after"]
 
 # Type of the 32-bit words of messages during a collective. TensorFlow keeps the int32 tensors of a
 # GPU in host memory, and floats on the GPU. So words travel as floats with the same bits. No
@@ -56,6 +58,9 @@ class Exchange(DeprecatedNames, Configurable, tf.Module):
         can_be_delayed: whether a later step can deliver its messages.
         trains_apart: whether workers keep their own gradients.
         suits_moments: whether it suits optimizers that average gradients (momentum, Adam).
+        moments: "local" if each worker keeps the optimizer's moments of its own gradients, and
+            workers exchange the updates. "after" if workers exchange gradients, and keep moments
+            of the exchanged ones. Without moments, as in plain SGD, workers exchange gradients.
         advised_warm_up: number of steps in full precision that a plan advises before it.
         built: whether `build` has been called, which sets `specs`, `rank`, `world_size`, `scope`
             and `unit` to its arguments.
@@ -71,6 +76,7 @@ class Exchange(DeprecatedNames, Configurable, tf.Module):
     can_be_delayed = True
     trains_apart = False
     suits_moments = True
+    moments: Moments = "after"
     advised_warm_up = 0
     built = False
     specs: tuple[GradientSpec, ...]
@@ -302,6 +308,16 @@ def require_gradients_and_rank(specs: Sequence[GradientSpec], rank: int, world_s
             "rank must be from 0 to world_size - 1, and world_size at least 1. "
             f"Received: rank={rank}, world_size={world_size}."
         )
+
+
+def required_moments(moments: Moments) -> Moments:
+    """Returns the argument `moments` of an exchange, or raises ValueError."""
+    if moments not in ("local", "after"):
+        raise ValueError(
+            'moments must be "local", for moments of each worker\'s own gradients, or "after", for '
+            f"moments of exchanged gradients. Received: moments={moments!r}."
+        )
+    return moments
 
 
 def is_excluded(name: str, exchange: Excluding) -> bool:

@@ -51,6 +51,19 @@ def values_of(gradient: Gradient) -> tf.Tensor:
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
+def times(gradients: Sequence[Gradient | None], factor: float) -> list[Gradient | None]:
+    """Multiplies gradients by a number. None stays None."""
+    if factor == 1.0:
+        return list(gradients)
+    return [None if gradient is None else _times(gradient, factor) for gradient in gradients]
+
+
+def _times(gradient: Gradient, factor: float) -> Gradient:
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
+    return gradient * tf.cast(factor, gradient.dtype)
+
+
 def not_finite_flag(gradients: Sequence[Gradient]) -> tf.Tensor:
     """Returns 0, or 1 + the index of the first gradient that is not finite: int32 `[]`."""
     values = [values_of(gradient) for gradient in gradients]

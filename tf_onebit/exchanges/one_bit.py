@@ -11,7 +11,14 @@ from tf_onebit import ops
 from tf_onebit._configurable import deserialize, serialize
 from tf_onebit._layout import CODES_PER_WORD, Layout, column_cut, plain_cut
 from tf_onebit.collectives.requests import AllGather, AllToAll, Cond, Exchanging
-from tf_onebit.exchanges.base import WIRE_DTYPE, Exchange, integers, runs_of
+from tf_onebit.exchanges.base import (
+    WIRE_DTYPE,
+    Exchange,
+    Moments,
+    integers,
+    required_moments,
+    runs_of,
+)
 from tf_onebit.exchanges.gradients import Gradient, GradientSpec, with_narrow_overflow
 from tf_onebit.exchanges.state import State
 from tf_onebit.exchanges.transforming import (
@@ -80,6 +87,7 @@ class OneBit(Exchange):
         exclude: Iterable[str] = (),
         transforms: Iterable[Transform] = (),
         local_transforms: Iterable[Transform] = (),
+        moments: Moments = "after",
     ) -> None:
         super().__init__(bucket_bytes, exclude)
         if levels not in ("mean", "symmetric"):
@@ -98,6 +106,7 @@ class OneBit(Exchange):
             raise ValueError(
                 f"min_size must be a number of values, at least 0. Received: min_size={min_size}."
             )
+        self.moments = required_moments(moments)
         self._quantizer: dict[str, Any] = {"levels": levels, "error_feedback": error_feedback}
         self.min_column_size = min_column_size
         self.max_column_size = max_column_size
@@ -125,6 +134,7 @@ class OneBit(Exchange):
             "exclude": list(self.exclude),
             "transforms": [serialize(transform) for transform in self.transforms],
             "local_transforms": [serialize(transform) for transform in self.local_transforms],
+            "moments": self.moments,
         }
 
     def create_state(self) -> None:

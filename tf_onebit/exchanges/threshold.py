@@ -12,7 +12,14 @@ import tensorflow as tf
 from tf_onebit import ops
 from tf_onebit.collectives.requests import AllGather, Exchanging
 from tf_onebit.exchanges.adaptive_threshold import Tau
-from tf_onebit.exchanges.base import WIRE_DTYPE, Exchange, integers, runs_of
+from tf_onebit.exchanges.base import (
+    WIRE_DTYPE,
+    Exchange,
+    Moments,
+    integers,
+    required_moments,
+    runs_of,
+)
 from tf_onebit.exchanges.gradients import Gradient, GradientSpec, with_narrow_overflow
 from tf_onebit.exchanges.message_capacity import Capacity
 from tf_onebit.exchanges.state import State, require_same_kind
@@ -81,6 +88,7 @@ class Threshold(Exchange):
         coding: Literal["packed", "golomb_rice"] = "packed",
         bucket_bytes: int = 64 * 2**20,
         exclude: Iterable[str] = (),
+        moments: Moments = "after",
     ) -> None:
         super().__init__(bucket_bytes, exclude)
         if tau is not None and target_density is not None:
@@ -104,6 +112,7 @@ class Threshold(Exchange):
             )
         if coding not in CODINGS:
             raise ValueError(f"coding must be one of {CODINGS}. Received: coding={coding!r}.")
+        self.moments = required_moments(moments)
         self.tau = None if tau is None else float(tau)
         self.target_density = None if target_density is None else float(target_density)
         self.coding = coding
@@ -115,6 +124,7 @@ class Threshold(Exchange):
             "coding": self.coding,
             "bucket_bytes": self.bucket_bytes,
             "exclude": list(self.exclude),
+            "moments": self.moments,
         }
 
     def create_state(self) -> None:

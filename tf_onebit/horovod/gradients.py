@@ -8,7 +8,7 @@ import tensorflow as tf
 from tf_onebit._training.gradient_exchange import GradientExchange
 from tf_onebit.collectives.horovod import HorovodEngine
 from tf_onebit.collectives.lockstep import LockstepEngine
-from tf_onebit.horovod.local_variables import times
+from tf_onebit.exchanges.gradients import times
 
 
 def require_op(op):
@@ -124,19 +124,22 @@ def require_known(process_set):
         )
 
 
-def horovod_exchange(template, op, settings=(), process_set=hvd.global_process_set, device=""):
+def horovod_exchange(
+    template, op, settings=(), process_set=hvd.global_process_set, device="", has_moments=False
+):
     """Returns a `GradientExchange` of `template` over Horovod, for one of Horovod's operations.
 
     Args:
         template: the user's exchange.
         op: `Average` or `Sum`.
-        settings: see `GradientExchange`.
+        settings, has_moments: see `GradientExchange`.
         process_set: `ProcessSet` of the workers that exchange. Others train alone.
         device: see `engine_of`.
     """
     require_op(op)
     require_known(process_set)
-    exchange = GradientExchange(template, HorovodEngine(device=device), op == hvd.Average, settings)
+    engine, is_mean = HorovodEngine(device=device), op == hvd.Average
+    exchange = GradientExchange(template, engine, is_mean, settings, has_moments=has_moments)
     if process_set is not hvd.global_process_set:
         is_in = process_set.included()
         exchange.divide(engine_of(process_set, device) if is_in else LockstepEngine([None]))

@@ -3,6 +3,8 @@
 import keras
 import tensorflow as tf
 
+from tf_onebit.exchanges.gradients import times
+
 
 class LocalVariables:
     """Variables that each worker updates by its own gradients.
@@ -51,6 +53,14 @@ class LocalVariables:
             results[i] = gradient
         return results
 
+    def scaled(self, gradients, variables, world_size):
+        """Returns gradients of which those of local variables are scaled."""
+        factor = self._factor(world_size)
+        return [
+            times([gradient], factor)[0] if variable in self else gradient
+            for gradient, variable in zip(gradients, variables, strict=True)
+        ]
+
     def _factor(self, world_size):
         return 1 / world_size if self._is_scaled else 1.0
 
@@ -58,19 +68,6 @@ class LocalVariables:
 def reference(variable):
     """Returns a hashable object that a variable shares with the Keras variable around it."""
     return (variable.value if isinstance(variable, keras.Variable) else variable).ref()
-
-
-def times(gradients, factor):
-    """Multiplies gradients by a number. None stays None."""
-    if factor == 1.0:
-        return list(gradients)
-    return [None if gradient is None else _times(gradient, factor) for gradient in gradients]
-
-
-def _times(gradient, factor):
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
-    return gradient * tf.cast(factor, gradient.dtype)
 
 
 def variables_of(layers):

@@ -19,7 +19,7 @@ from tf_onebit._training.model_optimizers import (
     model_in_training,
     require_no_xla,
 )
-from tf_onebit._training.optimizer import Distributed, GlobalLossScale, settings
+from tf_onebit._training.optimizer import Distributed, GlobalLossScale, has_moments, settings
 from tf_onebit._training.passes import follow_fit
 from tf_onebit.exchanges.gradients import values_of
 from tf_onebit.exchanges.schedule import delay_of
@@ -143,7 +143,9 @@ def DistributedOptimizer(
         ("backward_passes_per_step", str(backward_passes_per_step)),
         ("conversion of gradients", str(conversion)),
     ]
-    gradient_exchange = horovod_exchange(template, op, agreed, process_set, device_dense)
+    gradient_exchange = horovod_exchange(
+        template, op, agreed, process_set, device_dense, has_moments(inner)
+    )
     inner.gradient_accumulation_steps = steps
     if inner is not optimizer:
         mix_in(optimizer, _ScaledOverHorovod)
@@ -243,6 +245,16 @@ class _OverHorovod(Distributed):
         world_size = self.gradient_exchange.group.world_size
         exchanged = self.local_variables.exchange_others(exchange, gradients, variables, world_size)
         return self.conversion.after(exchanged)
+
+    def _estimates(self, gradients, variables):
+        exchange = self.gradient_exchange
+        workers = exchange.group.world_size * exchange.factor_before_moments
+        gradients = self.local_variables.scaled(gradients, variables, workers)
+        return super()._estimates(self.conversion.after(gradients), variables)
+
+    def _exchange_updates(self, updates, variables, exchanging=None):
+        exchange = functools.partial(super()._exchange, exchanging=exchanging)
+        return self.local_variables.exchange_others(exchange, updates, variables, world_size=1)
 
     def build(self, variables):
         if not self.loss_scaled:

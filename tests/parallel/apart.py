@@ -1,0 +1,68 @@
+"""The reference for exchanged updates: one process, with an optimizer of Keras' own per worker."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tests.parallel.training import INPUTS, make_data, make_model
+
+
+class Apart:
+    """Adds the mean of what each worker's optimizer would do with that worker's gradients.
+
+    Args:
+        optimizer: function that makes it.
+        world_size: number of workers.
+        make: function that makes the model.
+        delay: number of steps by which means are added late.
+    """
+
+    def __init__(self, optimizer, world_size, make=make_model, delay=0):
+        self.model, self.delay = make(), delay
+        if not self.model.built:
+            self.model.build([None, INPUTS])
+        self._optimizers = [optimizer() for _ in range(world_size)]
+        self._own = [
+            [keras.Variable(v.numpy(), name=v.name) for v in self.model.trainable_variables]
+            for _ in range(world_size)
+        ]
+        self._loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        self._queue = []
+
+    def step(self, batches):
+        """Takes one batch of each worker."""
+        weights = self.model.trainable_variables
+        updates = []
+        for optimizer, own, batch in zip(self._optimizers, self._own, batches, strict=True):
+            before = [v.numpy() for v in weights]
+            for variable, value in zip(own, before, strict=True):
+                variable.assign(value)
+            optimizer.apply(self._gradients(*batch), own)
+            updates.append([v.numpy() - b for v, b in zip(own, before, strict=True)])
+        self._queue.append([np.mean(u, axis=0) for u in zip(*updates, strict=True)])
+        if len(self._queue) > self.delay:
+            self._add_oldest()
+
+    def _gradients(self, x, labels):
+        with tf.GradientTape() as tape:
+            loss = self._loss(labels, self.model(x, training=True))
+        sources = [v.value for v in self.model.trainable_variables]
+        gradients = tape.gradient(loss, sources, unconnected_gradients="zero")
+        return list(map(tf.convert_to_tensor, gradients))
+
+    def _add_oldest(self):
+        for variable, update in zip(
+            self.model.trainable_variables, self._queue.pop(0), strict=True
+        ):
+            variable.assign_add(update)
+
+    def fit(self, steps, epochs=1):
+        """Trains on the batches of `make_data`, and returns the weights."""
+        world_size = len(self._optimizers)
+        x, labels = make_data(steps, world_size)
+        for _ in range(epochs):
+            for step in range(steps):
+                self.step([(x[step, rank], labels[step, rank]) for rank in range(world_size)])
+            while self._queue:
+                self._add_oldest()
+        return self.model.get_weights()

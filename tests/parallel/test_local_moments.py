@@ -1,0 +1,67 @@
+"""Optimizers whose moments are each worker's own: workers exchange updates."""
+
+import keras
+import numpy as np
+import pytest
+
+import tf_onebit.horovod as hvd
+from tests.parallel.apart import Apart
+from tests.parallel.in_scope import in_scope
+from tests.parallel.ranks import assert_same_bits_on_all_ranks, from_first
+from tests.parallel.test_delayed import batches, is_horovod
+from tests.parallel.training import compiled, embedding_model, make_model
+from tf_onebit import Delayed, FullPrecision
+
+STEPS = 5
+
+on_both_engines = pytest.mark.workers(2, 3, engines=["horovod", "tensorflow"])
+
+
+class Exact(FullPrecision):
+    """The exact sum of updates."""
+
+    moments = "local"
+
+
+def model_with(exchange, optimizer, make=make_model, **arguments):
+    if is_horovod():
+        return compiled(make(), hvd.DistributedOptimizer(optimizer(), exchange), **arguments)
+    return in_scope(exchange, make, optimizer, **arguments)
+
+
+def adam(**arguments):
+    return lambda: keras.optimizers.Adam(0.01, **arguments)
+
+
+def momentum(**arguments):
+    return lambda: keras.optimizers.SGD(0.1, momentum=0.9, **arguments)
+
+
+def adamw():
+    optimizer = keras.optimizers.AdamW(
+        keras.optimizers.schedules.ExponentialDecay(0.01, 2, 0.5), weight_decay=0.1
+    )
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    return optimizer
+
+
+CASES = {
+    "adam": (adam(amsgrad=True, clipnorm=0.1), {}, {}),
+    "adamw": (adamw, {}, {}),
+    "embeddings": (momentum(nesterov=True), {"make": embedding_model}, {}),
+    "delayed_in_a_loop": (adam(), {"delay": 2}, {"steps_per_execution": 2}),
+}
+
+
+@on_both_engines
+@pytest.mark.parametrize("name", CASES)
+def test_weights_move_by_the_mean_of_the_workers_own_updates(name, world_size):
+    optimizer, settings, arguments = CASES[name]
+    exchange = Delayed(Exact(), settings["delay"]) if "delay" in settings else Exact()
+    model = model_with(exchange, optimizer, settings.get("make", make_model), **arguments)
+    model.fit(batches(world_size).filter(lambda *_: True), epochs=2, verbose=0)
+    assert_same_bits_on_all_ranks(model.get_weights())
+    expected = from_first(lambda: Apart(optimizer, world_size, **settings).fit(STEPS, epochs=2))
+    for weights, other in zip(model.get_weights(), expected, strict=True):
+        np.testing.assert_allclose(weights, other, rtol=1e-4, atol=1e-5)
+    assert int(model.optimizer.iterations.numpy()) == 2 * STEPS

@@ -1,0 +1,94 @@
+"""Updates of each worker's own gradients, exchanged in place of gradients."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_onebit
+from tf_onebit.exchanges import FullPrecision
+
+DEVICES = ["CPU:0", "CPU:1"]
+STEPS = 4
+
+
+class Exact(FullPrecision):
+    """The exact sum, of updates."""
+
+    moments = "local"
+
+
+OPTIMIZERS = {
+    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+    "nesterov": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
+    "adam": lambda: keras.optimizers.Adam(0.01),
+    "amsgrad": lambda: keras.optimizers.Adam(0.01, amsgrad=True),
+    "adamw": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1),
+    "nadam": lambda: keras.optimizers.Nadam(0.01),
+    "adamax": lambda: keras.optimizers.Adamax(0.01),
+    "rmsprop": lambda: keras.optimizers.RMSprop(0.01, momentum=0.5, centered=True),
+    "adagrad": lambda: keras.optimizers.Adagrad(0.1),
+    "adadelta": lambda: keras.optimizers.Adadelta(1.0),
+    "lion": lambda: keras.optimizers.Lion(0.01),
+    "lamb": lambda: keras.optimizers.Lamb(0.01),
+    "adafactor": lambda: keras.optimizers.Adafactor(0.01),
+    "global_clipped": lambda: keras.optimizers.SGD(0.01, momentum=0.9, global_clipnorm=0.5),
+    "normalized_adagrad": lambda: tf_onebit.optimizers.NormalizedAdaGrad(
+        0.01, time_constant=100, global_batch_size=10, momentum=0.5
+    ),
+    "clipped": lambda: keras.optimizers.Adam(0.01, clipnorm=0.5),
+    "decayed": lambda: keras.optimizers.Adam(
+        keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)
+    ),
+}
+
+
+def gradients_of(rng):
+    return [rng.normal(size=shape).astype(np.float32) for shape in [(6, 5), (5,)]]
+
+
+def plainly(make, initial, gradients):
+    """The mean of the updates that one plain optimizer per worker makes of its gradients."""
+    workers = [make() for _ in DEVICES]
+    own = [[keras.Variable(array) for array in initial] for _ in DEVICES]
+    weights = [array.astype(np.float64) for array in initial]
+    for of_step in gradients:
+        updates = []
+        for optimizer, variables, mine in zip(workers, own, of_step, strict=True):
+            for variable, value in zip(variables, weights, strict=True):
+                variable.assign(value)
+            before = [variable.numpy().astype(np.float64) for variable in variables]
+            optimizer.apply([tf.constant(g) for g in mine], variables)
+            after = [variable.numpy() for variable in variables]
+            updates.append([a - b for a, b in zip(after, before, strict=True)])
+        means = [np.mean(of_variable, axis=0) for of_variable in zip(*updates, strict=True)]
+        weights = [w + mean for w, mean in zip(weights, means, strict=True)]
+    return weights
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_workers_make_the_mean_of_what_keras_would_do_with_their_gradients(rng, name):
+    make = OPTIMIZERS[name]
+    initial = gradients_of(rng)
+    gradients = [[gradients_of(rng) for _ in DEVICES] for _ in range(STEPS)]
+    strategy = tf_onebit.distribute.MirroredStrategy(Exact(), DEVICES)
+    with strategy.scope():
+        variables = [keras.Variable(array) for array in initial]
+        optimizer = make()
+
+    @tf.function
+    def step(*arrays):
+        def on_replica():
+            replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+            # Keras divides the loss, and so gradients, by the number of replicas.
+            mine = [tf.gather(array, replica) / len(DEVICES) for array in arrays]
+            optimizer.apply(mine, variables)
+
+        strategy.run(on_replica)
+
+    for of_step in gradients:
+        step(*(np.stack(of_variable) for of_variable in zip(*of_step, strict=True)))
+    expected = plainly(make, initial, gradients)
+    for variable, value in zip(variables, expected, strict=True):
+        np.testing.assert_allclose(variable.numpy(), value, rtol=1e-4, atol=1e-6)
+    assert int(optimizer.iterations.numpy()) == STEPS
