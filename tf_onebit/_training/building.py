@@ -5,7 +5,7 @@ from typing import Literal, TypeAlias
 import tensorflow as tf
 
 from tf_onebit.exchanges import Auto, Bucketed, FullPrecision
-from tf_onebit.exchanges.schedule import AnyExchange, is_exchange
+from tf_onebit.exchanges.schedule import AnyExchange, innermost, is_exchange, with_innermost
 
 # What users pass as `exchange`.
 RequestedExchange: TypeAlias = AnyExchange | Literal["auto"] | None
@@ -27,6 +27,15 @@ def resolve_exchange(exchange: RequestedExchange) -> AnyExchange:
             f"Received: exchange={exchange!r} of type {type(exchange).__name__}."
         )
     return exchange
+
+
+def of_gradients(exchange: AnyExchange) -> AnyExchange:
+    """Returns an exchange for workers that exchange gradients: with `moments="after"`."""
+    inner = innermost(exchange)
+    config = inner.get_config()
+    if config.get("moments", "after") == "after":
+        return exchange
+    return with_innermost(exchange, inner.from_config(config | {"moments": "after"}))
 
 
 def build(template, specs, scope, engine, unit=1.0):

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 from tf_onebit._training.auto import decide
-from tf_onebit._training.building import build
+from tf_onebit._training.building import build, of_gradients
 from tf_onebit._training.built_exchanges import BuiltExchanges
 from tf_onebit._training.exchange_state import ExchangeState
 from tf_onebit._training.recorder import stages_of
@@ -385,8 +385,9 @@ class GradientExchange:
         template = self._in_full_precision() or self.template
         if isinstance(template, Auto):
             template = self._decide(template, specs, scope)
-        unit = 1.0 if self.exchanges_updates else self._unit
-        return build(template, specs, scope, self.group, unit)
+        if self.exchanges_updates:
+            return build(template, specs, scope, self.group)
+        return build(of_gradients(template), specs, scope, self.group, self._unit)
 
     def _decide(self, auto, specs, scope):
         """Returns the exchange that `Auto` decides for, now or in an earlier run."""

@@ -28,6 +28,7 @@ from tf_onebit.exchanges.transforming import (
     unchanged,
 )
 from tf_onebit.exchanges.uncompressed import Uncompressed
+from tf_onebit.exchanges.value_scales import LearningScales, ValueScales
 from tf_onebit.transforms import Transform
 
 
@@ -61,10 +62,12 @@ class OneBit(Exchange):
         local_transforms: the same, applied by each worker to its own gradients before they are
             quantized. With transforms of either kind, `tf.IndexedSlices` become dense, and
             gradients that are exchanged in full precision are transformed as well.
+        moments: "after" or "local", see `Exchange`. With "local", updates are scaled before they
+            are quantized: see `ValueScales`. The scales are learned in a `WarmStart`.
 
     Raises:
-        ValueError: if a size is not positive, sizes contradict each other, or a transform or
-            pattern is not one.
+        ValueError: if a size is not positive, sizes contradict each other, a transform or
+            pattern is not one, or there are transforms of gradients where moments are local.
 
     Example:
         >>> exchange = OneBit(max_column_size=1024)
@@ -117,6 +120,12 @@ class OneBit(Exchange):
         ]
         require_transforms("transforms", self.transforms)
         require_transforms("local_transforms", self.local_transforms)
+        if moments == "local" and self._all_transforms:
+            raise ValueError(
+                'Transforms change gradients, but with moments="local" workers exchange the '
+                f"updates of the optimizer. Received: {self._all_transforms!r}. Use "
+                'moments="after", or leave out the transforms.'
+            )
         # Transforms have a state for every row, also for rows without a gradient in this step.
         self.takes_sparse = bool(self._all_transforms)
 
@@ -145,6 +154,9 @@ class OneBit(Exchange):
         self.worker_residual = tf.Variable(tf.zeros([worker_size]), trainable=False)
         self.shard_residual = tf.Variable(tf.zeros([shard_size]), trainable=False)
         self._sum_of_squares = tf.Variable(0.0, trainable=False)
+        self._scales: ValueScales | None = None
+        if self.moments == "local":
+            self._scales = ValueScales(self.specs, [size > 0 for size in self.layout.column_sizes])
         for i, transform in enumerate(self.transforms):
             transform.build(self.layout, self.rank, f"{self.scope}/transform_{i}")
         for i, transform in enumerate(self.local_transforms):
@@ -161,6 +173,8 @@ class OneBit(Exchange):
 
     def encode(self, gradients: Sequence[Gradient]) -> Sequence[tf.Tensor]:
         gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
+        if self._scales is not None:
+            gradients = self._scales.divided(gradients)
         return ops.one_bit_encode(
             self.transformed_locally(gradients),
             self.worker_residual,
@@ -183,6 +197,8 @@ class OneBit(Exchange):
         gathered = yield AllGather(shard[tf.newaxis], f"{self.scope}/all_gather")
         like = [tf.convert_to_tensor(gradient) for gradient in like]
         exchanged = ops.one_bit_decode(gathered, plain, like, self.layout, scale)
+        if self._scales is not None:
+            exchanged = self._scales.multiplied(exchanged)
         flags = tf.where(worker_flags > 0, worker_flags, integers(gathered[:, 0]))
         return exchanged, with_narrow_overflow(flags, exchanged)
 
@@ -220,6 +236,8 @@ class OneBit(Exchange):
         return message, squares, plain
 
     def uncompressed(self) -> Exchange | None:
+        if self.built and self._scales is not None:
+            return LearningScales(self._scales, self.bucket_bytes)
         if not self._all_transforms:
             return None
         if self.built:
@@ -238,9 +256,11 @@ class OneBit(Exchange):
         for i, transform in enumerate(self._all_transforms):
             for j, variable in enumerate(transform.variables):
                 state[f"transform_{i}/{j}"] = variable.numpy()
-        return state
+        return state if self._scales is None else state | self._scales.state()
 
     def load_state(self, states: Sequence[State], ratio: float = 1.0) -> None:
+        if self._scales is not None:
+            self._scales.load_state(states[0])
         if len(states) == self.world_size:
             mine = states[self.rank]
             self.worker_residual.assign(ratio * mine["worker_residual"])

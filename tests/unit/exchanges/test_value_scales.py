@@ -1,0 +1,127 @@
+"""Scales of the updates that 1-bit quantization exchanges."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.support.gradients import build_workers, exchange, specs_of
+from tf_onebit import OneBit, WarmStart
+from tf_onebit.transforms import Momentum
+
+SHAPES = [(40, 100), (7,)]
+WARM = 3
+NEVER = slice(5, 15)  # values of each row that never have an update
+
+
+def updates_of(rng, sizes):
+    """Returns updates of two workers, whose values have the relative sizes `sizes`."""
+    return [
+        [tf.constant(rng.normal(size=shape) * size, tf.float32) for shape, size in sizes]
+        for _ in range(2)
+    ]
+
+
+def warm_workers(steps=WARM):
+    return build_workers(WarmStart(OneBit(moments="local"), steps), specs_of(SHAPES), 2)
+
+
+def uneven(rng):
+    """Returns sizes of values: some a hundred times larger than others, and some zero."""
+    sizes = 10.0 ** rng.uniform(-2, 0, size=SHAPES[0])
+    sizes[:, NEVER] = 0.0
+    return [(SHAPES[0], sizes), (SHAPES[1], np.ones(7))]
+
+
+def expected_scale(sums):
+    square = np.zeros(SHAPES[0])
+    for total in sums:
+        square = 0.95 * square + 0.05 * total.numpy().astype(np.float64) ** 2
+    return np.sqrt(square / square.mean()) + 0.01
+
+
+def test_scaled_updates_are_quantized(rng):
+    workers, sizes, sums = warm_workers(), uneven(rng), []
+    for _ in range(WARM):
+        updates = updates_of(rng, sizes)
+        exchanged, _ = exchange(workers, updates)
+        sums.append(exchanged[0][0])
+        np.testing.assert_array_equal(sums[-1], updates[0][0] + updates[1][0])
+    scale = expected_scale(sums)
+    plain = build_workers(OneBit(), specs_of(SHAPES), 2)
+    for _ in range(3):  # the third needs the residuals of the second
+        updates = updates_of(rng, sizes)
+        exchanged, _ = exchange(workers, updates)
+        divided = [[tf.constant(a / scale, tf.float32), b] for a, b in updates]
+        expected, _ = exchange(plain, divided)
+        np.testing.assert_allclose(exchanged[0][0], expected[0][0] * scale, rtol=2e-4, atol=1e-6)
+        np.testing.assert_array_equal(exchanged[0][1], expected[0][1])
+        np.testing.assert_array_equal(exchanged[0][0], exchanged[1][0])
+
+
+def test_values_that_never_moved_hardly_move(rng):
+    workers, sizes = warm_workers(), uneven(rng)
+    for _ in range(WARM):
+        exchange(workers, updates_of(rng, sizes))
+    exchanged, _ = exchange(workers, updates_of(rng, sizes))
+    # A hundredth of the root mean square, which is up to three times the mean.
+    assert moved_without_update(exchanged) < 0.03
+    exchanged, _ = exchange(build_workers(OneBit(), specs_of(SHAPES), 2), updates_of(rng, sizes))
+    assert moved_without_update(exchanged) > 0.5
+
+
+def moved_without_update(exchanged):
+    """Returns how far values without update move, relative to all."""
+    moved = np.abs(exchanged[0][0])
+    return moved[:, NEVER].mean() / moved.mean()
+
+
+def test_without_a_warm_start_updates_are_not_scaled(rng):
+    workers = build_workers(OneBit(moments="local"), specs_of(SHAPES), 2)
+    plain = build_workers(OneBit(), specs_of(SHAPES), 2)
+    for _ in range(2):
+        updates = updates_of(rng, uneven(rng))
+        for mine, other in zip(
+            *(exchange(w, updates)[0][0] for w in (workers, plain)), strict=True
+        ):
+            np.testing.assert_array_equal(mine, other)
+
+
+def test_updates_that_are_not_finite_are_not_learned(rng):
+    workers, sizes = warm_workers(), uneven(rng)
+    exchange(workers, updates_of(rng, sizes))
+    before = workers[0].state()
+    spoiled = updates_of(rng, sizes)
+    spoiled[1][0] = tf.fill(SHAPES[0], np.float32("nan"))
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        exchange(workers, spoiled)
+    after = workers[0].state()
+    (name,) = [name for name in before if "squares" in name]
+    np.testing.assert_array_equal(before[name], after[name])
+    assert np.any(before[name])
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_scales_are_resumed(rng, world_size):
+    workers, sizes = warm_workers(), uneven(rng)
+    for _ in range(WARM + 1):
+        exchange(workers, updates_of(rng, sizes))
+    states = [worker.state() for worker in workers]
+    template = WarmStart(OneBit(moments="local"), WARM)
+    resumed = build_workers(template, specs_of(SHAPES), world_size)
+    for worker in resumed:
+        worker.load_state(states)
+    if world_size == 2:
+        updates = updates_of(rng, sizes)
+        for mine, other in zip(
+            *(exchange(w, updates)[0][0] for w in (resumed, workers)), strict=True
+        ):
+            np.testing.assert_array_equal(mine, other)
+    for worker in resumed:
+        for name, array in worker.state().items():
+            if "squares" in name:
+                np.testing.assert_array_equal(array, states[0][name])
+
+
+def test_transforms_of_gradients_are_refused():
+    with pytest.raises(ValueError, match='moments="local" workers exchange the updates.*Momentum'):
+        OneBit(moments="local", transforms=[Momentum(0.9)])
