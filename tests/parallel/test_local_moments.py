@@ -10,7 +10,7 @@ from tests.parallel.in_scope import in_scope
 from tests.parallel.ranks import assert_same_bits_on_all_ranks, from_first
 from tests.parallel.test_delayed import batches, is_horovod
 from tests.parallel.training import compiled, embedding_model, make_model
-from tf_onebit import Delayed, FullPrecision
+from tf_onebit import Delayed, FullPrecision, OneBit, WarmStart
 
 STEPS = 5
 
@@ -65,3 +65,19 @@ def test_weights_move_by_the_mean_of_the_workers_own_updates(name, world_size):
     for weights, other in zip(model.get_weights(), expected, strict=True):
         np.testing.assert_allclose(weights, other, rtol=1e-4, atol=1e-5)
     assert int(model.optimizer.iterations.numpy()) == 2 * STEPS
+
+
+@pytest.mark.workers(2, engines=["horovod", "tensorflow"])
+def test_one_bit_updates_learn(world_size):
+    """Scales are learned in the warm start, and the same on all workers."""
+    exchange = WarmStart(Delayed(OneBit(moments="local", min_size=0)), steps=2 * STEPS)
+    model = model_with(exchange, momentum())
+    losses = model.fit(batches(world_size), epochs=8, verbose=0).history["loss"]
+    assert_same_bits_on_all_ranks(model.get_weights())
+    assert losses[-1] < 0.4 * losses[0]
+    states = [
+        state for states in model.optimizer.gradient_exchange.carried.states() for state in states
+    ]
+    scales = [array for state in states for name, array in state.items() if "squares" in name]
+    assert scales and all(map(np.any, scales))
+    assert_same_bits_on_all_ranks(scales)
