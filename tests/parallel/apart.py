@@ -14,7 +14,7 @@ class Apart:
         optimizer: function that makes it.
         world_size: number of workers.
         make: function that makes the model.
-        delay: number of steps by which means are added late.
+        delay: number of updates by which means are added late.
     """
 
     def __init__(self, optimizer, world_size, make=make_model, delay=0):
@@ -27,7 +27,7 @@ class Apart:
             for _ in range(world_size)
         ]
         self._loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        self._queue = []
+        self._queue, self._steps = [], 0
 
     def step(self, batches):
         """Takes one batch of each worker."""
@@ -39,6 +39,9 @@ class Apart:
                 variable.assign(value)
             optimizer.apply(self._gradients(*batch), own)
             updates.append([v.numpy() - b for v, b in zip(own, before, strict=True)])
+        self._steps += 1
+        if self._steps % (self._optimizers[0].gradient_accumulation_steps or 1):
+            return
         self._queue.append([np.mean(u, axis=0) for u in zip(*updates, strict=True)])
         if len(self._queue) > self.delay:
             self._add_oldest()

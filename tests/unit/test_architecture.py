@@ -190,6 +190,7 @@ USERS = {
         "tf_onebit._monitor",
         "tf_onebit.optimizers",
         "tf_onebit._preflight",
+        "tf_onebit._training.local_updates",
         "tf_onebit._training.model_optimizers",
         "tf_onebit._training.optimizer",
     ],

@@ -32,12 +32,18 @@ from tf_onebit._framework_internals import (
     tf_variables,
 )
 from tf_onebit._framework_internals.class_changes import become, overlay
+from tf_onebit._training.local_updates import LocalUpdates
 from tf_onebit._training.optimizer import Distributed, GlobalLossScale
 from tf_onebit._training.passes import _Followed
 from tf_onebit._training.scaled_learning_rate import ScaledLearningRate
-from tf_onebit.distribute.optimizer import _LossScaleUnderStrategy, _UnderStrategy
+from tf_onebit._training.update_exchange import ExchangesUpdates
+from tf_onebit.distribute.optimizer import (
+    _LossScaleUnderStrategy,
+    _UnderStrategy,
+    _UpdatesUnderStrategy,
+)
 from tf_onebit.horovod.asynchronous import _Asynchronous
-from tf_onebit.horovod.optimizer import _OverHorovod, _ScaledOverHorovod
+from tf_onebit.horovod.optimizer import _OverHorovod, _ScaledOverHorovod, _UpdatesOverHorovod
 from tf_onebit.optimizers.moments import _MomentSteps
 
 X, Y = np.ones([8, 2], np.float32), np.ones([8, 1], np.float32)
@@ -45,8 +51,12 @@ X, Y = np.ones([8, 2], np.float32), np.ones([8, 1], np.float32)
 MIXED_INTO = {
     keras.optimizers.SGD: (
         Distributed,
+        ExchangesUpdates,
+        LocalUpdates,
         _UnderStrategy,
+        _UpdatesUnderStrategy,
         _OverHorovod,
+        _UpdatesOverHorovod,
         ScaledLearningRate,
         _Asynchronous,
     ),

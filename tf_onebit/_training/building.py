@@ -5,6 +5,7 @@ from typing import Literal, TypeAlias
 import tensorflow as tf
 
 from tf_onebit.exchanges import Auto, Bucketed, FullPrecision
+from tf_onebit.exchanges.base import Moments
 from tf_onebit.exchanges.schedule import AnyExchange, innermost, is_exchange, with_innermost
 
 # What users pass as `exchange`.
@@ -29,13 +30,13 @@ def resolve_exchange(exchange: RequestedExchange) -> AnyExchange:
     return exchange
 
 
-def of_gradients(exchange: AnyExchange) -> AnyExchange:
-    """Returns an exchange for workers that exchange gradients: with `moments="after"`."""
+def with_moments(exchange: AnyExchange, moments: Moments) -> AnyExchange:
+    """Returns the same exchange with an argument `moments`, if it has one."""
     inner = innermost(exchange)
     config = inner.get_config()
-    if config.get("moments", "after") == "after":
+    if config.get("moments", moments) == moments:
         return exchange
-    return with_innermost(exchange, inner.from_config(config | {"moments": "after"}))
+    return with_innermost(exchange, inner.from_config(config | {"moments": moments}))
 
 
 def build(template, specs, scope, engine, unit=1.0):

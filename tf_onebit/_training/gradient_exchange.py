@@ -9,13 +9,13 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 from tf_onebit._training.auto import decide
-from tf_onebit._training.building import build, of_gradients
+from tf_onebit._training.building import build, with_moments
 from tf_onebit._training.built_exchanges import BuiltExchanges
 from tf_onebit._training.exchange_state import ExchangeState
 from tf_onebit._training.recorder import stages_of
 from tf_onebit._validation import number_of_samples
 from tf_onebit.exchanges import Auto, GradientSpec
-from tf_onebit.exchanges.gradients import all_finite, not_finite_flag
+from tf_onebit.exchanges.gradients import all_finite, not_finite_flag, times
 from tf_onebit.exchanges.handshake import describe, handshake
 from tf_onebit.exchanges.schedule import delay_of, innermost
 from tf_onebit.exchanges.state import has_unsent
@@ -40,9 +40,10 @@ class GradientExchange:
         mean: whether gradients become their mean over the workers. Otherwise they become the sum.
         settings: list of (what, value) pairs of strings on which workers must also agree.
         unit: see `Exchange.build`.
-        has_moments: whether the optimizer that calls it has moments.
+        moments: what `moments_of` the optimizer returned.
 
     Attributes:
+        moments: "local" if each worker keeps moments of its own gradients, or "after".
         engine: `Engine` of all workers of the job.
         group: `Engine` of the workers that exchange gradients with each other. Default: all.
         exchanges: `BuiltExchanges` of all lists of variables that it has been called with.
@@ -54,10 +55,9 @@ class GradientExchange:
     # Whether a worker applies the gradients that have arrived, and waits for no others.
     is_asynchronous = False
 
-    def __init__(self, template, engine, mean, settings=(), unit=1.0, has_moments=False):
+    def __init__(self, template, engine, mean, settings=(), unit=1.0, moments="after"):
         self.template = template
-        self._has_moments = has_moments
-        self._moments = innermost(template).moments
+        self.moments = moments
         self.engine = self.group = engine
         if not self.is_in_step:
             engine.whereabouts.are_in_step = False
@@ -79,17 +79,7 @@ class GradientExchange:
     @property
     def exchanges_updates(self):
         """Whether the optimizer passes its updates, of which the workers make the mean."""
-        return self.has_local_moments and not self._is_alone
-
-    @property
-    def has_local_moments(self):
-        """Whether each worker keeps the optimizer's moments of its own gradients."""
-        return self._has_moments and self._moments == "local"
-
-    @property
-    def moments(self):
-        """Whose moments the optimizer keeps: "local" or "after". See `Exchange`."""
-        return self._moments
+        return self.moments == "local" and not self._is_alone
 
     def go_on_with(self, moments):
         """Keeps the moments of an earlier run, whose residuals are of the same kind.
@@ -100,26 +90,30 @@ class GradientExchange:
         Raises:
             ValueError: if this run has begun with others.
         """
-        if moments == self._moments or not self._has_moments:
+        if moments == self.moments:
             return
         if self.exchanges:
             raise ValueError(
                 f"What workers have not sent yet belongs to moments={moments!r}. Received: an "
-                f"exchange with moments={self._moments!r}, which has run. Pass "
+                f"exchange with moments={self.moments!r}, which has run. Pass "
                 f"moments={moments!r} to the exchange."
             )
         warnings.warn(
             f"Training goes on with moments={moments!r}, with which it began. Received: an "
-            f"exchange with moments={self._moments!r}. To use these, begin from the model's "
+            f"exchange with moments={self.moments!r}. To use these, begin from the model's "
             "weights.",
             stacklevel=2,
         )
-        self._moments = moments
+        self.moments = moments
 
-    @property
-    def factor_before_moments(self):
-        """Factor on a worker's gradient that makes it an estimate of the exchanged one."""
-        return 1 if self._mean else self.group.world_size
+    def exchange_of_alike(self, gradients, variables):
+        """Returns what a call would return if all workers had the gradients of this one.
+
+        Args:
+            gradients, variables: as in a call.
+        """
+        factor = 1 if self._mean else self.group.world_size
+        return [times(mine, factor) for mine in gradients]
 
     @property
     def scale(self):
@@ -385,9 +379,8 @@ class GradientExchange:
         template = self._in_full_precision() or self.template
         if isinstance(template, Auto):
             template = self._decide(template, specs, scope)
-        if self.exchanges_updates:
-            return build(template, specs, scope, self.group)
-        return build(of_gradients(template), specs, scope, self.group, self._unit)
+        unit = 1.0 if self.exchanges_updates else self._unit
+        return build(with_moments(template, self.moments), specs, scope, self.group, unit)
 
     def _decide(self, auto, specs, scope):
         """Returns the exchange that `Auto` decides for, now or in an earlier run."""

@@ -1,18 +1,74 @@
 """LocalUpdates: the update that an optimizer would make from one worker's gradients alone."""
 
+import warnings
+
+import keras
 import tensorflow as tf
 
-from tf_onebit._framework_internals.keras_optimizers import plain_update_step
+from tf_onebit._framework_internals.keras_optimizers import original_class, plain_update_step
 from tf_onebit.exchanges.gradients import values_of
+from tf_onebit.exchanges.schedule import innermost
+
+# Keras' optimizers whose `update_step` ends with the only change of the variable, by an addition.
+# Their subclasses count if they leave `update_step` as it is. Ftrl and ScheduleFreeAdamW are
+# missing: they set a variable to a value that they keep beside it. What an exchange has not sent
+# yet would be part of their next update, too, and so count twice.
+_ADDING = (
+    keras.optimizers.SGD,
+    keras.optimizers.Adam,  # and AdamW
+    keras.optimizers.Adamax,
+    keras.optimizers.Nadam,
+    keras.optimizers.RMSprop,
+    keras.optimizers.Adagrad,
+    keras.optimizers.Adadelta,
+    keras.optimizers.Adafactor,
+    keras.optimizers.Lion,
+    keras.optimizers.Lamb,
+    keras.optimizers.Muon,
+)
+
+
+def moments_of(optimizer, exchange):
+    """Returns whose moments an optimizer keeps: "local" or "after". See `Exchange`.
+
+    It is "local" if the exchange says so, the optimizer has moments, and its updates can be known
+    before they are made. Warns about an optimizer of which this is not known.
+
+    Args:
+        optimizer: `keras.optimizers.Optimizer` that updates weights.
+        exchange: the user's exchange.
+    """
+    is_plain = isinstance(optimizer, keras.optimizers.SGD) and not optimizer.momentum
+    if innermost(exchange).moments == "after" or is_plain:
+        return "after"
+    if not _adds_updates(optimizer):
+        name = type(optimizer).__name__
+        warnings.warn(
+            f'Workers exchange gradients, because {name} is not known to work with moments="local"'
+            ". The moments of compressed gradients may cost accuracy. If its update_step changes "
+            "the variable once, by self.assign_add or self.assign_sub, and does not read it after "
+            "that, write adds_updates = True in the body of its class. Otherwise use another "
+            f'optimizer, such as Adam, or pass moments="after". Received: optimizer={name}, '
+            f"exchange={exchange!r}.",
+            stacklevel=2,
+        )
+        return "after"
+    return "local"
+
+
+def _adds_updates(optimizer):
+    cls = original_class(optimizer)
+    is_known = cls.update_step in [known.update_step for known in _ADDING]
+    return getattr(optimizer, "adds_updates", is_known)
 
 
 class LocalUpdates:
     """Mixin for Keras optimizers that computes updates without making them.
 
     A Keras optimizer adds its update to a variable as the last act of `update_step`, through its
-    methods `assign`, `assign_add` and `assign_sub`. While `local_updates` runs, these methods keep
-    what they would add to a trained variable. Changes of all other variables, such as moments, are
-    made. So the moments are those of this worker's gradients.
+    methods `assign_add` and `assign_sub`. While `local_updates` runs, these methods keep what they
+    would add to a trained variable. Changes of all other variables, such as moments, are made. So
+    the moments are those of this worker's gradients.
     """
 
     _keeps_updates = False
@@ -49,18 +105,13 @@ class LocalUpdates:
         plain_update_step(self, updates, variables, learning_rate=None)
 
     def _distributed_tf_update_step(self, distribution, grads_and_vars, learning_rate):
-        if learning_rate is None:
-            for update, variable in grads_and_vars:
-                distribution.extended.update(variable, _add, args=(update,), group=False)
-        elif self._keeps_updates:
-            self._kept = [
-                distribution.extended.update(
-                    variable, self._update_of, args=(gradient, learning_rate), group=False
-                )
-                for gradient, variable in grads_and_vars
-            ]
-        else:
-            super()._distributed_tf_update_step(distribution, grads_and_vars, learning_rate)
+        update = self._update_of if self._keeps_updates else _add
+        self._kept = [
+            distribution.extended.update(
+                variable, update, args=(gradient, learning_rate), group=False
+            )
+            for gradient, variable in grads_and_vars
+        ]
 
     def _update_of(self, variable, gradient, learning_rate):
         # A gradient that is not finite must not reach the moments, but end the step in an error.
@@ -69,11 +120,7 @@ class LocalUpdates:
         try:
             self.update_step(_zeroed(gradient, finite), variable, learning_rate)
             if self._update is None:
-                raise ValueError(
-                    f"{type(self).__name__} does not tell its update of {variable.name!r}: it must "
-                    "make it by self.assign_add, self.assign_sub or self.assign. Change its "
-                    'update_step, or exchange gradients: pass moments="after" to the exchange.'
-                )
+                raise self._not_an_addition("not at all, or by a method of the variable")
             nan = tf.constant(float("nan"), self._update.dtype)
             return self._update + tf.where(finite, tf.zeros_like(nan), nan)
         finally:
@@ -81,25 +128,33 @@ class LocalUpdates:
 
     def assign(self, variable, value):
         if variable is self._target:
-            self._update = _dense(value, variable) - variable
-        else:
-            super().assign(variable, value)
+            raise self._not_an_addition("by self.assign")
+        super().assign(variable, value)
 
     def assign_add(self, variable, value):
         if variable is self._target:
-            self._update = _dense(value, variable)
+            self._keep(value)
         else:
             super().assign_add(variable, value)
 
     def assign_sub(self, variable, value):
         if variable is self._target:
-            self._update = -_dense(value, variable)
+            self._keep(-tf.convert_to_tensor(value))
         else:
             super().assign_sub(variable, value)
 
+    def _keep(self, update):
+        if self._update is not None:
+            raise self._not_an_addition("more than once")
+        self._update = tf.cast(tf.convert_to_tensor(update), self._target.dtype)
 
-def _dense(value, variable):
-    return tf.cast(tf.convert_to_tensor(value), variable.dtype)
+    def _not_an_addition(self, how):
+        return ValueError(
+            f"With adds_updates = True, {type(self).__name__}.update_step must change a variable "
+            "once, by self.assign_add or self.assign_sub. Received: an update_step that changes "
+            f"{self._target.name!r} {how}. Rewrite it, or leave out adds_updates, so that workers "
+            'exchange gradients as with moments="after".'
+        )
 
 
 def _zeroed(gradient, finite):
@@ -111,5 +166,6 @@ def _zeroed(gradient, finite):
     return kept
 
 
-def _add(variable, update):
+def _add(variable, update, learning_rate):
+    del learning_rate  # it is in the update
     variable.assign_add(tf.cast(update, variable.dtype))

@@ -2,25 +2,16 @@
 
 import functools
 
-import keras
 import tensorflow as tf
 
+from tf_onebit._framework_internals.keras_optimizers import mix_in
 from tf_onebit._framework_internals.tf_variables import assign_all, copies_of
-from tf_onebit._training.local_updates import LocalUpdates
-from tf_onebit.exchanges.gradients import times
-
-
-def has_moments(optimizer):
-    """Tells whether an optimizer's update depends on more than the last gradient."""
-    is_sgd = isinstance(optimizer, keras.optimizers.SGD)
-    return not (is_sgd and not optimizer.momentum)
 
 
 def settings(optimizer):
     """Returns the settings in which workers must agree: list of (what, value) of strings."""
     return [
         ("optimizer", type(optimizer).__name__),
-        ("has momentum or other moments", str(has_moments(optimizer))),
         ("gradient_accumulation_steps", str(optimizer.gradient_accumulation_steps)),
     ]
 
@@ -41,20 +32,16 @@ class Update:
         self.flushes = {}
 
 
-class Distributed(LocalUpdates):
-    """Mixin for Keras optimizers that exchanges gradients, or the updates that they make.
-
-    Gradients are exchanged after accumulation, before clipping. Updates are those that each worker
-    would make of its own gradients, after clipping; all workers then make the mean of them.
+class Distributed:
+    """Mixin for Keras optimizers that exchanges gradients after accumulation, before clipping.
 
     Attributes:
         gradient_exchange: `GradientExchange`.
+        of_updates: subclass of `ExchangesUpdates`, which is mixed in on top of this class where
+            workers exchange updates.
     """
 
-    @property
-    def exchanges_updates(self):
-        """Whether workers exchange updates in place of gradients."""
-        return self.gradient_exchange.exchanges_updates
+    of_updates: type
 
     @functools.cached_property
     def _current_update(self):
@@ -70,7 +57,13 @@ class Distributed(LocalUpdates):
             with tf.init_scope():
                 self.build(trainable_variables)
 
+    def _begin_exchange(self):
+        """Decides what workers exchange, as late as a backup can still change it."""
+        if self.gradient_exchange.exchanges_updates and not isinstance(self, self.of_updates):
+            mix_in(self, self.of_updates)
+
     def apply(self, grads, trainable_variables=None):
+        self._begin_exchange()
         grads = list(grads)
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)
@@ -112,32 +105,28 @@ class Distributed(LocalUpdates):
     def _applies(self, gradients, variables):
         """Tells whether this step applies or accumulates gradients: boolean scalar."""
         steps = self.gradient_accumulation_steps
-        if steps or self.exchanges_updates:
-            gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
-        delivers = self.gradient_exchange.delivers(gradients, variables)
-        return tf.not_equal((self._iterations + 1) % steps, 0) | delivers if steps else delivers
+        if not steps:
+            return self.gradient_exchange.delivers(gradients, variables)
+        dense = [tf.convert_to_tensor(gradient) for gradient in gradients]
+        accumulates = tf.not_equal((self._iterations + 1) % steps, 0)
+        return accumulates | self.gradient_exchange.delivers(dense, variables)
 
     def _hold(self, gradients, variables):
         """Takes the place of `apply` in a step without gradients to apply.
 
-        Such a step does not count as an iteration, unless it has moved the moments.
+        Such a step does not count as an iteration.
         """
         if self.loss_scale_factor is not None:
             gradients = [gradient / self.loss_scale_factor for gradient in gradients]
         steps = self.gradient_accumulation_steps
-        if steps:
-            sums = [self._accumulated_gradients[self._get_variable_index(v)] for v in variables]
-            gradients = [(g + a) / steps for g, a in zip(gradients, sums, strict=True)]
-            self._backend_reset_gradient_accumulators()
-        if self.exchanges_updates:
-            clipped = super()._clip_gradients(self._estimates(gradients, variables))
-            updates = self.local_updates(clipped, variables, self.learning_rate)
-            self._exchange_updates(updates, variables, self.gradient_exchange.hold)
-            self._iterations.assign_add(1)
+        if not steps:
+            self._exchange(gradients, variables, self.gradient_exchange.hold)
             return
-        self._exchange(gradients, variables, self.gradient_exchange.hold)
-        if steps:
-            self._iterations.assign_sub(steps - 1)
+        sums = [self._accumulated_gradients[self._get_variable_index(v)] for v in variables]
+        means = [(g + a) / steps for g, a in zip(gradients, sums, strict=True)]
+        self._exchange(means, variables, self.gradient_exchange.hold)
+        self._backend_reset_gradient_accumulators()
+        self._iterations.assign_sub(steps - 1)
 
     def flush(self):
         """Applies gradients under way: see `tf_onebit._training.model_optimizers.flush`.
@@ -146,6 +135,7 @@ class Distributed(LocalUpdates):
         flush alone, unless gradients are checked before they are encoded. The next step of the
         other workers then answers its collectives.
         """
+        self._begin_exchange()
         for index, number, variables in self.gradient_exchange.held():
             for left in range(number, 0, -1):
                 self._apply_oldest(index, left, variables)
@@ -180,8 +170,6 @@ class Distributed(LocalUpdates):
             super().apply(nothing, variables)
         finally:
             self._current_update.exchanging = None
-        if self.exchanges_updates:
-            self._iterations.assign_sub(1)  # it counted when the moments moved
 
     def _on_replicas(self, function):
         """Calls a function in the context in which `apply` would be called."""
@@ -213,49 +201,12 @@ class Distributed(LocalUpdates):
         super()._backend_apply_gradients(grads, trainable_variables)
         self._current_update.gradients = None
 
-    def _backend_update_step(self, grads, trainable_variables, learning_rate):
-        if not self.exchanges_updates:
-            super()._backend_update_step(grads, trainable_variables, learning_rate)
-            return
-        update = self._current_update
-        if update.exchanging is None:
-            updates = self.local_updates(grads, trainable_variables, learning_rate)
-        else:
-            updates = grads
-        update.gradients = self._exchange_updates(updates, trainable_variables, update.exchanging)
-        self._apply_weight_decay(trainable_variables)
-        self.add_updates(update.gradients, trainable_variables)
-
-    def _estimates(self, gradients, variables):
-        """Returns this worker's estimates of the exchanged gradients.
-
-        Args:
-            gradients: list of its gradients.
-            variables: list of their variables.
-        """
-        return times(gradients, self.gradient_exchange.factor_before_moments)
-
-    def _exchange_updates(self, updates, variables, exchanging=None):
-        """Returns the mean of the workers' updates.
-
-        Args:
-            updates: what `local_updates` returned.
-            variables, exchanging: see `_exchange`.
-        """
-        return self._exchange(updates, variables, exchanging)
-
     def _clip_gradients(self, grads):
         update = self._current_update
-        if self.exchanges_updates:
-            if update.exchanging is None:
-                grads = self._estimates(grads, update.variables)
-            return super()._clip_gradients(grads)
         update.gradients = self._exchange(grads, update.variables, update.exchanging)
         return super()._clip_gradients(update.gradients)
 
     def _apply_weight_decay(self, variables):
-        if self._current_update.gradients is None:
-            return  # Keras calls it before the update, of which the exchange is a part
         # Wait for the exchange: if it fails, the weights must stay as they were.
         exchanged = tf.nest.flatten(self._current_update.gradients, expand_composites=True)
         with tf.control_dependencies(exchanged):

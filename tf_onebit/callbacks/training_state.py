@@ -207,7 +207,7 @@ def averaged_moments(model, states):
     averaged = {}
     for i, optimizer in enumerate(optimizers_of(model)):
         exchange = getattr(inner_optimizer(optimizer), "gradient_exchange", None)
-        if exchange is None or not exchange.has_local_moments:
+        if exchange is None or exchange.moments == "after":
             continue
         for j, variable in enumerate(optimizer.variables):
             copies, name = copies_of(variable), f"optimizer_{i}/{j}#"

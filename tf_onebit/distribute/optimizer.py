@@ -7,8 +7,10 @@ import tensorflow as tf
 
 from tf_onebit._framework_internals.keras_optimizers import mix_in
 from tf_onebit._training.gradient_exchange import GradientExchange
-from tf_onebit._training.optimizer import Distributed, GlobalLossScale, has_moments, settings
-from tf_onebit.distribute.replicas import all_finite, branch, exchange, regrouped, total
+from tf_onebit._training.local_updates import moments_of
+from tf_onebit._training.optimizer import Distributed, GlobalLossScale, settings
+from tf_onebit._training.update_exchange import ExchangesUpdates
+from tf_onebit.distribute.replicas import all_finite, branch, exchange, regrouped
 from tf_onebit.distribute.uneven_data import data_of_step, zero_without_data
 
 
@@ -39,18 +41,31 @@ def _is_adopted(optimizer):
     return isinstance(optimizer, (Distributed, GlobalLossScale))
 
 
+class _UpdatesUnderStrategy(ExchangesUpdates):
+    """Mixin on top of `_UnderStrategy`. The devices of a worker have the same moments."""
+
+    def _on_this_replica(self, kept):
+        return self.replica_context.merge_call(lambda strategy: regrouped(zip(*kept, strict=True)))
+
+    def _exchange_updates(self, updates, variables, exchanging):
+        context = self.replica_context
+        return exchange(
+            context, self.gradient_exchange, updates, variables, exchanging, are_alike=True
+        )
+
+
 class _UnderStrategy(Distributed):
     """Mixin that exchanges gradients through the strategy in whose scope the optimizer was made."""
+
+    of_updates = _UpdatesUnderStrategy
 
     @functools.cached_property
     def gradient_exchange(self):
         strategy = self._distribution_strategy
         engine = strategy.extended.engine
         # Keras has scaled the loss by the number of replicas: the sum of gradients is their mean.
-        unit = 1.0 / engine.world_size
-        return GradientExchange(
-            strategy.exchange, engine, False, settings(self), unit, has_moments(self)
-        )
+        unit, moments = 1.0 / engine.world_size, moments_of(self, strategy.exchange)
+        return GradientExchange(strategy.exchange, engine, False, settings(self), unit, moments)
 
     def apply(self, grads, trainable_variables=None):
         has_data, grads = data_of_step(), zero_without_data(grads)
@@ -94,19 +109,6 @@ class _UnderStrategy(Distributed):
     def _exchange(self, gradients, variables, exchanging=None):
         context = self.replica_context
         return exchange(context, self.gradient_exchange, gradients, variables, exchanging)
-
-    def _estimates(self, gradients, variables):
-        gradients = total(self.replica_context, self.gradient_exchange, gradients)
-        return super()._estimates(gradients, variables)
-
-    def _on_this_replica(self, kept):
-        return self.replica_context.merge_call(lambda strategy: regrouped(zip(*kept, strict=True)))
-
-    def _exchange_updates(self, updates, variables, exchanging=None):
-        context = self.replica_context
-        return exchange(
-            context, self.gradient_exchange, updates, variables, exchanging, are_alike=True
-        )
 
     def _branch(self, predicate, then, otherwise, gradients):
         branch(self.replica_context, predicate, then, otherwise, gradients)

@@ -36,18 +36,6 @@ def exchange(context, gradient_exchange, gradients, variables, exchanging=None, 
     return context.merge_call(merged, (list(gradients),))
 
 
-def total(context, gradient_exchange, gradients):
-    """Returns the gradients of a worker: their sum, if several devices form one worker."""
-
-    def merged(strategy, gradients):
-        by_device = _by_device(strategy, gradients)
-        if len(by_device) != len(gradient_exchange.engine.ranks):
-            by_device = [_sums(by_device)] * len(by_device)
-        return regrouped(by_device)
-
-    return context.merge_call(merged, (list(gradients),))
-
-
 def regrouped(by_device):
     """Returns lists of tensors, one per device of this process, as one list of all replicas."""
     return regroup(tuple(map(list, by_device)))

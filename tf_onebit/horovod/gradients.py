@@ -125,21 +125,21 @@ def require_known(process_set):
 
 
 def horovod_exchange(
-    template, op, settings=(), process_set=hvd.global_process_set, device="", has_moments=False
+    template, op, settings=(), process_set=hvd.global_process_set, device="", moments="after"
 ):
     """Returns a `GradientExchange` of `template` over Horovod, for one of Horovod's operations.
 
     Args:
         template: the user's exchange.
         op: `Average` or `Sum`.
-        settings, has_moments: see `GradientExchange`.
+        settings, moments: see `GradientExchange`.
         process_set: `ProcessSet` of the workers that exchange. Others train alone.
         device: see `engine_of`.
     """
     require_op(op)
     require_known(process_set)
     engine, is_mean = HorovodEngine(device=device), op == hvd.Average
-    exchange = GradientExchange(template, engine, is_mean, settings, has_moments=has_moments)
+    exchange = GradientExchange(template, engine, is_mean, settings, moments=moments)
     if process_set is not hvd.global_process_set:
         is_in = process_set.included()
         exchange.divide(engine_of(process_set, device) if is_in else LockstepEngine([None]))

@@ -53,14 +53,6 @@ class LocalVariables:
             results[i] = gradient
         return results
 
-    def scaled(self, gradients, variables, world_size):
-        """Returns gradients of which those of local variables are scaled."""
-        factor = self._factor(world_size)
-        return [
-            times([gradient], factor)[0] if variable in self else gradient
-            for gradient, variable in zip(gradients, variables, strict=True)
-        ]
-
     def _factor(self, world_size):
         return 1 / world_size if self._is_scaled else 1.0
 

@@ -13,14 +13,16 @@ from tf_onebit._framework_internals.keras_optimizers import mix_in
 from tf_onebit._framework_internals.tf_functions import drawn_tensors
 from tf_onebit._framework_internals.tf_variables import plain_variables
 from tf_onebit._training.building import RequestedExchange
+from tf_onebit._training.local_updates import moments_of
 from tf_onebit._training.model_optimizers import (
     flush_where_shown,
     inner_optimizer,
     model_in_training,
     require_no_xla,
 )
-from tf_onebit._training.optimizer import Distributed, GlobalLossScale, has_moments, settings
+from tf_onebit._training.optimizer import Distributed, GlobalLossScale, settings
 from tf_onebit._training.passes import follow_fit
+from tf_onebit._training.update_exchange import ExchangesUpdates
 from tf_onebit.exchanges.gradients import values_of
 from tf_onebit.exchanges.schedule import delay_of
 from tf_onebit.horovod.accumulation import accumulated_steps
@@ -144,7 +146,7 @@ def DistributedOptimizer(
         ("conversion of gradients", str(conversion)),
     ]
     gradient_exchange = horovod_exchange(
-        template, op, agreed, process_set, device_dense, has_moments(inner)
+        template, op, agreed, process_set, device_dense, moments_of(inner, template)
     )
     inner.gradient_accumulation_steps = steps
     if inner is not optimizer:
@@ -221,10 +223,19 @@ class _ScaledOverHorovod(GlobalLossScale):
         self.inner_optimizer.register_local_var(variable)
 
 
+class _UpdatesOverHorovod(ExchangesUpdates):
+    """Mixin on top of `_OverHorovod`. Local variables have the whole update of their worker."""
+
+    def _exchange_updates(self, updates, variables, exchanging):
+        exchange = functools.partial(super(_OverHorovod, self)._exchange, exchanging=exchanging)
+        return self.local_variables.exchange_others(exchange, updates, variables, world_size=1)
+
+
 class _OverHorovod(Distributed):
     """Mixin that can skip steps, and that refuses a loss scaled by Keras."""
 
     loss_scaled = False
+    of_updates = _UpdatesOverHorovod
 
     def register_local_var(self, variable):
         """Registers a variable that each worker updates by its own, unchecked gradients.
@@ -245,16 +256,6 @@ class _OverHorovod(Distributed):
         world_size = self.gradient_exchange.group.world_size
         exchanged = self.local_variables.exchange_others(exchange, gradients, variables, world_size)
         return self.conversion.after(exchanged)
-
-    def _estimates(self, gradients, variables):
-        exchange = self.gradient_exchange
-        workers = exchange.group.world_size * exchange.factor_before_moments
-        gradients = self.local_variables.scaled(gradients, variables, workers)
-        return super()._estimates(self.conversion.after(gradients), variables)
-
-    def _exchange_updates(self, updates, variables, exchanging=None):
-        exchange = functools.partial(super()._exchange, exchanging=exchanging)
-        return self.local_variables.exchange_others(exchange, updates, variables, world_size=1)
 
     def build(self, variables):
         if not self.loss_scaled:

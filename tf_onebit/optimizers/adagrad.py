@@ -65,6 +65,8 @@ class NormalizedAdaGrad(keras.optimizers.Optimizer):
         >>> optimizer.set_global_batch_size(4096)
     """
 
+    adds_updates = True  # see `moments_of` in _training/local_updates.py
+
     def __init__(
         self,
         learning_rate: LearningRate,

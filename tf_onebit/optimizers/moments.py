@@ -67,6 +67,8 @@ class _MomentSteps(_MixedInto):
     It is for classes of Keras optimizers with `_momentums` and `_velocities`.
     """
 
+    adds_updates = True  # see `moments_of` in _training/local_updates.py
+
     def build(self, variables: Sequence[keras.Variable]) -> None:
         if self.built:
             return
