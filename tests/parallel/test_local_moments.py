@@ -10,7 +10,7 @@ from tests.parallel.in_scope import in_scope
 from tests.parallel.ranks import assert_same_bits_on_all_ranks, from_first
 from tests.parallel.test_delayed import batches, is_horovod
 from tests.parallel.training import compiled, embedding_model, make_model
-from tf_onebit import Delayed, FullPrecision, OneBit, WarmStart
+from tf_onebit import Auto, Delayed, FullPrecision, OneBit, WarmStart
 
 STEPS = 5
 
@@ -49,6 +49,12 @@ CASES = {
     "adam": (adam(amsgrad=True, clipnorm=0.1), {}, {}),
     "adamw": (adamw, {}, {}),
     "embeddings": (momentum(nesterov=True), {"make": embedding_model}, {}),
+    # In full precision, whatever it decides.
+    "auto": (
+        adam(),
+        {"exchange": Auto(WarmStart(Delayed(OneBit(moments="local")), steps=1000))},
+        {},
+    ),
     "delayed_in_a_loop": (adam(), {"delay": 2}, {"steps_per_execution": 2}),
     "delayed_sums": (adam(gradient_accumulation_steps=2), {"delay": 1}, {}),
 }
@@ -58,11 +64,19 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_weights_move_by_the_mean_of_the_workers_own_updates(name, world_size):
     optimizer, settings, arguments = CASES[name]
-    exchange = Delayed(Exact(), settings["delay"]) if "delay" in settings else Exact()
-    model = model_with(exchange, optimizer, settings.get("make", make_model), **arguments)
+    exchange = settings.get("exchange", Exact())
+    if "delay" in settings:
+        exchange = Delayed(exchange, settings["delay"])
+    make = settings.get("make", make_model)
+    model = model_with(exchange, optimizer, make, **arguments)
     model.fit(batches(world_size).filter(lambda *_: True), epochs=2, verbose=0)
     assert_same_bits_on_all_ranks(model.get_weights())
-    expected = from_first(lambda: Apart(optimizer, world_size, **settings).fit(STEPS, epochs=2))
+
+    def reference():
+        delay = settings.get("delay", 0)
+        return Apart(optimizer, world_size, make, delay).fit(STEPS, epochs=2)
+
+    expected = from_first(reference)
     for weights, other in zip(model.get_weights(), expected, strict=True):
         np.testing.assert_allclose(weights, other, rtol=1e-4, atol=1e-5)
     steps = model.optimizer.gradient_accumulation_steps or 1

@@ -38,10 +38,12 @@ def moments_of(optimizer, exchange):
         optimizer: `keras.optimizers.Optimizer` that updates weights.
         exchange: the user's exchange.
     """
-    is_plain = isinstance(optimizer, keras.optimizers.SGD) and not optimizer.momentum
+    rule = original_class(optimizer).update_step
+    is_plain = rule is keras.optimizers.SGD.update_step and not optimizer.momentum
     if innermost(exchange).moments == "after" or is_plain:
         return "after"
-    if not _adds_updates(optimizer):
+    is_known = rule in [known.update_step for known in _ADDING]
+    if not getattr(optimizer, "adds_updates", is_known):
         name = type(optimizer).__name__
         warnings.warn(
             f'Workers exchange gradients, because {name} is not known to work with moments="local"'
@@ -54,12 +56,6 @@ def moments_of(optimizer, exchange):
         )
         return "after"
     return "local"
-
-
-def _adds_updates(optimizer):
-    cls = original_class(optimizer)
-    is_known = cls.update_step in [known.update_step for known in _ADDING]
-    return getattr(optimizer, "adds_updates", is_known)
 
 
 class LocalUpdates:

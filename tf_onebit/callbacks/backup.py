@@ -142,13 +142,14 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._number = manifest["number"]
         self._tell_settings(manifest)
         mine = self._mine(states)
+        if len(states) != self._workers.count or manifest["workers"] != self._workers.world_size:
+            mine = mine | training_state.averaged_moments(self.model, states)
         if manifest["workers"] != self._workers.world_size:
             print(
                 f"Resuming a run of {manifest['workers']} workers with {self._workers.world_size} "
                 "workers: the gradients that had not been sent yet are divided among them."
             )
             parts = 1 if len(states) == self._workers.count else self._workers.count
-            mine = mine | training_state.averaged_moments(self.model, states)
             mine = mine | training_state.accumulated_anew(self.model, states, parts)
         training_state.assign_variables(self.model, mine)
         training_state.load_exchanges(self.model, states)

@@ -192,7 +192,7 @@ def accumulated_anew(model, states, parts):
 
 
 def averaged_moments(model, states):
-    """Averages the moments of workers that have their own, for another number of workers.
+    """Averages the moments of workers that have their own, for other workers or processes.
 
     The mean of the workers' next updates stays what it would have been, if these are linear in the
     moments, as with momentum.
@@ -204,11 +204,14 @@ def averaged_moments(model, states):
     Returns:
         Dictionary of NumPy arrays that replace entries in the state of each process.
     """
-    averaged = {}
+    averaged, exchanges = {}, gradient_exchanges_of(model)
     for i, optimizer in enumerate(optimizers_of(model)):
         exchange = getattr(inner_optimizer(optimizer), "gradient_exchange", None)
-        if exchange is None or exchange.moments == "after":
+        if exchange not in exchanges:
             continue
+        key = f"exchange_{exchanges.index(exchange)}/moments"
+        if all(str(state.get(key, "after")) == "after" for state in states):
+            continue  # all workers have the same
         for j, variable in enumerate(optimizer.variables):
             copies, name = copies_of(variable), f"optimizer_{i}/{j}#"
             arrays = [a for state in states for key, a in state.items() if key.startswith(name)]

@@ -18,7 +18,45 @@ class Exact(FullPrecision):
     moments = "local"
 
 
+class Heavy(keras.optimizers.SGD):
+    """Momentum, written by a user."""
+
+    def update_step(self, gradient, variable, learning_rate):
+        velocity = self.momentums[self._get_variable_index(variable)]
+        self.assign(velocity, self.momentum * velocity + gradient)
+        self.change(variable, -learning_rate * velocity)
+
+    def change(self, variable, update):
+        self.assign_add(variable, update)
+
+
+class Telling(Heavy):
+    adds_updates = True
+
+
+class TwiceChanging(Telling):
+    def change(self, variable, update):
+        self.assign_add(variable, update / 2)
+        self.assign_sub(variable, -update / 2)
+
+
+class Assigning(Telling):
+    def change(self, variable, update):
+        self.assign(variable, variable + update)
+
+
+class Bypassing(Telling):
+    def change(self, variable, update):
+        variable.assign_add(update)
+
+
+class Named(keras.optimizers.Adam):
+    """A subclass that leaves the update as it is."""
+
+
 OPTIMIZERS = {
+    "of_a_user": lambda: Telling(0.1, momentum=0.9),
+    "subclass": lambda: Named(0.01),
     "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
     "nesterov": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
     "adam": lambda: keras.optimizers.Adam(0.01),
@@ -32,6 +70,9 @@ OPTIMIZERS = {
     "lion": lambda: keras.optimizers.Lion(0.01),
     "lamb": lambda: keras.optimizers.Lamb(0.01),
     "adafactor": lambda: keras.optimizers.Adafactor(0.01),
+    "muon": lambda: keras.optimizers.Muon(0.01),
+    "rectified_adam": lambda: tf_onebit.optimizers.RectifiedAdam(0.01),
+    "moved_nadam": lambda: tf_onebit.optimizers.Nadam(0.01),
     "global_clipped": lambda: keras.optimizers.SGD(0.01, momentum=0.9, global_clipnorm=0.5),
     "normalized_adagrad": lambda: tf_onebit.optimizers.NormalizedAdaGrad(
         0.01, time_constant=100, global_batch_size=10, momentum=0.5
@@ -67,11 +108,24 @@ def plainly(make, initial, gradients):
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.filterwarnings("error:Workers exchange gradients")
 def test_workers_make_the_mean_of_what_keras_would_do_with_their_gradients(rng, name):
     make = OPTIMIZERS[name]
-    initial = gradients_of(rng)
-    gradients = [[gradients_of(rng) for _ in DEVICES] for _ in range(STEPS)]
-    strategy = tf_onebit.distribute.MirroredStrategy(Exact(), DEVICES)
+    initial, gradients = gradients_of(rng), gradients_of_steps(rng)
+    weights, optimizer = trained(make, Exact(), initial, gradients)
+    expected = plainly(make, initial, gradients)
+    for mine, value in zip(weights, expected, strict=True):
+        np.testing.assert_allclose(mine, value, rtol=1e-4, atol=1e-6)
+    assert int(optimizer.iterations.numpy()) == STEPS
+
+
+def gradients_of_steps(rng):
+    return [[gradients_of(rng) for _ in DEVICES] for _ in range(STEPS)]
+
+
+def trained(make, exchange, initial, gradients):
+    """Returns weights and the optimizer after steps in the scope of a strategy."""
+    strategy = tf_onebit.distribute.MirroredStrategy(exchange, DEVICES)
     with strategy.scope():
         variables = [keras.Variable(array) for array in initial]
         optimizer = make()
@@ -88,7 +142,46 @@ def test_workers_make_the_mean_of_what_keras_would_do_with_their_gradients(rng, 
 
     for of_step in gradients:
         step(*(np.stack(of_variable) for of_variable in zip(*of_step, strict=True)))
-    expected = plainly(make, initial, gradients)
-    for variable, value in zip(variables, expected, strict=True):
-        np.testing.assert_allclose(variable.numpy(), value, rtol=1e-4, atol=1e-6)
-    assert int(optimizer.iterations.numpy()) == STEPS
+    return [variable.numpy() for variable in variables], optimizer
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Heavy(0.1, momentum=0.9),
+        lambda: keras.optimizers.Ftrl(0.1),
+        lambda: keras.optimizers.ScheduleFreeAdamW(0.01),
+    ],
+    ids=["of_a_user", "ftrl", "schedule_free"],
+)
+def test_optimizers_that_may_not_add_their_updates_exchange_gradients(rng, make):
+    initial, gradients = gradients_of(rng), gradients_of_steps(rng)
+    told = 'not known to work with moments="local".*adds_updates = True.*moments="after"'
+    with pytest.warns(UserWarning, match=told):
+        weights, optimizer = trained(make, Exact(), initial, gradients)
+    expected, _ = trained(make, FullPrecision(), initial, gradients)
+    for mine, value in zip(weights, expected, strict=True):
+        np.testing.assert_array_equal(mine, value)
+    assert optimizer.gradient_exchange.moments == "after"
+
+
+@pytest.mark.parametrize(
+    ("cls", "how"),
+    [(TwiceChanging, "more than once"), (Assigning, "by self.assign"), (Bypassing, "not at all")],
+)
+def test_updates_that_are_not_what_an_optimizer_says_are_an_error(rng, cls, how):
+    with pytest.raises(ValueError, match=f"{cls.__name__}.update_step must.*{how}.*Rewrite it"):
+        trained(
+            lambda: cls(0.1, momentum=0.9), Exact(), gradients_of(rng), gradients_of_steps(rng)[:1]
+        )
+
+
+def test_without_moments_bits_are_the_same(rng):
+    initial, gradients = gradients_of(rng), gradients_of_steps(rng)
+    exchange = tf_onebit.OneBit(moments="local", min_size=0)
+    weights, optimizer = trained(lambda: keras.optimizers.SGD(0.1), exchange, initial, gradients)
+    plain = tf_onebit.OneBit(min_size=0)
+    expected, _ = trained(lambda: keras.optimizers.SGD(0.1), plain, initial, gradients)
+    for mine, value in zip(weights, expected, strict=True):
+        np.testing.assert_array_equal(mine, value)
+    assert optimizer.gradient_exchange.moments == "after"
