@@ -260,7 +260,9 @@ class OneBit(Exchange):
 
     def load_state(self, states: Sequence[State], ratio: float = 1.0) -> None:
         if self._scales is not None:
-            self._scales.load_state(states[0])
+            # All workers have the same, but only their own with the same number of workers.
+            is_alike = len(states) == self.world_size
+            self._scales.load_state(states[self.rank if is_alike else 0])
         if len(states) == self.world_size:
             mine = states[self.rank]
             self.worker_residual.assign(ratio * mine["worker_residual"])

@@ -109,7 +109,9 @@ def test_scales_are_resumed(rng, world_size):
     template = WarmStart(OneBit(moments="local"), WARM)
     resumed = build_workers(template, specs_of(SHAPES), world_size)
     for worker in resumed:
-        worker.load_state(states)
+        # With the same number of workers, each reads its own state only.
+        known = range(2) if world_size == 3 else [worker.rank]
+        worker.load_state([state if i in known else {} for i, state in enumerate(states)])
     if world_size == 2:
         updates = updates_of(rng, sizes)
         for mine, other in zip(
