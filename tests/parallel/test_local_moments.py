@@ -1,5 +1,7 @@
 """Optimizers whose moments are each worker's own: workers exchange updates."""
 
+import pathlib
+
 import keras
 import numpy as np
 import pytest
@@ -7,10 +9,11 @@ import pytest
 import tf_onebit.horovod as hvd
 from tests.parallel.apart import Apart
 from tests.parallel.in_scope import in_scope
-from tests.parallel.ranks import assert_same_bits_on_all_ranks, from_first
+from tests.parallel.ranks import assert_same_bits_on_all_ranks, from_first, gather
 from tests.parallel.test_delayed import batches, is_horovod
 from tests.parallel.training import compiled, embedding_model, make_model
 from tf_onebit import Auto, Delayed, FullPrecision, OneBit, WarmStart
+from tf_onebit.callbacks import BackupAndRestore
 
 STEPS = 5
 
@@ -81,6 +84,24 @@ def test_weights_move_by_the_mean_of_the_workers_own_updates(name, world_size):
         np.testing.assert_allclose(weights, other, rtol=1e-4, atol=1e-5)
     steps = model.optimizer.gradient_accumulation_steps or 1
     assert int(model.optimizer.iterations.numpy()) == 2 * STEPS // steps
+
+
+@pytest.mark.workers(2, engines=["horovod", "tensorflow"])
+def test_a_resumed_run_has_the_same_bits(world_size, tmp_path):
+    directory = pathlib.Path(gather(str(tmp_path))[0])
+
+    def fit(name, epochs):
+        """Trains, or goes on where an earlier call with the same name has ended."""
+        exchange = WarmStart(OneBit(moments="local", min_size=0), steps=STEPS)
+        model = model_with(exchange, adam())
+        backup = BackupAndRestore(directory / name, delete_checkpoint=False)
+        model.fit(batches(world_size), epochs=epochs, verbose=0, callbacks=[backup])
+        return [np.array(v) for v in (*model.weights, *model.optimizer.variables)]
+
+    fit("interrupted", epochs=2)
+    resumed, expected = fit("interrupted", epochs=3), fit("whole", epochs=3)
+    for mine, theirs in zip(resumed, expected, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
 
 
 @pytest.mark.workers(2, engines=["horovod", "tensorflow"])

@@ -1,15 +1,20 @@
 """Updates of each worker's own gradients, exchanged in place of gradients."""
 
+import contextlib
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tf_onebit
+from tf_onebit._framework_internals.tf_variables import copies_of
+from tf_onebit.callbacks import BackupAndRestore
 from tf_onebit.exchanges import FullPrecision
 
 DEVICES = ["CPU:0", "CPU:1"]
 STEPS = 4
+X, LABELS = np.eye(12, 6, dtype=np.float32), np.arange(12) % 5
 
 
 class Exact(FullPrecision):
@@ -185,3 +190,41 @@ def test_without_moments_bits_are_the_same(rng):
     for mine, value in zip(weights, expected, strict=True):
         np.testing.assert_array_equal(mine, value)
     assert optimizer.gradient_exchange.moments == "after"
+
+
+def fit(exchange, devices, directory, epochs):
+    """Trains, or goes on where an earlier call has ended. Returns the model's optimizer."""
+    with tf_onebit.distribute.MirroredStrategy(exchange, devices).scope():
+        model = keras.Sequential([keras.Input([6]), keras.layers.Dense(5)])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss=loss)
+    backup = BackupAndRestore(directory, delete_checkpoint=False)
+    model.fit(X, LABELS, batch_size=6, epochs=epochs, verbose=0, callbacks=[backup])
+    return model.optimizer
+
+
+def velocities(optimizer):
+    """Returns the velocities of all workers: a list of arrays per variable."""
+    return [[c.numpy() for c in copies_of(variable)] for variable in optimizer.momentums]
+
+
+@pytest.mark.parametrize("moments", ["local", "after"])
+def test_other_workers_go_on_with_the_mean_of_the_moments(tmp_path, moments):
+    before = velocities(fit(tf_onebit.OneBit(moments="local"), DEVICES, tmp_path, epochs=1))
+    assert not np.array_equal(*before[0])
+    told = "Training goes on with moments='local', with which it began"
+    is_told = pytest.warns(match=told) if moments == "after" else contextlib.nullcontext()
+    with is_told:
+        resumed = fit(tf_onebit.OneBit(moments=moments), [*DEVICES, "CPU:2"], tmp_path, epochs=1)
+    assert resumed.gradient_exchange.moments == "local"
+    for mine, of_workers in zip(velocities(resumed), before, strict=True):
+        mean = np.mean(of_workers, axis=0, dtype=np.float64).astype(np.float32)
+        np.testing.assert_array_equal(mine, 3 * [mean])
+
+
+def test_moments_of_exchanged_gradients_go_on(tmp_path):
+    fit(tf_onebit.OneBit(), DEVICES, tmp_path, epochs=1)
+    with pytest.warns(match="Training goes on with moments='after', with which it began"):
+        resumed = fit(tf_onebit.OneBit(moments="local"), DEVICES, tmp_path, epochs=2)
+    for of_workers in velocities(resumed):
+        np.testing.assert_array_equal(*of_workers)
