@@ -109,6 +109,12 @@ def test_sources_of_a_tape_must_be_variables():
         hvd.DistributedGradientTape(tape, OneBit()).gradient(y, [x])
 
 
+def test_a_tape_has_no_moments():
+    hvd.init()
+    with pytest.raises(ValueError, match="A tape returns gradients, and has no moments.*'local'"):
+        hvd.DistributedGradientTape(tf.GradientTape(), OneBit(moments="local"))
+
+
 def optimizer():
     return keras.optimizers.SGD(0.01)
 

@@ -3,6 +3,7 @@
 import math
 
 from tf_onebit._bmuf.variables import CORRECTIONS
+from tf_onebit._training.building import require_no_local_moments
 from tf_onebit._validation import is_number, is_whole
 from tf_onebit.exchanges.schedule import delay_of, innermost
 
@@ -54,6 +55,9 @@ def check_exchange(exchange):
             "BlockMomentum applies the change of a block at once, so its exchange cannot be "
             "delayed. Received: exchange=Delayed(...). Pass the exchange without Delayed."
         )
+    require_no_local_moments(
+        exchange, "BlockMomentum exchanges changes of the model, which are no updates of one step."
+    )
 
 
 def momentum_of_time_constant(time_constant, sync_period):

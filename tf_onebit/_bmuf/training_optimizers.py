@@ -7,6 +7,7 @@ from tf_onebit._framework_internals.keras_models import strategy_of
 from tf_onebit._framework_internals.keras_optimizers import batch_counter_of
 from tf_onebit._framework_internals.tf_variables import copies_of
 from tf_onebit._training import fit
+from tf_onebit._training.building import require_no_local_moments
 from tf_onebit._training.model_optimizers import inner_optimizer, optimizers_of
 from tf_onebit.exchanges.schedule import delay_of, innermost
 
@@ -125,6 +126,10 @@ def require_trains_apart(optimizer, model, groups):
             "BlockMomentum averages models, so no gradient may be late at the end of a block. "
             f"Received: {who} with the exchange Delayed. Leave Delayed out with BlockMomentum."
         )
+    require_no_local_moments(
+        gradient_exchange.template,
+        "BlockMomentum takes the workers of a node for one, with the same moments.",
+    )
     is_local = innermost(gradient_exchange.template).trains_apart
     template = serialize(gradient_exchange.template)["class"].split(":")[-1]
     if groups is None and not is_local:

@@ -39,6 +39,19 @@ def with_moments(exchange: AnyExchange, moments: Moments) -> AnyExchange:
     return with_innermost(exchange, inner.from_config(config | {"moments": moments}))
 
 
+def require_no_local_moments(exchange: AnyExchange, reason: str) -> None:
+    """Raises ValueError if an exchange is for moments of each worker's own gradients.
+
+    Args:
+        exchange: the user's exchange.
+        reason: why there cannot be any: a sentence.
+    """
+    if innermost(exchange).moments == "local":
+        raise ValueError(
+            f"{reason} Received: moments='local' in exchange={exchange!r}. Pass moments='after'."
+        )
+
+
 def build(template, specs, scope, engine, unit=1.0):
     """Builds clones of `template`, after a check that all workers agree.
 

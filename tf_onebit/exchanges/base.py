@@ -43,6 +43,36 @@ class Exchange(DeprecatedNames, Configurable, tf.Module):
     stages. docs/your_own_exchange.md shows a whole one. An exchange does not decide when its
     stages run: `WarmStart` and `Delayed` work with every exchange.
 
+    **Moments.** Optimizers with momentum, and optimizers such as Adam, keep moments: averages of
+    gradients, or of their squares. With `moments="after"`, workers exchange gradients, and all have
+    the moments of the exchanged ones. With `moments="local"`, worker k of K keeps moments of its
+    own gradients, and workers exchange the updates u_k of the weights w. For example Adam::
+
+        m_k <- beta_1 m_k + (1 - beta_1) g_k
+        v_k <- beta_2 v_k + (1 - beta_2) g_k^2
+        u_k = -learning_rate m_k / (1 - beta_1^t) / (sqrt(v_k / (1 - beta_2^t)) + epsilon)
+        w   <- w + (u_1 + ... + u_K) / K
+
+    The sum is what the exchange makes of it. Weight decay is not a part of u. For momentum this is
+    the momentum correction of Lin et al. (2018, "Deep Gradient Compression", section 3.2), and for
+    Adam with two quantizations Efficient-Adam (Chen et al. 2022). Compression then disturbs
+    updates, but no moments. This has a price:
+
+    - In full precision, momentum gives the same updates either way. Adam does not: its squares are
+      those of smaller minibatches. So "local" is not better for every model. Compare both.
+    - Clipping acts on the gradients of each worker.
+    - Residuals have the learning rate of the step in which they arose.
+    - Updates are dense, also those of `tf.IndexedSlices`.
+    - The optimizer's state differs between workers. A saved model has that of worker 0, and so
+      have all workers after a broadcast of variables. `tf_onebit.callbacks.BackupAndRestore` keeps
+      the state of each worker. Other numbers of workers go on with the mean of their moments.
+
+    "local" works with all optimizers of Keras and of this package, except with Ftrl and
+    ScheduleFreeAdamW. With these, and with an optimizer that has an `update_step` of its own,
+    workers exchange gradients, and get a warning. To use "local", write `adds_updates = True` in
+    the body of its class. It says that `update_step` changes the variable only once, by
+    `self.assign_add` or `self.assign_sub`, and does not read it after that.
+
     Args:
         bucket_bytes: size of a bucket of gradients, before compression. A bucket travels while
             the backward pass computes the gradients of the next.
@@ -58,9 +88,7 @@ class Exchange(DeprecatedNames, Configurable, tf.Module):
         can_be_delayed: whether a later step can deliver its messages.
         trains_apart: whether workers keep their own gradients.
         suits_moments: whether it suits optimizers that average gradients (momentum, Adam).
-        moments: "local" if each worker keeps the optimizer's moments of its own gradients, and
-            workers exchange the updates. "after" if workers exchange gradients, and keep moments
-            of the exchanged ones. Without moments, as in plain SGD, workers exchange gradients.
+        moments: "local" or "after", see above. Without moments, as in plain SGD, both are the same.
         advised_warm_up: number of steps in full precision that a plan advises before it.
         built: whether `build` has been called, which sets `specs`, `rank`, `world_size`, `scope`
             and `unit` to its arguments.

@@ -62,8 +62,15 @@ class OneBit(Exchange):
         local_transforms: the same, applied by each worker to its own gradients before they are
             quantized. With transforms of either kind, `tf.IndexedSlices` become dense, and
             gradients that are exchanged in full precision are transformed as well.
-        moments: "after" or "local", see `Exchange`. With "local", updates are scaled before they
-            are quantized: see `ValueScales`. The scales are learned in a `WarmStart`.
+        moments: "after": optimizers average exchanged gradients. "local": each worker averages its
+            own, and sends the update of its weights: see `Exchange` for equations and limits. Then
+            the residuals are those of updates, and a `WarmStart` is needed. In it, each value
+            learns a scale from the exchanged updates U, which costs one float32 per value::
+
+                v <- 0.95 v + 0.05 U^2        s = sqrt(v) / sqrt(mean(v)) + 0.01
+
+            Updates are divided by s before they are quantized, and multiplied by it afterwards.
+            So a value that has never moved hardly moves. Without a warm start, s is 1.
 
     Raises:
         ValueError: if a size is not positive, sizes contradict each other, a transform or

@@ -64,6 +64,10 @@ class Threshold(Exchange):
         coding: "packed": one word per value. "golomb_rice": the gaps between indices take only
             as many bits as they need, at the cost of some time to code them.
         bucket_bytes, exclude: see `Exchange`.
+        moments: "after": optimizers average exchanged gradients. "local": each worker averages its
+            own, and sends the update of its weights: see `Exchange` for equations and limits. Then
+            tau is in units of updates, which contain the learning rate. `target_density` follows
+            a schedule of the learning rate, and a fixed `tau` does not.
 
     Raises:
         ValueError: if tau is not positive and finite, the density is not between 0 and 1, both

@@ -9,7 +9,7 @@ import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
 
-from tf_onebit._training.building import RequestedExchange
+from tf_onebit._training.building import RequestedExchange, require_no_local_moments
 from tf_onebit._training.gradient_exchange import GradientExchange
 from tf_onebit.exchanges.schedule import AnyExchange, delay_of
 from tf_onebit.horovod.compression import Compressor, requested_exchange
@@ -88,6 +88,11 @@ class DistributedGradientTape:
                 "tf_onebit.horovod.DistributedOptimizer, which skips the update while no "
                 "gradients are there."
             )
+        require_no_local_moments(
+            template,
+            "A tape returns gradients, and has no moments. To exchange updates, use "
+            "tf_onebit.horovod.DistributedOptimizer.",
+        )
         made = _exchanges.setdefault(template, {})
         key = op, process_set, device_dense
         if key not in made:

@@ -35,7 +35,8 @@ class NormalizedAdaGrad(keras.optimizers.Optimizer):
     velocity' results from velocity as g' from g. Nesterov's momentum uses
     (g or g') + momentum * velocity instead of the velocity.
 
-    Gradients are exchanged first, so all workers have the same state.
+    Gradients are exchanged first, so all workers have the same state, unless the exchange has
+    `moments="local"`.
     `tf_onebit.transforms.NormalizedAdaGrad` can normalize each worker's own gradients, or normalize
     1 / world_size of the model per worker. `tf.IndexedSlices` are made dense, because the averages
     of rows without gradients decay, too. Averages are at least float32 for every type of variables.

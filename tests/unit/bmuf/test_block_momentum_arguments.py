@@ -35,6 +35,7 @@ ARGUMENTS = [
     ({"groups": "rack"}, "groups must be None or \"node\". Received: groups='rack'"),
     ({"exchange": "one_bit"}, "exchange must be a tf_onebit.Exchange.*'one_bit' of type str"),
     ({"exchange": Delayed(OneBit())}, "cannot be delayed. Received: exchange=Delayed"),
+    ({"exchange": OneBit(moments="local")}, "no updates of one step. Received: moments='local'"),
 ]  # fmt: skip
 
 
@@ -125,6 +126,11 @@ REFUSED = {
         lambda: make_model(exchange=Delayed(OneBit())),
         {"groups": "node"},
         "with the exchange Delayed. Leave Delayed out with BlockMomentum",
+    ),
+    "of_other_moments": (
+        lambda: make_model(exchange=OneBit(moments="local")),
+        {"groups": "node"},
+        "the workers of a node for one, with the same moments. Received: moments='local'",
     ),
     "groups_that_do_not_exchange": (
         lambda: make_model(),

@@ -172,7 +172,11 @@ def test_optimizers_that_may_not_add_their_updates_exchange_gradients(rng, make)
 
 @pytest.mark.parametrize(
     ("cls", "how"),
-    [(TwiceChanging, "more than once"), (Assigning, "by self.assign"), (Bypassing, "of the variable")],
+    [
+        (TwiceChanging, "more than once"),
+        (Assigning, "by self.assign"),
+        (Bypassing, "of the variable"),
+    ],
 )
 def test_updates_that_are_not_what_an_optimizer_says_are_an_error(rng, cls, how):
     with pytest.raises(ValueError, match=f"{cls.__name__}.update_step must.*{how}. Rewrite it"):
