@@ -1,16 +1,25 @@
 #!/usr/bin/env bash
 # Checks the kernels on a GPU in about three minutes: build, tests, speed, counters, sanitizers.
 #
-#     tools/gpu_check.sh [FOLDER FOR RESULTS] [--device emulated]
+#     tools/gpu_check.sh [--device emulated] [FOLDER FOR RESULTS]
 #
 # It needs nvcc 12 or later, CuPy, pytest, pytest-xdist and NumPy, but no TensorFlow. PyTorch and ncu
 # are used if they are there. A stage that fails or takes too long does not stop the others. The last
-# lines name the stages that failed, and the exit status is their number.
+# line names the stages that failed, and the exit status is their number.
 set -uo pipefail
+device=cuda
+results=
+while [ $# -gt 0 ]; do
+  case $1 in
+    --device) device=$2; shift 2 ;;
+    *) results=$(realpath -m "$1"); shift ;;
+  esac
+done
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-results=${1:-results/gpu_check}
-device=${3:-cuda}
+results=${results:-results/gpu_check}
 python=${PYTHON:-python3}
+# Tests that are neither emulated nor have a twin that is, run as well.
+if [ "$device" = cuda ]; then tests="not emulated"; else tests="not cuda"; fi
 mkdir -p "$results"
 export PYTHONUNBUFFERED=1 PATH="$PATH:/usr/local/cuda/bin"
 failed=()
@@ -60,7 +69,8 @@ COUNTERS+=",sm__warps_active.avg.pct_of_peak_sustained_active,launch__registers_
 stage facts 20 bash -c facts
 cat "$results/facts.log"
 stage build 90 bash -c build
-stage tests 120 "$python" -m pytest -q -n 8 tests/gpu -k "$device" --ignore tests/gpu/test_sanitizer.py -rs
+stage tests 180 "$python" -m pytest -q -n 8 tests/gpu -k "$tests" -rs \
+  --ignore tests/gpu/test_sanitizer.py --ignore tests/gpu/test_check.py
 tail -n 3 "$results/tests.log"
 if [ "$device" = cuda ]; then
   # Nothing else may use the GPU meanwhile.
@@ -72,7 +82,8 @@ if [ "$device" = cuda ]; then
       --rows "1-bit encode" "1-bit decode" "1-bit aggregate of 8" "1-bit decode and sum of 8" \
       "threshold encode" "threshold decode and sum of 8" "block update" \
       --output "$results/of_counters.json"
-    "$python" tools/gpu_counters.py "$results/counters.log"
+    stage table 10 "$python" tools/gpu_counters.py "$results/counters.log"
+    cat "$results/table.log"
   fi
   # The tools share the GPU.
   stage sanitizers 150 "$python" -m pytest -q -n 4 tests/gpu/test_sanitizer.py

@@ -5,7 +5,6 @@
 
 #include <cuda_runtime.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <utility>
 
@@ -121,7 +120,7 @@ __device__ void Store4(const T (&from)[4], int64_t left, bool aligned, T* to) {
   }
 }
 
-// Which values exist in a run of a known size: all of them, or the first `count`. Code for all of
+// Which values exist in a span of a known size: all of them, or the first `count`. Code for all of
 // them has no comparisons.
 template <int kSize>
 struct AllValues {
@@ -136,7 +135,7 @@ struct FirstValues {
   __device__ int OfFour(int i) const { return count - i < 4 ? count - i : 4; }
 };
 
-// Calls work with the values that exist in a run of at most kSize.
+// Calls work with the values that exist in a span of at most kSize.
 template <int kSize, typename Work>
 __device__ void WithExisting(int64_t count, const Work& work) {
   if (count >= kSize) {
@@ -146,7 +145,7 @@ __device__ void WithExisting(int64_t count, const Work& work) {
   }
 }
 
-// A run of values in the registers of a warp. Value 32 * m + lane is in at[m] of a thread, as in
+// A span of values in the registers of a warp. Value 32 * m + lane is in at[m] of a thread, as in
 // the words of codes and the lanes of sums. So each load and store of a warp is of 32 values in a
 // row.
 template <int kPerLane>
@@ -154,8 +153,8 @@ struct WarpValues {
   static constexpr int kSize = kPerLane * kWarpSize;
   float at[kPerLane];
 
-  // Returns the index of at[m] in the run.
-  __device__ static int IndexOf(int m) { return m * kWarpSize + LaneOfThread(); }
+  // Returns which value of the span at[m] is.
+  __device__ static int ValueOf(int m) { return m * kWarpSize + LaneOfThread(); }
 
   // Loads values. Those that do not exist become zeros.
   template <typename T, typename Existing>
@@ -163,7 +162,7 @@ struct WarpValues {
     values += LaneOfThread();
 #pragma unroll
     for (int m = 0; m < kPerLane; ++m) {
-      at[m] = existing.Has(IndexOf(m)) ? ToFloat(values[m * kWarpSize]) : 0.0f;
+      at[m] = existing.Has(ValueOf(m)) ? ToFloat(values[m * kWarpSize]) : 0.0f;
     }
   }
 
@@ -180,7 +179,7 @@ struct WarpValues {
     values += LaneOfThread();
 #pragma unroll
     for (int m = 0; m < kPerLane; ++m) {
-      if (existing.Has(IndexOf(m))) values[m * kWarpSize] = at[m];
+      if (existing.Has(ValueOf(m))) values[m * kWarpSize] = at[m];
     }
   }
 };
@@ -211,7 +210,7 @@ __device__ inline void SumLanesOnBlock(double* lanes) {
   }
 }
 
-// Computes SumOfMany on a block of kManyLanes threads. Thread 0 returns the sum.
+// Computes SumOfMany on a block of kManyLanes threads. Thread 0 returns the sum, others 0.
 __device__ inline double SumOfManyOnBlock(const double* sums, int64_t count) {
   __shared__ double lanes[kManyLanes];
   const int thread = static_cast<int>(threadIdx.x);

@@ -1,11 +1,11 @@
 // The decoding of one-bit messages on a GPU. Time goes to memory: the values are written once.
 
-#include <algorithm>
+#include "kernels/one_bit_gpu.h"
+
 #include <type_traits>
 
 #include "kernels/gpu.h"
-#include "kernels/one_bit_gpu.h"
-#include "kernels/one_bit_runs_gpu.h"
+#include "kernels/one_bit_common_gpu.h"
 
 namespace tf_onebit {
 namespace gpu {
@@ -22,23 +22,23 @@ __global__ __launch_bounds__(kThreads) void SumPlain(const __grid_constant__ Lay
   plain[i] = sum;
 }
 
-// A thread decodes four values at a time, and a warp 512 in a row. In such a run, vector v of a
-// thread begins at AtOf(v), and has its codes in word WordOf(v).
+// A thread decodes four values at a time, and a warp 512 in a row: a span. Vector v of a thread begins
+// at value ValueOf(v) of the span, and has its codes in word WordOf(v).
 constexpr int kDecodeVectors = 4;
-constexpr int kDecodeRun = kDecodeVectors * 4 * kWarpSize;
+constexpr int kDecodeSpan = kDecodeVectors * 4 * kWarpSize;
 
-__device__ int AtOf(int v) { return (v * kWarpSize + LaneOfThread()) * 4; }
+__device__ int ValueOf(int v) { return (v * kWarpSize + LaneOfThread()) * 4; }
 __device__ int WordOf(int v) { return v * 4 + LaneOfThread() / (kWordBits / 4); }
 
-// Calls work(which values exist, whether vectors are aligned) for a run of which `left` values are
-// left. Nearly all runs are whole and aligned, and their code has no branches.
+// Calls work(which values exist, whether vectors are aligned) for a span of which `left` values are
+// left. Nearly all are whole and aligned, and their code has no branches.
 template <typename T, typename Work>
-__device__ void WithRun(const T* values, int64_t left, const Work& work) {
+__device__ void WithSpan(const T* values, int64_t left, const Work& work) {
   const bool aligned = IsAligned(values);
-  if (left >= kDecodeRun && aligned) {
-    work(AllValues<kDecodeRun>{}, std::true_type{});
+  if (left >= kDecodeSpan && aligned) {
+    work(AllValues<kDecodeSpan>{}, std::true_type{});
   } else {
-    work(FirstValues{static_cast<int>(left < kDecodeRun ? left : kDecodeRun)}, aligned);
+    work(FirstValues{static_cast<int>(left < kDecodeSpan ? left : kDecodeSpan)}, aligned);
   }
 }
 
@@ -59,7 +59,7 @@ constexpr int kDecodeSumRounds = 2, kDecodeSumBlocks = 4;
 __global__ __launch_bounds__(kThreads, kDecodeSumBlocks) void DecodeSumColumns(
     const __grid_constant__ LayoutView layout, int64_t rank, const int32_t* messages,
     float* aggregate) {
-  using Staged = StagedMessages<kDecodeRun / kWordBits>;
+  using Staged = StagedMessages<kDecodeSpan / kWordBits>;
   __shared__ Staged staging[kWarps];
   Staged& staged = staging[WarpOfThread()];
   const ShardStart first = layout.shards[rank];
@@ -70,13 +70,13 @@ __global__ __launch_bounds__(kThreads, kDecodeSumBlocks) void DecodeSumColumns(
                         reinterpret_cast<const uint32_t*>(from + place.codes) + value / kWordBits,
                         stride, num_messages - message, place.column.count - value);
   };
-  const auto work = [&](const Place& place, Staged::Part part) {
+  const auto work = [&](const Place& place, Staged::OfThread mine) {
     float* const values = aggregate + place.column.value - first.value;
-    for (int64_t begin = 0; begin < place.column.count; begin += kDecodeRun) {
+    for (int64_t begin = 0; begin < place.column.count; begin += kDecodeSpan) {
       float sums[kDecodeVectors][4] = {};
       for (int64_t k = 0; k < num_messages; k += Staged::kMessages) {
-        if (begin != 0 || k != 0) part = read(place, k, begin);
-        staged.Put(part);
+        if (begin != 0 || k != 0) mine = read(place, k, begin);
+        staged.Put(mine);
         const int left = Staged::OfChunk(num_messages - k);
 #pragma unroll 4
         for (int i = 0; i < left; ++i) {
@@ -91,10 +91,10 @@ __global__ __launch_bounds__(kThreads, kDecodeSumBlocks) void DecodeSumColumns(
         }
       }
       float* const out = values + begin;
-      WithRun(out, place.column.count - begin, [&](const auto& existing, const auto& aligned) {
+      WithSpan(out, place.column.count - begin, [&](const auto& existing, const auto& aligned) {
 #pragma unroll
         for (int v = 0; v < kDecodeVectors; ++v) {
-          const int at = AtOf(v);
+          const int at = ValueOf(v);
           if (existing.Has(at)) Store4(sums[v], existing.OfFour(at), aligned, out + at);
         }
       });
@@ -104,7 +104,7 @@ __global__ __launch_bounds__(kThreads, kDecodeSumBlocks) void DecodeSumColumns(
                               [&](const Place& place) { return read(place, 0, 0); }, work);
 }
 
-// What a thread reads of a message to decode a run of values, or the first run of a column.
+// What a thread reads of a message to decode a span.
 struct Encoded {
   uint32_t words[kDecodeVectors];
   float zero, one;
@@ -121,7 +121,7 @@ __global__ __launch_bounds__(kThreads, kDecodeBlocks) void DecodeColumns(
         messages + place.shard * layout.shard_message_words() + place.codes;
 #pragma unroll
     for (int v = 0; v < kDecodeVectors; ++v) {
-      const bool exists = begin + AtOf(v) < place.column.count;
+      const bool exists = begin + ValueOf(v) < place.column.count;
       encoded->words[v] = exists ? codes[begin / kWordBits + WordOf(v)] : 0;
     }
   };
@@ -137,13 +137,13 @@ __global__ __launch_bounds__(kThreads, kDecodeBlocks) void DecodeColumns(
   const auto work = [&](const Place& place, Encoded encoded) {
     const T zero = FromFloat<T>(scale * encoded.zero), one = FromFloat<T>(scale * encoded.one);
     T* const values = tensors.at[place.column.tensor - first_tensor] + place.column.offset;
-    for (int64_t begin = 0; begin < place.column.count; begin += kDecodeRun) {
+    for (int64_t begin = 0; begin < place.column.count; begin += kDecodeSpan) {
       if (begin != 0) read_codes(place, begin, &encoded);
       T* const out = values + begin;
-      WithRun(out, place.column.count - begin, [&](const auto& existing, const auto& aligned) {
+      WithSpan(out, place.column.count - begin, [&](const auto& existing, const auto& aligned) {
 #pragma unroll
         for (int v = 0; v < kDecodeVectors; ++v) {
-          const int at = AtOf(v);
+          const int at = ValueOf(v);
           T decoded[4];
           Select(encoded.words[v], zero, one, decoded);
           if (existing.Has(at)) Store4(decoded, existing.OfFour(at), aligned, out + at);
@@ -193,8 +193,8 @@ const char* OneBitDecode(const DeviceLayout& layout, FloatType type, const int32
   const LayoutView view = layout.layout.view(layout.table);
   WithType(type, [&](auto zero) {
     using T = decltype(zero);
-    const auto all_sizes = [](int64_t, int64_t) { return true; };
-    ForColumnRuns(layout.layout, all_sizes, [&](const ColumnRun& run) {
+    const auto one_kind = [](int64_t) { return 0; };
+    ForColumnRuns(layout.layout, one_kind, [&](const ColumnRun& run) {
       const int64_t blocks = CeilDiv(run.end - run.first, kDecodeRounds * kWarps);
       Launch(stream, blocks, kThreads, &status, DecodeColumns<T>,
              PointersOf<T>(gradients, run.first_tensor, run.end_tensor), view, run.first_tensor,

@@ -10,7 +10,7 @@
 #include <algorithm>
 
 #include "kernels/gpu.h"
-#include "kernels/one_bit_runs_gpu.h"
+#include "kernels/one_bit_common_gpu.h"
 
 namespace tf_onebit {
 namespace gpu {
@@ -20,25 +20,26 @@ namespace {
 // would read them too slowly.
 constexpr int kSumBlocks = 32;
 constexpr int kLanesPerBlock = kManyLanes / kSumBlocks;
+static_assert(kManyLanes % kSumBlocks == 0 && kLanesPerBlock <= kThreads);
 
-// Memory that encoding hands on to FinishEncode: the sum of squares of each column. The rest is
-// for FinishEncode itself.
+// Memory that encoding hands on to FinishEncode: the sum of squares of each column, and whether a
+// value was not finite. FinishEncode uses the rest for itself.
 struct Scratch {
   double* sums;
   double* lanes;  // the partial sums of SumOfMany
-  struct Counts {
-    uint32_t first_failure;  // the first tensor with a value that is not finite
-    uint32_t sum_blocks;     // how many blocks of threads have added up their lanes, less one
+  struct Flags {
+    uint32_t first_failure;    // the first tensor with a value that is not finite
+    uint32_t finished_blocks;  // of those that add up sums. It begins at -1: one memset sets both.
   };
-  Counts* counts;
+  Flags* flags;
 
   Scratch(void* memory, int64_t num_columns)
       : sums(static_cast<double*>(memory)),
         lanes(sums + num_columns),
-        counts(reinterpret_cast<Counts*>(lanes + kManyLanes)) {}
+        flags(reinterpret_cast<Flags*>(lanes + kManyLanes)) {}
 
   static int64_t Bytes(int64_t num_columns) {
-    return (num_columns + kManyLanes) * sizeof(double) + sizeof(Counts);
+    return (num_columns + kManyLanes) * sizeof(double) + sizeof(Flags);
   }
 };
 
@@ -164,7 +165,7 @@ struct Messages {
       }
 #pragma unroll
       for (int m = 0; m < kPerLane; ++m) {
-        if (!existing.Has(values->IndexOf(m))) values->at[m] = 0;
+        if (!existing.Has(values->ValueOf(m))) values->at[m] = 0;
       }
     }
   };
@@ -187,7 +188,7 @@ __device__ int Encode(const WarpValues<kPerLane>& values, const Existing& existi
 #pragma unroll
   for (int m = 0; m < kPerLane; ++m) {
     const uint32_t word =
-        __ballot_sync(kWholeWarp, work(values.at[m], existing.Has(values.IndexOf(m))));
+        __ballot_sync(kWholeWarp, work(values.at[m], existing.Has(values.ValueOf(m))));
     ones += __popc(word);
     if (m == lane) mine = word;
   }
@@ -203,7 +204,7 @@ __device__ void FailColumn(const Encoding& encoding, const Target<Values>& targe
   if (thread == 0) {
     target.levels[0] = target.levels[1] = 0.0f;
     *target.sum = 0.0;
-    atomicMin(&encoding.scratch.counts->first_failure, static_cast<uint32_t>(target.tensor));
+    atomicMin(&encoding.scratch.flags->first_failure, static_cast<uint32_t>(target.tensor));
   }
 }
 
@@ -235,7 +236,7 @@ __device__ void EncodeColumn(const Encoding& encoding, const Target<Values>& tar
     float sum = 0, deviation = 0;
 #pragma unroll
     for (int m = 0; m < kPerLane; ++m) {
-      if (existing.Has(corrected.IndexOf(m))) sum += corrected.at[m];
+      if (existing.Has(corrected.ValueOf(m))) sum += corrected.at[m];
     }
     sum = WarpSum(sum);
     threshold = Mean(sum, existing.count);
@@ -261,7 +262,7 @@ __device__ void EncodeColumn(const Encoding& encoding, const Target<Values>& tar
     for (int m = 0; m < kPerLane; ++m) {
       const float value = corrected.at[m];
       const float rest = NewResidual(value, CodeOf(value, threshold) ? one : zero);
-      if (existing.Has(corrected.IndexOf(m))) squares += rest * rest;
+      if (existing.Has(corrected.ValueOf(m))) squares += rest * rest;
       corrected.at[m] = rest;
     }
     corrected.Store(existing, target.residual);
@@ -271,8 +272,7 @@ __device__ void EncodeColumn(const Encoding& encoding, const Target<Values>& tar
 }
 
 // Encodes the columns [first, end), of at most 32 * kPerLane values each. A warp encodes one
-// column. Three blocks of threads on a multiprocessor have enough reads in flight, and nvcc would
-// have registers spilled to get more.
+// column. For four blocks of threads on a multiprocessor nvcc spills registers.
 template <typename Source, int kPerLane>
 __global__ __launch_bounds__(kThreads, kPerLane == 16 ? 3 : 1) void EncodeColumns(
     const __grid_constant__ Source source, const __grid_constant__ Encoding encoding, int64_t first,
@@ -410,7 +410,7 @@ __global__ __launch_bounds__(kThreads) void CopyPlain(
   const int64_t run = LastBy(i, runs, num_runs, &PlainRun::first);
   const float value = ToFloat(tensors.at[run][i - runs[run].first]);
   if (!IsFinite(value)) {
-    atomicMin(&encoding.scratch.counts->first_failure, static_cast<uint32_t>(runs[run].tensor));
+    atomicMin(&encoding.scratch.flags->first_failure, static_cast<uint32_t>(runs[run].tensor));
   }
   float* const messages = reinterpret_cast<float*>(encoding.messages + layout.plain_at + i);
   for (int64_t k = 0; k < layout.num_shards; ++k) messages[k * encoding.message_words] = value;
@@ -430,7 +430,7 @@ __device__ void SumColumns(const Scratch& scratch, int64_t num_columns, int bloc
     __threadfence();
   }
   __syncthreads();
-  if (thread == 0) is_last = atomicAdd(&scratch.counts->sum_blocks, 1u) == kSumBlocks - 2u;
+  if (thread == 0) is_last = atomicAdd(&scratch.flags->finished_blocks, 1u) == kSumBlocks - 2u;
   __syncthreads();
   if (!is_last) return;
   __threadfence();
@@ -439,9 +439,9 @@ __device__ void SumColumns(const Scratch& scratch, int64_t num_columns, int bloc
   if (thread == 0) *total = static_cast<float>(lanes[0]);
 }
 
-// Adds up the sums of `num_columns` columns in the first kSumBlocks blocks. The block after them by
-// k writes the flag of message k, and zeroes the rest of it behind levels and codes. Shards differ
-// by a column.
+// Adds up the sums of `num_columns` columns in the first kSumBlocks blocks. Block kSumBlocks + k
+// writes the flag of message k, and zeroes what its levels and codes leave. Shards differ by a
+// column. The bound of 1 lets nvcc take the registers that ReadAhead needs.
 __global__ __launch_bounds__(kThreads, 1) void FinishEncode(
     const __grid_constant__ Encoding encoding, int64_t num_columns, float* sum_of_squares) {
   const int block = static_cast<int>(blockIdx.x);
@@ -455,7 +455,7 @@ __global__ __launch_bounds__(kThreads, 1) void FinishEncode(
   const int64_t codes_end = layout.codes_at + shard[1].word - shard[0].word;
   for (int64_t i = levels_end + thread; i < layout.codes_at; i += kThreads) message[i] = 0;
   for (int64_t i = codes_end + thread; i < layout.plain_at; i += kThreads) message[i] = 0;
-  const uint32_t failure = encoding.scratch.counts->first_failure;
+  const uint32_t failure = encoding.scratch.flags->first_failure;
   if (thread == 0) message[0] = failure == kNoFailure ? 0 : static_cast<int32_t>(1 + failure);
 }
 
@@ -492,7 +492,7 @@ Encoding EncodingOf(const DeviceLayout& layout, const OneBitQuantizer& quantizer
                     int64_t num_columns, void* scratch_memory, cudaStream_t stream,
                     cudaError_t* status) {
   const Scratch scratch(scratch_memory, num_columns);
-  *status = cudaMemsetAsync(scratch.counts, 0xFF, sizeof(*scratch.counts), stream);
+  *status = cudaMemsetAsync(scratch.flags, 0xFF, sizeof(*scratch.flags), stream);
   return {layout.layout.view(layout.table), quantizer.rule, quantizer.residual, messages,
           message_words,                    first_shard,    scratch};
 }
@@ -507,8 +507,7 @@ const char* EncodeShard(const DeviceLayout& layout, int64_t rank, const Source& 
       EncodingOf(layout, quantizer, message, layout.layout.shard_message_words(), rank, num_columns,
                  scratch, stream, &status);
   const int64_t begin = layout.layout.shard(rank).column, end = begin + num_columns;
-  const auto same_kernel = [](int64_t a, int64_t b) { return PerLane(a) == PerLane(b); };
-  ForColumnRuns(layout.layout, same_kernel, [&](const ColumnRun& run) {
+  ForColumnRuns(layout.layout, PerLane, [&](const ColumnRun& run) {
     const int64_t first = std::max(run.first, begin), last = std::min(run.end, end);
     if (first < last) {
       LaunchEncode(source, encoding, first, last, run.longest, stream, &status);
@@ -536,8 +535,7 @@ const char* OneBitEncode(const DeviceLayout& layout, FloatType type,
                  layout.layout.num_columns(), scratch, stream, &status);
   WithType(type, [&](auto zero) {
     using T = decltype(zero);
-    const auto same_kernel = [](int64_t a, int64_t b) { return PerLane(a) == PerLane(b); };
-    ForColumnRuns(layout.layout, same_kernel, [&](const ColumnRun& run) {
+      ForColumnRuns(layout.layout, PerLane, [&](const ColumnRun& run) {
       const Gradients<T> source = {
           PointersOf<const T>(gradients, run.first_tensor, run.end_tensor), run.first_tensor};
       LaunchEncode(source, encoding, run.first, run.end, run.longest, stream, &status);

@@ -7,6 +7,8 @@
 
 #include "kernels/threshold_gpu.h"
 
+#include <algorithm>
+
 #include "kernels/gpu.h"
 
 namespace tf_onebit {
@@ -63,15 +65,15 @@ __device__ void EncodePiece(const T* gradients, const Existing& existing, float 
   uint32_t exceeding_word = 0, negative_word = 0;  // for this lane's word
 #pragma unroll
   for (int m = 0; m < kPerLane; ++m) {
-    const int i = values.IndexOf(m);
+    const int i = values.ValueOf(m);
     const float corrected = values.at[m];
     const bool finite = IsFinite(corrected), is_negative = corrected < 0;
-    const bool exceeds = finite && fabsf(corrected) > threshold;
+    const bool exceeds = existing.Has(i) && finite && fabsf(corrected) > threshold;
     const float rest = corrected - (is_negative ? -threshold : threshold);
     float kept = exceeds ? rest : corrected;
     if (!finite) {
       sums->all_finite = false;
-      kept = residuals[i];
+      kept = residuals[i];  // the gradient is left out
     }
     values.at[m] = kept;
     if (existing.Has(i)) sums->squares += kept * kept;

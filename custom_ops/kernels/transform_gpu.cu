@@ -10,7 +10,7 @@ namespace gpu {
 namespace {
 
 // A warp has a block of values, and takes a piece of them at a time.
-constexpr int kPerLane = 8;
+constexpr int kPerLane = 8;  // with 16, nvcc spills registers
 constexpr int kPiece = kPerLane * kWarpSize;
 
 __device__ float FiniteOr(float old, float value) { return IsFinite(value) ? value : old; }
@@ -26,7 +26,7 @@ __device__ void AccumulatePiece(const float* gradient, const Existing& existing,
   for (int m = 0; m < kPerLane; ++m) {
     const float old = averages.at[m];
     averages.at[m] = FiniteOr(old, FollowSquares(old, gradients.at[m], share));
-    if (existing.Has(averages.IndexOf(m))) *sum += sqrtf(averages.at[m]);
+    if (existing.Has(averages.ValueOf(m))) *sum += sqrtf(averages.at[m]);
   }
   averages.Store(existing, average);
 }

@@ -13,7 +13,6 @@ import subprocess
 import time
 
 import numpy as np
-import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD_FOLDER = ROOT / "build" / "tests_gpu"
@@ -155,13 +154,6 @@ class Cuda:
         return 1e-3 * cupy.cuda.get_elapsed_time(start, end)
 
 
-def skip_or_fail(reason):
-    """Skips a test of a GPU. With a GPU it fails instead: what is missing then is a fault."""
-    if any(pathlib.Path("/dev").glob("nvidia[0-9]*")):
-        pytest.fail(f"there is a GPU, but {reason}")
-    pytest.skip(reason)
-
-
 def _fingerprint(command):
     digest = hashlib.sha256(" ".join(map(str, command)).encode())
     for folder in INCLUDED:
@@ -178,7 +170,7 @@ def library_for(device):
     name = f"kernels_{device.name}.so"
     path = BUILD_FOLDER / f"{_fingerprint(device.compile_command(name))}_{name}"
     # Two processes of pytest must not write the same file at once.
-    with (BUILD_FOLDER / "lock").open("w") as lock:
+    with (BUILD_FOLDER / f"lock_{device.name}").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not path.exists():
             unfinished = path.with_suffix(".unfinished")

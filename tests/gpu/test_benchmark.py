@@ -1,4 +1,4 @@
-"""benchmarks/gpu.py runs, and its rows compute the right values, even where times mean nothing."""
+"""benchmarks/gpu.py runs without a GPU, where its times mean nothing."""
 
 import json
 import subprocess

@@ -13,18 +13,18 @@ def check(folder, python):
     stand_in = folder / "python"
     stand_in.write_text(f"#!/bin/sh\n{python}\n")
     stand_in.chmod(0o755)
-    command = [ROOT / "tools" / "gpu_check.sh", folder / "results", "--device", "emulated"]
+    command = [ROOT / "tools" / "gpu_check.sh", "--device", "emulated", folder / "results"]
     environment = {"PATH": "/usr/bin:/bin", "PYTHON": str(stand_in)}
     return subprocess.run(command, env=environment, capture_output=True, text=True)
 
 
-def test_all_stages_run(tmp_path):
+def test_all_stages_without_a_gpu_run(tmp_path):
     job = check(tmp_path, 'echo "called with $*"')
     assert job.returncode == 0, job.stdout
     assert job.stdout.splitlines()[-1] == "failed: none"
     logs = {path.stem: path.read_text() for path in (tmp_path / "results").glob("*.log")}
     assert set(logs) == {"facts", "build", "tests", "benchmark"}
-    assert "-k emulated" in logs["tests"]
+    assert "-k not cuda" in logs["tests"]
     assert "benchmarks/gpu.py --device emulated" in logs["benchmark"]
 
 

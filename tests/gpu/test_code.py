@@ -9,7 +9,8 @@ import subprocess
 
 import pytest
 
-from tests.gpu.devices import NVCC_OPTIONS, SOURCES, Cuda, skip_or_fail
+from tests.gpu.devices import NVCC_OPTIONS, ROOT, SOURCES, Cuda
+from tests.gpu.skipping import skip_or_fail
 
 KERNELS = [source for source in SOURCES if source.suffix == ".cu"]
 Code = collections.namedtuple("Code", "registers spilled wide_stores instructions")
@@ -70,6 +71,15 @@ def compiled(source, folder):
     return dict(zip(map(short, names.stdout.splitlines()), code.values(), strict=True))
 
 
+def nvcc_version():
+    return subprocess.run([Cuda.nvcc(), "--version"], capture_output=True, text=True).stdout
+
+
+def test_the_library_has_the_same_options():
+    build = (ROOT / "custom_ops" / "CMakeLists.txt").read_text()
+    assert "tf_onebit_gpu_kernels PRIVATE -fmad=false -ftz=true --expt-relaxed-constexpr" in build
+
+
 def short(name):
     """Returns the name of a kernel without its namespaces and arguments."""
     name = re.sub(r"tf_onebit::|gpu::|\(anonymous namespace\)::|void ", "", name)
@@ -82,6 +92,8 @@ def test_kernels_are_compiled_as_well_as_before(source, tmp_path):
         skip_or_fail("no nvcc")
     code = compiled(source, tmp_path)
     assert max(found.spilled for found in code.values()) <= MOST_SPILLED_BYTES
+    if "release 13." not in nvcc_version():
+        return  # the table is of that release
     for name, expected in EXPECTED[source.stem].items():
         found = code[name]
         assert found.registers <= TOLERANCE * expected.registers, name

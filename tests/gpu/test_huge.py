@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from tests.gpu.devices import Cuda, skip_or_fail
+from tests.gpu.devices import Cuda
 from tests.gpu.one_bit import OneBitKernels, layout
+from tests.gpu.skipping import skip_or_fail
 from tests.gpu.threshold import COUNT, HEADER_WORDS, ThresholdKernels
 
 COLUMN_SIZE, TAIL = 512, 64

@@ -128,6 +128,42 @@ def test_an_exchange_is_that_of_the_oracle(device, rng, world_size, dtype, level
             np.testing.assert_array_equal(actual, separate)
 
 
+# Messages are added up in turns of eight, and the squares of columns in turns of 1,024.
+@pytest.mark.parametrize("world_size, shapes", [(9, SHAPES), (17, [(3, 512), (2, 700), (5, 33)])])
+def test_many_messages_are_added_up(device, rng, world_size, shapes):
+    workers = Workers(device, world_size, shapes)
+    gradients = [values_of(rng, shapes) for _ in range(world_size)]
+    _, sums, sent, fused, _ = workers.exchange(gradients)
+    expected = oracle_of(shapes, world_size)
+    expected.exchange([coded(mine, shapes) for mine in gradients])
+    aggregate = np.concatenate([aggregate for aggregate, _ in sums])
+    np.testing.assert_allclose(aggregate, expected.aggregate, rtol=2e-6, atol=5e-5)
+    for (message, squares), (message_of_fused, squares_of_fused, _) in zip(
+        sent, fused, strict=True
+    ):
+        np.testing.assert_array_equal(message_of_fused, message)
+        assert squares_of_fused == squares
+
+
+@pytest.mark.parametrize("num_columns", [1023, 1025, 33_000])
+def test_squares_of_many_columns_are_added_up(device, rng, num_columns):
+    shapes = [(num_columns, 32)]
+    workers = Workers(device, 1, shapes)
+    ((_, squares),), *_ = workers.exchange([values_of(rng, shapes)])
+    residual = workers.numpy(workers.residuals)[0].astype(np.float64)
+    assert squares == pytest.approx((residual**2).sum(), rel=1e-6)
+
+
+def test_the_smallest_values_count_as_zero(device):
+    if device is Emulated:
+        pytest.skip("the CPU that emulates a GPU does not take them for zero here")
+    workers = Workers(device, 1, [(2, 64)])
+    (encoded,), *_ = workers.exchange([[np.tile(np.float32([1e-40, -1e-40]), 64)]])
+    levels = encoded[0][0, 1:5].view(np.float32)
+    assert not levels.any()
+    assert not workers.numpy(workers.residuals)[0].any()
+
+
 def bits_of(results):
     if isinstance(results, np.ndarray):
         return results.tobytes()

@@ -1,7 +1,8 @@
-// What the launches of the one-bit kernels have in common. For .cu files.
+// What the kernels that encode and decode one-bit messages, and their launches, have in common. For
+// .cu files.
 
-#ifndef TF_ONEBIT_KERNELS_ONE_BIT_RUNS_GPU_H_
-#define TF_ONEBIT_KERNELS_ONE_BIT_RUNS_GPU_H_
+#ifndef TF_ONEBIT_KERNELS_ONE_BIT_COMMON_GPU_H_
+#define TF_ONEBIT_KERNELS_ONE_BIT_COMMON_GPU_H_
 
 #include <algorithm>
 #include <cstdint>
@@ -81,8 +82,10 @@ struct StagedMessages {
     return static_cast<int>(left < kMessages ? left : kMessages);
   }
 
+  static_assert(kMessages % kAtOnce == 0 && 2 * kMessages <= kWarpSize);
+
   // What a thread has read of them.
-  struct Part {
+  struct OfThread {
     uint32_t words[kMessages / kAtOnce];
     float level;
   };
@@ -90,30 +93,30 @@ struct StagedMessages {
   // Reads the first kMessages of the `count` messages that are left, and of each the codes of
   // `num_values` values. The pointers are to the levels and codes of the first message. A message
   // is `stride` words behind the one before.
-  __device__ static Part Read(const int32_t* levels, const uint32_t* codes, int64_t stride,
+  __device__ static OfThread Read(const int32_t* levels, const uint32_t* codes, int64_t stride,
                               int64_t count, int64_t num_values) {
     const int lane = LaneOfThread(), word = lane % kWords;
     codes += lane / kWords * stride + word;
     const int64_t left = word * kWordBits < num_values ? count - lane / kWords : 0;
-    Part part;
+    OfThread mine;
 #pragma unroll
     for (int i = 0; i < kMessages / kAtOnce; ++i, codes += kAtOnce * stride) {
-      part.words[i] = i * kAtOnce < left ? *codes : 0;
+      mine.words[i] = i * kAtOnce < left ? *codes : 0;
     }
     const bool has_level = lane < 2 * kMessages && lane / 2 < count;
-    part.level = FloatOf(has_level ? levels[lane / 2 * stride + lane % 2] : 0);
-    return part;
+    mine.level = FloatOf(has_level ? levels[lane / 2 * stride + lane % 2] : 0);
+    return mine;
   }
 
-  // Shows all parts to the warp.
-  __device__ void Put(const Part& part) {
+  // Shows what all threads have read to the warp.
+  __device__ void Put(const OfThread& mine) {
     const int lane = LaneOfThread();
     __syncwarp();  // until no thread needs the messages before
 #pragma unroll
     for (int i = 0; i < kMessages / kAtOnce; ++i) {
-      (&words[0][0].x)[i * kWarpSize + lane] = part.words[i];
+      (&words[0][0].x)[i * kWarpSize + lane] = mine.words[i];
     }
-    if (lane < 2 * kMessages) levels[lane / 2][lane % 2] = part.level;
+    if (lane < 2 * kMessages) levels[lane / 2][lane % 2] = mine.level;
     __syncwarp();
   }
 };
@@ -125,16 +128,16 @@ struct ColumnRun {
 };
 
 // Calls work(run) for runs of all columns of a layout. The tensors of a run fit into a launch.
-// `same_kind` compares two column sizes, and all columns of a run are of one kind.
-template <typename SameKind, typename Work>
-void ForColumnRuns(const Layout& layout, const SameKind& same_kind, const Work& work) {
+// `kind_of` tells the kind of a column by its size, and all columns of a run are of one kind.
+template <typename KindOf, typename Work>
+void ForColumnRuns(const Layout& layout, const KindOf& kind_of, const Work& work) {
   ColumnRun run{0, 0, 0, 0, 0};
   const LayoutView view = layout.view();
   for (int64_t c = 0; c < view.num_cuts; ++c) {
     const Cut& cut = view.cuts[c];
     const int tensor = static_cast<int>(cut.tensor);
     if (run.end > run.first && (tensor - run.first_tensor >= kTensorsPerLaunch ||
-                                !same_kind(run.longest, cut.column_size))) {
+                                kind_of(run.longest) != kind_of(cut.column_size))) {
       work(run);
       run.first = run.end;
     }
@@ -175,4 +178,4 @@ void ForPlainRuns(const Layout& layout, const Pointers& gradients, const Work& w
 }  // namespace gpu
 }  // namespace tf_onebit
 
-#endif  // TF_ONEBIT_KERNELS_ONE_BIT_RUNS_GPU_H_
+#endif  // TF_ONEBIT_KERNELS_ONE_BIT_COMMON_GPU_H_

@@ -1,0 +1,12 @@
+"""When tests of a GPU are skipped."""
+
+import pathlib
+
+import pytest
+
+
+def skip_or_fail(reason):
+    """Skips a test of a GPU. With a GPU it fails instead: what is missing then is a fault."""
+    if any(pathlib.Path("/dev").glob("nvidia[0-9]*")):
+        pytest.fail(f"there is a GPU, but {reason}")
+    pytest.skip(reason)
