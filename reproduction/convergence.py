@@ -1,9 +1,10 @@
-"""Accuracy after the same samples, with and without compression, on the speech task.
+"""Accuracy after the same samples, with and without compression.
 
     .venv/bin/python reproduction/convergence.py               # 1-bit gradients
     .venv/bin/python reproduction/convergence.py threshold     # threshold-sparse updates
     .venv/bin/python reproduction/convergence.py asynchronous  # the same, a slow worker among them
     .venv/bin/python reproduction/convergence.py bmuf          # training in blocks, BMUF-Adam
+    .venv/bin/python reproduction/convergence.py optimizers    # optimizers with moments
     .venv/bin/python reproduction/convergence.py tables        # recipes of Seide et al. (2014)
     .venv/bin/python reproduction/convergence.py threshold --help
 
@@ -17,7 +18,7 @@ import sys
 # Figures are printed and written like those in benchmarks, by their `report.py`.
 sys.path.append(str(pathlib.Path(__file__).parents[1] / "benchmarks"))
 
-METHODS = ("onebit", "threshold", "asynchronous", "bmuf", "tables")
+METHODS = ("onebit", "threshold", "asynchronous", "bmuf", "optimizers", "tables")
 
 
 def main():
@@ -31,6 +32,8 @@ def main():
         from asynchronous_accuracy import main as compare
     elif method == "bmuf":
         from bmuf_accuracy import main as compare
+    elif method == "optimizers":
+        from optimizer_accuracy import main as compare
     elif method == "tables":
         from seide_accuracy import main as compare
     else:

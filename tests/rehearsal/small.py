@@ -21,6 +21,8 @@ ON_THIS_MACHINE = {
     "reproduction/convergence.py asynchronous": "--seeds 1 --workers 2 --preset tiny --hours 0.1",
     "reproduction/convergence.py bmuf": "--tables compressed --minibatches 10240 "
     f"--learning-rates 0.0005 {_NETWORK}",
+    "reproduction/convergence.py optimizers": "--random --seeds 1 --epochs 1 --workers 2 "
+    "--optimizers adam --rates 0.001",
     "reproduction/convergence.py tables": f"--tables 000-2 --passes 1 --svd-rank 8 {_NETWORK}",
 }
 # These make hosts from network namespaces.

@@ -1,0 +1,191 @@
+"""Accuracy with optimizers that have moments, compressed before or after the moments.
+
+A network of two hidden layers learns Fashion-MNIST on several workers, once for each row, learning
+rate and seed. The workers are devices of one process, and run the code that jobs run. A row counts
+with its best rate. The data come with Debian's package dataset-fashion-mnist, 31 MB:
+`apt-get install dataset-fashion-mnist`.
+"""
+
+import argparse
+import gzip
+import json
+import pathlib
+import time
+
+import keras
+import numpy as np
+import tensorflow as tf
+from intervals import CONFIDENCE, TOLERANCE_POINTS, interval
+from report import machine_facts, print_machine_facts, print_table, verdict, write_json
+
+import tf_onebit
+from tf_onebit import OneBit, Threshold, WarmStart
+
+DATA = pathlib.Path("/usr/share/datasets/fashion-mnist")
+BATCH_SIZE, UNITS, CLASSES = 128, 256, 10
+TOLERANCE_NATS = 0.01
+WARM_PART = 0.1  # of the steps exchange in full precision
+STEPS_PER_CALL = 26
+
+OPTIMIZERS = {
+    "sgd": lambda rate: keras.optimizers.SGD(rate),
+    "momentum": lambda rate: keras.optimizers.SGD(rate, momentum=0.9),
+    "adam": lambda rate: keras.optimizers.Adam(rate),
+    "adamw": lambda rate: keras.optimizers.AdamW(rate),
+}
+EXCHANGES = {
+    "full precision": None,
+    "1-bit": lambda: OneBit(),
+    "1-bit, local moments": lambda: OneBit(moments="local"),
+    "threshold": lambda: Threshold(target_density=1e-3),
+    "threshold, local moments": lambda: Threshold(target_density=1e-3, moments="local"),
+}
+RATES = {
+    "sgd": (0.2, 0.4, 0.8),
+    "momentum": (0.025, 0.05, 0.1, 0.2),
+    "adam": (0.001, 0.002, 0.004, 0.008),
+    "adamw": (0.001, 0.002, 0.004, 0.008),
+}
+
+
+def load(folder):
+    """Returns images and labels to learn from, and those held out: four NumPy arrays."""
+    arrays = []
+    for part in ("train", "t10k"):
+        for kind, header in (("images-idx3", 16), ("labels-idx1", 8)):
+            path = folder / f"{part}-{kind}-ubyte.gz"
+            if not path.exists():
+                raise SystemExit(
+                    f"There is no {path}. Install Debian's package dataset-fashion-mnist, or pass "
+                    "--data with a folder that has its files."
+                )
+            arrays.append(np.frombuffer(gzip.open(path).read(), np.uint8, offset=header))
+    images, labels, held_out, held_out_labels = arrays
+    scaled = [pixels.reshape(-1, 784).astype(np.float32) / 255 for pixels in (images, held_out)]
+    return scaled[0], labels.astype(np.int32), scaled[1], held_out_labels.astype(np.int32)
+
+
+def load_random():
+    """Returns a few arrays like those of `load`, with random values."""
+    rng = np.random.default_rng(1)
+    parts = [
+        (rng.random((size, 784), np.float32), rng.integers(CLASSES, size=size, dtype=np.int32))
+        for size in (4 * BATCH_SIZE, BATCH_SIZE)
+    ]
+    return [array for part in parts for array in part]
+
+
+def train(data, optimizer, exchange, rate, seed, workers, steps, epochs):
+    """Trains a model. Returns its held-out loss and accuracy, and the seconds it took."""
+    x, labels, held_out, held_out_labels = data
+    keras.utils.set_random_seed(seed)
+    total = steps * epochs
+    warm = exchange and WarmStart(exchange(), steps=max(1, round(WARM_PART * total)))
+    strategy = tf_onebit.distribute.MirroredStrategy(
+        warm, [f"CPU:{worker}" for worker in range(workers)]
+    )
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.Input((784,)),
+                *(keras.layers.Dense(UNITS, activation="relu") for _ in range(2)),
+                keras.layers.Dense(CLASSES),
+            ]
+        )
+        schedule = keras.optimizers.schedules.CosineDecay(rate, total)
+        model.compile(
+            OPTIMIZERS[optimizer](schedule),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+            steps_per_execution=min(STEPS_PER_CALL, steps),
+        )
+    start = time.perf_counter()
+    chosen = np.random.default_rng(seed).permutation(len(x))[: steps * BATCH_SIZE]
+    model.fit(x[chosen], labels[chosen], batch_size=BATCH_SIZE, epochs=epochs, verbose=0)
+    loss, accuracy = model.evaluate(held_out, held_out_labels, batch_size=1000, verbose=0)
+    keras.backend.clear_session()
+    return {"loss": loss, "accuracy": 100 * accuracy, "seconds": time.perf_counter() - start}
+
+
+def best_rate(runs):
+    """Returns the rate with the lowest mean loss, and its runs: of a dictionary by rate."""
+    return min(runs.items(), key=lambda item: np.mean([run["loss"] for run in item[1]]))
+
+
+def report(results):
+    """Prints a table for each optimizer. Returns the verdicts."""
+    verdicts = []
+    for optimizer, rows in results.items():
+        _, full = best_rate(rows["full precision"])
+        table, losses = [], {}
+        for name, runs in rows.items():
+            rate, best = best_rate(runs)
+            is_edge = rate in (min(runs, key=float), max(runs, key=float))
+            points = interval(
+                [a["accuracy"] - b["accuracy"] for a, b in zip(full, best, strict=True)]
+            )
+            nats = interval([b["loss"] - a["loss"] for a, b in zip(full, best, strict=True)])
+            losses[name] = points, nats
+            table.append(
+                [
+                    name,
+                    f"{rate}{' (edge)' if is_edge else ''}",
+                    f"{np.mean([run['loss'] for run in best]):.4f}",
+                    f"{np.mean([run['accuracy'] for run in best]):.2f}",
+                    f"{points[0]:+.2f} +- {points[1]:.2f}",
+                    f"{nats[0]:+.4f} +- {nats[1]:.4f}",
+                ]
+            )
+        header = ["", "rate", "loss", "accuracy", "points lost", "nats lost"]
+        print_table(f"{optimizer}, held out, {CONFIDENCE:.0%}", header, table)
+        print()
+        for name, (points, nats) in losses.items():
+            if name != "full precision":
+                claim = f"{optimizer}, {name}"
+                verdicts.append(verdict(f"{claim}: points lost", points[0], TOLERANCE_POINTS))
+                verdicts.append(verdict(f"{claim}: nats lost", nats[0], TOLERANCE_NATS))
+    return verdicts
+
+
+def main(arguments):
+    parser = argparse.ArgumentParser(
+        "convergence.py optimizers", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("--optimizers", nargs="+", choices=OPTIMIZERS, default=["momentum", "adam"])
+    parser.add_argument("--exchanges", nargs="+", choices=EXCHANGES, default=list(EXCHANGES))
+    parser.add_argument("--rates", type=float, nargs="+", help="default: by the optimizer")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--data", type=pathlib.Path, default=DATA)
+    parser.add_argument("--random", action="store_true", help="tries it out on random data")
+    parser.add_argument("--output", type=pathlib.Path, default="results/optimizers.json")
+    arguments = parser.parse_args(arguments)
+    facts = machine_facts()
+    print_machine_facts(facts)
+    data = load_random() if arguments.random else load(arguments.data)
+    steps = len(data[0]) // BATCH_SIZE
+    steps -= steps % min(steps, STEPS_PER_CALL)
+    devices = [tf.config.LogicalDeviceConfiguration()] * arguments.workers
+    tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], devices)
+    settings = {"workers": arguments.workers, "epochs": arguments.epochs}
+    results = {}
+    if arguments.output.exists():
+        earlier = json.loads(arguments.output.read_text())
+        results = earlier["results"] if earlier["settings"] == settings else {}
+    for optimizer in arguments.optimizers:
+        for rate in arguments.rates or RATES[optimizer]:
+            for name in dict.fromkeys(["full precision", *arguments.exchanges]):
+                runs = results.setdefault(optimizer, {}).setdefault(name, {})
+                runs = runs.setdefault(str(rate), [])
+                for seed in arguments.seeds[len(runs) :]:
+                    run = train(
+                        data, optimizer, EXCHANGES[name], rate, seed, steps=steps, **settings
+                    )
+                    runs.append(run)
+                    print(f"{optimizer}, {name}, {rate}, seed {seed}: {run}", flush=True)
+                    content = {"machine": facts, "settings": settings, "results": results}
+                    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+                    arguments.output.write_text(json.dumps(content))
+    content = {"machine": facts, "settings": settings, "results": results}
+    write_json(arguments.output, content | {"verdicts": report(results)})
