@@ -2,9 +2,8 @@
 
 import keras
 import numpy as np
-import tensorflow as tf
 
-from tests.parallel.training import INPUTS, make_data, make_model
+from tests.parallel.training import built, gradients_of, make_data, make_model
 
 
 class Apart:
@@ -18,15 +17,12 @@ class Apart:
     """
 
     def __init__(self, optimizer, world_size, make=make_model, delay=0):
-        self.model, self.delay = make(), delay
-        if not self.model.built:
-            self.model.build([None, INPUTS])
+        self.model, self.delay = built(make), delay
         self._optimizers = [optimizer() for _ in range(world_size)]
         self._own = [
             [keras.Variable(v.numpy(), name=v.name) for v in self.model.trainable_variables]
             for _ in range(world_size)
         ]
-        self._loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         self._queue, self._steps = [], 0
 
     def step(self, batches):
@@ -37,7 +33,7 @@ class Apart:
             before = [v.numpy() for v in weights]
             for variable, value in zip(own, before, strict=True):
                 variable.assign(value)
-            optimizer.apply(self._gradients(*batch), own)
+            optimizer.apply(gradients_of(self.model, *batch), own)
             updates.append([v.numpy() - b for v, b in zip(own, before, strict=True)])
         self._steps += 1
         if self._steps % (self._optimizers[0].gradient_accumulation_steps or 1):
@@ -45,13 +41,6 @@ class Apart:
         self._queue.append([np.mean(u, axis=0) for u in zip(*updates, strict=True)])
         if len(self._queue) > self.delay:
             self._add_oldest()
-
-    def _gradients(self, x, labels):
-        with tf.GradientTape() as tape:
-            loss = self._loss(labels, self.model(x, training=True))
-        sources = [v.value for v in self.model.trainable_variables]
-        gradients = tape.gradient(loss, sources, unconnected_gradients="zero")
-        return list(map(tf.convert_to_tensor, gradients))
 
     def _add_oldest(self):
         for variable, update in zip(

@@ -1,10 +1,8 @@
 """The reference for delayed gradients: one process with a queue."""
 
-import keras
 import numpy as np
-import tensorflow as tf
 
-from tests.parallel.training import INPUTS, make_data, make_model
+from tests.parallel.training import INPUTS, built, gradients_of, make_data, make_model
 
 
 class Late:
@@ -17,26 +15,16 @@ class Late:
     """
 
     def __init__(self, optimizer, make=make_model, delay=1):
-        self.model, self.optimizer, self.delay = make(), optimizer(), delay
-        if not self.model.built:
-            self.model.build([None, INPUTS])
+        self.model, self.optimizer, self.delay = built(make), optimizer(), delay
         self.optimizer.build(self.model.trainable_variables)
-        self._loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         self._queue = []
 
     def step(self, *batches):
         """Computes the mean gradient of some batches, and applies the oldest one in the queue."""
-        gradients = [self._gradients(*batch) for batch in batches]
+        gradients = [gradients_of(self.model, *batch) for batch in batches]
         self._queue.append([sum(g) / len(batches) for g in zip(*gradients, strict=True)])
         if len(self._queue) > self.delay:
             self._apply_oldest()
-
-    def _gradients(self, x, labels):
-        with tf.GradientTape() as tape:
-            loss = self._loss(labels, self.model(x, training=True))
-        sources = [v.value for v in self.model.trainable_variables]
-        gradients = tape.gradient(loss, sources, unconnected_gradients="zero")
-        return list(map(tf.convert_to_tensor, gradients))
 
     def _apply_oldest(self):
         self.optimizer.apply(self._queue.pop(0), self.model.trainable_variables)

@@ -22,6 +22,7 @@ from tests.parallel.training import (
     INPUTS,
     compiled,
     embedding_model,
+    gradients_of,
     make_data,
     make_model,
 )
@@ -136,10 +137,10 @@ def late_by_an_update(whole):
     for update in range(5):
         if update == 2:
             # The model computes its first batch before the flush, and its second after.
-            first = late._gradients(*whole[4])
+            first = gradients_of(late.model, *whole[4])
             late.flush()
             seen = late.model.get_weights()
-            second = late._gradients(*whole[5])
+            second = gradients_of(late.model, *whole[5])
             late._queue.append([(a + b) / 2 for a, b in zip(first, second, strict=True)])
         else:
             late.step(*whole[2 * update : 2 * update + 2])

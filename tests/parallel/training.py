@@ -68,6 +68,24 @@ def make_data(steps, world_size):
     return x, labels
 
 
+def built(make):
+    """Makes a model, and builds it if it does not know its inputs."""
+    model = make()
+    if not model.built:
+        model.build([None, INPUTS])
+    return model
+
+
+def gradients_of(model, x, labels):
+    """Returns the gradients of the loss of one batch, outside of `fit`: list of tensors."""
+    loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    with tf.GradientTape() as tape:
+        loss = loss_of(labels, model(x, training=True))
+    sources = [v.value for v in model.trainable_variables]
+    gradients = tape.gradient(loss, sources, unconnected_gradients="zero")
+    return list(map(tf.convert_to_tensor, gradients))
+
+
 def reference(model, optimizer, **arguments):
     """Compiles a model for one process. It runs eagerly, because graphs take longer to make."""
     return compiled(model, optimizer, run_eagerly=True, **arguments)
