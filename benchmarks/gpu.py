@@ -12,10 +12,11 @@ whose times mean nothing.
 
 import argparse
 import ctypes
-import functools
+import importlib.util
 import pathlib
 import sys
 
+import gpu_peers
 import numpy as np
 from report import Spread, machine_facts, print_machine_facts, print_table, verdict, write_json
 
@@ -262,129 +263,27 @@ def block_rows(device, num_values, rng):
     return {"block update": Row(update, 6 * mean.nbytes)}
 
 
-def peer_inputs(num_values, rng):
-    """Returns what a worker of an exchange in CuPy or PyTorch gets, as NumPy's arrays.
-
-    These are a gradient in columns, the messages of all workers about its shard, and the messages
-    of all shards. A message is bytes of codes, and levels.
-    """
-    columns = num_values // COLUMN_SIZE // WORLD_SIZE * WORLD_SIZE
-    shape = WORLD_SIZE, columns // WORLD_SIZE
-    gradient = rng.standard_normal((columns, COLUMN_SIZE), np.float32)
-    received, gathered = (
-        (
-            rng.integers(256, size=(*shape, COLUMN_SIZE // 8), dtype=np.uint8),
-            rng.standard_normal((*shape, 2), np.float32),
-        )
-        for _ in range(2)
-    )
-    return gradient, received, gathered
-
-
-def added_up(arrays):
-    return functools.reduce(lambda total, array: total + array, arrays)
-
-
-def array_rows(device, inputs):
-    """Returns the row of the whole exchange, as a user of CuPy would write it."""
-    xp = device.array_module()
-    gradient, received, gathered = inputs
-    gradient = device.array(gradient)
-    received, gathered = (tuple(map(device.array, pair)) for pair in (received, gathered))
-    residual = xp.zeros_like(gradient)
-    shard_residual = xp.zeros_like(gradient[: len(gradient) // WORLD_SIZE])
-
-    def encode(values, residual):
-        corrected = values + residual
-        positive = corrected >= 0
-        upper_sum = xp.where(positive, corrected, 0).sum(axis=1)
-        lower_sum = corrected.sum(axis=1) - upper_sum
-        ones = positive.sum(axis=1)
-        upper = upper_sum / xp.maximum(ones, 1)
-        lower = lower_sum / xp.maximum(COLUMN_SIZE - ones, 1)
-        levels = xp.stack([lower, upper], axis=1).astype(np.float32)
-        xp.subtract(corrected, xp.where(positive, levels[:, 1:], levels[:, :1]), out=residual)
-        return xp.packbits(positive.ravel()), levels
-
-    def decode(codes, levels):
-        bits = xp.unpackbits(codes.ravel()).reshape(-1, COLUMN_SIZE)
-        levels = levels.reshape(-1, 2)
-        return xp.where(bits, levels[:, 1:], levels[:, :1])
-
-    def exchange():
-        sent = encode(gradient, residual)
-        aggregate = added_up(decode(*message) for message in zip(*received, strict=True))
-        return sent, encode(aggregate, shard_residual), decode(*gathered)
-
-    # What is sent and what is kept make the gradient, before there is a residual.
-    sent, *_ = exchange()
-    whole = device.numpy(decode(*sent) + residual)
-    np.testing.assert_allclose(whole, device.numpy(gradient), rtol=1e-4, atol=1e-5)
-    return {f"{EXCHANGE}, CuPy": Row(exchange, 0)}
-
-
-def torch_rows(inputs):
-    """Returns rows of the whole exchange in PyTorch, and of the same compiled by torch.compile."""
-    try:
-        import torch
-    except ImportError:
+def peer_rows(device, num_values, rng):
+    """Returns rows of the whole exchange in other packages, which have no kernels for it."""
+    inputs = gpu_peers.inputs_of(num_values, COLUMN_SIZE, WORLD_SIZE, rng)
+    exchanges = {"CuPy": gpu_peers.in_arrays(device, inputs)}
+    if importlib.util.find_spec("torch") is None:
         print("PyTorch is not installed: its rows are left out.")
-        return {}
-    gradient, received, gathered = inputs
-    gradient = torch.from_numpy(gradient).cuda()
-    received, gathered = (
-        tuple(torch.from_numpy(array).cuda() for array in pair) for pair in (received, gathered)
-    )
-    shifts = torch.arange(8, dtype=torch.uint8, device="cuda")
-    weights = 1 << shifts
-
-    def encode(values, residual):
-        corrected = values + residual
-        positive = corrected >= 0
-        ones = positive.sum(1)
-        upper_sum = torch.where(positive, corrected, 0).sum(1)
-        lower_sum = corrected.sum(1) - upper_sum
-        upper = upper_sum / ones.clamp(min=1)
-        lower = lower_sum / (COLUMN_SIZE - ones).clamp(min=1)
-        levels = torch.stack([lower, upper], 1)
-        residual.copy_(corrected - torch.where(positive, levels[:, 1:], levels[:, :1]))
-        return (positive.view(-1, 8) * weights).sum(1, dtype=torch.uint8), levels
-
-    def decode(codes, levels):
-        bits = (codes.reshape(-1, 1) >> shifts & 1).view(-1, COLUMN_SIZE).bool()
-        levels = levels.reshape(-1, 2)
-        return torch.where(bits, levels[:, 1:], levels[:, :1])
-
-    def exchange(residual, shard_residual):
-        sent = encode(gradient, residual)
-        aggregate = added_up(decode(*message) for message in zip(*received, strict=True))
-        return sent, encode(aggregate, shard_residual), decode(*gathered)
-
-    def row_of(function):
-        residual = torch.zeros_like(gradient)
-        residuals = residual, torch.zeros_like(gradient[: len(gradient) // WORLD_SIZE])
-        sent, *_ = function(*residuals)
-        torch.testing.assert_close(decode(*sent) + residual, gradient, rtol=1e-4, atol=1e-5)
-        return Row(lambda: function(*residuals), 0)
-
-    return {
-        f"{EXCHANGE}, PyTorch": row_of(exchange),
-        f"{EXCHANGE}, PyTorch, compiled": row_of(torch.compile(exchange)),
-    }
+    elif device is Cuda:
+        exchanges["PyTorch"], exchanges["PyTorch, compiled"] = gpu_peers.in_torch(inputs)
+    return {f"{EXCHANGE}, {peer}": Row(exchange, 0) for peer, exchange in exchanges.items()}
 
 
-def make_rows(device, shapes, rng):
+def make_rows(device, shapes, rng, with_peers):
     num_values = sum(rows * columns for rows, columns in shapes)
-    inputs = peer_inputs(num_values, rng)
     rows = {
         COPY: copy_row(device, num_values, rng),
         **one_bit_rows(device, shapes, rng),
         **decode_sum_rows(device, num_values // COLUMN_SIZE * COLUMN_SIZE, rng),
         **threshold_rows(device, num_values, rng),
         **block_rows(device, num_values, rng),
-        **array_rows(device, inputs),
     }
-    return rows | torch_rows(inputs) if device is Cuda else rows
+    return rows | peer_rows(device, num_values, rng) if with_peers else rows
 
 
 def measure(device, rows, rounds, launches):
@@ -458,7 +357,9 @@ def main():
     facts = machine_facts() | {"device": device.description()}
     print_machine_facts(facts)
     shapes = list(zip(arguments.widths, arguments.widths[1:], strict=False))
-    rows = make_rows(device, shapes, np.random.default_rng(1))
+    # To compile the exchange in PyTorch takes half a minute.
+    with_peers = not arguments.rows or any(f"{EXCHANGE}, " in name for name in arguments.rows)
+    rows = make_rows(device, shapes, np.random.default_rng(1), with_peers)
     chosen = arguments.rows or list(rows)
     if unknown := [name for name in chosen if name not in rows]:
         parser.error(f"there are no rows {unknown}. Choose from {list(rows)}")
