@@ -107,19 +107,32 @@ def train(data, optimizer, exchange, rate, seed, workers, steps, epochs):
     return {"loss": loss, "accuracy": 100 * accuracy, "seconds": time.perf_counter() - start}
 
 
-def best_rate(runs):
-    """Returns the rate with the lowest mean loss, and its runs: of a dictionary by rate."""
+def earlier_results(path, settings):
+    """Returns the runs of an interrupted comparison: by optimizer, exchange, rate and seed."""
+    if not path.exists():
+        return {}
+    earlier = json.loads(path.read_text())
+    return earlier["results"] if earlier["settings"] == settings else {}
+
+
+def best_rate(by_rate, seeds):
+    """Returns the rate with the lowest mean loss, and its runs in the order of the seeds."""
+    runs = {
+        rate: [by_seed[str(seed)] for seed in seeds]
+        for rate, by_seed in by_rate.items()
+        if all(str(seed) in by_seed for seed in seeds)
+    }
     return min(runs.items(), key=lambda item: np.mean([run["loss"] for run in item[1]]))
 
 
-def report(results):
+def report(results, seeds):
     """Prints a table for each optimizer. Returns the verdicts."""
     verdicts = []
     for optimizer, rows in results.items():
-        _, full = best_rate(rows["full precision"])
+        _, full = best_rate(rows["full precision"], seeds)
         table, losses = [], {}
         for name, runs in rows.items():
-            rate, best = best_rate(runs)
+            rate, best = best_rate(runs, seeds)
             is_edge = rate in (min(runs, key=float), max(runs, key=float))
             points = interval(
                 [a["accuracy"] - b["accuracy"] for a, b in zip(full, best, strict=True)]
@@ -169,23 +182,18 @@ def main(arguments):
     devices = [tf.config.LogicalDeviceConfiguration()] * arguments.workers
     tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], devices)
     settings = {"workers": arguments.workers, "epochs": arguments.epochs}
-    results = {}
-    if arguments.output.exists():
-        earlier = json.loads(arguments.output.read_text())
-        results = earlier["results"] if earlier["settings"] == settings else {}
+    results = earlier_results(arguments.output, settings)
+    content = {"machine": facts, "settings": settings, "results": results}
     for optimizer in arguments.optimizers:
         for rate in arguments.rates or RATES[optimizer]:
             for name in dict.fromkeys(["full precision", *arguments.exchanges]):
                 runs = results.setdefault(optimizer, {}).setdefault(name, {})
-                runs = runs.setdefault(str(rate), [])
-                for seed in arguments.seeds[len(runs) :]:
-                    run = train(
-                        data, optimizer, EXCHANGES[name], rate, seed, steps=steps, **settings
-                    )
-                    runs.append(run)
-                    print(f"{optimizer}, {name}, {rate}, seed {seed}: {run}", flush=True)
-                    content = {"machine": facts, "settings": settings, "results": results}
-                    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-                    arguments.output.write_text(json.dumps(content))
-    content = {"machine": facts, "settings": settings, "results": results}
-    write_json(arguments.output, content | {"verdicts": report(results)})
+                runs = runs.setdefault(str(rate), {})
+                for seed in arguments.seeds:
+                    if str(seed) not in runs:
+                        runs[str(seed)] = train(
+                            data, optimizer, EXCHANGES[name], rate, seed, steps=steps, **settings
+                        )
+                        print(f"{optimizer}, {name}, {rate}, {seed}: {runs[str(seed)]}")
+                        write_json(arguments.output, content)
+    write_json(arguments.output, content | {"verdicts": report(results, arguments.seeds)})
