@@ -18,7 +18,7 @@ done
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 results=${results:-results/gpu_check}
 python=${PYTHON:-python3}
-# Tests that are neither emulated nor have a twin that is, run as well.
+# Some tests of a GPU have no device in their names.
 if [ "$device" = cuda ]; then tests="not emulated"; else tests="not cuda"; fi
 mkdir -p "$results"
 export PYTHONUNBUFFERED=1 PATH="$PATH:/usr/local/cuda/bin"

@@ -68,12 +68,13 @@ __device__ void ForPlaces(const LayoutView& layout, int64_t first, int64_t end, 
   }
 }
 
-// Codes and levels of a run of 32 * kWords values in the messages of some workers. A warp has them
+// Codes and levels of a span of 32 * kWords values in the messages of some workers. A warp has them
 // in shared memory. So it reads each word once, all at the same time.
 template <int kWords>
 struct StagedMessages {
   static constexpr int kMessages = 8;
   static constexpr int kAtOnce = kWarpSize / kWords;  // messages that a warp reads in one load
+  static_assert(kMessages % kAtOnce == 0 && 2 * kMessages <= kWarpSize);
   uint4 words[kMessages][kWords / 4];
   float levels[kMessages][2];
 
@@ -81,8 +82,6 @@ struct StagedMessages {
   __device__ static int OfChunk(int64_t left) {
     return static_cast<int>(left < kMessages ? left : kMessages);
   }
-
-  static_assert(kMessages % kAtOnce == 0 && 2 * kMessages <= kWarpSize);
 
   // What a thread has read of them.
   struct OfThread {
@@ -94,7 +93,7 @@ struct StagedMessages {
   // `num_values` values. The pointers are to the levels and codes of the first message. A message
   // is `stride` words behind the one before.
   __device__ static OfThread Read(const int32_t* levels, const uint32_t* codes, int64_t stride,
-                              int64_t count, int64_t num_values) {
+                                  int64_t count, int64_t num_values) {
     const int lane = LaneOfThread(), word = lane % kWords;
     codes += lane / kWords * stride + word;
     const int64_t left = word * kWordBits < num_values ? count - lane / kWords : 0;

@@ -1,4 +1,4 @@
-"""When tests of a GPU are skipped."""
+"""Skips of tests of a GPU, which are failures where there is one."""
 
 import pathlib
 

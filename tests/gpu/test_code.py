@@ -1,4 +1,4 @@
-"""What nvcc makes of the kernels: registers, spills, wide stores, and the number of instructions.
+"""Limits for what nvcc makes of the kernels: registers, spills, wide stores, instructions.
 
 These decide how fast kernels are, and change with harmless-looking edits. No GPU is needed.
 """
