@@ -41,26 +41,29 @@ def make_ops(threads, columns, spacing):
         return ops.one_bit_encode([gradient], residual, layout)
 
     @tf.function
-    def decode(messages):
-        return ops.one_bit_decode(messages, plain, [gradient], layout)
+    def decode(messages, bits):
+        return ops.one_bit_decode(messages, plain, [gradient], layout, bits=bits)
 
     @tf.function
     def decode_sum(messages):
         return ops.one_bit_decode_sum(messages, sum_layout, rank=0)
 
     @tf.function
-    def aggregate(messages):
-        return ops.one_bit_aggregate(messages, shard_residual, sum_layout, rank=0)
+    def aggregate(messages, bits):
+        return ops.one_bit_aggregate(messages, shard_residual, sum_layout, rank=0, bits=bits)
 
     messages, _ = encode(gradient)
     whole = ops.one_bit_encode([gradient], residual, Layout([cut], world_size=1))[0]
     sum_messages = tf.repeat(whole, NUM_MESSAGES, axis=0)
+    messages_of_two_bits = tf.repeat(messages, 2, axis=0)
     del spacer
     return {
         "encode": lambda: encode(gradient),
-        "decode": lambda: decode(messages),
+        "decode": lambda: decode(messages, bits=1),
+        "decode 2 bits": lambda: decode(messages_of_two_bits, bits=2),
         f"decode and sum {NUM_MESSAGES}": lambda: decode_sum(sum_messages),
-        f"decode, sum {NUM_MESSAGES} and encode": lambda: aggregate(sum_messages),
+        f"decode, sum {NUM_MESSAGES} and encode": lambda: aggregate(sum_messages, bits=1),
+        f"decode, sum {NUM_MESSAGES} and encode 2 bits": lambda: aggregate(sum_messages, bits=2),
     } | make_plain_tensorflow_ops(gradient, columns)
 
 

@@ -81,7 +81,7 @@ def one_bit_rows(device, shapes, rng):
     residual, shard_residual = (kernels.residual(size) for size in (plan.size, plan.shard_sizes[0]))
     worker_words, shard_words = plan.worker_message_bytes // 4, plan.shard_message_bytes // 4
     messages = kernels.empty((WORLD_SIZE, worker_words))
-    message, gathered = kernels.empty(shard_words), kernels.empty((WORLD_SIZE, shard_words))
+    message, gathered = kernels.empty((1, shard_words)), kernels.empty((WORLD_SIZE, shard_words))
     received = kernels.to_device(np.zeros((WORLD_SIZE, worker_words), np.int32))
     aggregate = kernels.empty(plan.shard_sizes[0], np.float32)
     plain = kernels.empty(0, np.float32)
@@ -133,7 +133,9 @@ def one_bit_rows(device, shapes, rng):
             "one_bit_decode",
             kernels.device_layout,
             float32,
-            *map(kernels.pointer, (gathered, plain)),
+            kernels.pointer(gathered),
+            ctypes.c_int32(1),
+            kernels.pointer(plain),
             scale,
             pointers,
         )

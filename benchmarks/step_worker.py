@@ -90,9 +90,9 @@ def make_communication(gradient_exchange):
     def of_bucket(exchange):
         layout, name = exchange.layout, f"alone/{exchange.scope}"
         to_owners = [exchange.world_size, layout.worker_message_bytes // WORD_BYTES]
-        to_all = [1, layout.shard_message_bytes // WORD_BYTES]
+        words = layout.shard_message_bytes // WORD_BYTES
         received = yield AllToAll(_message(to_owners), f"{name}/all_to_all")
-        shard = received[:1, : to_all[1]]
+        shard = tf.repeat(received[:1, :words], exchange.aggregate_bits, axis=0)
         return (yield AllGather(shard, f"{name}/all_gather"))
 
     def communicate():

@@ -28,18 +28,20 @@ template <typename T>
 using EncodeColumn = double (*)(const T* gradient, float* residual, int64_t count, LevelRule rule,
                                 float levels[2], uint32_t* codes);
 
-// Decodes one column: out_i = scale * levels[code_i], rounded to T.
+// Decodes one column: out_i = scale * sum_b levels_b[code_bi], rounded to T, over 1 or 2 rows.
+//
+// Row b has its two levels (bit patterns of floats) at `levels + b * stride` and its codes at
+// `codes + b * stride`.
 //
 // `stream` stores past the caches, for outputs that would not fit into them. The caller then
 // calls finish_streaming() on the same thread before another one reads the output.
 template <typename T>
-using DecodeColumn = void (*)(const float levels[2], const uint32_t* codes, int64_t count,
-                              float scale, bool stream, T* out);
+using DecodeColumn = void (*)(const int32_t* levels, const int32_t* codes, int64_t stride, int bits,
+                              int64_t count, float scale, bool stream, T* out);
 
 // Sums one column of several messages, in their order: out_i = sum_k levels_k[code_ki].
 //
-// Message k has its two levels (bit patterns of floats) at `levels + k * stride` and its codes at
-// `codes + k * stride`. No messages sum to zero. `stream` as in DecodeColumn.
+// Messages are like rows of DecodeColumn, and any number of them. No messages sum to zero.
 using DecodeSumColumn = void (*)(const int32_t* levels, const int32_t* codes, int64_t stride,
                                  int64_t num_messages, int64_t count, bool stream, float* out);
 

@@ -214,14 +214,32 @@ uint32_t WordAt(const uint32_t* codes, int64_t i, int64_t n) {
 
 // `Simd` is Floats or Halves, whichever has lanes of T's size.
 template <typename Simd, typename T>
-void Decode(const float levels[2], const uint32_t* codes, int64_t count, float scale, bool stream,
-            T* out) {
-  const auto zero = Simd::Broadcast(FromFloat<T>(scale * levels[0]));
-  const auto one = Simd::Broadcast(FromFloat<T>(scale * levels[1]));
+void Decode(const int32_t* levels, const int32_t* codes, int64_t stride, int bits, int64_t count,
+            float scale, bool stream, T* out) {
+  const uint32_t* const first_codes = reinterpret_cast<const uint32_t*>(codes);
+  const float* const first = reinterpret_cast<const float*>(levels);
+  const auto scaled = [&](float value) { return Simd::Broadcast(FromFloat<T>(scale * value)); };
+  if (bits == 1) {
+    const auto zero = scaled(first[0]), one = scaled(first[1]);
+    return WriteRun<Simd>(count, stream, out, [&](int64_t i, int64_t n, auto* values) {
+      const uint32_t word = WordAt(first_codes, i, n);
+      for (int p = 0; p < kParts<Simd>; ++p) {
+        values[p] = Simd::Select(Simd::Expand(word, p), one, zero);
+      }
+    });
+  }
+  const uint32_t* const second_codes = first_codes + stride;
+  const float* const second = first + stride;
+  // The value of the codes 00, 10, 01 and 11, where the first row has the first digit.
+  const auto zero_zero = scaled(first[0] + second[0]), one_zero = scaled(first[1] + second[0]);
+  const auto zero_one = scaled(first[0] + second[1]), one_one = scaled(first[1] + second[1]);
   WriteRun<Simd>(count, stream, out, [&](int64_t i, int64_t n, auto* values) {
-    const uint32_t word = WordAt(codes, i, n);
+    const uint32_t first_word = WordAt(first_codes, i, n), second_word = WordAt(second_codes, i, n);
     for (int p = 0; p < kParts<Simd>; ++p) {
-      values[p] = Simd::Select(Simd::Expand(word, p), one, zero);
+      const auto code = Simd::Expand(first_word, p);
+      values[p] = Simd::Select(Simd::Expand(second_word, p),
+                               Simd::Select(code, one_one, zero_one),
+                               Simd::Select(code, one_zero, zero_zero));
     }
   });
 }

@@ -75,10 +75,10 @@ class OneBitOnCpu {
   }
 
   absl::Status Decode(tensorflow::OpKernelContext* context, const Layout& layout, FloatType type,
-                      const int32_t* messages, const float* plain, float scale,
+                      const int32_t* messages, int bits, const float* plain, float scale,
                       const std::vector<void*>& gradients) {
     WithType(type, [&](auto zero) {
-      DecodeAs<decltype(zero)>(context, layout, messages, plain, scale, gradients);
+      DecodeAs<decltype(zero)>(context, layout, messages, bits, plain, scale, gradients);
     });
     return absl::OkStatus();
   }
@@ -194,7 +194,8 @@ class OneBitOnCpu {
   }
 
   // Runs the second stage: quantizes the aggregate of this worker's shard. source(index, column)
-  // returns a column's aggregate, which is valid until the next call in the same thread.
+  // returns a column's aggregate, which is valid until the next call in the same thread. The second
+  // row quantizes the residual that the first one leaves, while it is in the cache.
   template <typename Source>
   static void EncodeShardFrom(tensorflow::OpKernelContext* context, const Layout& layout,
                               int64_t rank, const OneBitQuantizer& quantizer, int32_t* message,
@@ -202,23 +203,42 @@ class OneBitOnCpu {
     const auto encode = GetOneBitColumns().encode<float>();
     const ShardStart& shard = layout.shard(rank);
     const LayoutView view = layout.view();
+    const int64_t words = layout.shard_message_words();
     Sums sums(shard.column, layout.shard_columns(rank));
-    ZeroPadding(layout, rank, message);
+    for (int row = 0; row < quantizer.bits; ++row) {
+      ZeroPadding(layout, rank, message + row * words);
+    }
     const int64_t end = layout.shard(rank + 1).column;
-    ForColumns(context, layout, shard.column, end, [&, mine = Source(source)](int64_t index) mutable {
+    ForColumns(context, layout, shard.column, end,
+               [&, mine = Source(source), nothing = std::vector<float>()](int64_t index) mutable {
       const Column column = view.column(index);
-      sums.Add(index, column,
-               encode(mine(index, column), At(quantizer.residual, column.value - shard.value),
-                      column.count, quantizer.rule, FloatsOf(message + view.levels_of(index, rank)),
-                      CodesOf(message + view.codes_of(column, rank))));
+      const float* values = mine(index, column);
+      float* const residual = At(quantizer.residual, column.value - shard.value);
+      double sum = 0;
+      for (int row = 0; row < quantizer.bits; ++row) {
+        float* const levels = FloatsOf(message + row * words + view.levels_of(index, rank));
+        uint32_t* const codes = CodesOf(message + row * words + view.codes_of(column, rank));
+        if (row > 0) {
+          // Not 0.0, which would turn a residual of -0.0 into another one.
+          nothing.resize(std::max<size_t>(nothing.size(), column.count), -0.0f);
+          values = nothing.data();
+        }
+        if (std::isnan(sum)) {
+          levels[0] = levels[1] = 0;
+          std::fill(codes, codes + NumWords(column.count), 0);
+        } else {
+          sum = encode(values, residual, column.count, quantizer.rule, levels, codes);
+        }
+      }
+      sums.Add(index, column, sum);
     });
-    message[0] = sums.not_finite.flag();
+    for (int row = 0; row < quantizer.bits; ++row) message[row * words] = sums.not_finite.flag();
     *quantizer.sum_of_squares = sums.total();
   }
 
   template <typename T>
   static void DecodeAs(tensorflow::OpKernelContext* context, const Layout& layout,
-                       const int32_t* messages, const float* plain, float scale,
+                       const int32_t* messages, int bits, const float* plain, float scale,
                        const std::vector<void*>& gradients) {
     const auto decode = GetOneBitColumns().decode<T>();
     const int64_t words = layout.shard_message_words();
@@ -227,9 +247,9 @@ class OneBitOnCpu {
     ForColumns(context, layout, 0, layout.num_columns(), [&](int64_t index) {
       const Column column = view.column(index);
       const int64_t shard = view.shard_of(index);
-      const int32_t* const message = messages + shard * words;
-      decode(FloatsOf(message + view.levels_of(index, shard)),
-             CodesOf(message + view.codes_of(column, shard)), column.count, scale, stream,
+      const int32_t* const message = messages + shard * bits * words;
+      decode(message + view.levels_of(index, shard), message + view.codes_of(column, shard), words,
+             bits, column.count, scale, stream,
              static_cast<T*>(gradients[column.tensor]) + column.offset);
     });
     for (const PlainRun& run : layout.plain_runs()) {

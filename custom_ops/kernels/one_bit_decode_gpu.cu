@@ -104,38 +104,76 @@ __global__ __launch_bounds__(kThreads, kDecodeSumBlocks) void DecodeSumColumns(
                               [&](const Place& place) { return read(place, 0, 0); }, work);
 }
 
-// What a thread reads of a message to decode a span.
+// Selects between four values as above.
+template <typename T>
+__device__ void Select(uint32_t word, const T (&zero)[4], const T (&one)[4], T (&values)[4]) {
+  bool codes[4];
+  Select(word, false, true, codes);
+#pragma unroll
+  for (int j = 0; j < 4; ++j) values[j] = codes[j] ? one[j] : zero[j];
+}
+
+// What a thread reads of the rows of a message to decode a span.
+template <int kBits>
 struct Encoded {
-  uint32_t words[kDecodeVectors];
-  float zero, one;
+  uint32_t words[kBits][kDecodeVectors];
+  float levels[kBits][2];
 };
 
-constexpr int kDecodeRounds = 2, kDecodeBlocks = 6;  // as above
+// Decodes this thread's four values of vector v.
+template <typename T>
+__device__ void DecodeFour(const Encoded<1>& encoded, int v, float scale, T (&values)[4]) {
+  const auto& levels = encoded.levels[0];
+  Select(encoded.words[0][v], FromFloat<T>(scale * levels[0]), FromFloat<T>(scale * levels[1]),
+         values);
+}
 
 template <typename T>
-__global__ __launch_bounds__(kThreads, kDecodeBlocks) void DecodeColumns(
+__device__ void DecodeFour(const Encoded<2>& encoded, int v, float scale, T (&values)[4]) {
+  T of_second[2][4];
+#pragma unroll
+  for (int code = 0; code < 2; ++code) {
+    const float second = encoded.levels[1][code];
+    Select(encoded.words[0][v], FromFloat<T>(scale * (encoded.levels[0][0] + second)),
+           FromFloat<T>(scale * (encoded.levels[0][1] + second)), of_second[code]);
+  }
+  Select(encoded.words[1][v], of_second[0], of_second[1], values);
+}
+
+constexpr int kDecodeRounds = 2;  // as above
+// With more blocks nvcc spills registers for two bits.
+constexpr int DecodeBlocks(int bits) { return bits == 1 ? 6 : 4; }
+
+template <typename T, int kBits>
+__global__ __launch_bounds__(kThreads, DecodeBlocks(kBits)) void DecodeColumns(
     const __grid_constant__ TensorPointers<T*> tensors, const __grid_constant__ LayoutView layout,
     int first_tensor, const int32_t* messages, float scale, int64_t first, int64_t end) {
-  const auto read_codes = [&](const Place& place, int64_t begin, Encoded* encoded) {
-    const int32_t* const codes =
-        messages + place.shard * layout.shard_message_words() + place.codes;
+  const auto row_of = [&](const Place& place, int bit) {
+    return messages + (place.shard * kBits + bit) * layout.shard_message_words();
+  };
+  const auto read_codes = [&](const Place& place, int64_t begin, Encoded<kBits>* encoded) {
 #pragma unroll
-    for (int v = 0; v < kDecodeVectors; ++v) {
-      const bool exists = begin + ValueOf(v) < place.column.count;
-      encoded->words[v] = exists ? codes[begin / kWordBits + WordOf(v)] : 0;
+    for (int bit = 0; bit < kBits; ++bit) {
+      const int32_t* const codes = row_of(place, bit) + place.codes + begin / kWordBits;
+#pragma unroll
+      for (int v = 0; v < kDecodeVectors; ++v) {
+        const bool exists = begin + ValueOf(v) < place.column.count;
+        encoded->words[bit][v] = exists ? codes[WordOf(v)] : 0;
+      }
     }
   };
   const auto read = [&](const Place& place) {
-    Encoded encoded;
+    Encoded<kBits> encoded;
     read_codes(place, 0, &encoded);
-    const int32_t* const levels =
-        messages + place.shard * layout.shard_message_words() + place.levels;
-    encoded.zero = FloatOf(static_cast<uint32_t>(levels[0]));
-    encoded.one = FloatOf(static_cast<uint32_t>(levels[1]));
+#pragma unroll
+    for (int bit = 0; bit < kBits; ++bit) {
+      const int32_t* const levels = row_of(place, bit) + place.levels;
+      encoded.levels[bit][0] = FloatOf(static_cast<uint32_t>(levels[0]));
+      encoded.levels[bit][1] = FloatOf(static_cast<uint32_t>(levels[1]));
+    }
     return encoded;
   };
-  const auto work = [&](const Place& place, Encoded encoded) {
-    const T zero = FromFloat<T>(scale * encoded.zero), one = FromFloat<T>(scale * encoded.one);
+  const auto work = [&](const Place& place, Encoded<kBits> encoded) {
     T* const values = tensors.at[place.column.tensor - first_tensor] + place.column.offset;
     for (int64_t begin = 0; begin < place.column.count; begin += kDecodeSpan) {
       if (begin != 0) read_codes(place, begin, &encoded);
@@ -145,7 +183,7 @@ __global__ __launch_bounds__(kThreads, kDecodeBlocks) void DecodeColumns(
         for (int v = 0; v < kDecodeVectors; ++v) {
           const int at = ValueOf(v);
           T decoded[4];
-          Select(encoded.words[v], zero, one, decoded);
+          DecodeFour(encoded, v, scale, decoded);
           if (existing.Has(at)) Store4(decoded, existing.OfFour(at), aligned, out + at);
         }
       });
@@ -186,8 +224,8 @@ const char* OneBitDecodeSum(const DeviceLayout& layout, int64_t rank, const int3
 }
 
 const char* OneBitDecode(const DeviceLayout& layout, FloatType type, const int32_t* messages,
-                         const float* plain, float scale, const std::vector<void*>& gradients,
-                         void* stream_of_op) {
+                         int bits, const float* plain, float scale,
+                         const std::vector<void*>& gradients, void* stream_of_op) {
   const cudaStream_t stream = static_cast<cudaStream_t>(stream_of_op);
   cudaError_t status = cudaSuccess;
   const LayoutView view = layout.layout.view(layout.table);
@@ -196,7 +234,8 @@ const char* OneBitDecode(const DeviceLayout& layout, FloatType type, const int32
     const auto one_kind = [](int64_t) { return 0; };
     ForColumnRuns(layout.layout, one_kind, [&](const ColumnRun& run) {
       const int64_t blocks = CeilDiv(run.end - run.first, kDecodeRounds * kWarps);
-      Launch(stream, blocks, kThreads, &status, DecodeColumns<T>,
+      Launch(stream, blocks, kThreads, &status,
+             bits == 1 ? DecodeColumns<T, 1> : DecodeColumns<T, 2>,
              PointersOf<T>(gradients, run.first_tensor, run.end_tensor), view, run.first_tensor,
              messages, scale, run.first, run.end);
     });

@@ -44,17 +44,20 @@ struct Scratch {
 };
 
 // The columns to encode, and their destination. Messages of shards follow each other, beginning
-// with `first_shard`. Residuals and sums begin with the first value and column of that shard.
+// with `first_shard`. Each has `bits` rows of `row_words` words. Residuals and sums begin with the
+// first value and column of that shard.
 struct Encoding {
   LayoutView layout;
   LevelRule rule;
+  int bits;
   float* residual;
   int32_t* messages;
-  int64_t message_words, first_shard;
+  int64_t row_words, first_shard;
   Scratch scratch;
 };
 
-// A column to encode. Values says where its values come from.
+// A column to encode. Values says where its values come from. The levels and codes are those of
+// the first row.
 template <typename Values>
 struct Target {
   Values values;
@@ -70,8 +73,8 @@ template <typename Source>
 __device__ Target<typename Source::Values> TargetOf(const Source& source, const Encoding& encoding,
                                                     int64_t index, const Place& place) {
   const ShardStart& first = encoding.layout.shards[encoding.first_shard];
-  int32_t* const message =
-      encoding.messages + (place.shard - encoding.first_shard) * encoding.message_words;
+  const int64_t row = (place.shard - encoding.first_shard) * encoding.bits;
+  int32_t* const message = encoding.messages + row * encoding.row_words;
   const int64_t value = place.column.value - first.value;
   return {source.Of(encoding.layout, place),
           place.column.count,
@@ -196,13 +199,23 @@ __device__ int Encode(const WarpValues<kPerLane>& values, const Existing& existi
   return ones;
 }
 
-// Sends a column as zeros, and keeps its residual.
+// Moves the levels and codes of a column to the next row of its message.
 template <typename Values>
-__device__ void FailColumn(const Encoding& encoding, const Target<Values>& target, int thread,
+__device__ void NextRow(const Encoding& encoding, Target<Values>* target) {
+  target->levels += encoding.row_words;
+  target->codes += encoding.row_words;
+}
+
+// Sends the rows of a column from `first` on as zeros. `target` is that of row `first`.
+template <typename Values>
+__device__ void FailColumn(const Encoding& encoding, Target<Values> target, int first, int thread,
                            int threads) {
-  for (int64_t i = thread; i < NumWords(target.count); i += threads) target.codes[i] = 0;
+  for (int row = first; row < encoding.bits; ++row) {
+    for (int64_t i = thread; i < NumWords(target.count); i += threads) target.codes[i] = 0;
+    if (thread == 0) target.levels[0] = target.levels[1] = 0.0f;
+    NextRow(encoding, &target);
+  }
   if (thread == 0) {
-    target.levels[0] = target.levels[1] = 0.0f;
     *target.sum = 0.0;
     atomicMin(&encoding.scratch.flags->first_failure, static_cast<uint32_t>(target.tensor));
   }
@@ -210,61 +223,70 @@ __device__ void FailColumn(const Encoding& encoding, const Target<Values>& targe
 
 // Encodes a column on a warp.
 template <int kPerLane, typename Values, typename Existing>
-__device__ void EncodeColumn(const Encoding& encoding, const Target<Values>& target,
+__device__ void EncodeColumn(const Encoding& encoding, Target<Values> target,
                              const Existing& existing) {
   WarpValues<kPerLane> corrected;
   target.values.Load(existing, &corrected);
   if (target.residual != nullptr) corrected.Add(target.residual, existing);
 
-  float threshold, zero, one;
-  bool finite;
-  if (encoding.rule == LevelRule::kMean) {
-    float below = 0, above = 0;
-    const int ones = Encode(corrected, existing, target.codes, [&](float value, bool exists) {
-      const bool code = exists && CodeOf(value, 0.0f);
-      if (code) above += value;
-      if (exists && !code) below += value;
-      return code;
-    });
-    below = WarpSum(below);
-    above = WarpSum(above);
-    finite = IsFinite(below) && IsFinite(above);
-    threshold = 0.0f;
-    zero = Mean(below, existing.count - ones);
-    one = Mean(above, ones);
-  } else {
-    float sum = 0, deviation = 0;
-#pragma unroll
-    for (int m = 0; m < kPerLane; ++m) {
-      if (existing.Has(corrected.ValueOf(m))) sum += corrected.at[m];
-    }
-    sum = WarpSum(sum);
-    threshold = Mean(sum, existing.count);
-    Encode(corrected, existing, target.codes, [&](float value, bool exists) {
-      if (exists) deviation += fabsf(value - threshold);
-      return exists && CodeOf(value, threshold);
-    });
-    deviation = WarpSum(deviation);
-    finite = IsFinite(sum) && IsFinite(deviation);
-    const float mean_deviation = Mean(deviation, existing.count);
-    zero = threshold - mean_deviation;
-    one = threshold + mean_deviation;
-  }
-  if (!finite) {
-    __syncwarp();  // other threads than before store the codes
-    FailColumn(encoding, target, LaneOfThread(), kWarpSize);
-    return;
-  }
-  if (LaneOfThread() < 2) target.levels[LaneOfThread()] = LaneOfThread() == 0 ? zero : one;
   float squares = 0;
-  if (target.residual != nullptr) {
+#pragma unroll 1
+  for (int row = 0; row < encoding.bits; ++row) {
+    float threshold, zero, one;
+    bool finite;
+    if (encoding.rule == LevelRule::kMean) {
+      float below = 0, above = 0;
+      const int ones = Encode(corrected, existing, target.codes, [&](float value, bool exists) {
+        const bool code = exists && CodeOf(value, 0.0f);
+        if (code) above += value;
+        if (exists && !code) below += value;
+        return code;
+      });
+      below = WarpSum(below);
+      above = WarpSum(above);
+      finite = IsFinite(below) && IsFinite(above);
+      threshold = 0.0f;
+      zero = Mean(below, existing.count - ones);
+      one = Mean(above, ones);
+    } else {
+      float sum = 0, deviation = 0;
 #pragma unroll
-    for (int m = 0; m < kPerLane; ++m) {
-      const float value = corrected.at[m];
-      const float rest = NewResidual(value, CodeOf(value, threshold) ? one : zero);
-      if (existing.Has(corrected.ValueOf(m))) squares += rest * rest;
-      corrected.at[m] = rest;
+      for (int m = 0; m < kPerLane; ++m) {
+        if (existing.Has(corrected.ValueOf(m))) sum += corrected.at[m];
+      }
+      sum = WarpSum(sum);
+      threshold = Mean(sum, existing.count);
+      Encode(corrected, existing, target.codes, [&](float value, bool exists) {
+        if (exists) deviation += fabsf(value - threshold);
+        return exists && CodeOf(value, threshold);
+      });
+      deviation = WarpSum(deviation);
+      finite = IsFinite(sum) && IsFinite(deviation);
+      const float mean_deviation = Mean(deviation, existing.count);
+      zero = threshold - mean_deviation;
+      one = threshold + mean_deviation;
     }
+    if (!finite) {
+      __syncwarp();  // other threads than before store the codes
+      FailColumn(encoding, target, row, LaneOfThread(), kWarpSize);
+      // The residual is what the rows before left.
+      if (row > 0) corrected.Store(existing, target.residual);
+      return;
+    }
+    if (LaneOfThread() < 2) target.levels[LaneOfThread()] = LaneOfThread() == 0 ? zero : one;
+    if (target.residual != nullptr) {
+      squares = 0;
+#pragma unroll
+      for (int m = 0; m < kPerLane; ++m) {
+        const float value = corrected.at[m];
+        const float rest = NewResidual(value, CodeOf(value, threshold) ? one : zero);
+        if (existing.Has(corrected.ValueOf(m))) squares += rest * rest;
+        corrected.at[m] = rest;
+      }
+    }
+    NextRow(encoding, &target);
+  }
+  if (target.residual != nullptr) {
     corrected.Store(existing, target.residual);
     squares = WarpSum(squares);
   }
@@ -320,9 +342,12 @@ __global__ __launch_bounds__(kThreads) void EncodeLongColumns(
     int64_t first) {
   __shared__ ColumnSums sums;
   const int64_t index = first + blockIdx.x;
-  const auto target = TargetOf(source, encoding, index, PlaceOf(encoding.layout, index));
+  auto target = TargetOf(source, encoding, index, PlaceOf(encoding.layout, index));
   const int64_t count = target.count;
+  int row = 0;
   const auto corrected = [&](int64_t i) {
+    // Later rows quantize the residual alone.
+    if (row > 0) return target.residual[i];
     const float value = target.values.At(i);
     return target.residual == nullptr ? value : value + target.residual[i];
   };
@@ -345,54 +370,57 @@ __global__ __launch_bounds__(kThreads) void EncodeLongColumns(
     return __popc(word);
   };
 
-  float threshold, levels[2];
-  bool finite;
-  if (encoding.rule == LevelRule::kMean) {
-    const double above = sum_of([&](float value, int64_t i, bool exists) {
-      const bool code = exists && CodeOf(value, 0.0f);
-      store_codes(code, i);
-      return code ? value : 0.0f;
-    });
-    const double below = sum_of([&](float value, int64_t, bool) {
-      return CodeOf(value, 0.0f) ? 0.0f : value;
-    });
-    const double ones = sums.Sum(count, [&](int64_t begin, int64_t block_end) {
-      int in_block = 0;
-      for (int64_t i = begin + LaneOfThread() * kWordBits; i < block_end;
-           i += kWarpSize * kWordBits) {
-        in_block += __popc(target.codes[i / kWordBits]);
-      }
-      return WarpSum(in_block);
-    });
-    finite = IsFinite(below) && IsFinite(above);
-    threshold = 0.0f;
-    levels[0] = Mean(below, count - static_cast<int64_t>(ones));
-    levels[1] = Mean(above, static_cast<int64_t>(ones));
-  } else {
-    const double sum = sum_of([&](float value, int64_t, bool) { return value; });
-    threshold = Mean(sum, count);
-    const double deviation = sum_of([&](float value, int64_t i, bool exists) {
-      store_codes(exists && CodeOf(value, threshold), i);
-      return exists ? fabsf(value - threshold) : 0.0f;
-    });
-    finite = IsFinite(sum) && IsFinite(deviation);
-    const float mean_deviation = Mean(deviation, count);
-    levels[0] = threshold - mean_deviation;
-    levels[1] = threshold + mean_deviation;
-  }
-  if (!finite) {
-    FailColumn(encoding, target, threadIdx.x, kThreads);
-    return;
-  }
-  if (threadIdx.x < 2) target.levels[threadIdx.x] = levels[threadIdx.x];
   double squares = 0;
-  if (target.residual != nullptr) {
-    squares = sum_of([&](float value, int64_t i, bool exists) {
-      if (!exists) return 0.0f;
-      const float rest = NewResidual(value, CodeOf(value, threshold) ? levels[1] : levels[0]);
-      target.residual[i] = rest;
-      return rest * rest;
-    });
+  for (; row < encoding.bits; ++row) {
+    float threshold, levels[2];
+    bool finite;
+    if (encoding.rule == LevelRule::kMean) {
+      const double above = sum_of([&](float value, int64_t i, bool exists) {
+        const bool code = exists && CodeOf(value, 0.0f);
+        store_codes(code, i);
+        return code ? value : 0.0f;
+      });
+      const double below = sum_of([&](float value, int64_t, bool) {
+        return CodeOf(value, 0.0f) ? 0.0f : value;
+      });
+      const double ones = sums.Sum(count, [&](int64_t begin, int64_t block_end) {
+        int in_block = 0;
+        for (int64_t i = begin + LaneOfThread() * kWordBits; i < block_end;
+             i += kWarpSize * kWordBits) {
+          in_block += __popc(target.codes[i / kWordBits]);
+        }
+        return WarpSum(in_block);
+      });
+      finite = IsFinite(below) && IsFinite(above);
+      threshold = 0.0f;
+      levels[0] = Mean(below, count - static_cast<int64_t>(ones));
+      levels[1] = Mean(above, static_cast<int64_t>(ones));
+    } else {
+      const double sum = sum_of([&](float value, int64_t, bool) { return value; });
+      threshold = Mean(sum, count);
+      const double deviation = sum_of([&](float value, int64_t i, bool exists) {
+        store_codes(exists && CodeOf(value, threshold), i);
+        return exists ? fabsf(value - threshold) : 0.0f;
+      });
+      finite = IsFinite(sum) && IsFinite(deviation);
+      const float mean_deviation = Mean(deviation, count);
+      levels[0] = threshold - mean_deviation;
+      levels[1] = threshold + mean_deviation;
+    }
+    if (!finite) {
+      FailColumn(encoding, target, row, threadIdx.x, kThreads);
+      return;
+    }
+    if (threadIdx.x < 2) target.levels[threadIdx.x] = levels[threadIdx.x];
+    if (target.residual != nullptr) {
+      squares = sum_of([&](float value, int64_t i, bool exists) {
+        if (!exists) return 0.0f;
+        const float rest = NewResidual(value, CodeOf(value, threshold) ? levels[1] : levels[0]);
+        target.residual[i] = rest;
+        return rest * rest;
+      });
+    }
+    NextRow(encoding, &target);
   }
   if (threadIdx.x == 0) *target.sum = squares;
 }
@@ -413,7 +441,7 @@ __global__ __launch_bounds__(kThreads) void CopyPlain(
     atomicMin(&encoding.scratch.flags->first_failure, static_cast<uint32_t>(runs[run].tensor));
   }
   float* const messages = reinterpret_cast<float*>(encoding.messages + layout.plain_at + i);
-  for (int64_t k = 0; k < layout.num_shards; ++k) messages[k * encoding.message_words] = value;
+  for (int64_t k = 0; k < layout.num_shards; ++k) messages[k * encoding.row_words] = value;
 }
 
 // Adds up the sums of columns in the order of SumOfMany. Blocks of threads share the lanes, and the
@@ -440,8 +468,8 @@ __device__ void SumColumns(const Scratch& scratch, int64_t num_columns, int bloc
 }
 
 // Adds up the sums of `num_columns` columns in the first kSumBlocks blocks. Block kSumBlocks + k
-// writes the flag of message k, and zeroes what its levels and codes leave. Shards differ by a
-// column. The bound of 1 lets nvcc take the registers that ReadAhead needs.
+// writes the flag of row k of all messages, and zeroes what its levels and codes leave. Shards
+// differ by a column. The bound of 1 lets nvcc take the registers that ReadAhead needs.
 __global__ __launch_bounds__(kThreads, 1) void FinishEncode(
     const __grid_constant__ Encoding encoding, int64_t num_columns, float* sum_of_squares) {
   const int block = static_cast<int>(blockIdx.x);
@@ -449,8 +477,8 @@ __global__ __launch_bounds__(kThreads, 1) void FinishEncode(
   const int thread = static_cast<int>(threadIdx.x);
   const LayoutView& layout = encoding.layout;
   const int64_t row = block - kSumBlocks;
-  const ShardStart* const shard = layout.shards + encoding.first_shard + row;
-  int32_t* const message = encoding.messages + row * encoding.message_words;
+  const ShardStart* const shard = layout.shards + encoding.first_shard + row / encoding.bits;
+  int32_t* const message = encoding.messages + row * encoding.row_words;
   const int64_t levels_end = layout.levels_at + 2 * (shard[1].column - shard[0].column);
   const int64_t codes_end = layout.codes_at + shard[1].word - shard[0].word;
   for (int64_t i = levels_end + thread; i < layout.codes_at; i += kThreads) message[i] = 0;
@@ -488,13 +516,19 @@ void LaunchEncode(const Source& source, const Encoding& encoding, int64_t first,
 }
 
 Encoding EncodingOf(const DeviceLayout& layout, const OneBitQuantizer& quantizer,
-                    int32_t* messages, int64_t message_words, int64_t first_shard,
+                    int32_t* messages, int64_t row_words, int64_t first_shard,
                     int64_t num_columns, void* scratch_memory, cudaStream_t stream,
                     cudaError_t* status) {
   const Scratch scratch(scratch_memory, num_columns);
   *status = cudaMemsetAsync(scratch.flags, 0xFF, sizeof(*scratch.flags), stream);
-  return {layout.layout.view(layout.table), quantizer.rule, quantizer.residual, messages,
-          message_words,                    first_shard,    scratch};
+  return {layout.layout.view(layout.table),
+          quantizer.rule,
+          quantizer.bits,
+          quantizer.residual,
+          messages,
+          row_words,
+          first_shard,
+          scratch};
 }
 
 template <typename Source>
@@ -513,7 +547,7 @@ const char* EncodeShard(const DeviceLayout& layout, int64_t rank, const Source& 
       LaunchEncode(source, encoding, first, last, run.longest, stream, &status);
     }
   });
-  Launch(stream, kSumBlocks + 1, kThreads, &status, FinishEncode, encoding, num_columns,
+  Launch(stream, kSumBlocks + quantizer.bits, kThreads, &status, FinishEncode, encoding, num_columns,
          quantizer.sum_of_squares);
   return TextOf(status);
 }

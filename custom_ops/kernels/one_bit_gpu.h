@@ -44,8 +44,8 @@ const char* OneBitAggregate(const DeviceLayout& layout, int64_t rank, const int3
                             void* scratch, void* stream);
 
 const char* OneBitDecode(const DeviceLayout& layout, FloatType type, const int32_t* messages,
-                         const float* plain, float scale, const std::vector<void*>& gradients,
-                         void* stream);
+                         int bits, const float* plain, float scale,
+                         const std::vector<void*>& gradients, void* stream);
 
 }  // namespace gpu
 }  // namespace tf_onebit

@@ -75,12 +75,12 @@ class OneBitOnGpu {
   }
 
   absl::Status Decode(OpKernelContext* context, const Layout& layout, FloatType type,
-                      const int32_t* messages, const float* plain, float scale,
+                      const int32_t* messages, int bits, const float* plain, float scale,
                       const std::vector<void*>& gradients) {
     const int64_t* table;
     TF_RETURN_IF_ERROR(table_.Get(context, layout, &table));
-    return StatusOf(gpu::OneBitDecode({layout, table}, type, messages, plain, scale, gradients,
-                                      StreamOf(context)));
+    return StatusOf(gpu::OneBitDecode({layout, table}, type, messages, bits, plain, scale,
+                                      gradients, StreamOf(context)));
   }
 
  private:
@@ -95,6 +95,12 @@ absl::Status CheckMessages(const Tensor& messages, int64_t shards, int64_t words
                                  "], as the layout says. Received: shape=",
                                  messages.shape().DebugString(),
                                  ". Do all workers use the same layout?");
+}
+
+absl::Status GetBits(OpKernelConstruction* context, int* bits) {
+  TF_RETURN_IF_ERROR(context->GetAttr("bits", bits));
+  if (*bits >= 1 && *bits <= kMaxBits) return absl::OkStatus();
+  return errors::InvalidArgument("bits must be 1 or 2. Received: bits=", *bits);
 }
 
 absl::Status OutputFloats(OpKernelContext* context, int output, const TensorShape& shape,
@@ -127,12 +133,13 @@ class OneBitEncodeBase : public OpKernel {
     Tensor* output;
     TF_RETURN_IF_ERROR(context->allocate_output(0, message_shape, &output));
     *messages = WordsOf(output);
-    *quantizer = {rule_, residual->at(0), nullptr};
+    *quantizer = {rule_, bits_, residual->at(0), nullptr};
     return OutputFloats(context, 1, {}, &quantizer->sum_of_squares);
   }
 
   Layout layout_;
   LevelRule rule_;
+  int bits_ = 1;
   bool error_feedback_;
 };
 
@@ -197,14 +204,19 @@ class OneBitDecodeSumOp : public OpKernel {
 class EncodeShardBase : public OneBitEncodeBase {
  public:
   explicit EncodeShardBase(OpKernelConstruction* context) : OneBitEncodeBase(context) {
-    if (context->status().ok()) OP_REQUIRES_OK(context, GetRank(*context, layout_, &rank_));
+    if (!context->status().ok()) return;
+    OP_REQUIRES_OK(context, GetRank(*context, layout_, &rank_));
+    OP_REQUIRES_OK(context, GetBits(context, &bits_));
+    OP_REQUIRES(context, bits_ == 1 || error_feedback_,
+                errors::InvalidArgument("bits=", bits_, " needs error_feedback, because the second "
+                                        "row quantizes the residual that the first one leaves."));
   }
 
  protected:
   absl::Status OpenShard(OpKernelContext* context, LockedVariable* residual,
                          OneBitQuantizer* quantizer, int32_t** message) {
-    return Open(context, 1, layout_.shard_size(rank_), {layout_.shard_message_words()}, residual,
-                quantizer, message);
+    return Open(context, 1, layout_.shard_size(rank_), {bits_, layout_.shard_message_words()},
+                residual, quantizer, message);
   }
 
   int64_t rank_;
@@ -261,13 +273,15 @@ class OneBitDecodeOp : public OpKernel {
   explicit OneBitDecodeOp(OpKernelConstruction* context) : OpKernel(context) {
     OP_REQUIRES_OK(context, GetLayout(*context, &layout_));
     OP_REQUIRES_OK(context, context->GetAttr("scale", &scale_));
+    OP_REQUIRES_OK(context, GetBits(context, &bits_));
   }
 
   void Compute(OpKernelContext* context) override {
     const Tensor& messages = context->input(0);
     const Tensor& plain = context->input(1);
     OP_REQUIRES_OK(
-        context, CheckMessages(messages, layout_.num_shards(), layout_.shard_message_words()));
+        context,
+        CheckMessages(messages, layout_.num_shards() * bits_, layout_.shard_message_words()));
     OP_REQUIRES_OK(context, CheckSize("plain", plain.NumElements(), layout_.plain_size()));
     const int num_tensors = context->num_outputs();
     OP_REQUIRES_OK(context, CheckSize("gradients", num_tensors, layout_.num_tensors()));
@@ -282,13 +296,14 @@ class OneBitDecodeOp : public OpKernel {
       gradients[t] = gradient->data();
     }
     OP_REQUIRES_OK(context, device_.Decode(context, layout_, Storage<T>::kType, WordsOf(messages),
-                                           static_cast<const float*>(plain.data()), scale_,
+                                           bits_, static_cast<const float*>(plain.data()), scale_,
                                            gradients));
   }
 
  private:
   Layout layout_;
   float scale_;
+  int bits_;
   Device device_;
 };
 

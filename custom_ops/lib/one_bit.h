@@ -16,9 +16,14 @@ namespace tf_onebit {
 //               and plus the mean absolute deviation from it.
 enum class LevelRule { kMean, kSymmetric };
 
+// A message about a shard has one row, or two. The second row quantizes what the first one leaves,
+// so a value has two bits, and its levels add up.
+constexpr int kMaxBits = 2;
+
 // The settings of encoding, and the memory that encoding updates.
 struct OneBitQuantizer {
   LevelRule rule;
+  int bits;               // rows of a message. More than one needs error feedback
   float* residual;        // nullptr without error feedback
   float* sum_of_squares;  // sum of squares of the new residual
 };

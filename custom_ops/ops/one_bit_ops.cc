@@ -32,7 +32,9 @@ absl::Status DecodeSumShape(InferenceContext* c) {
 absl::Status EncodeShardShape(InferenceContext* c) {
   Layout layout;
   TF_RETURN_IF_ERROR(GetLayout(*c, &layout));
-  c->set_output(0, c->Vector(layout.shard_message_words()));
+  int64_t bits;
+  TF_RETURN_IF_ERROR(c->GetAttr("bits", &bits));
+  c->set_output(0, c->Matrix(bits, layout.shard_message_words()));
   c->set_output(1, c->Scalar());
   return absl::OkStatus();
 }
@@ -117,14 +119,16 @@ REGISTER_OP("TfOnebit>OneBitEncodeShard")
     .Attr("rank: int >= 0")
     .Attr("levels: {'mean', 'symmetric'} = 'mean'")
     .Attr("error_feedback: bool = true")
+    .Attr("bits: int >= 1 = 1")
     .SetIsStateful()
     .SetShapeFn(EncodeShardShape)
     .Doc(R"doc(
-Quantizes the aggregate of a shard to one bit per value, with error feedback of its own.
+Quantizes the aggregate of a shard to one or two bits per value, with error feedback of its own.
 
 aggregate: The values of shard `rank`.
 residual: float32 variable of the same size; updated in place.
-message: `[words]`, for all workers. Word 0 as in OneBitEncode.
+bits: 1 or 2. The second row of the message quantizes the residual that the first one leaves.
+message: `[bits, words]`, for all workers. Word 0 of each row as in OneBitEncode.
 residual_sum_of_squares: Of the residual after the update.
 )doc");
 
@@ -142,6 +146,7 @@ REGISTER_OP("TfOnebit>OneBitAggregate")
     .Attr("rank: int >= 0")
     .Attr("levels: {'mean', 'symmetric'} = 'mean'")
     .Attr("error_feedback: bool = true")
+    .Attr("bits: int >= 1 = 1")
     .SetIsStateful()
     .SetShapeFn(AggregateShape)
     .Doc(R"doc(
@@ -149,7 +154,7 @@ OneBitDecodeSum and OneBitEncodeShard in one pass, column by column: the aggrega
 nowhere in memory as a whole.
 
 messages, plain: As in OneBitDecodeSum.
-residual, message, residual_sum_of_squares: As in OneBitEncodeShard.
+residual, bits, message, residual_sum_of_squares: As in OneBitEncodeShard.
 )doc");
 
 REGISTER_OP("TfOnebit>OneBitDecode")
@@ -165,11 +170,13 @@ REGISTER_OP("TfOnebit>OneBitDecode")
     .Attr("column_sizes: list(int)")
     .Attr("shard_starts: list(int)")
     .Attr("scale: float = 1.0")
+    .Attr("bits: int >= 1 = 1")
     .SetShapeFn(OneBitDecodeShape)
     .Doc(R"doc(
 Decodes the messages of all shards into the list of gradients.
 
-messages: `[world_size, words]`; row k holds shard k.
+messages: `[world_size * bits, words]`; the messages of the shards, one after another.
+bits: The rows of a message, whose values add up.
 plain: The values that travel in full precision, from OneBitDecodeSum.
 gradients: The local gradients. Their values are not read; where nothing else needs them, their
   memory holds the result.

@@ -405,28 +405,41 @@ template <typename T>
 void TestDecode() {
   for (const int64_t count : Counts()) {
     const bool is_long = count > 10000;
+    const int64_t stride = NumWords(count) + 7;  // two levels, the codes, and some other column
     Random random(count);
-    Buffer<uint32_t> codes(Buffer<uint32_t>::kInput, NumWords(count), 1);
-    for (int64_t word = 0; word < NumWords(count); ++word) codes[word] = random.Bits();
+    Buffer<int32_t> rows(Buffer<int32_t>::kInput, kMaxBits * stride, 1);
+    for (int64_t i = 0; i < kMaxBits * stride; ++i) rows[i] = static_cast<int32_t>(random.Bits());
+    const auto code_at = [&](int row, int64_t i) {
+      return static_cast<uint32_t>(rows[row * stride + 2 + i / 32]) >> (i % 32) & 1;
+    };
     for (int offset = 0; offset < 32; offset += is_long ? 13 : 1) {
       for (int i = 0; i < kNumDecodeCases; ++i) {
         if (offset != 0 && offset % kNumDecodeCases != i) continue;
-        const auto& [levels, scale] = kDecodeCases[i];
-        const T expected[2] = {FromFloat<T>(scale * levels[0]), FromFloat<T>(scale * levels[1])};
-        for (const bool stream : {false, true}) {
-          for (auto* columns = SupportedOneBitColumns(); *columns != nullptr; ++columns) {
-            SetCase("decode %s %s count=%ld offset=%d levels=%g,%g scale=%g stream=%d",
-                    (*columns)->name, TypeName<T>(), (long)count, offset, levels[0], levels[1],
-                    scale, stream);
-            Buffer<T> out(Buffer<T>::kOutput, count, offset);
-            (*columns)->decode<T>()(levels, codes.data(), count, scale, stream, out.data());
-            (*columns)->finish_streaming();
-            for (int64_t i = 0; i < count; ++i) {
-              const T& want = expected[CodeAt(codes, i)];
-              CHECK(std::memcmp(&out[i], &want, sizeof(T)) == 0, "i=%ld: %g, expected %g",
-                    (long)i, ToFloat(out[i]), ToFloat(want));
+        const auto& [first, scale] = kDecodeCases[i];
+        const float second[2] = {0.375f * first[1], -0.25f * first[0]};
+        for (int code = 0; code < 2; ++code) {
+          rows[code] = static_cast<int32_t>(BitsOf(first[code]));
+          rows[stride + code] = static_cast<int32_t>(BitsOf(second[code]));
+        }
+        for (int bits = 1; bits <= kMaxBits; ++bits) {
+          for (const bool stream : {false, true}) {
+            for (auto* columns = SupportedOneBitColumns(); *columns != nullptr; ++columns) {
+              SetCase("decode %s %s count=%ld offset=%d levels=%g,%g scale=%g bits=%d stream=%d",
+                      (*columns)->name, TypeName<T>(), (long)count, offset, first[0], first[1],
+                      scale, bits, stream);
+              Buffer<T> out(Buffer<T>::kOutput, count, offset);
+              (*columns)->decode<T>()(rows.data(), rows.data() + 2, stride, bits, count, scale,
+                                      stream, out.data());
+              (*columns)->finish_streaming();
+              for (int64_t i = 0; i < count; ++i) {
+                float sum = first[code_at(0, i)];
+                if (bits == 2) sum += second[code_at(1, i)];
+                const T want = FromFloat<T>(scale * sum);
+                CHECK(std::memcmp(&out[i], &want, sizeof(T)) == 0, "i=%ld: %g, expected %g",
+                      (long)i, ToFloat(out[i]), ToFloat(want));
+              }
+              CHECK(out.SentinelsIntact(), "wrote beside the output");
             }
-            CHECK(out.SentinelsIntact(), "wrote beside the output");
           }
         }
       }

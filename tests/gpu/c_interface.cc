@@ -25,7 +25,7 @@ struct CDeviceLayout {
 };
 
 struct CQuantizer {
-  int32_t rule;
+  int32_t rule, bits;
   float* residual;
   float* sum_of_squares;
   void* scratch;
@@ -34,7 +34,8 @@ struct CQuantizer {
 static gpu::DeviceLayout Of(const CDeviceLayout* layout) { return {*layout->layout, layout->table}; }
 
 static OneBitQuantizer Of(const CQuantizer* quantizer) {
-  return {static_cast<LevelRule>(quantizer->rule), quantizer->residual, quantizer->sum_of_squares};
+  return {static_cast<LevelRule>(quantizer->rule), quantizer->bits, quantizer->residual,
+          quantizer->sum_of_squares};
 }
 
 template <typename Item>
@@ -89,8 +90,9 @@ const char* one_bit_aggregate(const CDeviceLayout* layout, int64_t rank, const i
 }
 
 const char* one_bit_decode(const CDeviceLayout* layout, int32_t type, const int32_t* messages,
-                           const float* plain, float scale, void* const* gradients, void* stream) {
-  return gpu::OneBitDecode(Of(layout), static_cast<FloatType>(type), messages, plain, scale,
+                           int32_t bits, const float* plain, float scale, void* const* gradients,
+                           void* stream) {
+  return gpu::OneBitDecode(Of(layout), static_cast<FloatType>(type), messages, bits, plain, scale,
                       ListOf(gradients, layout->layout->num_tensors()), stream);
 }
 

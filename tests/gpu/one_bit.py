@@ -30,6 +30,7 @@ class _DeviceLayout(ctypes.Structure):
 class _Quantizer(ctypes.Structure):
     _fields_ = [
         ("rule", ctypes.c_int32),
+        ("bits", ctypes.c_int32),
         ("residual", ctypes.c_void_p),
         ("sum_of_squares", ctypes.c_void_p),
         ("scratch", ctypes.c_void_p),
@@ -42,9 +43,11 @@ class OneBitKernels(Kernels):
     Methods take and return NumPy arrays. A residual is an array of the device, updated in place.
     """
 
-    def __init__(self, device, layout, levels="mean", error_feedback=True, misaligned=False):
+    def __init__(
+        self, device, layout, levels="mean", error_feedback=True, bits=1, misaligned=False
+    ):
         super().__init__(device, misaligned)
-        self.layout = layout
+        self.layout, self._bits = layout, bits
         self._rule, self._error_feedback = RULES[levels], error_feedback
         lists = layout.sizes, layout.row_sizes, layout.column_sizes, layout.shard_starts
         sizes, row_sizes, column_sizes, shard_starts = map(integers, lists)
@@ -66,12 +69,13 @@ class OneBitKernels(Kernels):
     def shard_columns(self, rank):
         return self.layout.shard_starts[rank + 1] - self.layout.shard_starts[rank]
 
-    def quantizer(self, num_columns, residual):
+    def quantizer(self, num_columns, residual, bits=1):
         """Returns the kernels' quantizer for some columns, and the array of its sum of squares."""
         scratch = self.scratch(self.integer("one_bit_scratch_bytes", ctypes.c_int64(num_columns)))
         squares = self.empty(1, np.float32)
         quantizer = _Quantizer(
             self._rule,
+            bits,
             self.device.pointer(residual) if self._error_feedback else None,
             self.device.pointer(squares),
             self.device.pointer(scratch),
@@ -102,22 +106,23 @@ class OneBitKernels(Kernels):
         return self.numpy(aggregate), self.numpy(plain)
 
     def encode_shard(self, aggregate, residual, rank):
-        """Returns the message about a shard, and the sum of squares of the new residual."""
+        """Returns the message about a shard, `[bits, words]`, and the residual's sum of squares."""
         aggregate = self.to_device(aggregate)
-        message = self.empty(self.layout.shard_message_bytes // 4)
+        message = self.empty((self._bits, self.layout.shard_message_bytes // 4))
         squares = self._quantize(
             "one_bit_encode_shard",
             self.shard_columns(rank),
             residual,
             [ctypes.c_int64(rank), self.pointer(aggregate)],
             [self.pointer(message)],
+            self._bits,
         )
         return self.numpy(message), squares
 
     def aggregate(self, messages, residual, rank):
         """Runs `decode_sum` and `encode_shard` in one: message, sum of squares and plain values."""
         messages = self.to_device(messages)
-        message = self.empty(self.layout.shard_message_bytes // 4)
+        message = self.empty((self._bits, self.layout.shard_message_bytes // 4))
         plain = self.empty(self.layout.plain_size, np.float32)
         squares = self._quantize(
             "one_bit_aggregate",
@@ -125,6 +130,7 @@ class OneBitKernels(Kernels):
             residual,
             [ctypes.c_int64(rank), self.pointer(messages)],
             [self.pointer(message), self.pointer(plain)],
+            self._bits,
         )
         return self.numpy(message), squares, self.numpy(plain)
 
@@ -137,13 +143,14 @@ class OneBitKernels(Kernels):
             self.device_layout,
             ctypes.c_int32(NUMBERS[dtype]),
             self.pointer(messages),
+            ctypes.c_int32(self._bits),
             self.pointer(plain),
             ctypes.c_float(scale),
             self.pointers(gradients),
         )
         return [self.numpy(gradient) for gradient in gradients]
 
-    def _quantize(self, function, num_columns, residual, inputs, outputs):
-        quantizer, squares = self.quantizer(num_columns, residual)
+    def _quantize(self, function, num_columns, residual, inputs, outputs, bits=1):
+        quantizer, squares = self.quantizer(num_columns, residual, bits)
         self.call(function, self.device_layout, *inputs, ctypes.byref(quantizer), *outputs)
         return float(self.numpy(squares)[0])

@@ -25,7 +25,8 @@ EXPECTED = {
         "EncodeColumns<Messages, 16>": Code(80, 12, 0, 3289),
     },
     "one_bit_decode_gpu": {
-        "DecodeColumns<float>": Code(40, 0, 16, 897),
+        "DecodeColumns<float, 1>": Code(40, 0, 16, 897),
+        "DecodeColumns<float, 2>": Code(64, 0, 16, 1622),
         "DecodeSumColumns": Code(64, 20, 16, 2108),
     },
     "threshold_gpu": {

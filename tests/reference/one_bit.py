@@ -40,17 +40,22 @@ def quantize(corrected, levels="mean"):
 
 
 class Quantizer:
-    """Error feedback over one flat list of values, cut into columns."""
+    """Error feedback over one flat list of values, cut into columns.
 
-    def __init__(self, columns, size, levels="mean", error_feedback=True):
+    With two bits, the second one quantizes the error of the first.
+    """
+
+    def __init__(self, columns, size, levels="mean", error_feedback=True, bits=1):
         self.columns, self.levels, self.error_feedback = columns, levels, error_feedback
+        self.bits = bits
         self.residual = np.zeros(size)
 
     def __call__(self, gradient):
         corrected = np.asarray(gradient, np.float64) + self.residual
         sent = np.zeros_like(corrected)
-        for column in self.columns:
-            sent[column] = quantize(corrected[column], self.levels)[1]
+        for _ in range(self.bits):
+            for column in self.columns:
+                sent[column] += quantize(corrected[column] - sent[column], self.levels)[1]
         if self.error_feedback:
             self.residual = corrected - sent
         return sent
@@ -64,13 +69,13 @@ class Cluster:
         aggregate: the sum of what the workers sent in the last exchange.
     """
 
-    def __init__(self, world_size, columns, size, levels="mean", error_feedback=True):
-        def quantizer():
-            return Quantizer(columns, size, levels, error_feedback)
+    def __init__(self, world_size, columns, size, levels="mean", error_feedback=True, bits=1):
+        def quantizer(bits):
+            return Quantizer(columns, size, levels, error_feedback, bits)
 
-        self.workers = [quantizer() for _ in range(world_size)]
+        self.workers = [quantizer(bits=1) for _ in range(world_size)]
         # All shards together are one tensor, and columns do not depend on shards.
-        self.owners = quantizer()
+        self.owners = quantizer(bits)
 
     def exchange(self, gradients):
         """Returns the sum over workers, the same for all of them."""

@@ -46,6 +46,15 @@ class OneBit(Exchange):
     value, two levels per column, and the plain tensors. Tensors with one axis or with fewer than
     `min_size` values are plain: they travel in full precision.
 
+    The second quantization costs the most accuracy, because it is alone, while the errors of K
+    workers average out. With `aggregate_bits=2` the owner quantizes the sum, and then the error of
+    that, in one step::
+
+        sent_t = Q^-1(Q(s_t + r_(t-1)))     e_t = s_t + r_(t-1) - sent_t
+        r_t    = e_t - Q^-1(Q(e_t))
+
+    Both stages then send `3 (K - 1) / K` bits per value.
+
     Args:
         error_feedback: if False, quantization errors are dropped. Training then diverges in
             general; this only shows what error feedback does.
@@ -58,6 +67,8 @@ class OneBit(Exchange):
             levels: 64 bits per column.
         min_size: tensors with fewer values are plain.
         bucket_bytes, exclude: see `Exchange`.
+        aggregate_bits: bits per value that an owner sends, 1 or 2. 2 needs error feedback. By
+            default 2 if moments are local, otherwise 1, as in the paper.
         transforms: list of `tf_onebit.transforms.Transform`, applied to the aggregate in order.
         local_transforms: the same, applied by each worker to its own gradients before they are
             quantized. With transforms of either kind, `tf.IndexedSlices` become dense, and
@@ -74,7 +85,8 @@ class OneBit(Exchange):
 
     Raises:
         ValueError: if a size is not positive, sizes contradict each other, a transform or
-            pattern is not one, or there are transforms of gradients where moments are local.
+            pattern is not one, there are transforms of gradients where moments are local, or
+            `aggregate_bits` is neither 1 nor 2, or is 2 without error feedback.
 
     Example:
         >>> exchange = OneBit(max_column_size=1024)
@@ -98,6 +110,7 @@ class OneBit(Exchange):
         transforms: Iterable[Transform] = (),
         local_transforms: Iterable[Transform] = (),
         moments: Moments = "after",
+        aggregate_bits: int | None = None,
     ) -> None:
         super().__init__(bucket_bytes, exclude)
         if levels not in ("mean", "symmetric"):
@@ -117,6 +130,16 @@ class OneBit(Exchange):
                 f"min_size must be a number of values, at least 0. Received: min_size={min_size}."
             )
         self.moments = required_moments(moments)
+        self._given_bits = aggregate_bits
+        if aggregate_bits is None:
+            aggregate_bits = 2 if moments == "local" and error_feedback else 1
+        if aggregate_bits not in (1, 2) or (aggregate_bits == 2 and not error_feedback):
+            raise ValueError(
+                "aggregate_bits must be 1, or 2 with error_feedback=True, because the second bit "
+                f"quantizes the error of the first. Received: aggregate_bits={aggregate_bits!r}, "
+                f"error_feedback={error_feedback!r}."
+            )
+        self.aggregate_bits = aggregate_bits
         self._quantizer: dict[str, Any] = {"levels": levels, "error_feedback": error_feedback}
         self.min_column_size = min_column_size
         self.max_column_size = max_column_size
@@ -151,6 +174,7 @@ class OneBit(Exchange):
             "transforms": [serialize(transform) for transform in self.transforms],
             "local_transforms": [serialize(transform) for transform in self.local_transforms],
             "moments": self.moments,
+            "aggregate_bits": self._given_bits,
         }
 
     def create_state(self) -> None:
@@ -201,12 +225,13 @@ class OneBit(Exchange):
         self, message: Sequence[tf.Tensor], like: Sequence[Gradient], scale: float
     ) -> Exchanging[tuple[list[Gradient], tf.Tensor]]:
         shard, plain, worker_flags = message
-        gathered = yield AllGather(shard[tf.newaxis], f"{self.scope}/all_gather")
+        gathered = yield AllGather(shard, f"{self.scope}/all_gather")
         like = [tf.convert_to_tensor(gradient) for gradient in like]
-        exchanged = ops.one_bit_decode(gathered, plain, like, self.layout, scale)
+        bits = self.aggregate_bits
+        exchanged = ops.one_bit_decode(gathered, plain, like, self.layout, scale, bits)
         if self._scales is not None:
             exchanged = self._scales.multiplied(exchanged)
-        flags = tf.where(worker_flags > 0, worker_flags, integers(gathered[:, 0]))
+        flags = tf.where(worker_flags > 0, worker_flags, integers(gathered[::bits, 0]))
         return exchanged, with_narrow_overflow(flags, exchanged)
 
     def transformed_locally(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
@@ -223,7 +248,12 @@ class OneBit(Exchange):
         """
         if not self.transforms:
             return ops.one_bit_aggregate(
-                received, self.shard_residual, self.layout, self.rank, **self._quantizer
+                received,
+                self.shard_residual,
+                self.layout,
+                self.rank,
+                bits=self.aggregate_bits,
+                **self._quantizer,
             )
         aggregate, plain = ops.one_bit_decode_sum(received, self.layout, self.rank)
         # Values that are not finite end the step in an error, and must not reach their state.
@@ -237,6 +267,7 @@ class OneBit(Exchange):
             self.shard_residual,
             self.layout,
             self.rank,
+            bits=self.aggregate_bits,
             dtype=received.dtype,
             **self._quantizer,
         )
@@ -318,11 +349,12 @@ class OneBit(Exchange):
         layout, others = self.layout_of(specs, world_size), world_size - 1
         return {
             "all_to_all": others * layout.worker_message_bytes,
-            "all_gather": others * layout.shard_message_bytes,
+            "all_gather": others * self.aggregate_bits * layout.shard_message_bytes,
         }
 
     def bytes_sent(self) -> int:
-        messages_bytes = self.layout.worker_message_bytes + self.layout.shard_message_bytes
+        shard_bytes = self.aggregate_bits * self.layout.shard_message_bytes
+        messages_bytes = self.layout.worker_message_bytes + shard_bytes
         return (self.world_size - 1) * messages_bytes + self.transforms_bytes()
 
     def transforms_bytes(self) -> int:

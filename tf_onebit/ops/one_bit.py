@@ -105,23 +105,33 @@ def one_bit_encode_shard(
     rank: int,
     levels: str = "mean",
     error_feedback: bool = True,
+    bits: int = 1,
     dtype: tf.DType = tf.int32,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Quantizes the aggregate of a shard, by the equation of `one_bit_encode`.
 
-    This is the second quantization of Seide et al. 2014, section 3.1, with its own residual.
+    This is the second quantization of Seide et al. 2014, section 3.1, with its own residual. With
+    two bits it runs twice. The second run quantizes what the first one left:
+
+        corrected = aggregate + residual
+        first     = level[code] of corrected
+        second    = level[code] of (corrected - first)
+        residual  = corrected - first - second
 
     Args:
         aggregate: float32 `[layout.shard_sizes[rank]]`.
         residual: float32 variable of the same size. Updated in place.
         layout, levels, error_feedback, dtype: as in `one_bit_encode`.
         rank: the owner of the shard.
+        bits: 1 or 2. Two need error feedback.
 
     Returns:
-        `message`, words `[words]`, for all workers, and `residual_sum_of_squares`.
+        `message`, words `[bits, words]`, for all workers, and `residual_sum_of_squares`. Each row
+        has the form of a row of `one_bit_encode`, without plain values.
 
     Raises:
-        InvalidArgumentError: if the aggregate or the residual does not have the shard's size.
+        InvalidArgumentError: if the aggregate or the residual does not have the shard's size, or
+            the number of bits is neither 1 nor 2, or is 2 without error feedback.
 
     Example:
         >>> import tensorflow as tf
@@ -129,7 +139,7 @@ def one_bit_encode_shard(
         >>> layout = Layout([(64, 64, 64)], world_size=1)
         >>> residual = tf.Variable(tf.zeros([64]))
         >>> one_bit_encode_shard(tf.ones([64]), residual, layout, rank=0)[0].shape
-        TensorShape([5])
+        TensorShape([1, 5])
     """
     return library.tf_onebit_one_bit_encode_shard(
         aggregate=aggregate,
@@ -137,6 +147,7 @@ def one_bit_encode_shard(
         rank=rank,
         levels=levels,
         error_feedback=error_feedback,
+        bits=bits,
         W=dtype,
         **layout.attributes(),
     )
@@ -149,19 +160,21 @@ def one_bit_aggregate(
     rank: int,
     levels: str = "mean",
     error_feedback: bool = True,
+    bits: int = 1,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Runs `one_bit_decode_sum` and `one_bit_encode_shard` in one pass over memory.
 
     Args:
         messages, layout, rank: as in `one_bit_decode_sum`.
-        residual, levels, error_feedback: as in `one_bit_encode_shard`.
+        residual, levels, error_feedback, bits: as in `one_bit_encode_shard`.
 
     Returns:
         `message`, with the type of `messages`, and `residual_sum_of_squares`, see
         `one_bit_encode_shard`; and `plain`, see `one_bit_decode_sum`. All have the same bits.
 
     Raises:
-        InvalidArgumentError: if the messages or the residual do not fit the layout.
+        InvalidArgumentError: if the messages or the residual do not fit the layout, or the bits are
+            refused as in `one_bit_encode_shard`.
 
     Example:
         >>> import tensorflow as tf
@@ -171,7 +184,7 @@ def one_bit_aggregate(
         >>> messages, _ = one_bit_encode([tf.ones([1, 64])], residual, layout)
         >>> message, _, plain = one_bit_aggregate(messages, shard_residual, layout, rank=0)
         >>> message.shape, plain.shape
-        (TensorShape([5]), TensorShape([0]))
+        (TensorShape([1, 5]), TensorShape([0]))
     """
     return library.tf_onebit_one_bit_aggregate(
         messages=messages,
@@ -179,6 +192,7 @@ def one_bit_aggregate(
         rank=rank,
         levels=levels,
         error_feedback=error_feedback,
+        bits=bits,
         **layout.attributes(),
     )
 
@@ -189,24 +203,28 @@ def one_bit_decode(
     gradients: Sequence[tf.Tensor],
     layout: Layout,
     scale: float = 1.0,
+    bits: int = 1,
 ) -> list[tf.Tensor]:
     """Decodes the messages of all shards into gradients (Seide et al. 2014, 3.1).
 
-        gradient = scale * level[code]
+        gradient = scale * level[code]                               with one bit
+        gradient = scale * (level_1[code_1] + level_2[code_2])       with two
 
     Args:
-        messages: words `[world_size, words]`; row k holds shard k.
+        messages: words `[world_size * bits, words]`; the messages of the shards in their order.
         plain: float32 `[layout.plain_size]`, from `one_bit_decode_sum`.
         gradients: list of the local gradients, whose values are not read. In a graph, the result
             takes their memory if no other op needs them.
         layout: `tf_onebit._layout.Layout`.
         scale: factor on the result: 1 / world_size for the mean over the workers.
+        bits: 1 or 2, the rows of a message.
 
     Returns:
         List of tensors with the shapes and dtypes of `gradients`.
 
     Raises:
-        InvalidArgumentError: if the messages or the gradients do not fit the layout.
+        InvalidArgumentError: if the messages or the gradients do not fit the layout, or the number
+            of bits is neither 1 nor 2.
 
     Example:
         >>> import tensorflow as tf
@@ -215,10 +233,15 @@ def one_bit_decode(
         >>> residual = tf.Variable(tf.zeros([64]))
         >>> message, _ = one_bit_encode_shard(tf.fill([64], 3.0), residual, layout, rank=0)
         >>> local = [tf.zeros([1, 64])]
-        >>> (mean,) = one_bit_decode(message[tf.newaxis], tf.zeros([0]), local, layout, scale=0.5)
+        >>> (mean,) = one_bit_decode(message, tf.zeros([0]), local, layout, scale=0.5)
         >>> float(mean[0, 0])
         1.5
     """
     return library.tf_onebit_one_bit_decode(
-        messages=messages, plain=plain, gradients=gradients, scale=scale, **layout.attributes()
+        messages=messages,
+        plain=plain,
+        gradients=gradients,
+        scale=scale,
+        bits=bits,
+        **layout.attributes(),
     )

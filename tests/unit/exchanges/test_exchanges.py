@@ -31,6 +31,7 @@ EXCHANGES = {
     "one_bit_by_default": OneBit(),
     "symmetric": OneBit(levels="symmetric", **SMALL),
     "no_feedback": OneBit(error_feedback=False, **SMALL),
+    "two_bits": OneBit(aggregate_bits=2, **SMALL),
     "warm_start": WarmStart(OneBit(**SMALL), steps=2),
     "transformed": OneBit(transforms=[DivideByTotal(), DivideByTotal()], **SMALL),
     "adagrad": OneBit(

@@ -55,11 +55,52 @@ def test_exchange_is_that_of_the_paper(
             assert_close(received, expected / world_size, relative=ROUNDING[dtype])
 
 
+@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("transforms", [[], [DivideByTotal(0.1)]], ids=["sum", "transformed"])
+def test_second_bit_of_an_aggregate_quantizes_the_error_of_the_first(rng, world_size, transforms):
+    template = OneBit(aggregate_bits=2, transforms=transforms, **SMALL)
+    workers = build_workers(template, specs_of(MATRICES), world_size)
+    sizes = [int(np.prod(shape)) for shape in MATRICES]
+    oracles = [
+        Cluster(world_size, columns(shape), size, bits=2)
+        for shape, size in zip(MATRICES, sizes, strict=True)
+    ]
+    # The sum of a few codes has many equal values. Without a residual, rounding alone would decide
+    # about the second bit of their errors.
+    residual = rng.normal(size=sum(sizes)).astype(np.float32)
+    ends = np.cumsum(sizes)
+    for oracle, mine in zip(oracles, np.split(residual, ends[:-1]), strict=True):
+        oracle.owners.residual = mine.astype(np.float64)
+    ends = np.cumsum([worker.shard_residual.shape[0] for worker in workers])
+    for worker, shard in zip(workers, np.split(residual, ends[:-1]), strict=True):
+        worker.shard_residual.assign(shard)
+    for _ in range(2):
+        gradients = [gradients_of(rng, MATRICES) for _ in range(world_size)]
+        exchanged, _ = exchange(workers, gradients)
+        sums = [
+            sum(
+                worker(as_float64(mine[i]).ravel())
+                for worker, mine in zip(oracle.workers, gradients, strict=True)
+            )
+            for i, oracle in enumerate(oracles)
+        ]
+        total = 0.1 * sum(np.abs(values).sum() for values in sums) if transforms else 1.0
+        for oracle, values, received in zip(oracles, sums, exchanged[0], strict=True):
+            assert_close(as_float64(received).ravel(), oracle.owners(values / total))
+
+
+@pytest.mark.parametrize("moments, bits", [("after", 1), ("local", 2)])
+def test_aggregates_of_updates_have_two_bits_by_default(moments, bits):
+    assert OneBit(moments=moments).aggregate_bits == bits
+    assert OneBit(moments=moments, aggregate_bits=1).aggregate_bits == 1
+
+
 @every_world_size
 @every_rule
-def test_all_gradients_are_what_was_applied_and_the_last_residuals(rng, world_size, levels):
+@pytest.mark.parametrize("bits", [1, 2])
+def test_all_gradients_are_what_was_applied_and_the_last_residuals(rng, world_size, levels, bits):
     shapes = MATRICES + PLAIN
-    template = OneBit(levels=levels, **SMALL)
+    template = OneBit(levels=levels, aggregate_bits=bits, **SMALL)
     workers = build_workers(template, specs_of(shapes), world_size)
     local, applied = 0, 0
     for _ in range(20):

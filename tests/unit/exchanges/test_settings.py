@@ -30,7 +30,7 @@ EXCHANGES = {
         local_transforms=[NormalizedAdaGrad(1000, 8, epsilon=0.1), Momentum(0.5, nesterov=True)],
     ),
     "one_bit_by_default": OneBit(),
-    "one_bit_of_updates": OneBit(moments="local"),
+    "one_bit_of_updates": OneBit(moments="local", aggregate_bits=1),
     "threshold": Threshold(
         tau=0.5, coding="golomb_rice", bucket_bytes=11, exclude=["a", "b$"], moments="local"
     ),
@@ -89,6 +89,9 @@ def test_clones_share_no_transforms():
     [
         (lambda: OneBit(levels="median"), r'levels must be "mean" or "symmetric".*\'median\''),
         (lambda: OneBit(max_column_size=100), "multiple of 32.*max_column_size=100"),
+        (lambda: OneBit(aggregate_bits=3), "must be 1, or 2 with.*aggregate_bits=3"),
+        (lambda: OneBit(aggregate_bits=0), "must be 1, or 2 with.*aggregate_bits=0"),
+        (lambda: OneBit(aggregate_bits=2, error_feedback=False), "error_feedback=False"),
         (lambda: OneBit(max_column_size=0), "multiple of 32.*max_column_size=0"),
         (lambda: OneBit(max_column_size=-32), "multiple of 32.*max_column_size=-32"),
         (lambda: OneBit(min_column_size=0), "from 1 to max_column_size.*min_column_size=0"),

@@ -22,7 +22,8 @@ def updates_of(rng, sizes):
 
 
 def warm_workers(steps=WARM):
-    return build_workers(WarmStart(OneBit(moments="local"), steps), specs_of(SHAPES), 2)
+    one_bit = OneBit(moments="local", aggregate_bits=1)
+    return build_workers(WarmStart(one_bit, steps), specs_of(SHAPES), 2)
 
 
 def uneven(rng):
@@ -76,7 +77,7 @@ def moved_without_update(exchanged):
 
 
 def test_without_a_warm_start_updates_are_not_scaled(rng):
-    workers = build_workers(OneBit(moments="local"), specs_of(SHAPES), 2)
+    workers = build_workers(OneBit(moments="local", aggregate_bits=1), specs_of(SHAPES), 2)
     plain = build_workers(OneBit(), specs_of(SHAPES), 2)
     for _ in range(2):
         updates = updates_of(rng, uneven(rng))
@@ -106,7 +107,7 @@ def test_scales_are_resumed(rng, world_size):
     for _ in range(WARM + 1):
         exchange(workers, updates_of(rng, sizes))
     states = [worker.state() for worker in workers]
-    template = WarmStart(OneBit(moments="local"), WARM)
+    template = WarmStart(OneBit(moments="local", aggregate_bits=1), WARM)
     resumed = build_workers(template, specs_of(SHAPES), world_size)
     for worker in resumed:
         # With the same number of workers, each reads its own state only.

@@ -37,7 +37,7 @@ for dtype in ("float32", "float16", "bfloat16"):
                 )
                 note(message, squares, plain, shard_residuals[rank])
                 sent.append(message)
-            exchanged = ops.one_bit_decode(tf.stack(sent), plain, gradients, layout, 0.5)
+            exchanged = ops.one_bit_decode(tf.concat(sent, axis=0), plain, gradients, layout, 0.5)
             note(*(tf.bitcast(g, tf.uint16) if dtype != "float32" else g for g in exchanged))
 
 # Runs of several stripes, blocks and words.

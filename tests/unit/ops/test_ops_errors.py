@@ -103,6 +103,29 @@ def test_owner_refuses_a_residual_of_another_size():
         ops.one_bit_aggregate(messages([2, WORKER_WORDS]), variable(64), LAYOUT, rank=1)
 
 
+@pytest.mark.parametrize("bits", [3, 7])
+def test_another_number_of_bits_is_refused(bits):
+    expected = f"bits must be 1 or 2. Received: bits={bits}"
+    with refuses(expected):
+        ops.one_bit_encode_shard(tf.ones([32]), variable(32), LAYOUT, rank=1, bits=bits)
+    with refuses(expected):
+        ops.one_bit_aggregate(messages([2, WORKER_WORDS]), variable(32), LAYOUT, 0, bits=bits)
+    with refuses(expected):
+        received = messages([2 * bits, SHARD_WORDS])
+        ops.one_bit_decode(received, tf.ones([5]), gradients(), LAYOUT, bits=bits)
+
+
+def test_a_second_bit_needs_error_feedback():
+    for_shard = {"error_feedback": False, "bits": 2}
+    with refuses("bits=2 needs error_feedback"):
+        ops.one_bit_encode_shard(tf.ones([32]), variable(0), LAYOUT, rank=1, **for_shard)
+
+
+def test_decode_refuses_messages_of_fewer_bits():
+    with refuses(rf"messages must have shape \[4, {SHARD_WORDS}\]"):
+        ops.one_bit_decode(messages([2, SHARD_WORDS]), tf.ones([5]), gradients(), LAYOUT, bits=2)
+
+
 @pytest.mark.parametrize("rank", [2, 100])
 def test_owner_refuses_a_rank_without_a_shard(rank):
     expected = f"rank must be less than the number of shards, 2. Received: rank={rank}."

@@ -78,7 +78,7 @@ def test_decode_leaves_gradients_that_are_still_read(gradients, residual):
     @tf.function
     def decode_beside_a_reader(first, second):
         locals_ = [first * 1.0, second * 1.0]
-        exchanged = ops.one_bit_decode(message[tf.newaxis], plain, locals_, LAYOUT)
+        exchanged = ops.one_bit_decode(message, plain, locals_, LAYOUT)
         return exchanged, locals_
 
     exchanged, still_read = decode_beside_a_reader(*gradients)
@@ -97,7 +97,7 @@ def test_the_same_tensor_may_be_two_gradients(rng):
         local = gradient * 1.0
         messages, _ = ops.one_bit_encode([local, local], residuals[0], layout)
         message, _, plain = ops.one_bit_aggregate(messages, residuals[1], layout, rank=0)
-        return ops.one_bit_decode(message[tf.newaxis], plain, [local, local], layout)
+        return ops.one_bit_decode(message, plain, [local, local], layout)
 
     first, second = exchange(gradient)
     np.testing.assert_array_equal(first, second)

@@ -101,20 +101,24 @@ def test_value_is_flagged_without_error_feedback(rng, value):
 @every_rule
 @every_value
 @every_position
-def test_column_of_an_aggregate_is_flagged_and_keeps_its_residual(rng, levels, value, position):
+@pytest.mark.parametrize("bits", [1, 2])
+def test_column_of_an_aggregate_is_flagged_and_keeps_its_residual(
+    rng, levels, value, position, bits
+):
     rank = 1  # The owner of the second matrix, which is gradient 3.
     aggregate = gradients_of(rng, [(VALUES,)])[0]
     before = rng.normal(size=VALUES).astype(np.float32)
 
     def encode_shard(aggregate):
         residual = tf.Variable(before)
-        message, _ = ops.one_bit_encode_shard(aggregate, residual, LAYOUT, rank, levels)
+        message, _ = ops.one_bit_encode_shard(aggregate, residual, LAYOUT, rank, levels, bits=bits)
         return message.numpy(), residual.numpy()
 
     clean_message, clean_residual = encode_shard(aggregate)
     message, residual = encode_shard(with_value(aggregate, position, value))
     column = np.arange(VALUES) // COLUMN_SIZE == position // COLUMN_SIZE
-    assert (clean_message[0], message[0]) == (0, 4)
+    np.testing.assert_array_equal(clean_message[:, 0], 0)
+    np.testing.assert_array_equal(message[:, 0], 4)
     np.testing.assert_array_equal(residual, np.where(column, before, clean_residual))
 
 
@@ -126,5 +130,5 @@ def test_aggregate_that_overflows_is_flagged():
     received = tf.stack([messages[0], messages[0]])
     shard_residual = tf.Variable(tf.zeros(layout.shard_sizes[:1]))
     message, _, _ = ops.one_bit_aggregate(received, shard_residual, layout, rank=0)
-    assert message[0] == 1
+    assert message[0, 0] == 1
     assert not np.any(shard_residual)
