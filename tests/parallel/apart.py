@@ -2,12 +2,15 @@
 
 import keras
 import numpy as np
+import tensorflow as tf
 
-from tests.parallel.training import built, gradients_of, make_data, make_model
+from tests.parallel.training import built, make_data, make_model, sparse_gradients_of
 
 
 class Apart:
     """Adds the mean of what each worker's optimizer would do with that worker's gradients.
+
+    Without delay, all optimizers get the mean of sparse gradients.
 
     Args:
         optimizer: function that makes it.
@@ -29,11 +32,17 @@ class Apart:
         """Takes one batch of each worker."""
         weights = self.model.trainable_variables
         updates = []
-        for optimizer, own, batch in zip(self._optimizers, self._own, batches, strict=True):
+        gradients = [sparse_gradients_of(self.model, *batch) for batch in batches]
+        for i, slices in enumerate(zip(*gradients, strict=True)):
+            if isinstance(slices[0], tf.IndexedSlices) and not self.delay:
+                mean = tf.add_n(list(map(tf.convert_to_tensor, slices))) / len(batches)
+                for mine in gradients:
+                    mine[i] = mean
+        for optimizer, own, mine in zip(self._optimizers, self._own, gradients, strict=True):
             before = [v.numpy() for v in weights]
             for variable, value in zip(own, before, strict=True):
                 variable.assign(value)
-            optimizer.apply(gradients_of(self.model, *batch), own)
+            optimizer.apply(mine, own)
             updates.append([v.numpy() - b for v, b in zip(own, before, strict=True)])
         self._steps += 1
         if self._steps % (self._optimizers[0].gradient_accumulation_steps or 1):

@@ -51,7 +51,8 @@ def adamw():
 CASES = {
     "adam": (adam(amsgrad=True, clipnorm=0.1), {}, {}),
     "adamw": (adamw, {}, {}),
-    "embeddings": (momentum(nesterov=True), {"make": embedding_model}, {}),
+    "embeddings": (adam(), {"make": embedding_model}, {}),
+    "delayed_embeddings": (adam(), {"make": embedding_model, "delay": 1}, {}),
     # In full precision, whatever it decides.
     "auto": (
         adam(),

@@ -78,12 +78,16 @@ def built(make):
 
 def gradients_of(model, x, labels):
     """Returns the gradients of the loss of one batch, outside of `fit`: list of tensors."""
+    return list(map(tf.convert_to_tensor, sparse_gradients_of(model, x, labels)))
+
+
+def sparse_gradients_of(model, x, labels):
+    """Returns what `gradients_of` does, with `tf.IndexedSlices` where gradients are sparse."""
     loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     with tf.GradientTape() as tape:
         loss = loss_of(labels, model(x, training=True))
     sources = [v.value for v in model.trainable_variables]
-    gradients = tape.gradient(loss, sources, unconnected_gradients="zero")
-    return list(map(tf.convert_to_tensor, gradients))
+    return tape.gradient(loss, sources, unconnected_gradients="zero")
 
 
 def reference(model, optimizer, **arguments):

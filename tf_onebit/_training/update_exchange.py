@@ -26,14 +26,36 @@ class ExchangesUpdates(LocalUpdates):
         mine = super()._exchange(gradients, variables, alike)
         # Not `Distributed`'s own, which exchanges.
         clipped = super(Distributed, self)._clip_gradients(mine)
+        is_sparse = [isinstance(gradient, tf.IndexedSlices) for gradient in clipped]
+        if any(is_sparse) and not self.gradient_exchange.steps_of_delay:
+            # Their updates would be dense. With their mean, all workers make the same update.
+            clipped = self._exchange_some(is_sparse, clipped, variables)
+            is_dense = [not sparse for sparse in is_sparse]
+            updates = self.local_updates(clipped, variables, self.learning_rate)
+            return self._exchange_some(is_dense, updates, variables)
         updates = self.local_updates(clipped, variables, self.learning_rate)
         return self._exchange_updates(updates, variables, exchanging)
 
-    def _exchange_updates(self, updates, variables, exchanging):
-        """Returns the mean of the workers' updates.
+    def _exchange_some(self, chosen, tensors, variables):
+        """Returns tensors, of which those that are chosen have become their mean.
 
         Args:
-            updates: what `local_updates` returned.
+            chosen: list of booleans.
+            tensors: list of updates or of gradients.
+            variables: list of their variables.
+        """
+        places = [i for i, is_chosen in enumerate(chosen) if is_chosen]
+        if not places:
+            return tensors
+        mine, theirs = ([items[i] for i in places] for items in (tensors, variables))
+        means = dict(zip(places, self._exchange_updates(mine, theirs, None), strict=True))
+        return [means.get(i, tensor) for i, tensor in enumerate(tensors)]
+
+    def _exchange_updates(self, updates, variables, exchanging):
+        """Returns the mean of the workers' updates, or of gradients on the scale of a mean.
+
+        Args:
+            updates: what `local_updates` returned, or `tf.IndexedSlices`.
             variables, exchanging: see `_exchange`.
         """
         raise NotImplementedError(f"{type(self).__name__} must define _exchange_updates.")
@@ -47,7 +69,7 @@ class ExchangesUpdates(LocalUpdates):
         self.add_updates(grads, trainable_variables)
 
     def _applies(self, gradients, variables):
-        # Updates are dense, also those of sparse gradients.
+        # With delay, updates are dense, also those of sparse gradients.
         return super()._applies(list(map(tf.convert_to_tensor, gradients)), variables)
 
     def _hold(self, gradients, variables):
