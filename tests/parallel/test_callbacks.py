@@ -45,7 +45,8 @@ def test_broadcast_of_weights_and_optimizer_state(world_size):
     model = make_model(seed=rank())
     root = world_size - 1
     roots_weights = gather(model.get_weights())[root]
-    optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.01 * (1 + rank())), OneBit())
+    adam, exchange = keras.optimizers.Adam(0.01 * (1 + rank())), OneBit(moments="after")
+    optimizer = hvd.DistributedOptimizer(adam, exchange)
     compiled(model, optimizer)
     optimizer.build(model.trainable_variables)
     for variable in optimizer.variables:
@@ -64,7 +65,8 @@ def test_broadcast_of_weights_and_optimizer_state(world_size):
 @pytest.mark.workers(2)
 @pytest.mark.parametrize("wrapper", [lambda o: o, keras.optimizers.LossScaleOptimizer])
 def test_broadcast_within_fit(wrapper, world_size):
-    optimizer = hvd.DistributedOptimizer(wrapper(keras.optimizers.Adam(0.01)), OneBit())
+    adam, exchange = wrapper(keras.optimizers.Adam(0.01)), OneBit(moments="after")
+    optimizer = hvd.DistributedOptimizer(adam, exchange)
     model = compiled(make_model(seed=rank()), optimizer)
     fit_part(model, 3, world_size, callbacks=[hvd.BroadcastGlobalVariablesCallback(0)])
     assert_same_bits_on_all_ranks([*model.get_weights(), *model.optimizer.variables])
@@ -86,7 +88,8 @@ class Unbuilt(keras.Model):
 @pytest.mark.parametrize("run_eagerly", [False, True], ids=["graph", "eager"])
 def test_broadcast_of_a_model_that_is_not_built(run_eagerly, world_size):
     keras.utils.set_random_seed(rank())
-    optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.01), OneBit())
+    adam, exchange = keras.optimizers.Adam(0.01), OneBit(moments="after")
+    optimizer = hvd.DistributedOptimizer(adam, exchange)
     model = compiled(Unbuilt(), optimizer, run_eagerly=run_eagerly)
     first = AfterFirstBatch()
     fit_part(model, 3, world_size, callbacks=[hvd.BroadcastGlobalVariablesCallback(0), first])
@@ -188,7 +191,8 @@ def test_monitor_shows_what_was_sent_and_what_was_not(world_size, tmp_path):
     monitor = Monitor(update_freq=1, log_dir=tmp_path)
     history = fit_part(model, 4, world_size, epochs=2, callbacks=[monitor, batches]).history
 
-    bytes_sent = expected_bytes(OneBit(bucket_bytes=8192), model, world_size)
+    of_updates = OneBit(bucket_bytes=8192, moments="local")
+    bytes_sent = expected_bytes(of_updates, model, world_size)
     assert [logs["bytes_sent"] for logs in batches.logs] == [bytes_sent] * 8
     assert history["bytes_sent"] == [bytes_sent] * 2
     full_bytes = 2 * (world_size - 1) * 4 * model.count_params() // world_size

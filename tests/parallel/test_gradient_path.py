@@ -52,7 +52,7 @@ class Path:
 @pytest.mark.workers(2)
 def test_a_gradient_passes_few_functions():
     exchange = tf_onebit.WarmStart(tf_onebit.Delayed(tf_onebit.OneBit()), steps=1)
-    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9), exchange)
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), exchange)
     model = make_model()
     variables = [variable.value for variable in model.trainable_variables]
     gradients = [tf.constant(np.ones(variable.shape), tf.float32) for variable in variables]

@@ -147,9 +147,9 @@ def test_ops_infer_and_produce_the_shapes_of_the_layout(shapes, world_size):
             aggregate, plain = ops.one_bit_decode_sum(messages, layout, rank)
             outputs += [(aggregate, [layout.shard_sizes[rank]]), (plain, [layout.plain_size])]
             message, _ = ops.one_bit_encode_shard(aggregate, shard, layout, rank)
-            outputs.append((message, [shard_words]))
-            message, _, plain = ops.one_bit_aggregate(messages, shard, layout, rank)
-            outputs += [(message, [shard_words]), (plain, [layout.plain_size])]
+            outputs.append((message, [1, shard_words]))
+            message, _, plain = ops.one_bit_aggregate(messages, shard, layout, rank, bits=2)
+            outputs += [(message, [2, shard_words]), (plain, [layout.plain_size])]
         for tensor, shape in outputs:
             assert tensor.shape == shape, f"inferred {tensor.shape}, expected {shape}"
         expected.extend(shape for _, shape in outputs)

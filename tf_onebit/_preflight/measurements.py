@@ -9,6 +9,8 @@ from tf_onebit._preflight.block_ends import BlockEnd
 from tf_onebit._preflight.command import announce
 from tf_onebit._preflight.computation import ModelInStep
 from tf_onebit._preflight.doubts import doubts_about
+from tf_onebit._training.building import with_moments
+from tf_onebit._training.local_updates import expected_moments_of
 from tf_onebit._training.model_optimizers import inner_optimizer
 from tf_onebit.exchanges import FullPrecision, OneBit, Threshold
 from tf_onebit.exchanges.schedule import innermost
@@ -100,7 +102,12 @@ def measure(model, workers, links, world_sizes, options):
     workers.wait_for_all()
     block_seconds = measure_block(sum(sizes))
     in_full_precision = _InFullPrecision()
-    candidates = _candidates(model, options.target_density)
+    optimizer = inner_optimizer(model.optimizer)
+    candidates = _candidates(optimizer, options.target_density)
+    in_steps = [
+        with_moments(exchange, expected_moments_of(optimizer, exchange))
+        for exchange in candidates.values()
+    ]
     methods = {}
     for world_size in world_sizes:
         announce(workers, f"the exchange between {world_size} workers")
@@ -108,7 +115,7 @@ def measure(model, workers, links, world_sizes, options):
         well = world_size in (workers.world_size, world_sizes[0])
         runs = {} if well else {"runs": _RUNS_OF_OTHERS}
         exchanges = _Exchanges(
-            candidates, specs, rows, workers, world_size, in_full_precision, **runs
+            candidates, in_steps, specs, rows, workers, world_size, in_full_precision, **runs
         )
         methods[world_size] = [
             *exchanges.methods(),
@@ -159,7 +166,7 @@ def alone_seconds_of(step, per_replica_batch_size, workers):
     return workers.slowest(seconds)[0]
 
 
-def _candidates(model, target_density):
+def _candidates(optimizer, target_density):
     """Returns the exchanges to plan with, ours and the user's own: dictionary by name.
 
     Ours come first, ordered by how much they change training, the least first.
@@ -169,7 +176,7 @@ def _candidates(model, target_density):
         "1-bit": OneBit(),
         "threshold": Threshold(target_density=target_density),
     }
-    exchange = getattr(inner_optimizer(model.optimizer), "gradient_exchange", None)
+    exchange = getattr(optimizer, "gradient_exchange", None)
     own = None if exchange is None else innermost(exchange.template)
     if own is None or own.trains_apart or type(own) in map(type, candidates.values()):
         return candidates
@@ -177,14 +184,27 @@ def _candidates(model, target_density):
 
 
 class _Exchanges:
-    """Measured exchanges between a number of workers, and the methods that use them."""
+    """Measured exchanges between a number of workers, and the methods that use them.
 
-    def __init__(self, candidates, specs, rows, workers, world_size, in_full_precision, **runs):
-        self._candidates, self._specs = candidates, specs
+    Args:
+        candidates: dictionary of exchanges by name.
+        in_steps: list of the same exchanges with the moments that they have in steps, but not in
+            blocks.
+        specs, rows: what `measure_exchange` takes.
+        workers: workers of this job.
+        world_size: number of workers.
+        in_full_precision: `_InFullPrecision`.
+        runs: further arguments of `measure_exchange`.
+    """
+
+    def __init__(
+        self, candidates, in_steps, specs, rows, workers, world_size, in_full_precision, **runs
+    ):
+        self._candidates, self._in_steps, self._specs = candidates, in_steps, specs
         self._world_size, self._runs = world_size, runs
         self._in_full_precision = in_full_precision
         self._buckets = []
-        for exchange in candidates.values():
+        for exchange in in_steps:
             workers.wait_for_all()  # workers that share a processor share it all the time
             self._buckets.append(self._measured(exchange, specs, rows))
 
@@ -213,11 +233,14 @@ class _Exchanges:
             sync_period: number of steps.
         """
         methods = []
-        of_weights = zip(ends, self._candidates.items(), self._buckets, strict=False)
-        for end, (name, exchange), buckets in of_weights:
+        of_weights = zip(
+            ends, self._candidates.items(), self._in_steps, self._buckets, strict=False
+        )
+        for end, (name, exchange), in_steps, buckets in of_weights:
             if end is None:
                 continue
-            if end.weights != self._specs:  # embeddings send all rows, not only a step's
+            # Embeddings send all rows, not only a step's.
+            if end.weights != self._specs or in_steps is not exchange:
                 buckets = self._measured(exchange, end.weights)
             in_full_precision = functools.partial(self._measured, FullPrecision())
             of_block = end.buckets(buckets, in_full_precision, block_seconds)

@@ -34,7 +34,8 @@ def with_moments(exchange: AnyExchange, moments: Moments) -> AnyExchange:
     """Returns the same exchange with an argument `moments`, if it has one."""
     inner = innermost(exchange)
     config = inner.get_config()
-    if config.get("moments", moments) == moments:
+    # Once built, an exchange takes None for "after".
+    if "moments" not in config or (config["moments"] or "after") == moments:
         return exchange
     return with_innermost(exchange, inner.from_config(config | {"moments": moments}))
 

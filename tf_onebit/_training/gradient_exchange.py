@@ -377,10 +377,11 @@ class GradientExchange:
 
     def _build(self, specs, scope):
         template = self._in_full_precision() or self.template
+        template = with_moments(template, self.moments)
         if isinstance(template, Auto):
             template = self._decide(template, specs, scope)
         unit = 1.0 if self.exchanges_updates else self._unit
-        return build(with_moments(template, self.moments), specs, scope, self.group, unit)
+        return build(template, specs, scope, self.group, unit)
 
     def _decide(self, auto, specs, scope):
         """Returns the exchange that `Auto` decides for, now or in an earlier run."""

@@ -31,31 +31,44 @@ _ADDING = (
 def moments_of(optimizer, exchange):
     """Returns whose moments an optimizer keeps: "local" or "after". See `Exchange`.
 
-    It is "local" if the exchange says so, the optimizer has moments, and its updates can be known
-    before they are made. Warns about an optimizer of which this is not known.
+    Warns if they would be local, but the updates of the optimizer are not known to be additions.
 
     Args:
         optimizer: `keras.optimizers.Optimizer` that updates weights.
         exchange: the user's exchange.
     """
+    moments = expected_moments_of(optimizer, exchange)
+    if moments == "local" or innermost(exchange).moments == "after" or _is_plain(optimizer):
+        return moments
+    name = type(optimizer).__name__
+    warnings.warn(
+        f'Workers exchange gradients, because {name} is not known to work with moments="local"'
+        ". The moments of compressed gradients may cost accuracy. If its update_step changes "
+        "the variable once, by self.assign_add or self.assign_sub, and does not read it after "
+        "that, write adds_updates = True in the body of its class. Otherwise use another "
+        f'optimizer, such as Adam, or pass moments="after". Received: optimizer={name}, '
+        f"exchange={exchange!r}.",
+        stacklevel=2,
+    )
+    return moments
+
+
+def expected_moments_of(optimizer, exchange):
+    """Returns what `moments_of` does, without a warning.
+
+    It is "local" unless the exchange says "after", if the optimizer has moments, and its updates
+    can be known before they are made.
+    """
     rule = original_class(optimizer).update_step
-    is_plain = rule is keras.optimizers.SGD.update_step and not optimizer.momentum
-    if innermost(exchange).moments == "after" or is_plain:
-        return "after"
     is_known = rule in [known.update_step for known in _ADDING]
-    if not getattr(optimizer, "adds_updates", is_known):
-        name = type(optimizer).__name__
-        warnings.warn(
-            f'Workers exchange gradients, because {name} is not known to work with moments="local"'
-            ". The moments of compressed gradients may cost accuracy. If its update_step changes "
-            "the variable once, by self.assign_add or self.assign_sub, and does not read it after "
-            "that, write adds_updates = True in the body of its class. Otherwise use another "
-            f'optimizer, such as Adam, or pass moments="after". Received: optimizer={name}, '
-            f"exchange={exchange!r}.",
-            stacklevel=2,
-        )
-        return "after"
-    return "local"
+    may_be_local = innermost(exchange).moments != "after" and not _is_plain(optimizer)
+    return "local" if may_be_local and getattr(optimizer, "adds_updates", is_known) else "after"
+
+
+def _is_plain(optimizer):
+    """Tells whether an optimizer is SGD without moments."""
+    rule = original_class(optimizer).update_step
+    return rule is keras.optimizers.SGD.update_step and not optimizer.momentum
 
 
 class LocalUpdates:
@@ -68,7 +81,7 @@ class LocalUpdates:
     """
 
     _keeps_updates = False
-    _target = _kept = None
+    _target = _added = _kept = None
 
     def local_updates(self, gradients, variables, learning_rate):
         """Returns the updates of variables by the gradients of one worker, and moves its moments.
@@ -112,15 +125,15 @@ class LocalUpdates:
     def _update_of(self, variable, gradient, learning_rate):
         # A gradient that is not finite must not reach the moments, but end the step in an error.
         finite = tf.math.is_finite(tf.reduce_sum(values_of(gradient)))
-        self._target, self._update = variable, None
+        self._target, self._added = variable, None
         try:
             self.update_step(_zeroed(gradient, finite), variable, learning_rate)
-            if self._update is None:
+            if self._added is None:
                 raise self._not_an_addition("not at all, or by a method of the variable")
-            nan = tf.constant(float("nan"), self._update.dtype)
-            return self._update + tf.where(finite, tf.zeros_like(nan), nan)
+            nan = tf.constant(float("nan"), self._added.dtype)
+            return self._added + tf.where(finite, tf.zeros_like(nan), nan)
         finally:
-            self._target = self._update = None
+            self._target = self._added = None
 
     def assign(self, variable, value):
         if variable is self._target:
@@ -140,9 +153,9 @@ class LocalUpdates:
             super().assign_sub(variable, value)
 
     def _keep(self, update):
-        if self._update is not None:
+        if self._added is not None:
             raise self._not_an_addition("more than once")
-        self._update = tf.cast(tf.convert_to_tensor(update), self._target.dtype)
+        self._added = tf.cast(tf.convert_to_tensor(update), self._target.dtype)
 
     def _not_an_addition(self, how):
         return ValueError(

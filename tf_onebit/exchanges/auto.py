@@ -30,6 +30,10 @@ class Auto(Recipe):
     differently, and then computes different bits. If all workers are in one process, they send
     nothing, and do not compress.
 
+    With momentum, Adam and the like, workers exchange updates as `compressed` would, also where
+    they decide to compress nothing. `Auto(OneBit(moments="after"))` then trains as full precision
+    does: see `Exchange`.
+
     `tf-onebit plan` also knows what a model computes, and compares more methods.
 
     Args:

@@ -46,7 +46,8 @@ class Exchange(DeprecatedNames, Configurable, tf.Module):
     **Moments.** Optimizers with momentum, and optimizers such as Adam, keep moments: averages of
     gradients, or of their squares. With `moments="after"`, workers exchange gradients, and all have
     the moments of the exchanged ones. With `moments="local"`, worker k of K keeps moments of its
-    own gradients, and workers exchange the updates u_k of the weights w. For example Adam::
+    own gradients, and workers exchange the updates u_k of the weights w. Exchanges that compress do
+    so by default, except for a `tf.GradientTape` and in `BlockMomentum`. For example Adam::
 
         m_k <- beta_1 m_k + (1 - beta_1) g_k
         v_k <- beta_2 v_k + (1 - beta_2) g_k^2
@@ -62,7 +63,8 @@ class Exchange(DeprecatedNames, Configurable, tf.Module):
       those of smaller minibatches. So "local" is not better for every model. Compare both.
     - Clipping acts on the gradients of each worker.
     - Residuals have the learning rate of the step in which they arose.
-    - Updates are dense, also those of `tf.IndexedSlices`.
+    - `tf.IndexedSlices` are exchanged themselves, and exactly, so that their moments are those of
+      exchanged gradients. With `Delayed`, workers exchange their updates, which are dense.
     - The optimizer's state differs between workers. A saved model has that of worker 0, and so
       have all workers after a broadcast of variables. `tf_onebit.callbacks.BackupAndRestore` keeps
       the state of each worker. Other numbers of workers go on with the mean of their moments.
@@ -89,6 +91,7 @@ class Exchange(DeprecatedNames, Configurable, tf.Module):
         trains_apart: whether workers keep their own gradients.
         suits_moments: whether it suits optimizers that average gradients (momentum, Adam).
         moments: "local" or "after", see above. Without moments, as in plain SGD, both are the same.
+            None is "local" where that is possible, and otherwise "after".
         advised_warm_up: number of steps in full precision that a plan advises before it.
         built: whether `build` has been called, which sets `specs`, `rank`, `world_size`, `scope`
             and `unit` to its arguments.
@@ -104,7 +107,7 @@ class Exchange(DeprecatedNames, Configurable, tf.Module):
     can_be_delayed = True
     trains_apart = False
     suits_moments = True
-    moments: Moments = "after"
+    moments: Moments | None = "after"
     advised_warm_up = 0
     built = False
     specs: tuple[GradientSpec, ...]
@@ -338,12 +341,13 @@ def require_gradients_and_rank(specs: Sequence[GradientSpec], rank: int, world_s
         )
 
 
-def required_moments(moments: Moments) -> Moments:
+def required_moments(moments: Moments | None) -> Moments | None:
     """Returns the argument `moments` of an exchange, or raises ValueError."""
-    if moments not in ("local", "after"):
+    if moments not in ("local", "after", None):
         raise ValueError(
-            'moments must be "local", for moments of each worker\'s own gradients, or "after", for '
-            f"moments of exchanged gradients. Received: moments={moments!r}."
+            'moments must be "local", for moments of each worker\'s own gradients, "after", for '
+            'moments of exchanged gradients, or None, for "local" where it is possible. Received: '
+            f"moments={moments!r}."
         )
     return moments
 

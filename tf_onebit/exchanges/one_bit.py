@@ -73,10 +73,11 @@ class OneBit(Exchange):
         local_transforms: the same, applied by each worker to its own gradients before they are
             quantized. With transforms of either kind, `tf.IndexedSlices` become dense, and
             gradients that are exchanged in full precision are transformed as well.
-        moments: "after": optimizers average exchanged gradients. "local": each worker averages its
-            own, and sends the update of its weights: see `Exchange` for equations and limits. Then
-            the residuals are those of updates, and a `WarmStart` is needed. In it, each value
-            learns a scale from the exchanged updates U, which costs one float32 per value::
+        moments: "local": each worker averages its own gradients in its optimizer, and sends the
+            update of its weights. "after": optimizers average exchanged gradients. See `Exchange`
+            for equations and limits. By default "local" where that is possible, and "after" with
+            transforms. With "local" the residuals are those of updates. In a `WarmStart`, each
+            value learns a scale from the exchanged updates U, which costs one float32 per value::
 
                 v <- 0.95 v + 0.05 U^2        s = sqrt(v) / sqrt(mean(v)) + 0.01
 
@@ -109,7 +110,7 @@ class OneBit(Exchange):
         exclude: Iterable[str] = (),
         transforms: Iterable[Transform] = (),
         local_transforms: Iterable[Transform] = (),
-        moments: Moments = "after",
+        moments: Moments | None = None,
         aggregate_bits: int | None = None,
     ) -> None:
         super().__init__(bucket_bytes, exclude)
@@ -129,8 +130,8 @@ class OneBit(Exchange):
             raise ValueError(
                 f"min_size must be a number of values, at least 0. Received: min_size={min_size}."
             )
-        self.moments = required_moments(moments)
-        self._given_bits = aggregate_bits
+        self._given = {"moments": required_moments(moments), "aggregate_bits": aggregate_bits}
+        self.moments = "after" if moments is None and (transforms or local_transforms) else moments
         if aggregate_bits is None:
             aggregate_bits = 2 if moments == "local" and error_feedback else 1
         if aggregate_bits not in (1, 2) or (aggregate_bits == 2 and not error_feedback):
@@ -173,8 +174,7 @@ class OneBit(Exchange):
             "exclude": list(self.exclude),
             "transforms": [serialize(transform) for transform in self.transforms],
             "local_transforms": [serialize(transform) for transform in self.local_transforms],
-            "moments": self.moments,
-            "aggregate_bits": self._given_bits,
+            **self._given,
         }
 
     def create_state(self) -> None:

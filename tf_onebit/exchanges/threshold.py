@@ -64,10 +64,11 @@ class Threshold(Exchange):
         coding: "packed": one word per value. "golomb_rice": the gaps between indices take only
             as many bits as they need, at the cost of some time to code them.
         bucket_bytes, exclude: see `Exchange`.
-        moments: "after": optimizers average exchanged gradients. "local": each worker averages its
-            own, and sends the update of its weights: see `Exchange` for equations and limits. Then
-            tau is in units of updates, which contain the learning rate. `target_density` follows
-            a schedule of the learning rate, and a fixed `tau` does not.
+        moments: "local": each worker averages its own gradients in its optimizer, and sends the
+            update of its weights. "after": optimizers average exchanged gradients. See `Exchange`
+            for equations and limits. By default "local" where that is possible, and "after" with a
+            fixed `tau`. With "local", tau is in units of updates, which contain the learning rate.
+            `target_density` follows a schedule of it, and a fixed `tau` does not.
 
     Raises:
         ValueError: if tau is not positive and finite, the density is not between 0 and 1, both
@@ -92,7 +93,7 @@ class Threshold(Exchange):
         coding: Literal["packed", "golomb_rice"] = "packed",
         bucket_bytes: int = 64 * 2**20,
         exclude: Iterable[str] = (),
-        moments: Moments = "after",
+        moments: Moments | None = None,
     ) -> None:
         super().__init__(bucket_bytes, exclude)
         if tau is not None and target_density is not None:
@@ -116,7 +117,8 @@ class Threshold(Exchange):
             )
         if coding not in CODINGS:
             raise ValueError(f"coding must be one of {CODINGS}. Received: coding={coding!r}.")
-        self.moments = required_moments(moments)
+        self._given_moments = required_moments(moments)
+        self.moments = "after" if moments is None and tau is not None else moments
         self.tau = None if tau is None else float(tau)
         self.target_density = None if target_density is None else float(target_density)
         self.coding = coding
@@ -128,7 +130,7 @@ class Threshold(Exchange):
             "coding": self.coding,
             "bucket_bytes": self.bucket_bytes,
             "exclude": list(self.exclude),
-            "moments": self.moments,
+            "moments": self._given_moments,
         }
 
     def create_state(self) -> None:

@@ -11,6 +11,7 @@ import tf_onebit
 from tf_onebit._framework_internals.tf_variables import copies_of
 from tf_onebit.callbacks import BackupAndRestore
 from tf_onebit.exchanges import FullPrecision
+from tf_onebit.transforms import Momentum
 
 DEVICES = ["CPU:0", "CPU:1"]
 STEPS = 4
@@ -170,6 +171,41 @@ def test_optimizers_that_may_not_add_their_updates_exchange_gradients(rng, make)
     assert optimizer.gradient_exchange.moments == "after"
 
 
+def momentum():
+    return keras.optimizers.SGD(0.1, momentum=0.9)
+
+
+@pytest.mark.parametrize(
+    ("exchange", "make", "moments"),
+    [
+        (tf_onebit.OneBit(), momentum, "local"),
+        (tf_onebit.OneBit(), lambda: keras.optimizers.SGD(0.1), "after"),
+        (tf_onebit.OneBit(moments="after"), momentum, "after"),
+        (tf_onebit.OneBit(transforms=[Momentum(0.9)]), momentum, "after"),
+        (tf_onebit.OneBit(local_transforms=[Momentum(0.9)]), momentum, "after"),
+        (tf_onebit.Threshold(), momentum, "local"),
+        (tf_onebit.Threshold(tau=1.0), momentum, "after"),
+        (tf_onebit.Delayed(tf_onebit.Threshold(target_density=0.1)), momentum, "local"),
+        (FullPrecision(), momentum, "after"),
+    ],
+    ids=repr,
+)
+def test_moments_are_local_by_default_where_updates_are_compressed(rng, exchange, make, moments):
+    initial, gradients = gradients_of(rng), gradients_of_steps(rng)[:1]
+    _, optimizer = trained(make, exchange, initial, gradients)
+    assert optimizer.gradient_exchange.moments == moments
+
+
+@pytest.mark.parametrize("exchange", [tf_onebit.OneBit(min_size=0), tf_onebit.Threshold()])
+def test_the_default_trains_as_what_it_stands_for(rng, exchange):
+    initial, gradients = gradients_of(rng), gradients_of_steps(rng)
+    weights, _ = trained(momentum, exchange, initial, gradients)
+    said = type(exchange).from_config(exchange.get_config() | {"moments": "local"})
+    expected, _ = trained(momentum, said, initial, gradients)
+    for mine, value in zip(weights, expected, strict=True):
+        np.testing.assert_array_equal(mine, value)
+
+
 @pytest.mark.parametrize(
     ("cls", "how"),
     [
@@ -227,7 +263,7 @@ def test_other_workers_go_on_with_the_mean_of_the_moments(tmp_path, moments):
 
 
 def test_moments_of_exchanged_gradients_go_on(tmp_path):
-    fit(tf_onebit.OneBit(), DEVICES, tmp_path, epochs=1)
+    fit(tf_onebit.OneBit(moments="after"), DEVICES, tmp_path, epochs=1)
     with pytest.warns(match="Training goes on with moments='after', with which it began"):
         resumed = fit(tf_onebit.OneBit(moments="local"), DEVICES, tmp_path, epochs=2)
     for of_workers in velocities(resumed):
