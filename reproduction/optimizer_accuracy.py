@@ -1,4 +1,4 @@
-"""Accuracy with optimizers that have moments, compressed before or after the moments.
+"""Accuracy with optimizers that have moments, of each worker or of exchanged gradients.
 
 A network of two hidden layers learns Fashion-MNIST on several workers, once for each row, learning
 rate and seed. The workers are devices of one process, and run the code that jobs run. A row counts
@@ -36,9 +36,9 @@ OPTIMIZERS = {
 EXCHANGES = {
     "full precision": None,
     "1-bit": lambda: OneBit(),
-    "1-bit, local moments": lambda: OneBit(moments="local"),
+    "1-bit, moments after": lambda: OneBit(moments="after"),
     "threshold": lambda: Threshold(target_density=1e-3),
-    "threshold, local moments": lambda: Threshold(target_density=1e-3, moments="local"),
+    "threshold, moments after": lambda: Threshold(target_density=1e-3, moments="after"),
 }
 RATES = {
     "sgd": (0.2, 0.4, 0.8),

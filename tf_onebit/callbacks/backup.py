@@ -69,8 +69,8 @@ class BackupAndRestore(keras.callbacks.Callback):
     arrays, and `restore_state(state)`. `AutoMinibatchSize` and `AutoLearningRate` have them. Other
     callbacks see the batches that are drawn again. Put those that change the model after this one.
 
-    With `moments="local"` in the exchange, each worker goes on with its own moments. Other numbers
-    of workers, or of processes, begin with the mean of all. So the next mean update with momentum
+    If an exchange has local moments, each worker goes on with its own moments. Other numbers of
+    workers, or of processes, begin with the mean of all. So the next mean update with momentum
     is the same. With Adam it is not. A run goes on with the `moments` with which it began.
 
     Args:

@@ -38,8 +38,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     together also compare their numbers of batches. Where Keras does not know the number, workers
     meet before every epoch. A worker that waits for the others in vain ends with an error.
 
-    With `moments="local"` in the exchange, each worker has moments of its own. All get those of
-    one worker, also at the begin of each further `fit`. Training goes on, but is not the same as
+    If an exchange has local moments, each worker has moments of its own. All get those of one
+    worker, also at the begin of each further `fit`. Training goes on, but is not the same as
     without the broadcast. A first `fit` begins with moments of zero, and loses nothing.
 
     Args:

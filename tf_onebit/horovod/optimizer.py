@@ -63,9 +63,9 @@ def DistributedOptimizer(
     original class. With an optimizer of Keras' own, a saved model loads without this package.
 
     Workers exchange gradients once per update, after gradient accumulation and before clipping.
-    Clipping thus acts on the aggregate. A single worker exchanges nothing. With `moments="local"`
-    in the exchange, workers exchange updates instead, and clip their own gradients: see
-    `tf_onebit.Exchange`.
+    Clipping thus acts on the aggregate. A single worker exchanges nothing. With an exchange that
+    compresses, and an optimizer with moments, workers clip their own gradients and exchange
+    updates: see `moments` in `tf_onebit.Exchange`.
 
     The optimizer gets a method `register_local_var(variable)` for variables of TensorFlow or
     Keras. Each worker updates such a variable by its own gradients.
