@@ -10,7 +10,8 @@ from tests.parallel.training import built, make_data, make_model, sparse_gradien
 class Apart:
     """Adds the mean of what each worker's optimizer would do with that worker's gradients.
 
-    Without delay, all optimizers get the mean of sparse gradients.
+    All optimizers get the mean of sparse gradients. With delay they get their own: for updates that
+    are linear in the gradient this is the same.
 
     Args:
         optimizer: function that makes it.

@@ -52,7 +52,10 @@ CASES = {
     "adam": (adam(amsgrad=True, clipnorm=0.1), {}, {}),
     "adamw": (adamw, {}, {}),
     "embeddings": (adam(), {"make": embedding_model}, {}),
-    "delayed_embeddings": (adam(), {"make": embedding_model, "delay": 1}, {}),
+    "delayed_embeddings": (momentum(nesterov=True), {"make": embedding_model, "delay": 1}, {}),
+    # So large that it changes nothing: Keras would make the gradients dense.
+    "clipped_embeddings": (adam(global_clipnorm=1e6), {"make": embedding_model}, {}),
+    "nadam_embeddings": (lambda: keras.optimizers.Nadam(0.01), {"make": embedding_model}, {}),
     # In full precision, whatever it decides.
     "auto": (
         adam(),

@@ -6,7 +6,6 @@ import keras
 import tensorflow as tf
 
 from tf_onebit._framework_internals.keras_optimizers import original_class, plain_update_step
-from tf_onebit.exchanges.gradients import values_of
 from tf_onebit.exchanges.schedule import innermost
 
 # Keras' optimizers whose `update_step` ends with the only change of the variable, by an addition.
@@ -43,10 +42,10 @@ def moments_of(optimizer, exchange):
     name = type(optimizer).__name__
     warnings.warn(
         f'Workers exchange gradients, because {name} is not known to work with moments="local"'
-        ". The moments of compressed gradients may cost accuracy. If its update_step changes "
-        "the variable once, by self.assign_add or self.assign_sub, and does not read it after "
-        "that, write adds_updates = True in the body of its class. Otherwise use another "
-        f'optimizer, such as Adam, or pass moments="after". Received: optimizer={name}, '
+        ". The moments of compressed gradients may cost accuracy. Does its update_step change the "
+        "variable once, by self.assign_add or self.assign_sub, and not read it after that? Then "
+        "write adds_updates = True in the body of its class. Otherwise use another optimizer, such "
+        f'as Adam, or pass moments="after". Received: optimizer={name}, '
         f"exchange={exchange!r}.",
         stacklevel=2,
     )
@@ -66,9 +65,12 @@ def expected_moments_of(optimizer, exchange):
 
 
 def _is_plain(optimizer):
-    """Tells whether an optimizer is SGD without moments."""
+    """Tells whether an optimizer has no moments of its own."""
     rule = original_class(optimizer).update_step
-    return rule is keras.optimizers.SGD.update_step and not optimizer.momentum
+    is_sgd = rule is keras.optimizers.SGD.update_step
+    return isinstance(optimizer, keras.optimizers.MultiOptimizer) or (
+        is_sgd and not optimizer.momentum
+    )
 
 
 class LocalUpdates:
@@ -78,6 +80,9 @@ class LocalUpdates:
     methods `assign_add` and `assign_sub`. While `local_updates` runs, these methods keep what they
     would add to a trained variable. Changes of all other variables, such as moments, are made. So
     the moments are those of this worker's gradients.
+
+    The update of a sparse gradient would be dense. So workers exchange this gradient itself, and
+    all of them make the same update of the mean.
     """
 
     _keeps_updates = False
@@ -92,7 +97,8 @@ class LocalUpdates:
             learning_rate: scalar.
 
         Returns:
-            List of dense tensors. To make the update of a variable, add its tensor.
+            List of dense tensors, and of `tf.IndexedSlices` where gradients are sparse. The latter
+            are these gradients, and moments have not moved.
 
         Raises:
             ValueError: if the optimizer changes a variable in another way.
@@ -109,12 +115,18 @@ class LocalUpdates:
         """Returns this replica's tensors, of a list of tuples with those of all replicas."""
         return [tensors[0] for tensors in kept]
 
-    def add_updates(self, updates, variables):
-        """Adds updates to variables: lists of equal length."""
-        plain_update_step(self, updates, variables, learning_rate=None)
+    def add_updates(self, updates, variables, learning_rate):
+        """Adds updates to variables, and makes those of sparse gradients.
+
+        Args:
+            updates: list like what `local_updates` returns.
+            variables: list of the variables.
+            learning_rate: scalar.
+        """
+        plain_update_step(self, updates, variables, learning_rate)
 
     def _distributed_tf_update_step(self, distribution, grads_and_vars, learning_rate):
-        update = self._update_of if self._keeps_updates else _add
+        update = self._update_of if self._keeps_updates else self._make
         self._kept = [
             distribution.extended.update(
                 variable, update, args=(gradient, learning_rate), group=False
@@ -123,17 +135,27 @@ class LocalUpdates:
         ]
 
     def _update_of(self, variable, gradient, learning_rate):
+        if isinstance(gradient, tf.IndexedSlices):
+            return gradient
         # A gradient that is not finite must not reach the moments, but end the step in an error.
-        finite = tf.math.is_finite(tf.reduce_sum(values_of(gradient)))
+        # In float16 a sum of finite values may overflow.
+        finite = tf.math.is_finite(tf.reduce_sum(tf.cast(gradient, tf.float32)))
         self._target, self._added = variable, None
         try:
-            self.update_step(_zeroed(gradient, finite), variable, learning_rate)
+            zeroed = tf.where(finite, gradient, tf.zeros_like(gradient))
+            self.update_step(zeroed, variable, learning_rate)
             if self._added is None:
                 raise self._not_an_addition("not at all, or by a method of the variable")
             nan = tf.constant(float("nan"), self._added.dtype)
             return self._added + tf.where(finite, tf.zeros_like(nan), nan)
         finally:
             self._target = self._added = None
+
+    def _make(self, variable, update, learning_rate):
+        if isinstance(update, tf.IndexedSlices):
+            self.update_step(update, variable, learning_rate)
+        else:
+            variable.assign_add(tf.cast(update, variable.dtype))
 
     def assign(self, variable, value):
         if variable is self._target:
@@ -164,17 +186,3 @@ class LocalUpdates:
             f"{self._target.name!r} {how}. Rewrite it, or leave out adds_updates, so that workers "
             'exchange gradients as with moments="after".'
         )
-
-
-def _zeroed(gradient, finite):
-    """Returns a gradient, or zeros in its place if it is not finite."""
-    values = values_of(gradient)
-    kept = tf.where(finite, values, tf.zeros_like(values))
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(kept, gradient.indices, gradient.dense_shape)
-    return kept
-
-
-def _add(variable, update, learning_rate):
-    del learning_rate  # it is in the update
-    variable.assign_add(tf.cast(update, variable.dtype))

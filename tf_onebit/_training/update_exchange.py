@@ -1,10 +1,9 @@
 """Keras optimizers that exchange the updates of their workers in place of gradients."""
 
-import tensorflow as tf
-
 from tf_onebit._framework_internals.tf_variables import assign_all
 from tf_onebit._training.local_updates import LocalUpdates
 from tf_onebit._training.optimizer import Distributed
+from tf_onebit.exchanges.gradients import values_of, with_values
 
 
 class ExchangesUpdates(LocalUpdates):
@@ -24,38 +23,20 @@ class ExchangesUpdates(LocalUpdates):
             return self._exchange_updates(gradients, variables, exchanging)
         alike = self.gradient_exchange.exchange_of_alike
         mine = super()._exchange(gradients, variables, alike)
-        # Not `Distributed`'s own, which exchanges.
-        clipped = super(Distributed, self)._clip_gradients(mine)
-        is_sparse = [isinstance(gradient, tf.IndexedSlices) for gradient in clipped]
-        if any(is_sparse) and not self.gradient_exchange.steps_of_delay:
-            # Their updates would be dense. With their mean, all workers make the same update.
-            clipped = self._exchange_some(is_sparse, clipped, variables)
-            is_dense = [not sparse for sparse in is_sparse]
-            updates = self.local_updates(clipped, variables, self.learning_rate)
-            return self._exchange_some(is_dense, updates, variables)
-        updates = self.local_updates(clipped, variables, self.learning_rate)
+        updates = self.local_updates(self._clipped(mine), variables, self.learning_rate)
         return self._exchange_updates(updates, variables, exchanging)
 
-    def _exchange_some(self, chosen, tensors, variables):
-        """Returns tensors, of which those that are chosen have become their mean.
-
-        Args:
-            chosen: list of booleans.
-            tensors: list of updates or of gradients.
-            variables: list of their variables.
-        """
-        places = [i for i, is_chosen in enumerate(chosen) if is_chosen]
-        if not places:
-            return tensors
-        mine, theirs = ([items[i] for i in places] for items in (tensors, variables))
-        means = dict(zip(places, self._exchange_updates(mine, theirs, None), strict=True))
-        return [means.get(i, tensor) for i, tensor in enumerate(tensors)]
+    def _clipped(self, gradients):
+        """Returns a worker's gradients as Keras would clip them, sparse ones as sparse ones."""
+        # Not `Distributed`'s own, which exchanges.
+        clipped = super(Distributed, self)._clip_gradients(list(map(values_of, gradients)))
+        return list(map(with_values, gradients, clipped))
 
     def _exchange_updates(self, updates, variables, exchanging):
-        """Returns the mean of the workers' updates, or of gradients on the scale of a mean.
+        """Returns the mean of the workers' updates.
 
         Args:
-            updates: what `local_updates` returned, or `tf.IndexedSlices`.
+            updates: what `local_updates` returned.
             variables, exchanging: see `_exchange`.
         """
         raise NotImplementedError(f"{type(self).__name__} must define _exchange_updates.")
@@ -66,11 +47,7 @@ class ExchangesUpdates(LocalUpdates):
         return update.gradients
 
     def _backend_update_step(self, grads, trainable_variables, learning_rate):
-        self.add_updates(grads, trainable_variables)
-
-    def _applies(self, gradients, variables):
-        # With delay, updates are dense, also those of sparse gradients.
-        return super()._applies(list(map(tf.convert_to_tensor, gradients)), variables)
+        self.add_updates(grads, trainable_variables, learning_rate)
 
     def _hold(self, gradients, variables):
         super()._hold(gradients, variables)

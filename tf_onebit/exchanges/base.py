@@ -46,8 +46,9 @@ class Exchange(DeprecatedNames, Configurable, tf.Module):
     **Moments.** Optimizers with momentum, and optimizers such as Adam, keep moments: averages of
     gradients, or of their squares. With `moments="after"`, workers exchange gradients, and all have
     the moments of the exchanged ones. With `moments="local"`, worker k of K keeps moments of its
-    own gradients, and workers exchange the updates u_k of the weights w. Exchanges that compress do
-    so by default, except for a `tf.GradientTape` and in `BlockMomentum`. For example Adam::
+    own gradients, and workers exchange the updates u_k of the weights w. `OneBit` and `Threshold`
+    do so by default, except with transforms, with a fixed tau, for a `tf.GradientTape` and in
+    `BlockMomentum`. For example Adam::
 
         m_k <- beta_1 m_k + (1 - beta_1) g_k
         v_k <- beta_2 v_k + (1 - beta_2) g_k^2
@@ -64,7 +65,7 @@ class Exchange(DeprecatedNames, Configurable, tf.Module):
     - Clipping acts on the gradients of each worker.
     - Residuals have the learning rate of the step in which they arose.
     - `tf.IndexedSlices` are exchanged themselves, and exactly, so that their moments are those of
-      exchanged gradients. With `Delayed`, workers exchange their updates, which are dense.
+      exchanged gradients.
     - The optimizer's state differs between workers. A saved model has that of worker 0, and so
       have all workers after a broadcast of variables. `tf_onebit.callbacks.BackupAndRestore` keeps
       the state of each worker. Other numbers of workers go on with the mean of their moments.

@@ -51,6 +51,13 @@ def values_of(gradient: Gradient) -> tf.Tensor:
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
+def with_values(gradient: Gradient, values: tf.Tensor) -> Gradient:
+    """Returns a gradient with other values: the reverse of `values_of`."""
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return values
+
+
 def times(gradients: Sequence[Gradient | None], factor: float) -> list[Gradient | None]:
     """Multiplies gradients by a number. None stays None."""
     if factor == 1.0:
@@ -59,9 +66,8 @@ def times(gradients: Sequence[Gradient | None], factor: float) -> list[Gradient 
 
 
 def _times(gradient: Gradient, factor: float) -> Gradient:
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
-    return gradient * tf.cast(factor, gradient.dtype)
+    values = values_of(gradient)
+    return with_values(gradient, values * tf.cast(factor, values.dtype))
 
 
 def not_finite_flag(gradients: Sequence[Gradient]) -> tf.Tensor:

@@ -264,7 +264,8 @@ class _OverHorovod(Distributed):
             _require_unscaled_loss()
         # The variables of a LossScaleOptimizer are not plain, and so cause a second trace. Keras
         # needs that trace, because the first one has the initial scale as a constant.
-        with plain_variables():
+        # In a graph, the initial value that Nadam passes would be a tensor of that graph.
+        with tf.init_scope(), plain_variables():
             super().build(variables)
 
     def apply(self, grads, trainable_variables=None):

@@ -188,7 +188,17 @@ def momentum():
         (tf_onebit.Delayed(tf_onebit.Threshold(target_density=0.1)), momentum, "local"),
         (FullPrecision(), momentum, "after"),
     ],
-    ids=repr,
+    ids=[
+        "one_bit",
+        "without_momentum",
+        "as_said",
+        "transforms",
+        "local_transforms",
+        "threshold",
+        "fixed_tau",
+        "delayed",
+        "full_precision",
+    ],
 )
 def test_moments_are_local_by_default_where_updates_are_compressed(rng, exchange, make, moments):
     initial, gradients = gradients_of(rng), gradients_of_steps(rng)[:1]
@@ -196,7 +206,9 @@ def test_moments_are_local_by_default_where_updates_are_compressed(rng, exchange
     assert optimizer.gradient_exchange.moments == moments
 
 
-@pytest.mark.parametrize("exchange", [tf_onebit.OneBit(min_size=0), tf_onebit.Threshold()])
+@pytest.mark.parametrize(
+    "exchange", [tf_onebit.OneBit(min_size=0), tf_onebit.Threshold()], ids=["one_bit", "threshold"]
+)
 def test_the_default_trains_as_what_it_stands_for(rng, exchange):
     initial, gradients = gradients_of(rng), gradients_of_steps(rng)
     weights, _ = trained(momentum, exchange, initial, gradients)
