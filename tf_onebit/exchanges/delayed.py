@@ -24,7 +24,8 @@ class Delayed(Recipe):
     user or the program does. With half the batch size, a learning rate per sample stays the same.
 
     The first `steps` steps, and those after a flush, have no gradients to apply. They change
-    neither the weights nor the optimizer. A flush applies the gradients that are still under way.
+    neither the weights nor the optimizer. If workers exchange updates (see `moments` in
+    `Exchange`), these steps move moments, and count as iterations. A flush applies the gradients that are still under way.
     `fit` flushes at the end of each epoch, and before the model is evaluated, used for prediction
     or saved. Other programs call `tf_onebit.flush`.
 

@@ -108,10 +108,7 @@ class MessageQueue(tf.Module):
             for j, variable in enumerate(variables):
                 data = np.asarray(mine[f"message_{i}/{j}/bytes"]).tobytes()[:-1]
                 array = np.frombuffer(data, variable.dtype.as_numpy_dtype)
-                # Messages of an earlier version may have had fewer axes.
-                is_known = variable.shape.is_fully_defined()
-                shape = variable.shape if is_known else mine[f"message_{i}/{j}/shape"]
-                variable.assign(array.reshape(shape))
+                variable.assign(array.reshape(mine[f"message_{i}/{j}/shape"]))
 
 
 def _variable(spec: tf.TensorSpec) -> tf.Variable:

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tf_onebit import ops
 from tf_onebit._configurable import deserialize, serialize
-from tf_onebit._layout import CODES_PER_WORD, Layout, column_cut, plain_cut
+from tf_onebit._layout import CODES_PER_WORD, WORD_BYTES, Layout, column_cut, plain_cut
 from tf_onebit.collectives.requests import AllGather, AllToAll, Cond, Exchanging
 from tf_onebit.exchanges.base import (
     WIRE_DTYPE,
@@ -219,15 +219,17 @@ class OneBit(Exchange):
         received = yield AllToAll(messages, f"{self.scope}/all_to_all")
         shard, shard_squares, plain = yield from self._aggregate(received)
         self._sum_of_squares.assign(worker_squares + shard_squares)
-        return [shard, plain, integers(received[:, 0])]
+        # One axis, because messages that wait are in backups, where they always had one.
+        return [tf.reshape(shard, [-1]), plain, integers(received[:, 0])]
 
     def deliver(
         self, message: Sequence[tf.Tensor], like: Sequence[Gradient], scale: float
     ) -> Exchanging[tuple[list[Gradient], tf.Tensor]]:
         shard, plain, worker_flags = message
-        gathered = yield AllGather(shard, f"{self.scope}/all_gather")
-        like = [tf.convert_to_tensor(gradient) for gradient in like]
         bits = self.aggregate_bits
+        rows = tf.reshape(shard, [bits, self.layout.shard_message_bytes // WORD_BYTES])
+        gathered = yield AllGather(rows, f"{self.scope}/all_gather")
+        like = [tf.convert_to_tensor(gradient) for gradient in like]
         exchanged = ops.one_bit_decode(gathered, plain, like, self.layout, scale, bits)
         if self._scales is not None:
             exchanged = self._scales.multiplied(exchanged)

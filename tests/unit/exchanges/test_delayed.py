@@ -216,6 +216,14 @@ def test_state_survives_a_file(rng, tmp_path):
     assert_same_bits(release(resumed), [given])
 
 
+def test_messages_in_backups_have_the_shapes_of_version_0_1(rng):
+    workers = build(Delayed(OneBit(min_size=0)), 2)
+    take(workers, random_steps(rng, 2, 1)[0])
+    for worker in workers:
+        shapes = [array for name, array in worker.state().items() if name.endswith("/shape")]
+        assert shapes and all(shape.shape == (1,) for shape in shapes)
+
+
 def test_what_is_under_way_needs_as_many_workers(rng):
     workers = build(Delayed(OneBit()), 2)
     take(workers, random_steps(rng, 2, 1)[0])
