@@ -67,8 +67,15 @@ def copy_row(device, size, rng):
     return Row(lambda: xp.copyto(target, source), 2 * source.nbytes)
 
 
-def one_bit_rows(device, shapes, rng):
-    """Returns rows of the 1-bit kernels for a whole model."""
+def one_bit_rows(device, shapes, rng, bits=1):
+    """Returns rows of the 1-bit kernels for a whole model.
+
+    Args:
+        device: from `tests.gpu.devices`.
+        shapes: list of (rows, columns) of the model's matrices.
+        rng: NumPy generator.
+        bits: of each value of an aggregate.
+    """
     cuts = [
         (rows * columns, *layout.column_cut((rows, columns), 64, COLUMN_SIZE))
         for rows, columns in shapes
@@ -81,12 +88,13 @@ def one_bit_rows(device, shapes, rng):
     residual, shard_residual = (kernels.residual(size) for size in (plan.size, plan.shard_sizes[0]))
     worker_words, shard_words = plan.worker_message_bytes // 4, plan.shard_message_bytes // 4
     messages = kernels.empty((WORLD_SIZE, worker_words))
-    message, gathered = kernels.empty((1, shard_words)), kernels.empty((WORLD_SIZE, shard_words))
+    message = kernels.empty((bits, shard_words))
+    gathered = kernels.empty((WORLD_SIZE * bits, shard_words))
     received = kernels.to_device(np.zeros((WORLD_SIZE, worker_words), np.int32))
     aggregate = kernels.empty(plan.shard_sizes[0], np.float32)
     plain = kernels.empty(0, np.float32)
     quantizer, _ = kernels.quantizer(plan.num_columns, residual)
-    shard_quantizer, _ = kernels.quantizer(kernels.shard_columns(0), shard_residual)
+    shard_quantizer, _ = kernels.quantizer(kernels.shard_columns(0), shard_residual, bits)
     pointers, float32, rank = kernels.pointers(gradients), ctypes.c_int32(0), ctypes.c_int64(0)
     scale = ctypes.c_float(1 / WORLD_SIZE)
 
@@ -134,7 +142,7 @@ def one_bit_rows(device, shapes, rng):
             kernels.device_layout,
             float32,
             kernels.pointer(gathered),
-            ctypes.c_int32(1),
+            ctypes.c_int32(bits),
             kernels.pointer(plain),
             scale,
             pointers,
@@ -156,7 +164,7 @@ def one_bit_rows(device, shapes, rng):
     received[...] = messages
     decode_sum()
     encode_shard()
-    gathered[...] = message
+    gathered.reshape(WORLD_SIZE, bits, shard_words)[...] = message
 
     encode_bytes = 3 * FLOAT_BYTES * plan.size + messages.nbytes
     sum_bytes = received.nbytes + aggregate.nbytes
@@ -278,9 +286,11 @@ def peer_rows(device, num_values, rng):
 
 def make_rows(device, shapes, rng, with_peers):
     num_values = sum(rows * columns for rows, columns in shapes)
+    two_bits = one_bit_rows(device, shapes, rng, bits=2)
     rows = {
         COPY: copy_row(device, num_values, rng),
         **one_bit_rows(device, shapes, rng),
+        **{f"{name}, 2 bits": two_bits[name] for name in ("1-bit decode", "1-bit aggregate of 8")},
         **decode_sum_rows(device, num_values // COLUMN_SIZE * COLUMN_SIZE, rng),
         **threshold_rows(device, num_values, rng),
         **block_rows(device, num_values, rng),

@@ -57,7 +57,7 @@ def test_one_bit_messages_have_the_bits_of_the_cpu(dtype, levels):
         )
         messages, squares = ops.one_bit_encode(gradients, residual, layout, levels)
         received = tf.stack([messages[0], messages[0]])
-        shard, *rest = ops.one_bit_aggregate(received, shard_residual, layout, 0, levels)
+        shard, *rest = ops.one_bit_aggregate(received, shard_residual, layout, 0, levels, bits=2)
         return [messages, squares, residual, shard, shard_residual, *rest]
 
     assert_same_bits(run)

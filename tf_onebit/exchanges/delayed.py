@@ -25,9 +25,11 @@ class Delayed(Recipe):
 
     The first `steps` steps, and those after a flush, have no gradients to apply. They change
     neither the weights nor the optimizer. If workers exchange updates (see `moments` in
-    `Exchange`), these steps move moments, and count as iterations. A flush applies the gradients that are still under way.
-    `fit` flushes at the end of each epoch, and before the model is evaluated, used for prediction
-    or saved. Other programs call `tf_onebit.flush`.
+    `Exchange`), these steps move moments, and count as iterations.
+
+    A flush applies the gradients that are still under way. `fit` flushes at the end of each epoch,
+    and before the model is evaluated, used for prediction or saved. Other programs call
+    `tf_onebit.flush`.
 
     A single worker has nothing to wait for, and its optimizer delays nothing.
 
