@@ -37,6 +37,9 @@ TENSORFLOW_STOCK = "TensorFlow's strategy"
 TENSORFLOW_FULL_PRECISION = "full precision, our strategy"
 TENSORFLOW_ONE_BIT = "1-bit, our strategy"
 
+# Rows with momentum, and where it is. With local moments, aggregates have two bits per value.
+WITH_MOMENTUM = {"1-bit, momentum after": "after", "1-bit, local momentum": "local"}
+
 TARGET_DENSITY = 0.001
 # The most that a step with threshold-sparse updates may take, in steps without communication.
 THRESHOLD_LIMITS = {"1gbit": 1.2, "100mbit": 1.25}
@@ -55,6 +58,12 @@ def make_rows(arguments):
             Row(TENSORFLOW_FULL_PRECISION, "none", engine="tensorflow"),
             Row(TENSORFLOW_ONE_BIT, "one_bit", engine="tensorflow"),
         ]
+    if "horovod" in engines and "moments" in methods:
+        momentum = "--momentum", "0.9"
+        rows.append(Row("no communication, momentum", "none", momentum, ends_alike=False))
+        for name, moments in WITH_MOMENTUM.items():
+            options = *momentum, "--moments", moments, "--warm-start", "1"
+            rows.append(Row(name, "one_bit", options))
     if "horovod" in engines and "threshold" in methods:
         coding = "--coding", "golomb_rice"
         rows += [
@@ -162,7 +171,7 @@ def judge(rate, summaries, num_workers):
                 slowdown = paired_ratio(summary, alone).median
                 claim = f"{name}: step time over no communication"
                 verdicts.append(verdict(claim, slowdown, THRESHOLD_LIMITS[rate]))
-        if "codes" not in summary["sent_bytes"]:
+        if "codes" not in summary["sent_bytes"] or name in WITH_MOMENTUM:
             continue
         if rate == "1gbit" and num_workers == 2:
             slowdown = paired_ratio(summary, alone).median
@@ -183,8 +192,8 @@ def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_rates(parser, "1gbit", "none")
     add_turns(parser, rounds=3)
-    methods = ["one_bit", "threshold"]
-    parser.add_argument("--method", nargs="+", choices=methods, default=methods)
+    methods = ["one_bit", "threshold", "moments"]
+    parser.add_argument("--method", nargs="+", choices=methods, default=methods[:2])
     parser.add_argument(
         "--warm-up-steps",
         type=int,

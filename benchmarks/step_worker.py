@@ -35,7 +35,7 @@ HOROVOD_COMPRESSION = {
 # Exchanges of ours, and the names of their arguments.
 SETTINGS = {
     "full_precision": (FullPrecision, ("bucket_bytes",)),
-    "one_bit": (OneBit, ("max_column_size", "bucket_bytes")),
+    "one_bit": (OneBit, ("max_column_size", "bucket_bytes", "moments")),
     "threshold": (Threshold, ("target_density", "coding", "bucket_bytes")),
 }
 
@@ -194,9 +194,10 @@ def sent_bytes(optimizer, num_workers):
     for exchange in optimizer.gradient_exchange.built:
         total += exchange.bytes_sent()
         for bucket in with_layout(exchange):
-            # There are two stages, and two float32 levels per column. Each column goes to all but
+            # Both stages have two float32 levels per column and bit. Each column goes to all but
             # its owner.
-            levels += 2 * (num_workers - 1) / num_workers * bucket.layout.num_columns * 8
+            of_stages = (1 + bucket.aggregate_bits) * 8 * bucket.layout.num_columns
+            levels += of_stages * (num_workers - 1) / num_workers
             full_precision += (num_workers - 1) * 4 * bucket.layout.plain_size
     if not levels:
         return {"updates": total}
@@ -217,6 +218,8 @@ def main():
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--inter-op-threads", type=int, required=True)
     parser.add_argument("--learning-rate", type=float, default=0.1)
+    parser.add_argument("--momentum", type=float, default=0.0)
+    parser.add_argument("--moments", choices=["local", "after"])
     parser.add_argument("--max-column-size", type=int)
     parser.add_argument("--bucket-bytes", type=int)
     parser.add_argument("--warm-start", type=int, default=0)
@@ -243,7 +246,8 @@ def main():
     counter = pathlib.Path(f"/sys/class/net/{arguments.interface}/statistics/tx_bytes")
     with job.scope():
         model = make_model()
-        optimizer = job.distributed(keras.optimizers.SGD(arguments.learning_rate))
+        sgd = keras.optimizers.SGD(arguments.learning_rate, arguments.momentum)
+        optimizer = job.distributed(sgd)
         optimizer.build(model.trainable_variables)
         if arguments.send_nothing:
             gradient_exchange = optimizer.gradient_exchange

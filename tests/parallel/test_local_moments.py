@@ -119,6 +119,6 @@ def test_one_bit_updates_learn(world_size):
     states = [
         state for states in model.optimizer.gradient_exchange.carried.states() for state in states
     ]
-    scales = [array for state in states for name, array in state.items() if "squares" in name]
+    scales = [array for state in states for name, array in state.items() if "scales/" in name]
     assert scales and all(map(np.any, scales))
     assert_same_bits_on_all_ranks(scales)

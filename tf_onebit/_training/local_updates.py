@@ -142,12 +142,13 @@ class LocalUpdates:
         finite = tf.math.is_finite(tf.reduce_sum(tf.cast(gradient, tf.float32)))
         self._target, self._added = variable, None
         try:
-            zeroed = tf.where(finite, gradient, tf.zeros_like(gradient))
+            # A branch, because it copies nothing.
+            zeroed = tf.cond(finite, lambda: gradient, lambda: tf.zeros_like(gradient))
             self.update_step(zeroed, variable, learning_rate)
             if self._added is None:
                 raise self._not_an_addition("not at all, or by a method of the variable")
-            nan = tf.constant(float("nan"), self._added.dtype)
-            return self._added + tf.where(finite, tf.zeros_like(nan), nan)
+            update = self._added
+            return tf.cond(finite, lambda: update, lambda: update + float("nan"))
         finally:
             self._target = self._added = None
 

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from tests.support.gradients import build_workers, exchange, specs_of
 from tf_onebit import OneBit, WarmStart
+from tf_onebit.exchanges.value_scales import ValueScales
 from tf_onebit.transforms import Momentum
 
 SHAPES = [(40, 100), (7,)]
@@ -87,6 +88,19 @@ def test_without_a_warm_start_updates_are_not_scaled(rng):
             np.testing.assert_array_equal(mine, other)
 
 
+def test_scales_that_are_in_use_learn_no_more(rng):
+    scales = ValueScales(specs_of(SHAPES), [True, False])
+    (first,) = updates_of(rng, uneven(rng))[:1]
+    scales.note(first)
+    divided = scales.divided(first)
+    before = scales.state()
+    scales.note([3 * update for update in first])
+    for mine, other in zip(scales.divided(first), divided, strict=True):
+        np.testing.assert_array_equal(mine, other)
+    for name, array in scales.state().items():
+        np.testing.assert_array_equal(array, before[name])
+
+
 def test_updates_that_are_not_finite_are_not_learned(rng):
     workers, sizes = warm_workers(), uneven(rng)
     exchange(workers, updates_of(rng, sizes))
@@ -96,7 +110,7 @@ def test_updates_that_are_not_finite_are_not_learned(rng):
     with pytest.raises(tf.errors.InvalidArgumentError):
         exchange(workers, spoiled)
     after = workers[0].state()
-    (name,) = [name for name in before if "squares" in name]
+    (name,) = [name for name, array in before.items() if "scales/" in name and array.ndim]
     np.testing.assert_array_equal(before[name], after[name])
     assert np.any(before[name])
 
@@ -121,7 +135,7 @@ def test_scales_are_resumed(rng, world_size):
             np.testing.assert_array_equal(mine, other)
     for worker in resumed:
         for name, array in worker.state().items():
-            if "squares" in name:
+            if "scales/" in name:
                 np.testing.assert_array_equal(array, states[0][name])
 
 
