@@ -81,7 +81,7 @@ class Threshold(Exchange):
     """
 
     carries_flags = True
-    # Sums of many steps that are sent all at once disturb the averages of an optimizer.
+    # With optimizers that average gradients it lost more than `OneBit` in first comparisons.
     suits_moments = False
     # Number of values that one part of a message covers.
     part_size = words.MAX_PART_SIZE
