@@ -37,7 +37,7 @@ def moments_of(optimizer, exchange):
         exchange: the user's exchange.
     """
     moments = expected_moments_of(optimizer, exchange)
-    if moments == "local" or innermost(exchange).moments == "after" or _is_plain(optimizer):
+    if moments == "local" or not _should_be_local(optimizer, exchange):
         return moments
     name = type(optimizer).__name__
     warnings.warn(
@@ -60,17 +60,18 @@ def expected_moments_of(optimizer, exchange):
     """
     rule = original_class(optimizer).update_step
     is_known = rule in [known.update_step for known in _ADDING]
-    may_be_local = innermost(exchange).moments != "after" and not _is_plain(optimizer)
-    return "local" if may_be_local and getattr(optimizer, "adds_updates", is_known) else "after"
+    adds = getattr(optimizer, "adds_updates", is_known)
+    return "local" if adds and _should_be_local(optimizer, exchange) else "after"
 
 
-def _is_plain(optimizer):
-    """Tells whether an optimizer has no moments of its own."""
-    rule = original_class(optimizer).update_step
-    is_sgd = rule is keras.optimizers.SGD.update_step
-    return isinstance(optimizer, keras.optimizers.MultiOptimizer) or (
-        is_sgd and not optimizer.momentum
-    )
+def _should_be_local(optimizer, exchange):
+    """Tells whether moments are local if the updates of the optimizer are additions."""
+    # It has other optimizers, which have the moments.
+    if isinstance(optimizer, keras.optimizers.MultiOptimizer):
+        return False
+    is_sgd = original_class(optimizer).update_step is keras.optimizers.SGD.update_step
+    has_moments = not is_sgd or optimizer.momentum
+    return innermost(exchange).moments != "after" and has_moments
 
 
 class LocalUpdates:

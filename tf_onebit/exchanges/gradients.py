@@ -62,10 +62,11 @@ def times(gradients: Sequence[Gradient | None], factor: float) -> list[Gradient 
     """Multiplies gradients by a number. None stays None."""
     if factor == 1.0:
         return list(gradients)
-    return [None if gradient is None else _times(gradient, factor) for gradient in gradients]
+    return [None if gradient is None else scaled(gradient, factor) for gradient in gradients]
 
 
-def _times(gradient: Gradient, factor: float) -> Gradient:
+def scaled(gradient: Gradient, factor: float) -> Gradient:
+    """Multiplies a gradient by a number."""
     values = values_of(gradient)
     return with_values(gradient, values * tf.cast(factor, values.dtype))
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tf_onebit.collectives.requests import Exchanging
 from tf_onebit.exchanges.base import Exchange
-from tf_onebit.exchanges.gradients import Gradient, GradientSpec
+from tf_onebit.exchanges.gradients import Gradient, GradientSpec, scaled
 
 
 class Local(Exchange):
@@ -41,17 +41,10 @@ class Local(Exchange):
     ) -> Exchanging[tuple[list[Gradient], tf.Tensor]]:
         yield from ()  # makes this a generator; it requests nothing
         factor = self.world_size * scale
-        return [_scaled(g, factor) for g in message], tf.zeros([self.world_size], tf.int32)
+        return [scaled(g, factor) for g in message], tf.zeros([self.world_size], tf.int32)
 
     def bytes_sent(self) -> int:
         return 0
 
     def expected_bytes(self, specs: Sequence[GradientSpec], world_size: int) -> dict[str, float]:
         return {}
-
-
-def _scaled(gradient: Gradient, factor: float) -> Gradient:
-    if isinstance(gradient, tf.IndexedSlices):
-        values = _scaled(gradient.values, factor)
-        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-    return gradient * tf.cast(factor, gradient.dtype)
