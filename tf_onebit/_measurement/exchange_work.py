@@ -110,6 +110,7 @@ def _measured(specs, rows, exchange, runs):
         seconds, sent, kinds[:], beside[:], exchanged = _timed(exchange, gradients(sign))
         return seconds, sent, exchanged
 
+    _warm_up(exchange, gradients)
     # Signs alternate, because the residual of a steady gradient would exceed any threshold.
     signs = [tf.constant((-1.0) ** i) for i in range(_UNTIMED_RUNS + runs)]
     results = [run(sign) for sign in signs]
@@ -124,6 +125,26 @@ def _measured(specs, rows, exchange, runs):
         *before, after = [max(0.0, work) / (len(before) + 1)] * (len(before) + 1)
     collectives = _one_after_another(map(Collective, before, kinds, sent_bytes), beside)
     return Bucket(sum(spec.size for spec in specs), collectives, after)
+
+
+def _warm_up(exchange, gradients):
+    """Exchanges gradients once as in a warm-up, from which an exchange may learn.
+
+    Args:
+        exchange: built `Exchange`.
+        gradients: function from a sign to a list of tensors.
+    """
+    full = exchange.uncompressed()
+    if full is None:
+        return
+    world_size = exchange.world_size
+    full.build(exchange.specs, exchange.rank, world_size, f"{exchange.scope}/full_precision")
+
+    @tf.function(autograph=False)
+    def run():
+        return echo.run(run_stages(full, gradients(1.0), 1.0 / world_size), world_size)
+
+    run()
 
 
 def _one_after_another(collectives, beside):

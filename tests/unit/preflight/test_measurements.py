@@ -146,6 +146,27 @@ def test_buckets_that_are_alike_are_measured_once():
     assert last is not others[0] and last.size == others[0].size
 
 
+def test_an_exchange_is_measured_as_it_is_after_its_warm_up():
+    # What it learns there, such as the scales of updates, makes its later steps longer.
+    stages = []
+
+    class Full(FullPrecision):
+        def deliver(self, *message):
+            stages.append("warm-up")
+            return super().deliver(*message)
+
+    class Learning(OneBit):
+        def encode(self, gradients):
+            stages.append("step")
+            return super().encode(gradients)
+
+        def uncompressed(self):
+            return Full()
+
+    measure_exchange(Learning(), SPECS[:1], 2)
+    assert stages == ["warm-up", "step"]  # each is traced once
+
+
 def test_sparse_gradients_are_measured_as_they_are_exchanged():
     buckets, dense = (measure_exchange(OneBit(), specs, 2) for specs in (SPECS, SPECS[:2]))
     (sparse,) = [bucket for bucket in buckets if bucket.size == 100 * 32]
