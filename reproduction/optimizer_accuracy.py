@@ -1,13 +1,16 @@
 """Accuracy with optimizers that have moments, of each worker or of exchanged gradients.
 
-A network of two hidden layers learns Fashion-MNIST on several workers, once for each row, learning
-rate and seed. The workers are devices of one process, and run the code that jobs run. A row counts
-with its best rate. The data come with Debian's package dataset-fashion-mnist, 31 MB:
-`apt-get install dataset-fashion-mnist`.
+A model learns on several workers, once for each row, learning rate and seed. The workers are
+devices of one process, and run the code that jobs run. A row counts with its best rate. The tasks:
+
+* "mlp" and "cnn": a network of two hidden layers, or one with convolutions and BatchNormalization,
+  learns Fashion-MNIST. The data come with Debian's package dataset-fashion-mnist, 31 MB:
+  `apt-get install dataset-fashion-mnist`.
+* "transformer": a Transformer of 1.3 million weights learns the next character in the sources of
+  Python's standard library.
 """
 
 import argparse
-import gzip
 import json
 import pathlib
 import time
@@ -15,14 +18,13 @@ import time
 import keras
 import numpy as np
 import tensorflow as tf
+from accuracy_tasks import FASHION, TASKS
 from intervals import CONFIDENCE, TOLERANCE_POINTS, interval
 from report import machine_facts, print_machine_facts, print_table, verdict, write_json
 
 import tf_onebit
 from tf_onebit import OneBit, Threshold, WarmStart
 
-DATA = pathlib.Path("/usr/share/datasets/fashion-mnist")
-BATCH_SIZE, UNITS, CLASSES = 128, 256, 10
 TOLERANCE_NATS = 0.01
 WARM_PART = 0.1  # of the steps exchange in full precision
 STEPS_PER_CALL = 26
@@ -38,44 +40,12 @@ EXCHANGES = {
     "1-bit": lambda: OneBit(),
     "1-bit, moments after": lambda: OneBit(moments="after"),
     "threshold": lambda: Threshold(target_density=1e-3),
+    "threshold 1/100": lambda: Threshold(target_density=1e-2),
     "threshold, moments after": lambda: Threshold(target_density=1e-3, moments="after"),
 }
-RATES = {
-    "sgd": (0.2, 0.4, 0.8),
-    "momentum": (0.025, 0.05, 0.1, 0.2),
-    "adam": (0.001, 0.002, 0.004, 0.008),
-    "adamw": (0.001, 0.002, 0.004, 0.008),
-}
 
 
-def load(folder):
-    """Returns images and labels to learn from, and those held out: four NumPy arrays."""
-    arrays = []
-    for part in ("train", "t10k"):
-        for kind, header in (("images-idx3", 16), ("labels-idx1", 8)):
-            path = folder / f"{part}-{kind}-ubyte.gz"
-            if not path.exists():
-                raise SystemExit(
-                    f"There is no {path}. Install Debian's package dataset-fashion-mnist, or pass "
-                    "--data with a folder that has its files."
-                )
-            arrays.append(np.frombuffer(gzip.open(path).read(), np.uint8, offset=header))
-    images, labels, held_out, held_out_labels = arrays
-    scaled = [pixels.reshape(-1, 784).astype(np.float32) / 255 for pixels in (images, held_out)]
-    return scaled[0], labels.astype(np.int32), scaled[1], held_out_labels.astype(np.int32)
-
-
-def load_random():
-    """Returns a few arrays like those of `load`, with random values."""
-    rng = np.random.default_rng(1)
-    parts = [
-        (rng.random((size, 784), np.float32), rng.integers(CLASSES, size=size, dtype=np.int32))
-        for size in (4 * BATCH_SIZE, BATCH_SIZE)
-    ]
-    return [array for part in parts for array in part]
-
-
-def train(data, optimizer, exchange, rate, seed, workers, steps, epochs):
+def train(task, data, optimizer, exchange, rate, seed, workers, steps, epochs):
     """Trains a model. Returns its held-out loss and accuracy, and the seconds it took."""
     x, labels, held_out, held_out_labels = data
     keras.utils.set_random_seed(seed)
@@ -85,13 +55,7 @@ def train(data, optimizer, exchange, rate, seed, workers, steps, epochs):
         warm, [f"CPU:{worker}" for worker in range(workers)]
     )
     with strategy.scope():
-        model = keras.Sequential(
-            [
-                keras.Input((784,)),
-                *(keras.layers.Dense(UNITS, activation="relu") for _ in range(2)),
-                keras.layers.Dense(CLASSES),
-            ]
-        )
+        model = keras.Sequential(task.layers())
         schedule = keras.optimizers.schedules.CosineDecay(rate, total)
         model.compile(
             OPTIMIZERS[optimizer](schedule),
@@ -100,9 +64,10 @@ def train(data, optimizer, exchange, rate, seed, workers, steps, epochs):
             steps_per_execution=min(STEPS_PER_CALL, steps),
         )
     start = time.perf_counter()
-    chosen = np.random.default_rng(seed).permutation(len(x))[: steps * BATCH_SIZE]
-    model.fit(x[chosen], labels[chosen], batch_size=BATCH_SIZE, epochs=epochs, verbose=0)
-    loss, accuracy = model.evaluate(held_out, held_out_labels, batch_size=1000, verbose=0)
+    size = task.batch_size
+    chosen = np.random.default_rng(seed).permutation(len(x))[: steps * size]
+    model.fit(x[chosen], labels[chosen], batch_size=size, epochs=epochs, verbose=0)
+    loss, accuracy = model.evaluate(held_out, held_out_labels, batch_size=8 * size, verbose=0)
     keras.backend.clear_session()
     return {"loss": loss, "accuracy": 100 * accuracy, "seconds": time.perf_counter() - start}
 
@@ -164,35 +129,39 @@ def main(arguments):
     parser = argparse.ArgumentParser(
         "convergence.py optimizers", description=__doc__.splitlines()[0]
     )
+    parser.add_argument("--task", choices=TASKS, default="mlp")
     parser.add_argument("--optimizers", nargs="+", choices=OPTIMIZERS, default=["momentum", "adam"])
     parser.add_argument("--exchanges", nargs="+", choices=EXCHANGES, default=list(EXCHANGES))
-    parser.add_argument("--rates", type=float, nargs="+", help="default: by the optimizer")
+    parser.add_argument("--rates", type=float, nargs="+", help="default: by the task")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--epochs", type=int, default=6)
-    parser.add_argument("--data", type=pathlib.Path, default=DATA)
+    parser.add_argument("--steps", type=int, help="of an epoch; default: by the task's data")
+    parser.add_argument("--data", type=pathlib.Path, default=FASHION)
     parser.add_argument("--random", action="store_true", help="tries it out on random data")
     parser.add_argument("--output", type=pathlib.Path, default="results/optimizers.json")
     arguments = parser.parse_args(arguments)
     facts = machine_facts()
     print_machine_facts(facts)
-    data = load_random() if arguments.random else load(arguments.data)
-    steps = len(data[0]) // BATCH_SIZE
+    task = TASKS[arguments.task]
+    data = task.load_random() if arguments.random else task.load(arguments.data)
+    steps = min(arguments.steps or len(data[0]), len(data[0]) // task.batch_size)
     steps -= steps % min(steps, STEPS_PER_CALL)
     devices = [tf.config.LogicalDeviceConfiguration()] * arguments.workers
     tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], devices)
-    settings = {"workers": arguments.workers, "epochs": arguments.epochs}
+    training = {"workers": arguments.workers, "epochs": arguments.epochs, "steps": steps}
+    settings = {"task": arguments.task, **training}
     results = earlier_results(arguments.output, settings)
     content = {"machine": facts, "settings": settings, "results": results}
     for optimizer in arguments.optimizers:
-        for rate in arguments.rates or RATES[optimizer]:
+        for rate in arguments.rates or task.rates[optimizer]:
             for name in dict.fromkeys(["full precision", *arguments.exchanges]):
                 runs = results.setdefault(optimizer, {}).setdefault(name, {})
                 runs = runs.setdefault(str(rate), {})
                 for seed in arguments.seeds:
                     if str(seed) not in runs:
                         runs[str(seed)] = train(
-                            data, optimizer, EXCHANGES[name], rate, seed, steps=steps, **settings
+                            task, data, optimizer, EXCHANGES[name], rate, seed, **training
                         )
                         print(f"{optimizer}, {name}, {rate}, {seed}: {runs[str(seed)]}")
                         write_json(arguments.output, content)

@@ -5,6 +5,7 @@ Keys are paths, followed by a program's command if it has several.
 
 _OPS = "--threads 1 --rounds 1 --repeats 1"
 _NETWORK = "--seeds 1 --hours 0.02 --depth 2 --width 32"
+_OPTIMIZERS = "--random --seeds 1 --epochs 1 --workers 2 --optimizers adam --rates 0.001"
 
 ON_THIS_MACHINE = {
     "benchmarks/encode.py": _OPS,
@@ -21,8 +22,9 @@ ON_THIS_MACHINE = {
     "reproduction/convergence.py asynchronous": "--seeds 1 --workers 2 --preset tiny --hours 0.1",
     "reproduction/convergence.py bmuf": "--tables compressed --minibatches 10240 "
     f"--learning-rates 0.0005 {_NETWORK}",
-    "reproduction/convergence.py optimizers": "--random --seeds 1 --epochs 1 --workers 2 "
-    "--optimizers adam --rates 0.001",
+    "reproduction/convergence.py optimizers": _OPTIMIZERS,
+    "reproduction/convergence.py optimizers --task cnn": f"--exchanges 1-bit {_OPTIMIZERS}",
+    "reproduction/convergence.py optimizers --task transformer": f"--exchanges 1-bit {_OPTIMIZERS}",
     "reproduction/convergence.py tables": f"--tables 000-2 --passes 1 --svd-rank 8 {_NETWORK}",
 }
 # These make hosts from network namespaces.
