@@ -11,21 +11,24 @@ devices of one process, and run the code that jobs run. A row counts with its be
 """
 
 import argparse
+import dataclasses
 import json
+import math
 import pathlib
 import time
+from collections.abc import Callable
 
 import keras
 import numpy as np
 import tensorflow as tf
 from accuracy_tasks import FASHION, TASKS
 from intervals import CONFIDENCE, TOLERANCE_POINTS, interval
+from peer_exchanges import DeepGradientCompression, OneBitAdam, PowerSGD
 from report import machine_facts, print_machine_facts, print_table, verdict, write_json
 
 import tf_onebit
 from tf_onebit import OneBit, Threshold, WarmStart
 
-TOLERANCE_NATS = 0.01
 WARM_PART = 0.1  # of the steps exchange in full precision
 STEPS_PER_CALL = 26
 
@@ -35,30 +38,67 @@ OPTIMIZERS = {
     "adam": lambda rate: keras.optimizers.Adam(rate),
     "adamw": lambda rate: keras.optimizers.AdamW(rate),
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A way to exchange what workers learn.
+
+    Attributes:
+        exchange: function from the number of warm-up steps to an exchange.
+        optimizers: names of the optimizers that it works with, or that it stands for.
+        has_moments: whether it averages gradients itself. Plain SGD then uses what it returns.
+        most_points, most_nats: what we claim that it loses at most, or None.
+    """
+
+    exchange: Callable
+    optimizers: tuple = tuple(OPTIMIZERS)
+    has_moments: bool = False
+    most_points: float | None = None
+    most_nats: float | None = None
+
+
+def _warmed_up(make, *arguments, **row):
+    return Row(lambda steps: WarmStart(make(*arguments), steps=steps), **row)
+
+
 EXCHANGES = {
-    "full precision": None,
-    "1-bit": lambda: OneBit(),
-    "1-bit, moments after": lambda: OneBit(moments="after"),
-    "threshold": lambda: Threshold(target_density=1e-3),
-    "threshold 1/100": lambda: Threshold(target_density=1e-2),
-    "threshold, moments after": lambda: Threshold(target_density=1e-3, moments="after"),
+    "full precision": Row(lambda steps: None),
+    "1-bit": _warmed_up(OneBit, most_points=TOLERANCE_POINTS, most_nats=0.01),
+    "1-bit, moments after": _warmed_up(lambda: OneBit(moments="after")),
+    "threshold": _warmed_up(
+        lambda: Threshold(target_density=1e-3), most_points=0.5, most_nats=0.02
+    ),
+    "threshold 1/100": _warmed_up(
+        lambda: Threshold(target_density=1e-2), most_points=TOLERANCE_POINTS, most_nats=0.01
+    ),
+    "threshold, moments after": _warmed_up(lambda: Threshold(target_density=1e-3, moments="after")),
+    "PowerSGD, rank 1": _warmed_up(PowerSGD, 1, optimizers=("sgd", "momentum")),
+    "PowerSGD, rank 4": _warmed_up(PowerSGD, 4, optimizers=("sgd", "momentum")),
+    "deep gradient compression": Row(
+        DeepGradientCompression, optimizers=("momentum",), has_moments=True
+    ),
+    "1-bit Adam": _warmed_up(OneBitAdam, optimizers=("adam",), has_moments=True),
 }
 
 
-def train(task, data, optimizer, exchange, rate, seed, workers, steps, epochs):
-    """Trains a model. Returns its held-out loss and accuracy, and the seconds it took."""
+def train(task, data, optimizer, row, rate, seed, workers, steps, epochs):
+    """Trains a model. Returns its held-out loss and accuracy, bytes per step, and seconds.
+
+    If training diverges, the loss is infinite.
+    """
     x, labels, held_out, held_out_labels = data
     keras.utils.set_random_seed(seed)
     total = steps * epochs
-    warm = exchange and WarmStart(exchange(), steps=max(1, round(WARM_PART * total)))
+    exchange = row.exchange(max(1, round(WARM_PART * total)))
     strategy = tf_onebit.distribute.MirroredStrategy(
-        warm, [f"CPU:{worker}" for worker in range(workers)]
+        exchange, [f"CPU:{worker}" for worker in range(workers)]
     )
     with strategy.scope():
         model = keras.Sequential(task.layers())
         schedule = keras.optimizers.schedules.CosineDecay(rate, total)
         model.compile(
-            OPTIMIZERS[optimizer](schedule),
+            OPTIMIZERS["sgd" if row.has_moments else optimizer](schedule),
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             metrics=["accuracy"],
             steps_per_execution=min(STEPS_PER_CALL, steps),
@@ -66,10 +106,23 @@ def train(task, data, optimizer, exchange, rate, seed, workers, steps, epochs):
     start = time.perf_counter()
     size = task.batch_size
     chosen = np.random.default_rng(seed).permutation(len(x))[: steps * size]
-    model.fit(x[chosen], labels[chosen], batch_size=size, epochs=epochs, verbose=0)
-    loss, accuracy = model.evaluate(held_out, held_out_labels, batch_size=8 * size, verbose=0)
+    monitor = tf_onebit.callbacks.Monitor()
+    try:
+        history = model.fit(
+            x[chosen], labels[chosen], size, epochs=epochs, verbose=0, callbacks=[monitor]
+        ).history
+        loss, accuracy = model.evaluate(held_out, held_out_labels, 8 * size, verbose=0)
+        result = {
+            "loss": loss,
+            "accuracy": 100 * accuracy,
+            "bytes": history["bytes_sent"][-1],
+        }
+    except tf.errors.InvalidArgumentError as error:
+        if "must be finite" not in error.message:
+            raise
+        result = {"loss": math.inf, "accuracy": 0.0, "bytes": math.nan}
     keras.backend.clear_session()
-    return {"loss": loss, "accuracy": 100 * accuracy, "seconds": time.perf_counter() - start}
+    return result | {"seconds": time.perf_counter() - start}
 
 
 def earlier_results(path, settings):
@@ -108,20 +161,21 @@ def report(results, seeds):
                 [
                     name,
                     f"{rate}{' (edge)' if is_edge else ''}",
+                    f"{best[0]['bytes']:,.0f}",
                     f"{np.mean([run['loss'] for run in best]):.4f}",
                     f"{np.mean([run['accuracy'] for run in best]):.2f}",
                     f"{points[0]:+.2f} +- {points[1]:.2f}",
                     f"{nats[0]:+.4f} +- {nats[1]:.4f}",
                 ]
             )
-        header = ["", "rate", "loss", "accuracy", "points lost", "nats lost"]
+        header = ["", "rate", "bytes", "loss", "accuracy", "points lost", "nats lost"]
         print_table(f"{optimizer}, held out, {CONFIDENCE:.0%}", header, table)
         print()
         for name, (points, nats) in losses.items():
-            if name != "full precision":
-                claim = f"{optimizer}, {name}"
-                verdicts.append(verdict(f"{claim}: points lost", points[0], TOLERANCE_POINTS))
-                verdicts.append(verdict(f"{claim}: nats lost", nats[0], TOLERANCE_NATS))
+            row, claim = EXCHANGES[name], f"{optimizer}, {name}"
+            if row.most_points is not None:
+                verdicts.append(verdict(f"{claim}: points lost", points[0], row.most_points))
+                verdicts.append(verdict(f"{claim}: nats lost", nats[0], row.most_nats))
     return verdicts
 
 
@@ -156,6 +210,8 @@ def main(arguments):
     for optimizer in arguments.optimizers:
         for rate in arguments.rates or task.rates[optimizer]:
             for name in dict.fromkeys(["full precision", *arguments.exchanges]):
+                if optimizer not in EXCHANGES[name].optimizers:
+                    continue
                 runs = results.setdefault(optimizer, {}).setdefault(name, {})
                 runs = runs.setdefault(str(rate), {})
                 for seed in arguments.seeds:
