@@ -17,7 +17,7 @@ from tf_onebit.callbacks import BackupAndRestore
 
 STEPS = 5
 
-on_both_engines = pytest.mark.workers(2, 3, engines=["horovod", "tensorflow"])
+on_both_engines = pytest.mark.workers(2, engines=["horovod", "tensorflow"])
 
 
 class Exact(FullPrecision):
@@ -56,12 +56,6 @@ CASES = {
     # So large that it changes nothing: Keras would make the gradients dense.
     "clipped_embeddings": (adam(global_clipnorm=1e6), {"make": embedding_model}, {}),
     "nadam_embeddings": (lambda: keras.optimizers.Nadam(0.01), {"make": embedding_model}, {}),
-    # In full precision, whatever it decides.
-    "auto": (
-        adam(),
-        {"exchange": Auto(WarmStart(Delayed(OneBit(moments="local")), steps=1000))},
-        {},
-    ),
     "delayed_in_a_loop": (adam(), {"delay": 2}, {"steps_per_execution": 2}),
     "delayed_sums": (adam(gradient_accumulation_steps=2), {"delay": 1}, {}),
 }
@@ -70,8 +64,17 @@ CASES = {
 @on_both_engines
 @pytest.mark.parametrize("name", CASES)
 def test_weights_move_by_the_mean_of_the_workers_own_updates(name, world_size):
-    optimizer, settings, arguments = CASES[name]
-    exchange = settings.get("exchange", Exact())
+    require_the_mean_of_own_updates(Exact(), world_size, *CASES[name])
+
+
+@pytest.mark.workers(3)
+def test_three_workers_decide_what_to_compress(world_size):
+    # In full precision, whatever they decide.
+    exchange = Auto(WarmStart(Delayed(OneBit(moments="local")), steps=1000))
+    require_the_mean_of_own_updates(exchange, world_size, adam(), {}, {})
+
+
+def require_the_mean_of_own_updates(exchange, world_size, optimizer, settings, arguments):
     if "delay" in settings:
         exchange = Delayed(exchange, settings["delay"])
     make = settings.get("make", make_model)
@@ -90,7 +93,7 @@ def test_weights_move_by_the_mean_of_the_workers_own_updates(name, world_size):
     assert int(model.optimizer.iterations.numpy()) == 2 * STEPS // steps
 
 
-@pytest.mark.workers(2, engines=["horovod", "tensorflow"])
+@on_both_engines
 def test_a_resumed_run_has_the_same_bits(world_size, tmp_path):
     directory = pathlib.Path(gather(str(tmp_path))[0])
 
@@ -108,7 +111,7 @@ def test_a_resumed_run_has_the_same_bits(world_size, tmp_path):
         np.testing.assert_array_equal(mine, theirs)
 
 
-@pytest.mark.workers(2, engines=["horovod", "tensorflow"])
+@on_both_engines
 def test_one_bit_updates_learn(world_size):
     """Scales are learned in the warm start, and the same on all workers."""
     exchange = WarmStart(Delayed(OneBit(moments="local", min_size=0)), steps=2 * STEPS)
