@@ -175,6 +175,16 @@ struct WarpValues {
   }
 
   template <typename Existing>
+  __device__ void Divide(const float* values, const Existing& existing) {
+    WarpValues divisors;
+    divisors.Load(values, existing);
+#pragma unroll
+    for (int m = 0; m < kPerLane; ++m) {
+      if (existing.Has(ValueOf(m))) at[m] /= divisors.at[m];
+    }
+  }
+
+  template <typename Existing>
   __device__ void Store(const Existing& existing, float* values) const {
     values += LaneOfThread();
 #pragma unroll

@@ -10,6 +10,7 @@
 #define TF_ONEBIT_KERNELS_ONE_BIT_COLUMNS_H_
 
 #include <cstdint>
+#include <type_traits>
 
 #include "lib/float16.h"
 #include "lib/one_bit.h"
@@ -45,52 +46,52 @@ using DecodeColumn = void (*)(const int32_t* levels, const int32_t* codes, int64
 using DecodeSumColumn = void (*)(const int32_t* levels, const int32_t* codes, int64_t stride,
                                  int64_t num_messages, int64_t count, bool stream, float* out);
 
+// Divides one column by the scales of its values: out_i = gradient_i / scales_i.
+template <typename T>
+using DivideColumn = void (*)(const T* gradient, const float* scales, int64_t count, float* out);
+
+// Multiplies one column by the scales of its values: out_i = values_i * scales_i, rounded to T.
+// `stream` as in DecodeColumn. Columns of 16-bit values are always stored through the caches.
+template <typename T>
+using MultiplyColumn = void (*)(const T* values, const float* scales, int64_t count, bool stream,
+                                T* out);
+
+// Follows the squares of one column's updates; see LearnedSquare.
+template <typename T>
+using LearnColumn = void (*)(const T* update, float* squares, int64_t count);
+
+// The loops over a column of type T.
+template <typename T>
+struct ColumnsOf {
+  EncodeColumn<T> encode;
+  DecodeColumn<T> decode;
+  DivideColumn<T> divide;
+  MultiplyColumn<T> multiply;
+  LearnColumn<T> learn;
+};
+
 struct OneBitColumns {
   const char* name;  // "avx512", "avx2" or "plain"
 
-  EncodeColumn<float> encode_f32;
-  EncodeColumn<float16> encode_f16;
-  EncodeColumn<bfloat16> encode_bf16;
-
-  DecodeColumn<float> decode_f32;
-  DecodeColumn<float16> decode_f16;
-  DecodeColumn<bfloat16> decode_bf16;
+  ColumnsOf<float> f32;
+  ColumnsOf<float16> f16;
+  ColumnsOf<bfloat16> bf16;
 
   DecodeSumColumn decode_sum;
 
   void (*finish_streaming)();
 
-  // The members above by gradient type, for templates: encode<T>()(...), decode<T>()(...).
   template <typename T>
-  EncodeColumn<T> encode() const;
-  template <typename T>
-  DecodeColumn<T> decode() const;
+  const ColumnsOf<T>& of() const {
+    if constexpr (std::is_same_v<T, float>) {
+      return f32;
+    } else if constexpr (std::is_same_v<T, float16>) {
+      return f16;
+    } else {
+      return bf16;
+    }
+  }
 };
-
-template <>
-inline EncodeColumn<float> OneBitColumns::encode<float>() const {
-  return encode_f32;
-}
-template <>
-inline EncodeColumn<float16> OneBitColumns::encode<float16>() const {
-  return encode_f16;
-}
-template <>
-inline EncodeColumn<bfloat16> OneBitColumns::encode<bfloat16>() const {
-  return encode_bf16;
-}
-template <>
-inline DecodeColumn<float> OneBitColumns::decode<float>() const {
-  return decode_f32;
-}
-template <>
-inline DecodeColumn<float16> OneBitColumns::decode<float16>() const {
-  return decode_f16;
-}
-template <>
-inline DecodeColumn<bfloat16> OneBitColumns::decode<bfloat16>() const {
-  return decode_bf16;
-}
 
 // The table to use; see simd.h.
 const OneBitColumns& GetOneBitColumns();

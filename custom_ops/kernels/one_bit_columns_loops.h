@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 #include <utility>
 
 #include "kernels/one_bit_columns.h"
@@ -297,15 +298,70 @@ void DecodeSum(const int32_t* levels, const int32_t* codes, int64_t stride, int6
   });
 }
 
+template <typename Floats, typename T>
+void Divide(const T* gradient, const float* scales, int64_t count, float* out) {
+  int64_t i = 0;
+  for (; i + Floats::kWidth <= count; i += Floats::kWidth) {
+    Floats::template Store<false>(out + i, Floats::Load(gradient + i) / Floats::Load(scales + i));
+  }
+  for (; i < count; ++i) out[i] = ToFloat(gradient[i]) / scales[i];
+}
+
+// Loads n <= 32 values into the vectors of a word, and reads none behind them.
+template <typename Floats>
+void LoadWord(const float* from, int64_t n, typename Floats::Vector* vectors) {
+  float values[kWordBits] = {};
+  if (n < kWordBits) {
+    std::memcpy(values, from, n * sizeof(float));
+    from = values;
+  }
+  for (int p = 0; p < kParts<Floats>; ++p) vectors[p] = Floats::Load(from + p * Floats::kWidth);
+}
+
+template <typename Floats, typename T>
+void Multiply(const T* values, const float* scales, int64_t count, bool stream, T* out) {
+  if constexpr (std::is_same_v<T, float>) {
+    WriteRun<Floats>(count, stream, out, [&](int64_t i, int64_t n, auto* products) {
+      typename Floats::Vector factors[kParts<Floats>];
+      LoadWord<Floats>(values + i, n, products);
+      LoadWord<Floats>(scales + i, n, factors);
+      for (int p = 0; p < kParts<Floats>; ++p) products[p] = products[p] * factors[p];
+    });
+  } else {
+    for (int64_t i = 0; i < count; ++i) out[i] = FromFloat<T>(ToFloat(values[i]) * scales[i]);
+  }
+}
+
+template <typename Floats, typename T>
+void Learn(const T* update, float* squares, int64_t count) {
+  const auto kept = Floats::Broadcast(kKeptOfSquare);
+  const auto learned = Floats::Broadcast(kLearnedOfSquare);
+  int64_t i = 0;
+  for (; i + Floats::kWidth <= count; i += Floats::kWidth) {
+    const auto old = Floats::Load(squares + i);
+    const auto square = LearnedSquare(old, Floats::Load(update + i), kept, learned);
+    Floats::template Store<false>(squares + i, FiniteOr<Floats>(old, square));
+  }
+  for (; i < count; ++i) {
+    const float value = ToFloat(update[i]);
+    squares[i] = FiniteOr(
+        squares[i], LearnedSquare(squares[i], value, kKeptOfSquare, kLearnedOfSquare));
+  }
+}
+
+// `Simd` is Floats or Halves, whichever has lanes of T's size.
+template <typename Floats, typename Simd, typename T>
+constexpr ColumnsOf<T> MakeColumnsOf() {
+  return {Encode<Floats, T>, Decode<Simd, T>, Divide<Floats, T>, Multiply<Floats, T>,
+          Learn<Floats, T>};
+}
+
 template <typename Floats, typename Halves>
 constexpr OneBitColumns MakeOneBitColumns(const char* name) {
   return {name,
-          Encode<Floats, float>,
-          Encode<Floats, float16>,
-          Encode<Floats, bfloat16>,
-          Decode<Floats, float>,
-          Decode<Halves, float16>,
-          Decode<Halves, bfloat16>,
+          MakeColumnsOf<Floats, Floats, float>(),
+          MakeColumnsOf<Floats, Halves, float16>(),
+          MakeColumnsOf<Floats, Halves, bfloat16>(),
           DecodeSum<Floats>,
           Floats::FinishStreaming};
 }

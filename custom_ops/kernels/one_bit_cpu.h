@@ -20,10 +20,10 @@ namespace tf_onebit {
 class OneBitOnCpu {
  public:
   absl::Status Encode(tensorflow::OpKernelContext* context, const Layout& layout, FloatType type,
-                      const std::vector<const void*>& gradients, const OneBitQuantizer& quantizer,
-                      int32_t* messages) {
+                      const std::vector<const void*>& gradients, const float* value_scales,
+                      const OneBitQuantizer& quantizer, int32_t* messages) {
     WithType(type, [&](auto zero) {
-      EncodeAs<decltype(zero)>(context, layout, gradients, quantizer, messages);
+      EncodeAs<decltype(zero)>(context, layout, gradients, value_scales, quantizer, messages);
     });
     return absl::OkStatus();
   }
@@ -76,9 +76,26 @@ class OneBitOnCpu {
 
   absl::Status Decode(tensorflow::OpKernelContext* context, const Layout& layout, FloatType type,
                       const int32_t* messages, int bits, const float* plain, float scale,
-                      const std::vector<void*>& gradients) {
+                      const float* value_scales, const std::vector<void*>& gradients) {
     WithType(type, [&](auto zero) {
-      DecodeAs<decltype(zero)>(context, layout, messages, bits, plain, scale, gradients);
+      DecodeAs<decltype(zero)>(context, layout, messages, bits, plain, scale, value_scales,
+                               gradients);
+    });
+    return absl::OkStatus();
+  }
+
+  absl::Status LearnScales(tensorflow::OpKernelContext* context, const Layout& layout,
+                           FloatType type, const std::vector<const void*>& updates,
+                           float* squares) {
+    const LayoutView view = layout.view();
+    WithType(type, [&](auto zero) {
+      using T = decltype(zero);
+      const auto learn = GetOneBitColumns().of<T>().learn;
+      ForColumns(context, layout, 0, layout.num_columns(), [&](int64_t index) {
+        const Column column = view.column(index);
+        learn(static_cast<const T*>(updates[column.tensor]) + column.offset,
+              squares + column.value, column.count);
+      });
     });
     return absl::OkStatus();
   }
@@ -149,24 +166,32 @@ class OneBitOnCpu {
 
   template <typename T>
   static void EncodeAs(tensorflow::OpKernelContext* context, const Layout& layout,
-                       const std::vector<const void*>& gradients, const OneBitQuantizer& quantizer,
-                       int32_t* messages) {
-    const auto encode = GetOneBitColumns().encode<T>();
+                       const std::vector<const void*>& gradients, const float* value_scales,
+                       const OneBitQuantizer& quantizer, int32_t* messages) {
+    const OneBitColumns& columns = GetOneBitColumns();
     const int64_t words = layout.worker_message_words();
     const LayoutView view = layout.view();
     Sums sums(0, layout.num_columns());
     for (int64_t shard = 0; shard < layout.num_shards(); ++shard) {
       ZeroPadding(layout, shard, messages + shard * words);
     }
-    ForColumns(context, layout, 0, layout.num_columns(), [&](int64_t index) {
+    ForColumns(context, layout, 0, layout.num_columns(),
+               [&, divided = std::vector<float>()](int64_t index) mutable {
       const Column column = view.column(index);
       const int64_t shard = view.shard_of(index);
       int32_t* const message = messages + shard * words;
-      sums.Add(index, column,
-               encode(static_cast<const T*>(gradients[column.tensor]) + column.offset,
-                      At(quantizer.residual, column.value), column.count, quantizer.rule,
-                      FloatsOf(message + view.levels_of(index, shard)),
-                      CodesOf(message + view.codes_of(column, shard))));
+      const T* const gradient = static_cast<const T*>(gradients[column.tensor]) + column.offset;
+      const auto encode = [&](const auto& of_type, const auto* values) {
+        sums.Add(index, column,
+                 of_type.encode(values, At(quantizer.residual, column.value), column.count,
+                                quantizer.rule, FloatsOf(message + view.levels_of(index, shard)),
+                                CodesOf(message + view.codes_of(column, shard))));
+      };
+      if (value_scales == nullptr) return encode(columns.of<T>(), gradient);
+      // A division takes longer than a load from the cache, and a value is needed twice.
+      divided.resize(std::max<size_t>(divided.size(), column.count));
+      columns.of<T>().divide(gradient, value_scales + column.value, column.count, divided.data());
+      encode(columns.of<float>(), divided.data());
     });
     CopyPlain<T>(layout, gradients, messages, &sums.not_finite);
     for (int64_t shard = 0; shard < layout.num_shards(); ++shard) {
@@ -200,7 +225,7 @@ class OneBitOnCpu {
   static void EncodeShardFrom(tensorflow::OpKernelContext* context, const Layout& layout,
                               int64_t rank, const OneBitQuantizer& quantizer, int32_t* message,
                               const Source& source) {
-    const auto encode = GetOneBitColumns().encode<float>();
+    const auto encode = GetOneBitColumns().of<float>().encode;
     const ShardStart& shard = layout.shard(rank);
     const LayoutView view = layout.view();
     const int64_t words = layout.shard_message_words();
@@ -239,18 +264,26 @@ class OneBitOnCpu {
   template <typename T>
   static void DecodeAs(tensorflow::OpKernelContext* context, const Layout& layout,
                        const int32_t* messages, int bits, const float* plain, float scale,
-                       const std::vector<void*>& gradients) {
-    const auto decode = GetOneBitColumns().decode<T>();
+                       const float* value_scales, const std::vector<void*>& gradients) {
+    const ColumnsOf<T>& columns = GetOneBitColumns().of<T>();
     const int64_t words = layout.shard_message_words();
     const bool stream = layout.size() * static_cast<int64_t>(sizeof(T)) > kStreamBytes;
     const LayoutView view = layout.view();
-    ForColumns(context, layout, 0, layout.num_columns(), [&](int64_t index) {
+    ForColumns(context, layout, 0, layout.num_columns(),
+               [&, decoded = std::vector<T>()](int64_t index) mutable {
       const Column column = view.column(index);
       const int64_t shard = view.shard_of(index);
       const int32_t* const message = messages + shard * bits * words;
-      decode(message + view.levels_of(index, shard), message + view.codes_of(column, shard), words,
-             bits, column.count, scale, stream,
-             static_cast<T*>(gradients[column.tensor]) + column.offset);
+      T* const gradient = static_cast<T*>(gradients[column.tensor]) + column.offset;
+      const auto decode = [&](bool stream, T* out) {
+        columns.decode(message + view.levels_of(index, shard),
+                       message + view.codes_of(column, shard), words, bits, column.count, scale,
+                       stream, out);
+      };
+      if (value_scales == nullptr) return decode(stream, gradient);
+      decoded.resize(std::max<size_t>(decoded.size(), column.count));
+      decode(/*stream=*/false, decoded.data());
+      columns.multiply(decoded.data(), value_scales + column.value, column.count, stream, gradient);
     });
     for (const PlainRun& run : layout.plain_runs()) {
       T* const values = static_cast<T*>(gradients[run.tensor]);

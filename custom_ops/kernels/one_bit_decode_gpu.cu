@@ -144,10 +144,11 @@ constexpr int kDecodeRounds = 2;  // as above
 // With more blocks nvcc spills registers for two bits.
 constexpr int DecodeBlocks(int bits) { return bits == 1 ? 6 : 4; }
 
-template <typename T, int kBits>
+template <typename T, int kBits, bool kScaled>
 __global__ __launch_bounds__(kThreads, DecodeBlocks(kBits)) void DecodeColumns(
     const __grid_constant__ TensorPointers<T*> tensors, const __grid_constant__ LayoutView layout,
-    int first_tensor, const int32_t* messages, float scale, int64_t first, int64_t end) {
+    int first_tensor, const int32_t* messages, float scale, const float* value_scales,
+    int64_t first, int64_t end) {
   const auto row_of = [&](const Place& place, int bit) {
     return messages + (place.shard * kBits + bit) * layout.shard_message_words();
   };
@@ -179,11 +180,27 @@ __global__ __launch_bounds__(kThreads, DecodeBlocks(kBits)) void DecodeColumns(
       if (begin != 0) read_codes(place, begin, &encoded);
       T* const out = values + begin;
       WithSpan(out, place.column.count - begin, [&](const auto& existing, const auto& aligned) {
+        [[maybe_unused]] float factors[kDecodeVectors][4];
+        if constexpr (kScaled) {
+          const float* const scales = value_scales + place.column.value + begin;
+          const bool scales_aligned = IsAligned(scales);
+#pragma unroll
+          for (int v = 0; v < kDecodeVectors; ++v) {
+            const int at = ValueOf(v);
+            Load4(scales + at, existing.OfFour(at), scales_aligned, factors[v]);
+          }
+        }
 #pragma unroll
         for (int v = 0; v < kDecodeVectors; ++v) {
           const int at = ValueOf(v);
           T decoded[4];
           DecodeFour(encoded, v, scale, decoded);
+          if constexpr (kScaled) {
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+              decoded[j] = FromFloat<T>(ToFloat(decoded[j]) * factors[v][j]);
+            }
+          }
           if (existing.Has(at)) Store4(decoded, existing.OfFour(at), aligned, out + at);
         }
       });
@@ -224,7 +241,7 @@ const char* OneBitDecodeSum(const DeviceLayout& layout, int64_t rank, const int3
 }
 
 const char* OneBitDecode(const DeviceLayout& layout, FloatType type, const int32_t* messages,
-                         int bits, const float* plain, float scale,
+                         int bits, const float* plain, float scale, const float* value_scales,
                          const std::vector<void*>& gradients, void* stream_of_op) {
   const cudaStream_t stream = static_cast<cudaStream_t>(stream_of_op);
   cudaError_t status = cudaSuccess;
@@ -232,12 +249,13 @@ const char* OneBitDecode(const DeviceLayout& layout, FloatType type, const int32
   WithType(type, [&](auto zero) {
     using T = decltype(zero);
     const auto one_kind = [](int64_t) { return 0; };
+    const auto unscaled = bits == 1 ? DecodeColumns<T, 1, false> : DecodeColumns<T, 2, false>;
+    const auto scaled = bits == 1 ? DecodeColumns<T, 1, true> : DecodeColumns<T, 2, true>;
     ForColumnRuns(layout.layout, one_kind, [&](const ColumnRun& run) {
       const int64_t blocks = CeilDiv(run.end - run.first, kDecodeRounds * kWarps);
-      Launch(stream, blocks, kThreads, &status,
-             bits == 1 ? DecodeColumns<T, 1> : DecodeColumns<T, 2>,
+      Launch(stream, blocks, kThreads, &status, value_scales == nullptr ? unscaled : scaled,
              PointersOf<T>(gradients, run.first_tensor, run.end_tensor), view, run.first_tensor,
-             messages, scale, run.first, run.end);
+             messages, scale, value_scales, run.first, run.end);
     });
     ForPlainRuns<T>(layout.layout, gradients, [&](const TensorPointers<T*>& pointers, int64_t first,
                                                   int64_t runs, int64_t values) {

@@ -111,6 +111,30 @@ struct Gradients {
   }
 };
 
+// Gradients that are divided by the scales of their values.
+template <typename T>
+struct ScaledGradients {
+  Gradients<T> gradients;
+  const float* value_scales;
+
+  struct Values {
+    ValuesInMemory<T> gradient;
+    const float* scales;
+
+    __device__ float At(int64_t i) const { return gradient.At(i) / scales[i]; }
+
+    template <int kPerLane, typename Existing>
+    __device__ void Load(const Existing& existing, WarpValues<kPerLane>* values) const {
+      gradient.Load(existing, values);
+      values->Divide(scales, existing);
+    }
+  };
+
+  __device__ Values Of(const LayoutView& layout, const Place& place) const {
+    return {gradients.Of(layout, place), value_scales + place.column.value};
+  }
+};
+
 struct Aggregate {
   using Values = ValuesInMemory<float>;
   const float* aggregate;
@@ -559,7 +583,7 @@ int64_t OneBitScratchBytes(int64_t num_columns) {
 }
 
 const char* OneBitEncode(const DeviceLayout& layout, FloatType type,
-                         const std::vector<const void*>& gradients,
+                         const std::vector<const void*>& gradients, const float* value_scales,
                          const OneBitQuantizer& quantizer, int32_t* messages, void* scratch,
                          void* stream_of_op) {
   const cudaStream_t stream = static_cast<cudaStream_t>(stream_of_op);
@@ -569,10 +593,17 @@ const char* OneBitEncode(const DeviceLayout& layout, FloatType type,
                  layout.layout.num_columns(), scratch, stream, &status);
   WithType(type, [&](auto zero) {
     using T = decltype(zero);
-      ForColumnRuns(layout.layout, PerLane, [&](const ColumnRun& run) {
+    ForColumnRuns(layout.layout, PerLane, [&](const ColumnRun& run) {
       const Gradients<T> source = {
           PointersOf<const T>(gradients, run.first_tensor, run.end_tensor), run.first_tensor};
-      LaunchEncode(source, encoding, run.first, run.end, run.longest, stream, &status);
+      const auto launch = [&](const auto& source) {
+        LaunchEncode(source, encoding, run.first, run.end, run.longest, stream, &status);
+      };
+      if (value_scales == nullptr) {
+        launch(source);
+      } else {
+        launch(ScaledGradients<T>{source, value_scales});
+      }
     });
     ForPlainRuns<const T>(layout.layout, gradients, [&](const TensorPointers<const T*>& pointers,
                                                         int64_t first, int64_t runs,

@@ -26,9 +26,9 @@ struct DeviceLayout {
 // Returns the size of the scratch memory that encoding takes.
 int64_t OneBitScratchBytes(int64_t num_columns);
 
-// `gradients` is a list in host memory, one pointer for each tensor.
+// `gradients` is a list in host memory, one pointer for each tensor. `value_scales` may be nullptr.
 const char* OneBitEncode(const DeviceLayout& layout, FloatType type,
-                         const std::vector<const void*>& gradients,
+                         const std::vector<const void*>& gradients, const float* value_scales,
                          const OneBitQuantizer& quantizer, int32_t* messages, void* scratch,
                          void* stream);
 
@@ -44,8 +44,12 @@ const char* OneBitAggregate(const DeviceLayout& layout, int64_t rank, const int3
                             void* scratch, void* stream);
 
 const char* OneBitDecode(const DeviceLayout& layout, FloatType type, const int32_t* messages,
-                         int bits, const float* plain, float scale,
+                         int bits, const float* plain, float scale, const float* value_scales,
                          const std::vector<void*>& gradients, void* stream);
+
+const char* OneBitLearnScales(const Layout& layout, FloatType type,
+                              const std::vector<const void*>& updates, float* squares,
+                              void* stream);
 
 }  // namespace gpu
 }  // namespace tf_onebit

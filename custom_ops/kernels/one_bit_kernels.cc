@@ -31,15 +31,15 @@ namespace errors = tensorflow::errors;
 class OneBitOnGpu {
  public:
   absl::Status Encode(OpKernelContext* context, const Layout& layout, FloatType type,
-                      const std::vector<const void*>& gradients, const OneBitQuantizer& quantizer,
-                      int32_t* messages) {
+                      const std::vector<const void*>& gradients, const float* value_scales,
+                      const OneBitQuantizer& quantizer, int32_t* messages) {
     Scratch scratch;
     const int64_t* table;
     TF_RETURN_IF_ERROR(table_.Get(context, layout, &table));
     TF_RETURN_IF_ERROR(
         scratch.Allocate(context, gpu::OneBitScratchBytes(layout.num_columns())));
-    return StatusOf(gpu::OneBitEncode({layout, table}, type, gradients, quantizer, messages,
-                                      scratch.data(), StreamOf(context)));
+    return StatusOf(gpu::OneBitEncode({layout, table}, type, gradients, value_scales, quantizer,
+                                      messages, scratch.data(), StreamOf(context)));
   }
 
   absl::Status DecodeSum(OpKernelContext* context, const Layout& layout, int64_t rank,
@@ -76,11 +76,16 @@ class OneBitOnGpu {
 
   absl::Status Decode(OpKernelContext* context, const Layout& layout, FloatType type,
                       const int32_t* messages, int bits, const float* plain, float scale,
-                      const std::vector<void*>& gradients) {
+                      const float* value_scales, const std::vector<void*>& gradients) {
     const int64_t* table;
     TF_RETURN_IF_ERROR(table_.Get(context, layout, &table));
     return StatusOf(gpu::OneBitDecode({layout, table}, type, messages, bits, plain, scale,
-                                      gradients, StreamOf(context)));
+                                      value_scales, gradients, StreamOf(context)));
+  }
+
+  absl::Status LearnScales(OpKernelContext* context, const Layout& layout, FloatType type,
+                           const std::vector<const void*>& updates, float* squares) {
+    return StatusOf(gpu::OneBitLearnScales(layout, type, updates, squares, StreamOf(context)));
   }
 
  private:
@@ -101,6 +106,27 @@ absl::Status GetBits(OpKernelConstruction* context, int* bits) {
   TF_RETURN_IF_ERROR(context->GetAttr("bits", bits));
   if (*bits >= 1 && *bits <= kMaxBits) return absl::OkStatus();
   return errors::InvalidArgument("bits must be 1 or 2. Received: bits=", *bits);
+}
+
+// Reads the scales of the values of all columns. An empty tensor stands for none: nullptr.
+absl::Status GetValueScales(const Tensor& tensor, const Layout& layout, const float** scales) {
+  *scales = nullptr;
+  if (tensor.NumElements() == 0) return absl::OkStatus();
+  *scales = static_cast<const float*>(tensor.data());
+  return CheckSize("value_scales", tensor.NumElements(), layout.size());
+}
+
+// Reads a list of tensors with the sizes of the layout.
+absl::Status GetTensors(OpKernelContext* context, const char* input, const char* what,
+                        const Layout& layout, std::vector<const void*>* tensors) {
+  OpInputList list;
+  TF_RETURN_IF_ERROR(context->input_list(input, &list));
+  TF_RETURN_IF_ERROR(CheckSize(input, list.size(), layout.num_tensors()));
+  for (int t = 0; t < list.size(); ++t) {
+    TF_RETURN_IF_ERROR(CheckSize(what, list[t].NumElements(), layout.tensor_size(t)));
+  }
+  *tensors = PointersOf(list);
+  return absl::OkStatus();
 }
 
 absl::Status OutputFloats(OpKernelContext* context, int output, const TensorShape& shape,
@@ -153,21 +179,20 @@ class OneBitEncodeOp : public OneBitEncodeBase {
   bool IsExpensive() override { return false; }
 
   void Compute(OpKernelContext* context) override {
-    OpInputList gradients;
-    OP_REQUIRES_OK(context, context->input_list("gradients", &gradients));
-    OP_REQUIRES_OK(context, CheckSize("gradients", gradients.size(), layout_.num_tensors()));
-    for (int t = 0; t < gradients.size(); ++t) {
-      OP_REQUIRES_OK(context, CheckSize("gradient", gradients[t].NumElements(),
-                                        layout_.tensor_size(t)));
-    }
+    std::vector<const void*> gradients;
+    OP_REQUIRES_OK(context, GetTensors(context, "gradients", "gradient", layout_, &gradients));
+    const int num_gradients = gradients.size();
+    const float* value_scales;
+    OP_REQUIRES_OK(context,
+                   GetValueScales(context->input(num_gradients + 1), layout_, &value_scales));
     LockedVariable residual;
     OneBitQuantizer quantizer;
     int32_t* messages;
-    OP_REQUIRES_OK(context, Open(context, gradients.size(), layout_.size(),
+    OP_REQUIRES_OK(context, Open(context, num_gradients, layout_.size(),
                                  {layout_.num_shards(), layout_.worker_message_words()}, &residual,
                                  &quantizer, &messages));
-    OP_REQUIRES_OK(context, device_.Encode(context, layout_, Storage<T>::kType,
-                                           PointersOf(gradients), quantizer, messages));
+    OP_REQUIRES_OK(context, device_.Encode(context, layout_, Storage<T>::kType, gradients,
+                                           value_scales, quantizer, messages));
   }
 
  private:
@@ -283,6 +308,8 @@ class OneBitDecodeOp : public OpKernel {
         context,
         CheckMessages(messages, layout_.num_shards() * bits_, layout_.shard_message_words()));
     OP_REQUIRES_OK(context, CheckSize("plain", plain.NumElements(), layout_.plain_size()));
+    const float* value_scales;
+    OP_REQUIRES_OK(context, GetValueScales(context->input(2), layout_, &value_scales));
     const int num_tensors = context->num_outputs();
     OP_REQUIRES_OK(context, CheckSize("gradients", num_tensors, layout_.num_tensors()));
     std::vector<void*> gradients(num_tensors);
@@ -297,13 +324,34 @@ class OneBitDecodeOp : public OpKernel {
     }
     OP_REQUIRES_OK(context, device_.Decode(context, layout_, Storage<T>::kType, WordsOf(messages),
                                            bits_, static_cast<const float*>(plain.data()), scale_,
-                                           gradients));
+                                           value_scales, gradients));
   }
 
  private:
   Layout layout_;
   float scale_;
   int bits_;
+  Device device_;
+};
+
+template <typename Device, typename T>
+class OneBitLearnScalesOp : public OpKernel {
+ public:
+  explicit OneBitLearnScalesOp(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, GetLayout(*context, &layout_));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    std::vector<const void*> updates;
+    OP_REQUIRES_OK(context, GetTensors(context, "updates", "update", layout_, &updates));
+    LockedVariable squares;
+    OP_REQUIRES_OK(context, squares.Open(context, updates.size(), "squares", layout_.size()));
+    OP_REQUIRES_OK(context, device_.LearnScales(context, layout_, Storage<T>::kType, updates,
+                                                squares.at(0)));
+  }
+
+ private:
+  Layout layout_;
   Device device_;
 };
 
@@ -314,7 +362,12 @@ class OneBitDecodeOp : public OpKernel {
                               .TypeConstraint<T>("T"),                                       \
                           OneBitEncodeOp<ON, T>);                                            \
   REGISTER_KERNEL_BUILDER(Name("TfOnebit>OneBitDecode").Device(NAME).TypeConstraint<T>("T"), \
-                          OneBitDecodeOp<ON, T>)
+                          OneBitDecodeOp<ON, T>);                                            \
+  REGISTER_KERNEL_BUILDER(Name("TfOnebit>OneBitLearnScales")                                 \
+                              .Device(NAME)                                                  \
+                              .HostMemory("squares")                                         \
+                              .TypeConstraint<T>("T"),                                       \
+                          OneBitLearnScalesOp<ON, T>)
 #define REGISTER(ON, NAME)                                                                        \
   REGISTER_FOR(ON, NAME, float);                                                                  \
   REGISTER_FOR(ON, NAME, Eigen::half);                                                            \

@@ -21,6 +21,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <limits>
 
 #include "lib/float16.h"
 #include "lib/lanes.h"
@@ -46,6 +47,15 @@ struct LaneSums {
     }
   }
 };
+
+// `value`, or `old` in lanes where it is not finite.
+template <typename Floats>
+typename Floats::Vector FiniteOr(typename Floats::Vector old, typename Floats::Vector value) {
+  const auto infinities = Floats::Broadcast(std::numeric_limits<float>::infinity());
+  return Floats::Select(Floats::Greater(infinities, Floats::Abs(value)), value, old);
+}
+
+inline float FiniteOr(float old, float value) { return IsFinite(value) ? value : old; }
 
 // The corrected values of a column. Each pass adds them up again: gradient and residual are in the
 // cache by then, and a third array would only crowd it.

@@ -6,7 +6,6 @@
 #define TF_ONEBIT_KERNELS_TRANSFORM_BLOCKS_LOOPS_H_
 
 #include <cstdint>
-#include <limits>
 
 #include "kernels/simd_loops.h"
 #include "kernels/transform_blocks.h"
@@ -15,15 +14,6 @@
 
 namespace tf_onebit {
 namespace {
-
-// `value`, or `old` in lanes where it is not finite.
-template <typename Floats>
-typename Floats::Vector FiniteOr(typename Floats::Vector old, typename Floats::Vector value) {
-  const auto infinities = Floats::Broadcast(std::numeric_limits<float>::infinity());
-  return Floats::Select(Floats::Greater(infinities, Floats::Abs(value)), value, old);
-}
-
-inline float FiniteOr(float old, float value) { return IsFinite(value) ? value : old; }
 
 template <typename Floats>
 float Accumulate(const float* gradient, float* average, int64_t count, float share) {

@@ -42,6 +42,14 @@ TF_ONEBIT_HOST_DEVICE float Mean(double sum, int64_t count) {
   return count == 0 ? 0.0f : static_cast<float>(sum / static_cast<double>(count));
 }
 
+// Updates the average of a value's squares, from which its scale is made. `Value` is float, or a
+// vector of floats. All arithmetic is rounded step by step, so that both have the same bits.
+template <typename Value>
+TF_ONEBIT_HOST_DEVICE Value LearnedSquare(Value square, Value update, Value kept, Value learned) {
+  return kept * square + learned * (update * update);
+}
+constexpr float kKeptOfSquare = 0.95f, kLearnedOfSquare = 0.05f;
+
 }  // namespace tf_onebit
 
 #endif  // TF_ONEBIT_LIB_ONE_BIT_H_

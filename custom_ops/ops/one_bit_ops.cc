@@ -48,7 +48,7 @@ absl::Status AggregateShape(InferenceContext* c) {
 }
 
 absl::Status OneBitDecodeShape(InferenceContext* c) {
-  constexpr int kFirstGradient = 2;
+  constexpr int kFirstGradient = 3;
   for (int t = 0; t < c->num_outputs(); ++t) c->set_output(t, c->input(kFirstGradient + t));
   return absl::OkStatus();
 }
@@ -56,6 +56,7 @@ absl::Status OneBitDecodeShape(InferenceContext* c) {
 REGISTER_OP("TfOnebit>OneBitEncode")
     .Input("gradients: N * T")
     .Input("residual: resource")
+    .Input("value_scales: float")
     .Output("messages: W")
     .Output("residual_sum_of_squares: float")
     .Attr("W: {int32, float} = DT_INT32")
@@ -72,13 +73,14 @@ REGISTER_OP("TfOnebit>OneBitEncode")
     .Doc(R"doc(
 Quantizes a list of gradients to one bit per value, with error feedback.
 
-For each column, corrected = gradient + residual; code = corrected >= 0; the two levels are the
-means of the corrected values on either side; residual = corrected - levels[code]. Tensors with
-column size 0 are copied in full precision into every message.
+For each column, corrected = gradient / value_scale + residual; code = corrected >= 0; the two
+levels are the means of the corrected values on either side; residual = corrected - levels[code].
+Tensors with column size 0 are copied in full precision into every message.
 
 gradients: The local gradients, as many values each as `sizes` says.
 residual: float32 variable with as many values as all columns together; updated in place.
   Not read if `error_feedback` is false.
+value_scales: As many values as all columns together, or none, which stands for ones.
 W: How the 32-bit words of messages travel: as int32, or as float32 with the same bits, because
   TensorFlow keeps int32 tensors of a GPU in host memory.
 messages: `[world_size, words]`; row k is the message to the owner of shard k. Word 0 is zero, or
@@ -160,6 +162,7 @@ residual, bits, message, residual_sum_of_squares: As in OneBitEncodeShard.
 REGISTER_OP("TfOnebit>OneBitDecode")
     .Input("messages: W")
     .Input("plain: float")
+    .Input("value_scales: float")
     .Input("gradients: N * T")
     .Output("exchanged: N * T")
     .Attr("W: {int32, float} = DT_INT32")
@@ -178,10 +181,32 @@ Decodes the messages of all shards into the list of gradients.
 messages: `[world_size * bits, words]`; the messages of the shards, one after another.
 bits: The rows of a message, whose values add up.
 plain: The values that travel in full precision, from OneBitDecodeSum.
+value_scales: As in OneBitEncode. Values in columns are multiplied by them, in float32, after they
+  have been rounded to T.
 gradients: The local gradients. Their values are not read; where nothing else needs them, their
   memory holds the result.
 exchanged: Like `gradients`, multiplied by `scale`: 1 for the sum over the workers,
   1 / world_size for their mean.
+)doc");
+
+REGISTER_OP("TfOnebit>OneBitLearnScales")
+    .Input("updates: N * T")
+    .Input("squares: resource")
+    .Attr("N: int >= 1")
+    .Attr("T: {float, half, bfloat16}")
+    .Attr("sizes: list(int)")
+    .Attr("row_sizes: list(int)")
+    .Attr("column_sizes: list(int)")
+    .Attr("shard_starts: list(int)")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc(R"doc(
+Follows the squares of the values of updates: squares = 0.95 * squares + 0.05 * update^2.
+
+A result that is not finite is dropped. Tensors with column size 0 are not read.
+
+updates: As many values each as `sizes` says.
+squares: float32 variable with as many values as all columns together; updated in place.
 )doc");
 
 }  // namespace

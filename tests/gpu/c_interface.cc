@@ -65,10 +65,11 @@ int64_t one_bit_scratch_bytes(int64_t num_columns) {
 }
 
 const char* one_bit_encode(const CDeviceLayout* layout, int32_t type, const void* const* gradients,
-                           const CQuantizer* quantizer, int32_t* messages, void* stream) {
+                           const float* value_scales, const CQuantizer* quantizer,
+                           int32_t* messages, void* stream) {
   return gpu::OneBitEncode(Of(layout), static_cast<FloatType>(type),
-                      ListOf(gradients, layout->layout->num_tensors()), Of(quantizer), messages,
-                      quantizer->scratch, stream);
+                      ListOf(gradients, layout->layout->num_tensors()), value_scales,
+                      Of(quantizer), messages, quantizer->scratch, stream);
 }
 
 const char* one_bit_decode_sum(const CDeviceLayout* layout, int64_t rank, const int32_t* messages,
@@ -90,10 +91,16 @@ const char* one_bit_aggregate(const CDeviceLayout* layout, int64_t rank, const i
 }
 
 const char* one_bit_decode(const CDeviceLayout* layout, int32_t type, const int32_t* messages,
-                           int32_t bits, const float* plain, float scale, void* const* gradients,
-                           void* stream) {
+                           int32_t bits, const float* plain, float scale,
+                           const float* value_scales, void* const* gradients, void* stream) {
   return gpu::OneBitDecode(Of(layout), static_cast<FloatType>(type), messages, bits, plain, scale,
-                      ListOf(gradients, layout->layout->num_tensors()), stream);
+                      value_scales, ListOf(gradients, layout->layout->num_tensors()), stream);
+}
+
+const char* one_bit_learn_scales(const CDeviceLayout* layout, int32_t type,
+                                 const void* const* updates, float* squares, void* stream) {
+  return gpu::OneBitLearnScales(*layout->layout, static_cast<FloatType>(type),
+                           ListOf(updates, layout->layout->num_tensors()), squares, stream);
 }
 
 Parts* parts_new(int64_t num_tensors, const int64_t* sizes, int64_t part_size) {

@@ -34,7 +34,7 @@ PUBLIC = [
     *(hvd.PartialDistributedOptimizer, hvd.PartialDistributedGradientTape, hvd.load_model),
     *(hvd.SyncBatchNormalization, hvd.broadcast_variables, hvd.join, hvd.init),
     *(ops.one_bit_encode, ops.one_bit_decode_sum, ops.one_bit_encode_shard),
-    *(ops.one_bit_aggregate, ops.one_bit_decode),
+    *(ops.one_bit_aggregate, ops.one_bit_decode, ops.one_bit_learn_scales),
     *(ops.threshold_encode, ops.threshold_decode_sum, ops.threshold_apply),
     *(ops.golomb_rice_encode, ops.golomb_rice_decode),
     *(ops.block_difference, ops.block_update, ops.moments_update),

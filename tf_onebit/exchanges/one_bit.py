@@ -186,8 +186,8 @@ class OneBit(Exchange):
         self.shard_residual = tf.Variable(tf.zeros([shard_size]), trainable=False)
         self._sum_of_squares = tf.Variable(0.0, trainable=False)
         self._scales: ValueScales | None = None
-        if self.moments == "local":
-            self._scales = ValueScales(self.specs, [size > 0 for size in self.layout.column_sizes])
+        if self.moments == "local" and self.layout.size:
+            self._scales = ValueScales(self.specs, self.layout)
         for i, transform in enumerate(self.transforms):
             transform.build(self.layout, self.rank, f"{self.scope}/transform_{i}")
         for i, transform in enumerate(self.local_transforms):
@@ -205,12 +205,13 @@ class OneBit(Exchange):
     def encode(self, gradients: Sequence[Gradient]) -> Sequence[tf.Tensor]:
         gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
         if self._scales is not None:
-            gradients = self._scales.divided(gradients)
+            self._scales.make()
         return ops.one_bit_encode(
             self.transformed_locally(gradients),
             self.worker_residual,
             self.layout,
             dtype=WIRE_DTYPE,
+            value_scales=self._value_scales(),
             **self._quantizer,
         )
 
@@ -230,11 +231,14 @@ class OneBit(Exchange):
         rows = tf.reshape(shard, [bits, self.layout.shard_message_bytes // WORD_BYTES])
         gathered = yield AllGather(rows, f"{self.scope}/all_gather")
         like = [tf.convert_to_tensor(gradient) for gradient in like]
-        exchanged = ops.one_bit_decode(gathered, plain, like, self.layout, scale, bits)
-        if self._scales is not None:
-            exchanged = self._scales.multiplied(exchanged)
+        exchanged = ops.one_bit_decode(
+            gathered, plain, like, self.layout, scale, bits, self._value_scales()
+        )
         flags = tf.where(worker_flags > 0, worker_flags, integers(gathered[::bits, 0]))
         return exchanged, with_narrow_overflow(flags, exchanged)
+
+    def _value_scales(self) -> tf.Tensor | None:
+        return None if self._scales is None else self._scales.values()
 
     def transformed_locally(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the gradients of this worker after `local_transforms`: list of tensors."""

@@ -1,19 +1,22 @@
 """ValueScales: how large each value of an update usually is, learned in full precision."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
+from tf_onebit import ops
+from tf_onebit._layout import Layout
 from tf_onebit.collectives.requests import Exchanging
 from tf_onebit.exchanges.full_precision import FullPrecision
 from tf_onebit.exchanges.gradients import Gradient, GradientSpec
 from tf_onebit.exchanges.state import State
 
-DECAY = 0.95
 # Part of a tensor's scale that all of its values have at least.
 FLOOR = 0.01
-# What the variables of `ValueScales` contain: nothing yet, v, or s.
+# What the variable of `ValueScales` contains: nothing yet, v, or s.
 _NOTHING, _SQUARES, _SCALES = range(3)
 
 
@@ -34,77 +37,60 @@ class ValueScales(tf.Module):
 
     Args:
         specs: list of `GradientSpec` of dense tensors.
-        are_scaled: list of booleans, whether each tensor has scales. Others stay as they are.
+        layout: `Layout` of these tensors. Those that are plain have no scales.
     """
 
-    def __init__(self, specs: Sequence[GradientSpec], are_scaled: Sequence[bool]) -> None:
+    def __init__(self, specs: Sequence[GradientSpec], layout: Layout) -> None:
         super().__init__()
-        self._values = [
-            tf.Variable(tf.zeros(spec.shape), trainable=False) if is_scaled else None
-            for spec, is_scaled in zip(specs, are_scaled, strict=True)
-        ]
+        self._layout = layout
+        columns = zip(specs, layout.column_sizes, strict=True)
+        self._shapes = {i: spec.shape for i, (spec, size) in enumerate(columns) if size}
+        self._sizes = [layout.sizes[i] for i in self._shapes]
+        self._values = tf.Variable(tf.zeros([layout.size]), trainable=False)
         self._content = tf.Variable(_NOTHING, trainable=False)
 
-    def note(self, updates: Sequence[Gradient]) -> None:
+    def note(self, updates: Sequence[tf.Tensor]) -> None:
         """Learns from updates that all workers have: list of tensors."""
 
         def learn() -> bool:
-            for square, update in zip(self._values, updates, strict=True):
-                if square is not None:
-                    new = DECAY * square + (1 - DECAY) * tf.square(tf.cast(update, tf.float32))
-                    # An update that is not finite ends the step in an error, and must not be
-                    # learned.
-                    square.assign(tf.where(tf.math.is_finite(new), new, square))
+            ops.one_bit_learn_scales(updates, self._values, self._layout)
             self._content.assign(_SQUARES)
             return True
 
         tf.cond(self._content < _SCALES, learn, lambda: False)
 
-    def divided(self, updates: Sequence[Gradient]) -> list[tf.Tensor]:
-        """Returns updates divided by the scales: list of tensors, float32 where scaled."""
-        tf.cond(tf.equal(self._content, _SQUARES), self._make_scales, lambda: False)
-        return self._scaled(updates, tf.divide)
+    def make(self) -> None:
+        """Turns what was learned into scales, if that has not been done."""
+        tf.cond(tf.equal(self._content, _SQUARES), self._make, lambda: False)
 
-    def multiplied(self, updates: Sequence[tf.Tensor]) -> list[Gradient]:
-        """Returns updates multiplied by the scales, in their own types: list of tensors."""
-        products = self._scaled(updates, tf.multiply)
-        return [tf.cast(a, b.dtype) for a, b in zip(products, updates, strict=True)]
-
-    def _scaled(
-        self, updates: Sequence[Gradient], operation: Callable[..., tf.Tensor]
-    ) -> list[tf.Tensor]:
-        cast = [
-            update if scale is None else tf.cast(update, tf.float32)
-            for update, scale in zip(updates, self._values, strict=True)
-        ]
-
-        def scaled() -> list[tf.Tensor]:
-            return [
-                update if scale is None else operation(update, scale)
-                for update, scale in zip(cast, self._values, strict=True)
-            ]
-
-        return tf.cond(tf.equal(self._content, _SCALES), scaled, lambda: cast)
-
-    def _make_scales(self) -> bool:
-        for values in self._values:
-            if values is not None:
-                mean = tf.reduce_mean(values)
-                scale = tf.sqrt(tf.math.divide_no_nan(values, mean)) + FLOOR
-                values.assign(tf.where(mean > 0, scale, 1.0))
+    def _make(self) -> bool:
+        scales = []
+        for squares in tf.split(self._values, self._sizes):
+            mean = tf.reduce_mean(squares)
+            scale = tf.sqrt(tf.math.divide_no_nan(squares, mean)) + FLOOR
+            scales.append(tf.where(mean > 0, scale, 1.0))
+        self._values.assign(tf.concat(scales, axis=0))
         self._content.assign(_SCALES)
         return True
 
+    def values(self) -> tf.Tensor:
+        """Returns the scales: float32 `[layout.size]`, or `[0]` where all are 1."""
+        return tf.cond(
+            tf.equal(self._content, _SCALES), self._values.read_value, lambda: tf.zeros([0])
+        )
+
     def state(self) -> State:
         """Returns the state to continue from, the same on all workers."""
-        arrays = {f"scales/{i}": v.numpy() for i, v in enumerate(self._values) if v is not None}
+        parts = np.split(self._values.numpy(), np.cumsum(self._sizes)[:-1])
+        arrays: dict[str, npt.NDArray[Any]] = {
+            f"scales/{i}": part.reshape(shape)
+            for part, (i, shape) in zip(parts, self._shapes.items(), strict=True)
+        }
         return arrays | {"scales/content": self._content.numpy()}
 
     def load_state(self, state: State) -> None:
         """Restores an earlier `state`."""
-        for i, values in enumerate(self._values):
-            if values is not None:
-                values.assign(state[f"scales/{i}"])
+        self._values.assign(np.concatenate([state[f"scales/{i}"].ravel() for i in self._shapes]))
         self._content.assign(state["scales/content"])
 
 

@@ -7,6 +7,7 @@ from tf_onebit.ops.one_bit import (
     one_bit_decode_sum,
     one_bit_encode,
     one_bit_encode_shard,
+    one_bit_learn_scales,
 )
 from tf_onebit.ops.threshold import (
     golomb_rice_decode,
@@ -32,6 +33,7 @@ __all__ = [
     "one_bit_decode_sum",
     "one_bit_encode",
     "one_bit_encode_shard",
+    "one_bit_learn_scales",
     "record_time",
     "take_times",
     "threshold_apply",

@@ -18,12 +18,13 @@ def one_bit_encode(
     levels: str = "mean",
     error_feedback: bool = True,
     dtype: tf.DType = tf.int32,
+    value_scales: tf.Tensor | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Quantizes gradients to one bit per value, with error feedback.
 
     Equation (Seide et al. 2014, section 3), for every column:
 
-        corrected = gradient + residual
+        corrected = gradient + residual               gradient / value_scale with scales
         code      = corrected >= 0
         level[c]  = mean of the corrected values with code c; 0 if there are no such values
         residual  = corrected - level[code]
@@ -38,6 +39,8 @@ def one_bit_encode(
         levels: "mean" or "symmetric".
         error_feedback: if False, the residual is neither read nor written.
         dtype: dtype of the words: `tf.int32`, or `tf.float32` to keep them on a GPU.
+        value_scales: float32 `[layout.size]`, the divisors of the values in columns. `[0]` or None
+            stands for ones.
 
     Returns:
         `messages`, words `[world_size, words]`: row k goes to the owner of shard k. Word 0 is 0,
@@ -45,7 +48,8 @@ def one_bit_encode(
         `residual_sum_of_squares`, float32 scalar.
 
     Raises:
-        InvalidArgumentError: if a gradient or the residual does not have the layout's size.
+        InvalidArgumentError: if a gradient, the residual or the scales do not have the layout's
+            size.
 
     Example:
         >>> import tensorflow as tf
@@ -62,6 +66,7 @@ def one_bit_encode(
         levels=levels,
         error_feedback=error_feedback,
         W=dtype,
+        value_scales=_or_none(value_scales),
         **layout.attributes(),
     )
 
@@ -204,11 +209,13 @@ def one_bit_decode(
     layout: Layout,
     scale: float = 1.0,
     bits: int = 1,
+    value_scales: tf.Tensor | None = None,
 ) -> list[tf.Tensor]:
     """Decodes the messages of all shards into gradients (Seide et al. 2014, 3.1).
 
         gradient = scale * level[code]                               with one bit
         gradient = scale * (level_1[code_1] + level_2[code_2])       with two
+        gradient = gradient * value_scale                            with scales of values
 
     Args:
         messages: words `[world_size * bits, words]`; the messages of the shards in their order.
@@ -218,13 +225,15 @@ def one_bit_decode(
         layout: `tf_onebit._layout.Layout`.
         scale: factor on the result: 1 / world_size for the mean over the workers.
         bits: 1 or 2, the rows of a message.
+        value_scales: as in `one_bit_encode`, here factors.
 
     Returns:
-        List of tensors with the shapes and dtypes of `gradients`.
+        List of tensors with the shapes and dtypes of `gradients`. With scales, a value is rounded
+        to its dtype before and after the last multiplication.
 
     Raises:
-        InvalidArgumentError: if the messages or the gradients do not fit the layout, or the number
-            of bits is neither 1 nor 2.
+        InvalidArgumentError: if the messages, the gradients or the scales do not fit the layout, or
+            the number of bits is neither 1 nor 2.
 
     Example:
         >>> import tensorflow as tf
@@ -240,8 +249,46 @@ def one_bit_decode(
     return library.tf_onebit_one_bit_decode(
         messages=messages,
         plain=plain,
+        value_scales=_or_none(value_scales),
         gradients=gradients,
         scale=scale,
         bits=bits,
         **layout.attributes(),
     )
+
+
+def one_bit_learn_scales(
+    updates: Sequence[tf.Tensor], squares: tf.Variable, layout: Layout
+) -> tf.Operation | None:
+    """Follows the squares of the values of updates, from which their scales are made.
+
+        squares = 0.95 * squares + 0.05 * update ** 2
+
+    A result that is not finite is dropped. Plain tensors are not read.
+
+    Args:
+        updates: list of tensors, all float32, float16 or bfloat16, sizes as in `layout`.
+        squares: float32 variable `[layout.size]`. Updated in place.
+        layout: `tf_onebit._layout.Layout`.
+
+    Returns:
+        None, or the operation in a graph.
+
+    Raises:
+        InvalidArgumentError: if an update or the variable does not have the layout's size.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from tf_onebit._layout import Layout
+        >>> squares = tf.Variable(tf.zeros([64]))
+        >>> one_bit_learn_scales([tf.fill([1, 64], 2.0)], squares, Layout([(64, 64, 64)], 1))
+        >>> print(f"{squares[0]:.2f}")
+        0.20
+    """
+    return library.tf_onebit_one_bit_learn_scales(
+        updates=updates, squares=squares.handle, **layout.attributes()
+    )
+
+
+def _or_none(value_scales: tf.Tensor | None) -> tf.Tensor:
+    return tf.zeros([0]) if value_scales is None else value_scales
