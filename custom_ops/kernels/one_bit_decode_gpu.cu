@@ -141,11 +141,14 @@ __device__ void DecodeFour(const Encoded<2>& encoded, int v, float scale, T (&va
 }
 
 constexpr int kDecodeRounds = 2;  // as above
-// With more blocks nvcc spills registers for two bits.
-constexpr int DecodeBlocks(int bits) { return bits == 1 ? 6 : 4; }
+// With more blocks nvcc spills registers for two bits, and for the scales of a span.
+constexpr int DecodeBlocks(int bits, bool scaled) {
+  if (scaled) return bits == 1 ? 4 : 3;
+  return bits == 1 ? 6 : 4;
+}
 
 template <typename T, int kBits, bool kScaled>
-__global__ __launch_bounds__(kThreads, DecodeBlocks(kBits)) void DecodeColumns(
+__global__ __launch_bounds__(kThreads, DecodeBlocks(kBits, kScaled)) void DecodeColumns(
     const __grid_constant__ TensorPointers<T*> tensors, const __grid_constant__ LayoutView layout,
     int first_tensor, const int32_t* messages, float scale, const float* value_scales,
     int64_t first, int64_t end) {

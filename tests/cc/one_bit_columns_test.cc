@@ -132,9 +132,9 @@ Encoded RunEncode(const OneBitColumns& columns, const Buffer<T>& gradient,
                   {Buffer<uint32_t>::kOutput, NumWords(count), offset},
                   {Buffer<float>::kOutput, count, (5 * offset + 3) % 16}};
   encoded.residual.CopyFrom(residual);
-  encoded.squares = columns.encode<T>()(gradient.data(),
-                                        error_feedback ? encoded.residual.data() : nullptr, count,
-                                        rule, encoded.levels, encoded.codes.data());
+  encoded.squares = columns.of<T>().encode(gradient.data(),
+                                          error_feedback ? encoded.residual.data() : nullptr,
+                                          count, rule, encoded.levels, encoded.codes.data());
   return encoded;
 }
 
@@ -428,8 +428,8 @@ void TestDecode() {
                       (*columns)->name, TypeName<T>(), (long)count, offset, first[0], first[1],
                       scale, bits, stream);
               Buffer<T> out(Buffer<T>::kOutput, count, offset);
-              (*columns)->decode<T>()(rows.data(), rows.data() + 2, stride, bits, count, scale,
-                                      stream, out.data());
+              (*columns)->of<T>().decode(rows.data(), rows.data() + 2, stride, bits, count, scale,
+                                         stream, out.data());
               (*columns)->finish_streaming();
               for (int64_t i = 0; i < count; ++i) {
                 float sum = first[code_at(0, i)];
@@ -494,6 +494,76 @@ void TestDecodeSum() {
   }
 }
 
+// ------------------------------------------------------------------------------------ scales
+
+// Checks that all tables give the expected bits. run(columns, stream, out) writes a column.
+template <typename T, typename Run>
+void CheckValues(const char* what, int64_t count, int offset, const Buffer<T>& expected,
+                 const Run& run) {
+  for (const bool stream : {false, true}) {
+    for (auto* columns = SupportedOneBitColumns(); *columns != nullptr; ++columns) {
+      SetCase("%s %s count=%ld offset=%d stream=%d", what, (*columns)->name, (long)count, offset,
+              stream);
+      Buffer<T> out(Buffer<T>::kOutput, count, offset);
+      run(**columns, stream, out);
+      (*columns)->finish_streaming();
+      CHECK(out.SameBits(expected), "wrong values");
+      CHECK(out.SentinelsIntact(), "wrote beside the output");
+    }
+  }
+}
+
+template <typename T>
+void TestScales() {
+  for (const int64_t count : Counts()) {
+    for (int offset = 0; offset < 32; offset += count > 200 ? 13 : 3) {
+      Random random(100 * count + offset);
+      Buffer<T> values(Buffer<T>::kInput, count, offset);
+      Buffer<float> scales(Buffer<float>::kInput, count, (offset + 5) % 16);
+      Buffer<float> quotients(Buffer<float>::kOutput, count, offset);
+      Buffer<T> products(Buffer<T>::kOutput, count, offset);
+      for (int64_t i = 0; i < count; ++i) {
+        values[i] = FromFloat<T>(random.Bell());
+        scales[i] = 0.01f + 3 * random.Uniform();
+        quotients[i] = ToFloat(values[i]) / scales[i];
+        products[i] = FromFloat<T>(ToFloat(values[i]) * scales[i]);
+      }
+      CheckValues(TypeName<T>(), count, offset, quotients,
+                  [&](const OneBitColumns& columns, bool, Buffer<float>& out) {
+                    columns.of<T>().divide(values.data(), scales.data(), count, out.data());
+                  });
+      CheckValues(TypeName<T>(), count, offset, products,
+                  [&](const OneBitColumns& columns, bool stream, Buffer<T>& out) {
+                    columns.of<T>().multiply(values.data(), scales.data(), count, stream,
+                                             out.data());
+                  });
+    }
+  }
+}
+
+template <typename T>
+void TestLearn() {
+  const float bad[] = {kNaN, kInfinity, -kInfinity, FLT_MAX};
+  for (const int64_t count : Counts()) {
+    Random random(count);
+    Buffer<T> update(Buffer<T>::kInput, count, 1);
+    Buffer<float> before(Buffer<float>::kInput, count, 0);
+    Buffer<float> after(Buffer<float>::kOutput, count, 3);
+    for (int64_t i = 0; i < count; ++i) {
+      const float value = i % 7 == 3 ? bad[i % 4] : random.Bell();
+      update[i] = FromFloat<T>(value);
+      before[i] = random.Uniform();
+      const float rounded = ToFloat(update[i]);
+      after[i] = i % 7 == 3 ? before[i] : 0.95f * before[i] + 0.05f * (rounded * rounded);
+    }
+    CheckValues(TypeName<T>(), count, 3, after,
+                [&](const OneBitColumns& columns, bool, Buffer<float>& squares) {
+                  squares.CopyFrom(before);
+                  columns.of<T>().learn(update.data(), squares.data(), count);
+                });
+  }
+}
+
 // ---------------------------------------------------------------------------------- dispatch
 
 // The choice is made once per process, so each value has a process.
@@ -543,6 +613,12 @@ int main() {
   TestDecode<float16>();
   TestDecode<bfloat16>();
   TestDecodeSum();
+  TestScales<float>();
+  TestScales<float16>();
+  TestScales<bfloat16>();
+  TestLearn<float>();
+  TestLearn<float16>();
+  TestLearn<bfloat16>();
   TestChoice();
   return Outcome();
 }

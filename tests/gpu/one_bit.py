@@ -83,15 +83,20 @@ class OneBitKernels(Kernels):
         quantizer.arrays = residual, squares, scratch  # they must live as long
         return quantizer, squares
 
-    def encode(self, gradients, residual, dtype="float32"):
+    def encode(self, gradients, residual, dtype="float32", scales=None):
         """Returns messages `[world_size, words]`, and the sum of squares of the new residual."""
+        scales = None if scales is None else self.to_device(scales)
         gradients = [self.to_device(gradient) for gradient in gradients]
         messages = self.empty((self.layout.world_size, self.layout.worker_message_bytes // 4))
         squares = self._quantize(
             "one_bit_encode",
             self.layout.num_columns,
             residual,
-            [ctypes.c_int32(NUMBERS[dtype]), self.pointers(gradients)],
+            [
+                ctypes.c_int32(NUMBERS[dtype]),
+                self.pointers(gradients),
+                self._pointer_or_null(scales),
+            ],
             [self.pointer(messages)],
         )
         return self.numpy(messages), squares
@@ -134,8 +139,9 @@ class OneBitKernels(Kernels):
         )
         return self.numpy(message), squares, self.numpy(plain)
 
-    def decode(self, messages, plain, scale=1.0, dtype="float32"):
+    def decode(self, messages, plain, scale=1.0, dtype="float32", scales=None):
         """Returns a list of gradients, flat."""
+        scales = None if scales is None else self.to_device(scales)
         messages, plain = self.to_device(messages), self.to_device(plain)
         gradients = [self.empty(size, STORAGE[dtype]) for size in self.layout.sizes]
         self.call(
@@ -146,9 +152,25 @@ class OneBitKernels(Kernels):
             ctypes.c_int32(self._bits),
             self.pointer(plain),
             ctypes.c_float(scale),
+            self._pointer_or_null(scales),
             self.pointers(gradients),
         )
         return [self.numpy(gradient) for gradient in gradients]
+
+    def learn_scales(self, updates, squares, dtype="float32"):
+        """Returns the averages of squares behind `squares`."""
+        updates, squares = [self.to_device(update) for update in updates], self.to_device(squares)
+        self.call(
+            "one_bit_learn_scales",
+            self.device_layout,
+            ctypes.c_int32(NUMBERS[dtype]),
+            self.pointers(updates),
+            self.pointer(squares),
+        )
+        return self.numpy(squares)
+
+    def _pointer_or_null(self, array):
+        return ctypes.c_void_p(None) if array is None else self.pointer(array)
 
     def _quantize(self, function, num_columns, residual, inputs, outputs, bits=1):
         quantizer, squares = self.quantizer(num_columns, residual, bits)

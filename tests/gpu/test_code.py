@@ -21,13 +21,19 @@ EXPECTED = {
         "EncodeColumns<Gradients<float>, 4>": Code(54, 0, 0, 1072),
         "EncodeColumns<Gradients<float>, 16>": Code(80, 0, 0, 2052),
         "EncodeColumns<Gradients<float>, 32>": Code(152, 0, 0, 3114),
+        "EncodeColumns<ScaledGradients<float>, 16>": Code(80, 0, 0, 2137),
         "EncodeColumns<Aggregate, 16>": Code(80, 0, 0, 2048),
         "EncodeColumns<Messages, 16>": Code(80, 12, 0, 3289),
     },
     "one_bit_decode_gpu": {
-        "DecodeColumns<float, 1>": Code(40, 0, 16, 897),
-        "DecodeColumns<float, 2>": Code(64, 0, 16, 1622),
+        "DecodeColumns<float, 1, false>": Code(40, 0, 16, 897),
+        "DecodeColumns<float, 2, false>": Code(64, 0, 16, 1622),
+        "DecodeColumns<float, 1, true>": Code(62, 0, 16, 1450),
+        "DecodeColumns<float, 2, true>": Code(80, 0, 16, 2080),
         "DecodeSumColumns": Code(64, 20, 16, 2108),
+    },
+    "one_bit_scales_gpu": {
+        "ForFour<2, Learn<float>>": Code(28, 0, 2, 247),
     },
     "threshold_gpu": {
         "EncodeBlocks<float>": Code(70, 0, 0, 1263),

@@ -53,6 +53,12 @@ def coded(tensors, shapes, dtype="float32"):
     return np.concatenate([to_float64(t, dtype).ravel() for t, shape in pairs if len(shape) > 1])
 
 
+def scales_of(shapes):
+    """Returns a scale for each value of the columns."""
+    size = sum(math.prod(shape) for shape in shapes if len(shape) > 1)
+    return np.random.default_rng(2).uniform(0.5, 2.0, size).astype(np.float32)
+
+
 def oracle_of(shapes, world_size, max_column_size=MAX_COLUMN_SIZE, **settings):
     slices, start = [], 0
     for shape in shapes:
@@ -66,7 +72,10 @@ def oracle_of(shapes, world_size, max_column_size=MAX_COLUMN_SIZE, **settings):
 class Workers:
     """All workers of an exchange, with their residuals."""
 
-    def __init__(self, device, world_size, shapes=SHAPES, misaligned=False, **settings):
+    def __init__(
+        self, device, world_size, shapes=SHAPES, misaligned=False, scales=None, **settings
+    ):
+        self.scales = scales
         self.layout = layout_of(shapes, world_size)
         self.kernels = OneBitKernels(device, self.layout, misaligned=misaligned, **settings)
         self.residuals = [self.kernels.residual(self.layout.size) for _ in range(world_size)]
@@ -84,7 +93,7 @@ class Workers:
         """Runs an exchange. Returns all intermediate results, and the mean over the workers."""
         kernels, ranks = self.kernels, range(self.layout.world_size)
         encoded = [
-            kernels.encode(mine, residual, dtype)
+            kernels.encode(mine, residual, dtype, self.scales)
             for mine, residual in zip(gradients, self.residuals, strict=True)
         ]
         received = np.stack([messages for messages, _ in encoded], axis=1)
@@ -92,7 +101,7 @@ class Workers:
         sent = [kernels.encode_shard(sums[k][0], self.shard_residuals[k], k) for k in ranks]
         fused = [kernels.aggregate(received[k], self.fused_residuals[k], k) for k in ranks]
         messages = np.concatenate([message for message, _ in sent])
-        decoded = kernels.decode(messages, sums[0][1], 1 / len(ranks), dtype)
+        decoded = kernels.decode(messages, sums[0][1], 1 / len(ranks), dtype, self.scales)
         return encoded, sums, sent, fused, decoded
 
     def numpy(self, residuals):
@@ -101,8 +110,8 @@ class Workers:
 
 @pytest.mark.parametrize(
     "settings",
-    [{"bits": 1}, {"bits": 2}, {"error_feedback": False}],
-    ids=["feedback", "two_bits", "no_feedback"],
+    [{"bits": 1}, {"bits": 2}, {"error_feedback": False}, {"bits": 2, "scales": scales_of(SHAPES)}],
+    ids=["feedback", "two_bits", "no_feedback", "scaled"],
 )
 @pytest.mark.parametrize("levels", ["mean", "symmetric"])
 @pytest.mark.parametrize("world_size, dtype", [(1, "bfloat16"), (2, "float16"), (5, "float32")])
@@ -110,6 +119,8 @@ def test_an_exchange_is_that_of_the_oracle(device, rng, world_size, dtype, level
     settings = settings | {"levels": levels}
     workers = Workers(device, world_size, **settings)
     oracle = oracle_of(SHAPES, world_size, **settings)
+    # Scaled values are rounded twice.
+    rounding = ROUNDING[dtype] * (2 if "scales" in settings else 1)
     if oracle.owners.error_feedback:
         # The sum of a few codes has many equal values. Without a residual, rounding alone would
         # decide about the second bit of their errors.
@@ -128,7 +139,7 @@ def test_an_exchange_is_that_of_the_oracle(device, rng, world_size, dtype, level
     residual = np.concatenate(workers.numpy(workers.shard_residuals))
     np.testing.assert_allclose(residual, oracle.owners.residual, rtol=2e-6, atol=2e-5)
     np.testing.assert_allclose(
-        coded(decoded, SHAPES, dtype), expected / world_size, rtol=ROUNDING[dtype], atol=2e-5
+        coded(decoded, SHAPES, dtype), expected / world_size, rtol=rounding, atol=2e-5
     )
     plain_sums = [
         sum(to_float64(tensor, dtype) for tensor in tensors)
@@ -188,18 +199,64 @@ def bits_of(results):
     return b"".join(map(bits_of, results))
 
 
+@pytest.mark.parametrize("scales", [None, scales_of(SHAPES)], ids=["unscaled", "scaled"])
 @pytest.mark.parametrize("bits", [1, 2])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("misaligned", [False, True], ids=["aligned", "misaligned"])
-def test_every_run_has_the_bits_of_the_emulation(device, rng, dtype, misaligned, bits):
+def test_every_run_has_the_bits_of_the_emulation(device, rng, dtype, misaligned, bits, scales):
     gradients = [values_of(rng, SHAPES, dtype) for _ in range(3)]
     results = []
     for on, offset in [(Emulated, False), (device, misaligned), (device, misaligned)]:
-        workers = Workers(on, 3, misaligned=offset, bits=bits)
+        workers = Workers(on, 3, misaligned=offset, bits=bits, scales=scales)
         exchanged = workers.exchange(gradients, dtype)
         results.append(bits_of([exchanged, workers.numpy(workers.residuals)]))
     assert results[1] == results[0]
     assert results[2] == results[0]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("misaligned", [False, True], ids=["aligned", "misaligned"])
+def test_scales_are_divisors_before_and_factors_behind(device, rng, dtype, misaligned):
+    """Same bits as without scales, with a division before and a multiplication behind."""
+    scales, gradients = scales_of(SHAPES), values_of(rng, SHAPES, dtype)
+    workers = Workers(device, 2, misaligned=misaligned, bits=2)
+    kernels, size = workers.kernels, workers.layout.size
+    divided = [to_float64(tensor, dtype).astype(np.float32) for tensor in gradients]
+    start = 0
+    for tensor, shape in zip(divided, SHAPES, strict=True):
+        if len(shape) > 1:
+            tensor /= scales[start : start + tensor.size]
+            start += tensor.size
+    residuals = [kernels.to_device(np.linspace(-1, 1, size, dtype=np.float32)) for _ in range(2)]
+    results = [
+        kernels.encode(gradients, residuals[0], dtype, scales),
+        kernels.encode(divided, residuals[1]),
+    ]
+    assert bits_of(results[0]) == bits_of(results[1])
+    assert bits_of(workers.numpy(residuals[:1])) == bits_of(workers.numpy(residuals[1:]))
+    *_, sent, _, _ = workers.exchange([gradients, gradients], dtype)
+    messages = np.concatenate([message for message, _ in sent])
+    plain = np.zeros(workers.layout.plain_size, np.float32)
+    decoded = coded(kernels.decode(messages, plain, 0.3, dtype), SHAPES, dtype)
+    products = to_storage(decoded.astype(np.float32) * scales, dtype)
+    scaled = kernels.decode(messages, plain, 0.3, dtype, scales)
+    np.testing.assert_array_equal(coded(scaled, SHAPES, dtype), to_float64(products, dtype))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("misaligned", [False, True], ids=["aligned", "misaligned"])
+def test_squares_of_updates_are_followed(device, rng, dtype, misaligned):
+    shapes = [*SHAPES, *[(2, 33)] * 70]  # more than a launch takes
+    workers = Workers(device, 2, shapes, misaligned=misaligned)
+    updates = values_of(rng, shapes, dtype)
+    values = coded(updates, shapes, dtype).astype(np.float32)
+    before = rng.uniform(size=values.size).astype(np.float32)
+    expected = np.float32(0.95) * before + np.float32(0.05) * (values * values)
+    updates[5][7:9] = to_storage(np.array([np.nan, -np.inf]), dtype)
+    start = sum(math.prod(shape) for shape in SHAPES[:5] if len(shape) > 1)
+    expected[start + 7 : start + 9] = before[start + 7 : start + 9]
+    followed = workers.kernels.learn_scales(updates, before, dtype)
+    np.testing.assert_array_equal(followed, expected)
 
 
 @pytest.mark.parametrize("shape", [(4, 70), (4, 500), (4, 1000), (4, 5000)])

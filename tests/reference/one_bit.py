@@ -39,6 +39,14 @@ def quantize(corrected, levels="mean"):
     return codes, reconstruction
 
 
+def scales_of(updates):
+    """Returns the scales of a tensor's values after a list of updates."""
+    square = np.zeros(np.shape(updates[0]))
+    for update in updates:
+        square = 0.95 * square + 0.05 * np.asarray(update, np.float64) ** 2
+    return np.sqrt(square / square.mean()) + 0.01
+
+
 class Quantizer:
     """Error feedback over one flat list of values, cut into columns.
 
@@ -64,22 +72,28 @@ class Quantizer:
 class Cluster:
     """A cluster of K workers that exchange one flat tensor in two stages.
 
+    With `scales`, workers divide what they send by them, and multiply what they receive.
+
     Attributes:
         workers, owners: the quantizers of the first and of the second stage.
         aggregate: the sum of what the workers sent in the last exchange.
     """
 
-    def __init__(self, world_size, columns, size, levels="mean", error_feedback=True, bits=1):
+    def __init__(
+        self, world_size, columns, size, levels="mean", error_feedback=True, bits=1, scales=1.0
+    ):
         def quantizer(bits):
             return Quantizer(columns, size, levels, error_feedback, bits)
 
         self.workers = [quantizer(bits=1) for _ in range(world_size)]
         # All shards together are one tensor, and columns do not depend on shards.
         self.owners = quantizer(bits)
+        self.scales = scales
 
     def exchange(self, gradients):
         """Returns the sum over workers, the same for all of them."""
         self.aggregate = sum(
-            worker(gradient) for worker, gradient in zip(self.workers, gradients, strict=True)
+            worker(gradient / self.scales)
+            for worker, gradient in zip(self.workers, gradients, strict=True)
         )
-        return self.owners(self.aggregate)
+        return self.owners(self.aggregate) * self.scales

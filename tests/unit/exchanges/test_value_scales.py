@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.support.gradients import build_workers, exchange, specs_of
+from tests.reference.one_bit import scales_of
+from tests.support.gradients import ROUNDING, build_workers, exchange, specs_of
 from tf_onebit import OneBit, WarmStart
 from tf_onebit.exchanges.value_scales import ValueScales
 from tf_onebit.transforms import Momentum
@@ -34,13 +35,6 @@ def uneven(rng):
     return [(SHAPES[0], sizes), (SHAPES[1], np.ones(7))]
 
 
-def expected_scale(sums):
-    square = np.zeros(SHAPES[0])
-    for total in sums:
-        square = 0.95 * square + 0.05 * total.numpy().astype(np.float64) ** 2
-    return np.sqrt(square / square.mean()) + 0.01
-
-
 def test_scaled_updates_are_quantized(rng):
     workers, sizes, sums = warm_workers(), uneven(rng), []
     for _ in range(WARM):
@@ -48,7 +42,7 @@ def test_scaled_updates_are_quantized(rng):
         exchanged, _ = exchange(workers, updates)
         sums.append(exchanged[0][0])
         np.testing.assert_array_equal(sums[-1], updates[0][0] + updates[1][0])
-    scale = expected_scale(sums)
+    scale = scales_of(sums)
     plain = build_workers(OneBit(), specs_of(SHAPES), 2)
     for _ in range(3):  # the third needs the residuals of the second
         updates = updates_of(rng, sizes)
@@ -58,6 +52,23 @@ def test_scaled_updates_are_quantized(rng):
         np.testing.assert_allclose(exchanged[0][0], expected[0][0] * scale, rtol=2e-4, atol=1e-6)
         np.testing.assert_array_equal(exchanged[0][1], expected[0][1])
         np.testing.assert_array_equal(exchanged[0][0], exchanged[1][0])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_updates_of_16_bits_are_scaled_beside_plain_ones(rng, dtype):
+    template = WarmStart(OneBit(moments="local", aggregate_bits=1), 1)
+    workers = build_workers(template, specs_of(SHAPES, dtype), 2)
+    wide = build_workers(template, specs_of(SHAPES), 2)
+    for _ in range(2):
+        updates = updates_of(rng, uneven(rng))
+        narrow = [[tf.cast(update, dtype) for update in mine] for mine in updates]
+        exchanged, _ = exchange(workers, narrow)
+        expected, _ = exchange(wide, [[tf.cast(a, tf.float32) for a in mine] for mine in narrow])
+    assert [tensor.dtype for tensor in exchanged[0]] == [dtype, dtype]
+    for mine, other in zip(exchanged[0], expected[0], strict=True):
+        mine = tf.cast(mine, tf.float32)
+        # Rounded: the sums that scales are made of, the decoded values, and these times scales.
+        np.testing.assert_allclose(mine, other, rtol=3 * ROUNDING[dtype], atol=1e-4)
 
 
 def test_values_that_never_moved_hardly_move(rng):
@@ -89,14 +100,16 @@ def test_without_a_warm_start_updates_are_not_scaled(rng):
 
 
 def test_scales_that_are_in_use_learn_no_more(rng):
-    scales = ValueScales(specs_of(SHAPES), [True, False])
+    specs = specs_of(SHAPES)
+    scales = ValueScales(specs, OneBit(moments="local").layout_of(specs, 2))
     (first,) = updates_of(rng, uneven(rng))[:1]
     scales.note(first)
-    divided = scales.divided(first)
-    before = scales.state()
+    scales.make()
+    values, before = scales.values().numpy(), scales.state()
+    np.testing.assert_allclose(values.reshape(SHAPES[0]), scales_of(first[:1]), rtol=1e-5)
     scales.note([3 * update for update in first])
-    for mine, other in zip(scales.divided(first), divided, strict=True):
-        np.testing.assert_array_equal(mine, other)
+    scales.make()
+    np.testing.assert_array_equal(scales.values(), values)
     for name, array in scales.state().items():
         np.testing.assert_array_equal(array, before[name])
 

@@ -1,6 +1,7 @@
 """The compiled ops against the oracle: two steps of a whole exchange, op by op."""
 
 import functools
+import math
 import types
 
 import numpy as np
@@ -37,7 +38,7 @@ def all_columns():
     return slices, start
 
 
-def run(world_size, dtype, levels, error_feedback=True, bits=1):
+def run(world_size, dtype, levels, error_feedback=True, bits=1, scaled=False):
     """Runs some steps with ops and oracle, and returns the results of both."""
     rng = np.random.default_rng(7)
     layout = Layout(
@@ -50,7 +51,9 @@ def run(world_size, dtype, levels, error_feedback=True, bits=1):
         world_size,
     )
     settings = {"levels": levels, "error_feedback": error_feedback}
+    scales = rng.uniform(0.5, 2.0, size=layout.size).astype(np.float32) if scaled else None
     oracle = Cluster(world_size, *all_columns(), **settings, bits=bits)
+    oracle.scales = 1.0 if scales is None else scales.astype(np.float64)
     residuals = [tf.Variable(tf.zeros([layout.size])) for _ in range(world_size)]
     if error_feedback:
         # The sum of a few codes has many equal values. Without a residual, rounding alone would
@@ -62,7 +65,7 @@ def run(world_size, dtype, levels, error_feedback=True, bits=1):
     for _ in range(STEPS):
         gradients = [gradients_of(rng, SHAPES, dtype) for _ in range(world_size)]
         encoded = [
-            ops.one_bit_encode(mine, residual, layout, **settings)
+            ops.one_bit_encode(mine, residual, layout, **settings, value_scales=scales)
             for mine, residual in zip(gradients, residuals, strict=True)
         ]
         received = tf.stack([messages for messages, _ in encoded], axis=1)
@@ -76,7 +79,9 @@ def run(world_size, dtype, levels, error_feedback=True, bits=1):
             for k, residual in enumerate(fused_residuals)
         ]
         messages, plain = tf.concat([message for message, _ in sent], axis=0), sums[0][1]
-        exchanged = ops.one_bit_decode(messages, plain, gradients[0], layout, 1 / world_size, bits)
+        exchanged = ops.one_bit_decode(
+            messages, plain, gradients[0], layout, 1 / world_size, bits, scales
+        )
         expected_sum = oracle.exchange([coded_values(mine) for mine in gradients])
     return types.SimpleNamespace(**{k: v for k, v in locals().items() if k != "rng"})
 
@@ -87,8 +92,8 @@ def split_plain(tensors):
 
 @pytest.mark.parametrize(
     "settings",
-    [{"bits": 1}, {"bits": 2}, {"error_feedback": False}],
-    ids=["feedback", "two_bits", "no_feedback"],
+    [{"bits": 1}, {"bits": 2}, {"error_feedback": False}, {"bits": 2, "scaled": True}],
+    ids=["feedback", "two_bits", "no_feedback", "scaled"],
 )
 @pytest.mark.parametrize("levels", ["mean", "symmetric"])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
@@ -123,7 +128,9 @@ def assert_that_shard_residual_is_what_was_not_sent(result):
 
 def assert_that_decoded_gradients_are_the_scaled_sum(result, world_size, dtype):
     expected = result.expected_sum / world_size
-    assert_close(coded_values(result.exchanged), expected, relative=ROUNDING[dtype])
+    # Scaled values are rounded twice.
+    roundings = 1 if result.scales is None else 2
+    assert_close(coded_values(result.exchanged), expected, relative=roundings * ROUNDING[dtype])
 
 
 def assert_that_plain_tensors_are_summed_in_float32(result, world_size, dtype):
@@ -159,3 +166,51 @@ def assert_that_aggregate_op_gives_the_bits_of_its_two_halves(result):
 def assert_that_flags_of_finite_gradients_are_zero(result):
     assert not np.any(result.received[:, :, 0])
     assert not np.any(result.messages[:, 0])
+
+
+def bytes_of(tensors):
+    return [tensor.numpy().tobytes() for tensor in tensors]
+
+
+@pytest.mark.parametrize("bits", [1, 2])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_scaled_ops_have_the_bits_of_a_division_and_of_a_multiplication(rng, dtype, bits):
+    result = run(2, dtype, "mean", bits=bits)
+    layout, gradients = result.layout, result.gradients[0]
+    scales = tf.constant(rng.uniform(0.01, 3.0, size=layout.size), tf.float32)
+    parts = iter(tf.split(scales, [math.prod(shape) for shape in SHAPES if is_coded(shape)]))
+    factors = [
+        tf.reshape(next(parts), shape) if is_coded(shape) else tf.ones(shape) for shape in SHAPES
+    ]
+    divided = [tf.cast(g, tf.float32) / s for g, s in zip(gradients, factors, strict=True)]
+    residuals = [tf.Variable(result.residuals[0]) for _ in range(2)]
+    separate = ops.one_bit_encode(divided, residuals[0], layout)
+    fused = ops.one_bit_encode(gradients, residuals[1], layout, value_scales=scales)
+    assert bytes_of(fused) == bytes_of(separate)
+    assert bytes_of(residuals[1:]) == bytes_of(residuals[:1])
+    arguments = result.messages, result.plain, gradients, layout, 0.3, bits
+    decoded = ops.one_bit_decode(*arguments)
+    products = [tf.cast(g, tf.float32) * s for g, s in zip(decoded, factors, strict=True)]
+    fused = ops.one_bit_decode(*arguments, value_scales=scales)
+    assert bytes_of(fused) == bytes_of([tf.cast(product, dtype) for product in products])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_squares_of_updates_are_followed(rng, dtype):
+    layout = run(1, dtype, "mean").layout
+    squares = tf.Variable(tf.zeros([layout.size]))
+    expected = np.zeros(layout.size)
+    for _ in range(3):
+        updates = gradients_of(rng, SHAPES, dtype)
+        ops.one_bit_learn_scales(updates, squares, layout)
+        expected = 0.95 * expected + 0.05 * coded_values(updates) ** 2
+    np.testing.assert_allclose(squares, expected, rtol=1e-6, atol=1e-12)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38])
+def test_squares_of_values_that_are_not_finite_are_not_followed(value):
+    layout = Layout([(70, 35, 35)], world_size=1)
+    squares = tf.Variable(tf.ones([70]))
+    bad = np.arange(70) % 10 == 3
+    ops.one_bit_learn_scales([tf.constant(np.where(bad, value, 0.0), tf.float32)], squares, layout)
+    np.testing.assert_array_equal(squares, np.where(bad, 1.0, 0.95).astype(np.float32))

@@ -39,6 +39,14 @@ for dtype in ("float32", "float16", "bfloat16"):
                 sent.append(message)
             exchanged = ops.one_bit_decode(tf.concat(sent, axis=0), plain, gradients, layout, 0.5)
             note(*(tf.bitcast(g, tf.uint16) if dtype != "float32" else g for g in exchanged))
+            scales = tf.constant(rng.uniform(0.01, 2, size=layout.size), tf.float32)
+            note(*ops.one_bit_encode(gradients, residual, layout, levels, value_scales=scales))
+            exchanged = ops.one_bit_decode(
+                tf.concat(sent, axis=0), plain, gradients, layout, 0.5, value_scales=scales
+            )
+            note(*(tf.bitcast(g, tf.uint16) if dtype != "float32" else g for g in exchanged))
+            ops.one_bit_learn_scales(gradients, residual, layout)
+            note(residual)
 
 # Runs of several stripes, blocks and words.
 run_sizes = [33, 600_001, 4097]

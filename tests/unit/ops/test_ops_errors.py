@@ -56,6 +56,25 @@ def test_encode_refuses_a_residual_of_another_type():
         ops.one_bit_encode(gradients(), variable(64, tf.float64), LAYOUT)
 
 
+@pytest.mark.parametrize("size", [63, 69])
+def test_scales_of_another_number_of_values_are_refused(size):
+    expected = f"value_scales must have 64 values, as the layout says. Received: {size} values"
+    with refuses(expected):
+        ops.one_bit_encode(gradients(), variable(64), LAYOUT, value_scales=tf.ones([size]))
+    received = messages([2, SHARD_WORDS]), tf.ones([5])
+    with refuses(expected):
+        ops.one_bit_decode(*received, gradients(), LAYOUT, value_scales=tf.ones([size]))
+
+
+def test_learning_refuses_what_does_not_fit_the_layout():
+    with refuses("update must have 64 values, as the layout says. Received: 65 values"):
+        ops.one_bit_learn_scales(gradients(65), variable(64), LAYOUT)
+    with refuses("updates must have 2 values, as the layout says. Received: 1 values"):
+        ops.one_bit_learn_scales(gradients()[:1], variable(64), LAYOUT)
+    with refuses("squares must have 64 values, as the layout says. Received: 69 values"):
+        ops.one_bit_learn_scales(gradients(), variable(69), LAYOUT)
+
+
 @pytest.mark.parametrize("dtype", [tf.float64, tf.int32])
 def test_encode_refuses_gradients_of_other_types(dtype):
     with refuses("T"):

@@ -25,6 +25,14 @@ def update_as_worker(gradients, residual):
     ops.one_bit_encode(gradients, residual, LAYOUT)
 
 
+def update_as_worker_with_scales(gradients, residual):
+    ops.one_bit_encode(gradients, residual, LAYOUT, value_scales=tf.fill([64], 0.5))
+
+
+def learn_scales(gradients, residual):
+    ops.one_bit_learn_scales(gradients, residual, LAYOUT)
+
+
 def update_as_owner(gradients, residual):
     ops.one_bit_encode_shard(tf.reshape(gradients[0], [64]), residual, LAYOUT, rank=0)
 
@@ -35,7 +43,11 @@ def update_as_aggregating_owner(gradients, residual):
 
 
 every_update = pytest.mark.parametrize(
-    "update", [update_as_worker, update_as_owner, update_as_aggregating_owner]
+    "update",
+    [
+        *(update_as_worker, update_as_worker_with_scales, learn_scales),
+        *(update_as_owner, update_as_aggregating_owner),
+    ],
 )
 
 

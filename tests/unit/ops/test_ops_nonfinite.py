@@ -26,11 +26,11 @@ def with_value(gradient, position, value):
     return tf.constant(flat.reshape(gradient.shape))
 
 
-def encode(gradients, levels="mean"):
+def encode(gradients, levels="mean", scales=None):
     """Returns the decoded sums of one worker, its flags, its residual before and after."""
     before = np.random.default_rng(3).normal(size=LAYOUT.size).astype(np.float32)
     residual = tf.Variable(before)
-    messages, squares = ops.one_bit_encode(gradients, residual, LAYOUT, levels)
+    messages, squares = ops.one_bit_encode(gradients, residual, LAYOUT, levels, value_scales=scales)
     # The other worker sent zeros.
     received = [tf.stack([row, tf.zeros_like(row)]) for row in messages]
     sums = [ops.one_bit_decode_sum(received[rank], LAYOUT, rank) for rank in range(2)]
@@ -87,6 +87,18 @@ def test_sum_that_overflows_is_flagged(levels):
     sent, flags, *_ = encode(gradients, levels)
     assert flags == [4, 4]
     assert np.isfinite(sent).all()
+
+
+@every_rule
+def test_quotient_that_overflows_is_flagged(levels):
+    gradients = [tf.zeros(shape) for shape in SHAPES]
+    gradients[1] = with_value(gradients[1], COLUMN_SIZE, HUGE)
+    scales = tf.fill([LAYOUT.size], 0.01)
+    sent, flags, before, residual, _ = encode(gradients, levels, scales)
+    assert flags == [2, 2]
+    assert np.isfinite(sent).all()
+    column = slice(COLUMN_SIZE, 2 * COLUMN_SIZE)
+    np.testing.assert_array_equal(residual[column], before[column])
 
 
 @every_value
