@@ -44,6 +44,7 @@ LIMITS = {
     "block update": 0.90,
 }
 COPY, EXCHANGE = "copy", "whole exchange"
+OF_TWO_BITS = ("1-bit decode", "1-bit decode, scaled", "1-bit aggregate of 8")
 PEERS = ("CuPy", "PyTorch", "PyTorch, compiled")
 EXCHANGE_SECONDS, EXCHANGE_SPEEDUP = 0.4e-3, 5.0
 
@@ -97,13 +98,16 @@ def one_bit_rows(device, shapes, rng, bits=1):
     shard_quantizer, _ = kernels.quantizer(kernels.shard_columns(0), shard_residual, bits)
     pointers, float32, rank = kernels.pointers(gradients), ctypes.c_int32(0), ctypes.c_int64(0)
     scale = ctypes.c_float(1 / WORLD_SIZE)
+    scales = device.array(rng.uniform(0.1, 1.0, plan.size).astype(np.float32))
+    squares = device.array(np.zeros(plan.size, np.float32))
 
-    def encode():
+    def encode(value_scales=None):
         kernels.call(
             "one_bit_encode",
             kernels.device_layout,
             float32,
             pointers,
+            kernels.pointer_or_null(value_scales),
             ctypes.byref(quantizer),
             kernels.pointer(messages),
         )
@@ -136,7 +140,7 @@ def one_bit_rows(device, shapes, rng, bits=1):
             *map(kernels.pointer, (message, plain)),
         )
 
-    def decode():
+    def decode(value_scales=None):
         kernels.call(
             "one_bit_decode",
             kernels.device_layout,
@@ -145,7 +149,17 @@ def one_bit_rows(device, shapes, rng, bits=1):
             ctypes.c_int32(bits),
             kernels.pointer(plain),
             scale,
+            kernels.pointer_or_null(value_scales),
             pointers,
+        )
+
+    def learn_scales():
+        kernels.call(
+            "one_bit_learn_scales",
+            kernels.device_layout,
+            float32,
+            pointers,
+            kernels.pointer(squares),
         )
 
     def exchange():
@@ -174,7 +188,10 @@ def one_bit_rows(device, shapes, rng, bits=1):
     decode_bytes = gathered.nbytes + FLOAT_BYTES * plan.size
     return {
         "1-bit encode": Row(encode, encode_bytes),
+        "1-bit encode, scaled": Row(lambda: encode(scales), encode_bytes + scales.nbytes),
         "1-bit decode": Row(decode, decode_bytes),
+        "1-bit decode, scaled": Row(lambda: decode(scales), decode_bytes + scales.nbytes),
+        "1-bit scales learned": Row(learn_scales, 3 * scales.nbytes),
         "1-bit aggregate of 8": Row(aggregate_messages, aggregate_bytes),
         EXCHANGE: Row(exchange, encode_bytes + aggregate_bytes + decode_bytes),
         "the same, sum and second encode apart": Row(
@@ -290,7 +307,7 @@ def make_rows(device, shapes, rng, with_peers):
     rows = {
         COPY: copy_row(device, num_values, rng),
         **one_bit_rows(device, shapes, rng),
-        **{f"{name}, 2 bits": two_bits[name] for name in ("1-bit decode", "1-bit aggregate of 8")},
+        **{f"{name}, 2 bits": two_bits[name] for name in OF_TWO_BITS},
         **decode_sum_rows(device, num_values // COLUMN_SIZE * COLUMN_SIZE, rng),
         **threshold_rows(device, num_values, rng),
         **block_rows(device, num_values, rng),

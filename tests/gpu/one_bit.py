@@ -63,6 +63,9 @@ class OneBitKernels(Kernels):
             _DeviceLayout(self._host_layout.object, device.pointer(self._host_layout.table))
         )
 
+    def pointer_or_null(self, array):
+        return ctypes.c_void_p(None) if array is None else self.pointer(array)
+
     def residual(self, size):
         return self.to_device(np.zeros(size, np.float32))
 
@@ -95,7 +98,7 @@ class OneBitKernels(Kernels):
             [
                 ctypes.c_int32(NUMBERS[dtype]),
                 self.pointers(gradients),
-                self._pointer_or_null(scales),
+                self.pointer_or_null(scales),
             ],
             [self.pointer(messages)],
         )
@@ -152,7 +155,7 @@ class OneBitKernels(Kernels):
             ctypes.c_int32(self._bits),
             self.pointer(plain),
             ctypes.c_float(scale),
-            self._pointer_or_null(scales),
+            self.pointer_or_null(scales),
             self.pointers(gradients),
         )
         return [self.numpy(gradient) for gradient in gradients]
@@ -168,9 +171,6 @@ class OneBitKernels(Kernels):
             self.pointer(squares),
         )
         return self.numpy(squares)
-
-    def _pointer_or_null(self, array):
-        return ctypes.c_void_p(None) if array is None else self.pointer(array)
 
     def _quantize(self, function, num_columns, residual, inputs, outputs, bits=1):
         quantizer, squares = self.quantizer(num_columns, residual, bits)

@@ -63,6 +63,24 @@ def test_one_bit_messages_have_the_bits_of_the_cpu(dtype, levels):
     assert_same_bits(run)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_scaled_one_bit_messages_have_the_bits_of_the_cpu(dtype):
+    layout = Layout([(100 * 70, 70, 64)], world_size=2)
+
+    def run(rng):
+        gradients = gradients_of(rng, [(100, 70)], dtype)
+        residual, learned = (tf.Variable(tf.zeros([layout.size])) for _ in range(2))
+        ops.one_bit_learn_scales(gradients, learned, layout)
+        scales = tf.constant(rng.uniform(0.01, 2.0, layout.size), tf.float32)
+        messages, squares = ops.one_bit_encode(gradients, residual, layout, value_scales=scales)
+        decoded = ops.one_bit_decode(
+            messages, tf.zeros([0]), gradients, layout, value_scales=scales
+        )
+        return [learned, messages, squares, residual, tf.cast(decoded[0], tf.float32)]
+
+    assert_same_bits(run)
+
+
 def test_threshold_messages_have_the_bits_of_the_cpu():
     sizes = [33, 9000]
 
