@@ -3,7 +3,9 @@
     .venv/bin/python benchmarks/encode.py
 
 It encodes 45M float32 values in columns of 2048. The same mathematics in plain TensorFlow ops runs
-beside it. `op_timing.py` describes the method.
+beside it. The rows with scales are those of local moments: they are compared with the separate
+division and multiplication that they replace, and with the bytes that they must move.
+`op_timing.py` describes the method.
 """
 
 import numpy as np
@@ -11,6 +13,15 @@ from op_timing import NUM_VALUES, paired_ratio, run_benchmark
 from report import verdict
 
 NUM_MESSAGES = 4
+TRIAD_BYTES = 12  # for each value
+# Bytes that ops with scales must move for each value: gradient or update, scale or square, residual
+# (read and written), codes.
+SCALED_BYTES = {
+    "encode, scaled": 16 + 1 / 8,
+    "decode 2 bits, scaled": 8 + 2 / 8,
+    "learn scales": 12,
+}
+MOST_TIME_PER_BYTE = 1.05  # in relation to a triad
 
 
 def make_ops(threads, columns, spacing):
@@ -29,7 +40,10 @@ def make_ops(threads, columns, spacing):
 
     gradient = tf.random.stateless_normal([NUM_VALUES], seed=[0, 0])
     spacer = tf.zeros([spacing * 100_000])
-    residual, shard_residual = (tf.Variable(tf.zeros([NUM_VALUES])) for _ in range(2))
+    residual, shard_residual, scaled_residual, squares = (
+        tf.Variable(tf.zeros([NUM_VALUES])) for _ in range(4)
+    )
+    scales = tf.random.stateless_uniform([NUM_VALUES], seed=[0, 1], minval=0.01, maxval=2.0)
     plain = tf.zeros([0])
     cut = (NUM_VALUES, columns, columns)
     layout = Layout([cut], world_size=NUM_MESSAGES)
@@ -43,6 +57,27 @@ def make_ops(threads, columns, spacing):
     @tf.function
     def decode(messages, bits):
         return ops.one_bit_decode(messages, plain, [gradient], layout, bits=bits)
+
+    @tf.function
+    def encode_scaled(gradient):
+        return ops.one_bit_encode([gradient], scaled_residual, layout, value_scales=scales)
+
+    @tf.function
+    def divide_and_encode(gradient):
+        return ops.one_bit_encode([gradient / scales], scaled_residual, layout)
+
+    @tf.function
+    def decode_scaled(messages):
+        arguments = messages, plain, [gradient], layout
+        return ops.one_bit_decode(*arguments, bits=2, value_scales=scales)
+
+    @tf.function
+    def decode_and_multiply(messages):
+        return ops.one_bit_decode(messages, plain, [gradient], layout, bits=2)[0] * scales
+
+    @tf.function
+    def learn(update):
+        ops.one_bit_learn_scales([update], squares, layout)
 
     @tf.function
     def decode_sum(messages):
@@ -61,6 +96,11 @@ def make_ops(threads, columns, spacing):
         "encode": lambda: encode(gradient),
         "decode": lambda: decode(messages, bits=1),
         "decode 2 bits": lambda: decode(messages_of_two_bits, bits=2),
+        "encode, scaled": lambda: encode_scaled(gradient),
+        "division, encode": lambda: divide_and_encode(gradient),
+        "decode 2 bits, scaled": lambda: decode_scaled(messages_of_two_bits),
+        "decode 2 bits, multiplication": lambda: decode_and_multiply(messages_of_two_bits),
+        "learn scales": lambda: learn(gradient),
         f"decode and sum {NUM_MESSAGES}": lambda: decode_sum(sum_messages),
         f"decode, sum {NUM_MESSAGES} and encode": lambda: aggregate(sum_messages, bits=1),
         f"decode, sum {NUM_MESSAGES} and encode 2 bits": lambda: aggregate(sum_messages, bits=2),
@@ -122,6 +162,10 @@ def judge(measured):
         ):
             ratio = paired_ratio(measured[1], name, yardstick).median
             verdicts.append(verdict(f"{name} over {yardstick}", ratio, limit))
+        for name, num_bytes in SCALED_BYTES.items():
+            ratio = paired_ratio(measured[1], name, "triad").median * TRIAD_BYTES / num_bytes
+            claim = f"{name} over triad, per byte to move"
+            verdicts.append(verdict(claim, ratio, MOST_TIME_PER_BYTE))
     if 1 in measured and 2 in measured:
         one, two = (
             {name: np.median(sample["seconds"]) for name, sample in measured[threads].items()}

@@ -29,6 +29,13 @@ template <typename T>
 using EncodeColumn = double (*)(const T* gradient, float* residual, int64_t count, LevelRule rule,
                                 float levels[2], uint32_t* codes);
 
+// The same for gradient_i / scales_i in place of the gradient. `quotients` is scratch memory for
+// `count` values, because a division takes longer than a load from the cache.
+template <typename T>
+using EncodeScaledColumn = double (*)(const T* gradient, const float* scales, float* quotients,
+                                      float* residual, int64_t count, LevelRule rule,
+                                      float levels[2], uint32_t* codes);
+
 // Decodes one column: out_i = scale * sum_b levels_b[code_bi], rounded to T, over 1 or 2 rows.
 //
 // Row b has its two levels (bit patterns of floats) at `levels + b * stride` and its codes at
@@ -40,21 +47,18 @@ template <typename T>
 using DecodeColumn = void (*)(const int32_t* levels, const int32_t* codes, int64_t stride, int bits,
                               int64_t count, float scale, bool stream, T* out);
 
+// The same, and then multiplies by the scales of values: out_i * scales_i, rounded to T once more.
+// 16-bit values are always stored through the caches.
+template <typename T>
+using DecodeScaledColumn = void (*)(const int32_t* levels, const int32_t* codes, int64_t stride,
+                                    int bits, int64_t count, float scale, const float* scales,
+                                    bool stream, T* out);
+
 // Sums one column of several messages, in their order: out_i = sum_k levels_k[code_ki].
 //
 // Messages are like rows of DecodeColumn, and any number of them. No messages sum to zero.
 using DecodeSumColumn = void (*)(const int32_t* levels, const int32_t* codes, int64_t stride,
                                  int64_t num_messages, int64_t count, bool stream, float* out);
-
-// Divides one column by the scales of its values: out_i = gradient_i / scales_i.
-template <typename T>
-using DivideColumn = void (*)(const T* gradient, const float* scales, int64_t count, float* out);
-
-// Multiplies one column by the scales of its values: out_i = values_i * scales_i, rounded to T.
-// `stream` as in DecodeColumn. Columns of 16-bit values are always stored through the caches.
-template <typename T>
-using MultiplyColumn = void (*)(const T* values, const float* scales, int64_t count, bool stream,
-                                T* out);
 
 // Follows the squares of one column's updates; see LearnedSquare.
 template <typename T>
@@ -64,9 +68,9 @@ using LearnColumn = void (*)(const T* update, float* squares, int64_t count);
 template <typename T>
 struct ColumnsOf {
   EncodeColumn<T> encode;
+  EncodeScaledColumn<T> encode_scaled;
   DecodeColumn<T> decode;
-  DivideColumn<T> divide;
-  MultiplyColumn<T> multiply;
+  DecodeScaledColumn<T> decode_scaled;
   LearnColumn<T> learn;
 };
 

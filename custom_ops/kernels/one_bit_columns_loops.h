@@ -180,18 +180,16 @@ bool QuantizeByDeviation(const Values& values, int64_t count, float& threshold, 
   return IsFinite(deviation);
 }
 
-template <typename Floats, typename T>
-double Encode(const T* gradient, float* residual, int64_t count, LevelRule rule, float levels[2],
-              uint32_t* codes) {
+// Encodes the corrected values of a column. When it is read again, `gradient` is added to the
+// residual.
+template <typename Floats, typename Values, typename T>
+double EncodeValues(const Values& values, const T* gradient, float* residual, int64_t count,
+                    LevelRule rule, float levels[2], uint32_t* codes) {
   float threshold;
-  const auto quantize = [&](const auto& values) {
-    return rule == LevelRule::kMean
-               ? QuantizeByMean<Floats>(values, count, threshold, levels, codes)
-               : QuantizeByDeviation<Floats>(values, count, threshold, levels, codes);
-  };
-  const bool finite = residual != nullptr
-                          ? quantize(CorrectedValues<Floats, T, true>{gradient, residual})
-                          : quantize(CorrectedValues<Floats, T, false>{gradient, nullptr});
+  const bool finite =
+      rule == LevelRule::kMean
+          ? QuantizeByMean<Floats>(values, count, threshold, levels, codes)
+          : QuantizeByDeviation<Floats>(values, count, threshold, levels, codes);
   if (!finite) {
     levels[0] = levels[1] = 0.0f;
     std::memset(codes, 0, NumWords(count) * sizeof(*codes));
@@ -205,6 +203,49 @@ double Encode(const T* gradient, float* residual, int64_t count, LevelRule rule,
   return squares;
 }
 
+template <typename Floats, typename T>
+double Encode(const T* gradient, float* residual, int64_t count, LevelRule rule, float levels[2],
+              uint32_t* codes) {
+  const auto encode = [&](const auto& values) {
+    return EncodeValues<Floats>(values, gradient, residual, count, rule, levels, codes);
+  };
+  return residual != nullptr ? encode(CorrectedValues<Floats, T, true>{gradient, residual})
+                             : encode(CorrectedValues<Floats, T, false>{gradient, nullptr});
+}
+
+// The corrected values of a column with scales. It stores the quotients that it has computed.
+template <typename Floats, typename T, bool kHasResidual>
+struct ScaledValues {
+  const T* gradient;
+  const float* scales;
+  float* quotients;
+  const float* residual;
+
+  typename Floats::Vector Vector(int64_t i) const {
+    const auto quotient = Floats::Load(gradient + i) / Floats::Load(scales + i);
+    Floats::template Store<false>(quotients + i, quotient);
+    if constexpr (kHasResidual) return quotient + Floats::Load(residual + i);
+    return quotient;
+  }
+
+  float Scalar(int64_t i) const {
+    quotients[i] = ToFloat(gradient[i]) / scales[i];
+    if constexpr (kHasResidual) return quotients[i] + residual[i];
+    return quotients[i];
+  }
+};
+
+template <typename Floats, typename T>
+double EncodeScaled(const T* gradient, const float* scales, float* quotients, float* residual,
+                    int64_t count, LevelRule rule, float levels[2], uint32_t* codes) {
+  const auto encode = [&](const auto& values) {
+    return EncodeValues<Floats>(values, quotients, residual, count, rule, levels, codes);
+  };
+  return residual != nullptr
+             ? encode(ScaledValues<Floats, T, true>{gradient, scales, quotients, residual})
+             : encode(ScaledValues<Floats, T, false>{gradient, scales, quotients, nullptr});
+}
+
 // Returns the codes of the values [i, i + n), n <= 32, in the low bits of a word.
 uint32_t WordAt(const uint32_t* codes, int64_t i, int64_t n) {
   const uint32_t* const word = codes + i / kWordBits;
@@ -213,16 +254,16 @@ uint32_t WordAt(const uint32_t* codes, int64_t i, int64_t n) {
   return shift + n <= kWordBits ? low : low | word[1] << (kWordBits - shift);
 }
 
-// `Simd` is Floats or Halves, whichever has lanes of T's size.
-template <typename Simd, typename T>
-void Decode(const int32_t* levels, const int32_t* codes, int64_t stride, int bits, int64_t count,
-            float scale, bool stream, T* out) {
+// Calls work(values_at). values_at(i, n, vectors) decodes the values [i, i + n), n <= 32, of one row
+// or two. level(x) is a vector that stands for the sum x of levels.
+template <typename Simd, typename Level, typename Work>
+void WithDecoded(const int32_t* levels, const int32_t* codes, int64_t stride, int bits,
+                 const Level& level, const Work& work) {
   const uint32_t* const first_codes = reinterpret_cast<const uint32_t*>(codes);
   const float* const first = reinterpret_cast<const float*>(levels);
-  const auto scaled = [&](float value) { return Simd::Broadcast(FromFloat<T>(scale * value)); };
   if (bits == 1) {
-    const auto zero = scaled(first[0]), one = scaled(first[1]);
-    return WriteRun<Simd>(count, stream, out, [&](int64_t i, int64_t n, auto* values) {
+    const auto zero = level(first[0]), one = level(first[1]);
+    return work([&](int64_t i, int64_t n, auto* values) {
       const uint32_t word = WordAt(first_codes, i, n);
       for (int p = 0; p < kParts<Simd>; ++p) {
         values[p] = Simd::Select(Simd::Expand(word, p), one, zero);
@@ -232,15 +273,66 @@ void Decode(const int32_t* levels, const int32_t* codes, int64_t stride, int bit
   const uint32_t* const second_codes = first_codes + stride;
   const float* const second = first + stride;
   // The value of the codes 00, 10, 01 and 11, where the first row has the first digit.
-  const auto zero_zero = scaled(first[0] + second[0]), one_zero = scaled(first[1] + second[0]);
-  const auto zero_one = scaled(first[0] + second[1]), one_one = scaled(first[1] + second[1]);
-  WriteRun<Simd>(count, stream, out, [&](int64_t i, int64_t n, auto* values) {
+  const auto zero_zero = level(first[0] + second[0]), one_zero = level(first[1] + second[0]);
+  const auto zero_one = level(first[0] + second[1]), one_one = level(first[1] + second[1]);
+  work([&](int64_t i, int64_t n, auto* values) {
     const uint32_t first_word = WordAt(first_codes, i, n), second_word = WordAt(second_codes, i, n);
     for (int p = 0; p < kParts<Simd>; ++p) {
       const auto code = Simd::Expand(first_word, p);
       values[p] = Simd::Select(Simd::Expand(second_word, p),
                                Simd::Select(code, one_one, zero_one),
                                Simd::Select(code, one_zero, zero_zero));
+    }
+  });
+}
+
+// `Simd` is Floats or Halves, whichever has lanes of T's size.
+template <typename Simd, typename T>
+void Decode(const int32_t* levels, const int32_t* codes, int64_t stride, int bits, int64_t count,
+            float scale, bool stream, T* out) {
+  const auto level = [&](float sum) { return Simd::Broadcast(FromFloat<T>(scale * sum)); };
+  WithDecoded<Simd>(levels, codes, stride, bits, level, [&](const auto& values_at) {
+    WriteRun<Simd>(count, stream, out, values_at);
+  });
+}
+
+// Loads n <= 32 values into the vectors of a word, and reads none behind them.
+template <typename Floats>
+void LoadWord(const float* from, int64_t n, typename Floats::Vector* vectors) {
+  float values[kWordBits] = {};
+  if (n < kWordBits) {
+    std::memcpy(values, from, n * sizeof(float));
+    from = values;
+  }
+  for (int p = 0; p < kParts<Floats>; ++p) vectors[p] = Floats::Load(from + p * Floats::kWidth);
+}
+
+template <typename Floats, typename T>
+void DecodeScaled(const int32_t* levels, const int32_t* codes, int64_t stride, int bits,
+                  int64_t count, float scale, const float* scales, bool stream, T* out) {
+  const auto level = [&](float sum) {
+    return Floats::Broadcast(ToFloat(FromFloat<T>(scale * sum)));
+  };
+  WithDecoded<Floats>(levels, codes, stride, bits, level, [&](const auto& values_at) {
+    const auto products_at = [&](int64_t i, int64_t n, auto* products) {
+      typename Floats::Vector factors[kParts<Floats>];
+      values_at(i, n, products);
+      LoadWord<Floats>(scales + i, n, factors);
+      for (int p = 0; p < kParts<Floats>; ++p) products[p] = products[p] * factors[p];
+    };
+    if constexpr (std::is_same_v<T, float>) {
+      WriteRun<Floats>(count, stream, out, products_at);
+    } else {
+      typename Floats::Vector products[kParts<Floats>];
+      float wide[kWordBits];
+      for (int64_t i = 0; i < count; i += kWordBits) {
+        const int64_t n = count - i < kWordBits ? count - i : kWordBits;
+        products_at(i, n, products);
+        for (int p = 0; p < kParts<Floats>; ++p) {
+          Floats::template Store<false>(wide + p * Floats::kWidth, products[p]);
+        }
+        for (int64_t j = 0; j < n; ++j) out[i + j] = FromFloat<T>(wide[j]);
+      }
     }
   });
 }
@@ -299,40 +391,6 @@ void DecodeSum(const int32_t* levels, const int32_t* codes, int64_t stride, int6
 }
 
 template <typename Floats, typename T>
-void Divide(const T* gradient, const float* scales, int64_t count, float* out) {
-  int64_t i = 0;
-  for (; i + Floats::kWidth <= count; i += Floats::kWidth) {
-    Floats::template Store<false>(out + i, Floats::Load(gradient + i) / Floats::Load(scales + i));
-  }
-  for (; i < count; ++i) out[i] = ToFloat(gradient[i]) / scales[i];
-}
-
-// Loads n <= 32 values into the vectors of a word, and reads none behind them.
-template <typename Floats>
-void LoadWord(const float* from, int64_t n, typename Floats::Vector* vectors) {
-  float values[kWordBits] = {};
-  if (n < kWordBits) {
-    std::memcpy(values, from, n * sizeof(float));
-    from = values;
-  }
-  for (int p = 0; p < kParts<Floats>; ++p) vectors[p] = Floats::Load(from + p * Floats::kWidth);
-}
-
-template <typename Floats, typename T>
-void Multiply(const T* values, const float* scales, int64_t count, bool stream, T* out) {
-  if constexpr (std::is_same_v<T, float>) {
-    WriteRun<Floats>(count, stream, out, [&](int64_t i, int64_t n, auto* products) {
-      typename Floats::Vector factors[kParts<Floats>];
-      LoadWord<Floats>(values + i, n, products);
-      LoadWord<Floats>(scales + i, n, factors);
-      for (int p = 0; p < kParts<Floats>; ++p) products[p] = products[p] * factors[p];
-    });
-  } else {
-    for (int64_t i = 0; i < count; ++i) out[i] = FromFloat<T>(ToFloat(values[i]) * scales[i]);
-  }
-}
-
-template <typename Floats, typename T>
 void Learn(const T* update, float* squares, int64_t count) {
   const auto kept = Floats::Broadcast(kKeptOfSquare);
   const auto learned = Floats::Broadcast(kLearnedOfSquare);
@@ -352,7 +410,7 @@ void Learn(const T* update, float* squares, int64_t count) {
 // `Simd` is Floats or Halves, whichever has lanes of T's size.
 template <typename Floats, typename Simd, typename T>
 constexpr ColumnsOf<T> MakeColumnsOf() {
-  return {Encode<Floats, T>, Decode<Simd, T>, Divide<Floats, T>, Multiply<Floats, T>,
+  return {Encode<Floats, T>, EncodeScaled<Floats, T>, Decode<Simd, T>, DecodeScaled<Floats, T>,
           Learn<Floats, T>};
 }
 

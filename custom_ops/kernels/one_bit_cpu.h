@@ -168,7 +168,7 @@ class OneBitOnCpu {
   static void EncodeAs(tensorflow::OpKernelContext* context, const Layout& layout,
                        const std::vector<const void*>& gradients, const float* value_scales,
                        const OneBitQuantizer& quantizer, int32_t* messages) {
-    const OneBitColumns& columns = GetOneBitColumns();
+    const ColumnsOf<T>& columns = GetOneBitColumns().of<T>();
     const int64_t words = layout.worker_message_words();
     const LayoutView view = layout.view();
     Sums sums(0, layout.num_columns());
@@ -176,22 +176,23 @@ class OneBitOnCpu {
       ZeroPadding(layout, shard, messages + shard * words);
     }
     ForColumns(context, layout, 0, layout.num_columns(),
-               [&, divided = std::vector<float>()](int64_t index) mutable {
+               [&, quotients = std::vector<float>()](int64_t index) mutable {
       const Column column = view.column(index);
       const int64_t shard = view.shard_of(index);
       int32_t* const message = messages + shard * words;
+      float* const levels = FloatsOf(message + view.levels_of(index, shard));
+      uint32_t* const codes = CodesOf(message + view.codes_of(column, shard));
       const T* const gradient = static_cast<const T*>(gradients[column.tensor]) + column.offset;
-      const auto encode = [&](const auto& of_type, const auto* values) {
-        sums.Add(index, column,
-                 of_type.encode(values, At(quantizer.residual, column.value), column.count,
-                                quantizer.rule, FloatsOf(message + view.levels_of(index, shard)),
-                                CodesOf(message + view.codes_of(column, shard))));
-      };
-      if (value_scales == nullptr) return encode(columns.of<T>(), gradient);
-      // A division takes longer than a load from the cache, and a value is needed twice.
-      divided.resize(std::max<size_t>(divided.size(), column.count));
-      columns.of<T>().divide(gradient, value_scales + column.value, column.count, divided.data());
-      encode(columns.of<float>(), divided.data());
+      float* const residual = At(quantizer.residual, column.value);
+      double sum;
+      if (value_scales == nullptr) {
+        sum = columns.encode(gradient, residual, column.count, quantizer.rule, levels, codes);
+      } else {
+        quotients.resize(std::max<size_t>(quotients.size(), column.count));
+        sum = columns.encode_scaled(gradient, value_scales + column.value, quotients.data(),
+                                    residual, column.count, quantizer.rule, levels, codes);
+      }
+      sums.Add(index, column, sum);
     });
     CopyPlain<T>(layout, gradients, messages, &sums.not_finite);
     for (int64_t shard = 0; shard < layout.num_shards(); ++shard) {
@@ -269,21 +270,19 @@ class OneBitOnCpu {
     const int64_t words = layout.shard_message_words();
     const bool stream = layout.size() * static_cast<int64_t>(sizeof(T)) > kStreamBytes;
     const LayoutView view = layout.view();
-    ForColumns(context, layout, 0, layout.num_columns(),
-               [&, decoded = std::vector<T>()](int64_t index) mutable {
+    ForColumns(context, layout, 0, layout.num_columns(), [&](int64_t index) {
       const Column column = view.column(index);
       const int64_t shard = view.shard_of(index);
       const int32_t* const message = messages + shard * bits * words;
-      T* const gradient = static_cast<T*>(gradients[column.tensor]) + column.offset;
-      const auto decode = [&](bool stream, T* out) {
-        columns.decode(message + view.levels_of(index, shard),
-                       message + view.codes_of(column, shard), words, bits, column.count, scale,
-                       stream, out);
-      };
-      if (value_scales == nullptr) return decode(stream, gradient);
-      decoded.resize(std::max<size_t>(decoded.size(), column.count));
-      decode(/*stream=*/false, decoded.data());
-      columns.multiply(decoded.data(), value_scales + column.value, column.count, stream, gradient);
+      const int32_t* const levels = message + view.levels_of(index, shard);
+      const int32_t* const codes = message + view.codes_of(column, shard);
+      T* const out = static_cast<T*>(gradients[column.tensor]) + column.offset;
+      if (value_scales == nullptr) {
+        columns.decode(levels, codes, words, bits, column.count, scale, stream, out);
+      } else {
+        columns.decode_scaled(levels, codes, words, bits, column.count, scale,
+                              value_scales + column.value, stream, out);
+      }
     });
     for (const PlainRun& run : layout.plain_runs()) {
       T* const values = static_cast<T*>(gradients[run.tensor]);

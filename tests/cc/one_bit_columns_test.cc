@@ -496,47 +496,86 @@ void TestDecodeSum() {
 
 // ------------------------------------------------------------------------------------ scales
 
-// Checks that all tables give the expected bits. run(columns, stream, out) writes a column.
-template <typename T, typename Run>
-void CheckValues(const char* what, int64_t count, int offset, const Buffer<T>& expected,
-                 const Run& run) {
-  for (const bool stream : {false, true}) {
-    for (auto* columns = SupportedOneBitColumns(); *columns != nullptr; ++columns) {
-      SetCase("%s %s count=%ld offset=%d stream=%d", what, (*columns)->name, (long)count, offset,
-              stream);
-      Buffer<T> out(Buffer<T>::kOutput, count, offset);
-      run(**columns, stream, out);
-      (*columns)->finish_streaming();
-      CHECK(out.SameBits(expected), "wrong values");
-      CHECK(out.SentinelsIntact(), "wrote beside the output");
+// A column with scales has the bits of a division before the encoding.
+template <typename T>
+void TestEncodeScaled() {
+  for (const int64_t count : Counts()) {
+    for (int offset = 0; offset < 16; offset += count > 200 ? 11 : 3) {
+      Random random(100 * count + offset);
+      Buffer<T> gradient(Buffer<T>::kInput, count, offset);
+      Buffer<float> scales(Buffer<float>::kInput, count, (offset + 5) % 16);
+      Buffer<float> quotients(Buffer<float>::kInput, count, offset);
+      Buffer<float> residual(Buffer<float>::kInput, count, 0);
+      for (int64_t i = 0; i < count; ++i) {
+        gradient[i] = FromFloat<T>(random.Bell());
+        residual[i] = random.Bell();
+        scales[i] = 0.01f + 3 * random.Uniform();
+        quotients[i] = ToFloat(gradient[i]) / scales[i];
+      }
+      for (const bool error_feedback : {true, false}) {
+        for (const LevelRule rule : kBothRules) {
+          const Encoded expected = RunEncode(PlainColumns(), quotients, residual, error_feedback,
+                                             count, offset, rule);
+          for (auto* columns = SupportedOneBitColumns(); *columns != nullptr; ++columns) {
+            SetCase("encode_scaled %s %s count=%ld offset=%d %s error_feedback=%d",
+                    (*columns)->name, TypeName<T>(), (long)count, offset, NameOf(rule),
+                    error_feedback);
+            Buffer<float> scratch(Buffer<float>::kOutput, count, 7);
+            Encoded encoded{0, {kNaN, kNaN},
+                            {Buffer<uint32_t>::kOutput, NumWords(count), offset},
+                            {Buffer<float>::kOutput, count, 5}};
+            encoded.residual.CopyFrom(residual);
+            encoded.squares = (*columns)->of<T>().encode_scaled(
+                gradient.data(), scales.data(), scratch.data(),
+                error_feedback ? encoded.residual.data() : nullptr, count, rule, encoded.levels,
+                encoded.codes.data());
+            CheckSameBits(encoded, expected);
+            CHECK(encoded.codes.SentinelsIntact(), "wrote beside the codes");
+            CHECK(encoded.residual.SentinelsIntact(), "wrote beside the residual");
+            CHECK(scratch.SentinelsIntact(), "wrote beside the quotients");
+          }
+        }
+      }
     }
   }
 }
 
+// A column with scales has the bits of a multiplication behind the decoding.
 template <typename T>
-void TestScales() {
+void TestDecodeScaled() {
   for (const int64_t count : Counts()) {
-    for (int offset = 0; offset < 32; offset += count > 200 ? 13 : 3) {
-      Random random(100 * count + offset);
-      Buffer<T> values(Buffer<T>::kInput, count, offset);
-      Buffer<float> scales(Buffer<float>::kInput, count, (offset + 5) % 16);
-      Buffer<float> quotients(Buffer<float>::kOutput, count, offset);
-      Buffer<T> products(Buffer<T>::kOutput, count, offset);
-      for (int64_t i = 0; i < count; ++i) {
-        values[i] = FromFloat<T>(random.Bell());
-        scales[i] = 0.01f + 3 * random.Uniform();
-        quotients[i] = ToFloat(values[i]) / scales[i];
-        products[i] = FromFloat<T>(ToFloat(values[i]) * scales[i]);
+    const int64_t stride = NumWords(count) + 7;
+    Random random(count);
+    Buffer<int32_t> rows(Buffer<int32_t>::kInput, kMaxBits * stride, 1);
+    for (int64_t i = 0; i < kMaxBits * stride; ++i) rows[i] = static_cast<int32_t>(random.Bits());
+    for (int row = 0; row < kMaxBits; ++row) {
+      for (int code = 0; code < 2; ++code) {
+        rows[row * stride + code] = static_cast<int32_t>(BitsOf(random.Bell()));
       }
-      CheckValues(TypeName<T>(), count, offset, quotients,
-                  [&](const OneBitColumns& columns, bool, Buffer<float>& out) {
-                    columns.of<T>().divide(values.data(), scales.data(), count, out.data());
-                  });
-      CheckValues(TypeName<T>(), count, offset, products,
-                  [&](const OneBitColumns& columns, bool stream, Buffer<T>& out) {
-                    columns.of<T>().multiply(values.data(), scales.data(), count, stream,
-                                             out.data());
-                  });
+    }
+    Buffer<float> scales(Buffer<float>::kInput, count, 3);
+    for (int64_t i = 0; i < count; ++i) scales[i] = 0.01f + 3 * random.Uniform();
+    for (int bits = 1; bits <= kMaxBits; ++bits) {
+      Buffer<T> expected(Buffer<T>::kOutput, count, 0);
+      PlainColumns().of<T>().decode(rows.data(), rows.data() + 2, stride, bits, count, 0.3f, false,
+                                    expected.data());
+      for (int64_t i = 0; i < count; ++i) {
+        expected[i] = FromFloat<T>(ToFloat(expected[i]) * scales[i]);
+      }
+      for (int offset = 0; offset < 32; offset += count > 200 ? 13 : 1) {
+        for (const bool stream : {false, true}) {
+          for (auto* columns = SupportedOneBitColumns(); *columns != nullptr; ++columns) {
+            SetCase("decode_scaled %s %s count=%ld offset=%d bits=%d stream=%d", (*columns)->name,
+                    TypeName<T>(), (long)count, offset, bits, stream);
+            Buffer<T> out(Buffer<T>::kOutput, count, offset);
+            (*columns)->of<T>().decode_scaled(rows.data(), rows.data() + 2, stride, bits, count,
+                                              0.3f, scales.data(), stream, out.data());
+            (*columns)->finish_streaming();
+            CHECK(out.SameBits(expected), "other values than decoded and multiplied");
+            CHECK(out.SentinelsIntact(), "wrote beside the output");
+          }
+        }
+      }
     }
   }
 }
@@ -556,11 +595,14 @@ void TestLearn() {
       const float rounded = ToFloat(update[i]);
       after[i] = i % 7 == 3 ? before[i] : 0.95f * before[i] + 0.05f * (rounded * rounded);
     }
-    CheckValues(TypeName<T>(), count, 3, after,
-                [&](const OneBitColumns& columns, bool, Buffer<float>& squares) {
-                  squares.CopyFrom(before);
-                  columns.of<T>().learn(update.data(), squares.data(), count);
-                });
+    for (auto* columns = SupportedOneBitColumns(); *columns != nullptr; ++columns) {
+      SetCase("learn %s %s count=%ld", (*columns)->name, TypeName<T>(), (long)count);
+      Buffer<float> squares(Buffer<float>::kOutput, count, 3);
+      squares.CopyFrom(before);
+      (*columns)->of<T>().learn(update.data(), squares.data(), count);
+      CHECK(squares.SameBits(after), "wrong averages");
+      CHECK(squares.SentinelsIntact(), "wrote beside the averages");
+    }
   }
 }
 
@@ -613,9 +655,12 @@ int main() {
   TestDecode<float16>();
   TestDecode<bfloat16>();
   TestDecodeSum();
-  TestScales<float>();
-  TestScales<float16>();
-  TestScales<bfloat16>();
+  TestEncodeScaled<float>();
+  TestDecodeScaled<float>();
+  TestEncodeScaled<float16>();
+  TestDecodeScaled<float16>();
+  TestEncodeScaled<bfloat16>();
+  TestDecodeScaled<bfloat16>();
   TestLearn<float>();
   TestLearn<float16>();
   TestLearn<bfloat16>();
