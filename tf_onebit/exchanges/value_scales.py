@@ -43,9 +43,10 @@ class ValueScales(tf.Module):
     def __init__(self, specs: Sequence[GradientSpec], layout: Layout) -> None:
         super().__init__()
         self._layout = layout
-        columns = zip(specs, layout.column_sizes, strict=True)
-        self._shapes = {i: spec.shape for i, (spec, size) in enumerate(columns) if size}
-        self._sizes = [layout.sizes[i] for i in self._shapes]
+        scaled = [i for i, column_size in enumerate(layout.column_sizes) if column_size]
+        self._names = [f"scales/{i}" for i in scaled]
+        self._shapes = [specs[i].shape for i in scaled]
+        self._sizes = [layout.sizes[i] for i in scaled]
         self._values = tf.Variable(tf.zeros([layout.size]), trainable=False)
         self._content = tf.Variable(_NOTHING, trainable=False)
 
@@ -83,14 +84,14 @@ class ValueScales(tf.Module):
         """Returns the state to continue from, the same on all workers."""
         parts = np.split(self._values.numpy(), np.cumsum(self._sizes)[:-1])
         arrays: dict[str, npt.NDArray[Any]] = {
-            f"scales/{i}": part.reshape(shape)
-            for part, (i, shape) in zip(parts, self._shapes.items(), strict=True)
+            name: part.reshape(shape)
+            for name, part, shape in zip(self._names, parts, self._shapes, strict=True)
         }
         return arrays | {"scales/content": self._content.numpy()}
 
     def load_state(self, state: State) -> None:
         """Restores an earlier `state`."""
-        self._values.assign(np.concatenate([state[f"scales/{i}"].ravel() for i in self._shapes]))
+        self._values.assign(np.concatenate([state[name].ravel() for name in self._names]))
         self._content.assign(state["scales/content"])
 
 
