@@ -66,7 +66,7 @@ def one_bit_encode(
         levels=levels,
         error_feedback=error_feedback,
         W=dtype,
-        value_scales=_or_none(value_scales),
+        value_scales=_or_ones(value_scales),
         **layout.attributes(),
     )
 
@@ -249,7 +249,7 @@ def one_bit_decode(
     return library.tf_onebit_one_bit_decode(
         messages=messages,
         plain=plain,
-        value_scales=_or_none(value_scales),
+        value_scales=_or_ones(value_scales),
         gradients=gradients,
         scale=scale,
         bits=bits,
@@ -290,5 +290,5 @@ def one_bit_learn_scales(
     )
 
 
-def _or_none(value_scales: tf.Tensor | None) -> tf.Tensor:
+def _or_ones(value_scales: tf.Tensor | None) -> tf.Tensor:
     return tf.zeros([0]) if value_scales is None else value_scales
