@@ -17,7 +17,7 @@ _MODULE_OF = {
     "flush": "tf_onebit._training.model_optimizers",
     "without_delay": "tf_onebit._training.model_optimizers",
 }
-_SUBMODULES = ("callbacks", "distribute", "horovod", "optimizers", "transforms")
+_SUBMODULES = ("callbacks", "distribute", "horovod", "model_parallel", "optimizers", "transforms")
 
 __all__ = [*_MODULE_OF, *_SUBMODULES, "__version__"]
 

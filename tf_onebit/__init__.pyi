@@ -3,6 +3,7 @@
 from tf_onebit import callbacks as callbacks
 from tf_onebit import distribute as distribute
 from tf_onebit import horovod as horovod
+from tf_onebit import model_parallel as model_parallel
 from tf_onebit import optimizers as optimizers
 from tf_onebit import transforms as transforms
 from tf_onebit._training.model_optimizers import flush as flush

@@ -17,7 +17,7 @@ def become(instance, cls):
 def overlay(instance, *mixins, **attributes):
     """Puts mixins and attributes in front of the class of an object.
 
-    The new class has the old one's name.
+    The new class has the old one's name, module and documentation.
 
     Args:
         instance: object.
@@ -25,4 +25,5 @@ def overlay(instance, *mixins, **attributes):
         **attributes: attributes of the new class.
     """
     cls = type(instance)
+    attributes = {"__module__": cls.__module__, "__doc__": cls.__doc__, **attributes}
     become(instance, type(cls.__name__, (*mixins, cls), attributes))

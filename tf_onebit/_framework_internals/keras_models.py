@@ -39,6 +39,15 @@ def statistics_of(model):
     return [v for layer in layers_of(model) for v in layer._non_trainable_variables]
 
 
+def own_variables_of(layer):
+    """Returns the variables of a layer, without those of its inner layers: list.
+
+    Relies on `Layer._trainable_variables` and `_non_trainable_variables`
+    (keras/src/layers/layer.py:389).
+    """
+    return [*layer._trainable_variables, *layer._non_trainable_variables]
+
+
 def strategy_of(model):
     """Returns the `tf.distribute.Strategy` in whose scope a model was made, or None.
 

@@ -40,6 +40,28 @@ def trained_variables_of(optimizer):
     return optimizer._trainable_variables
 
 
+def slots_of(optimizer):
+    """Returns the variables that an optimizer keeps for each variable that it trains.
+
+    These are moments, accumulated gradients and averages of weights. Keras' optimizers keep them
+    in lists with one entry for each trained variable.
+
+    Relies on `BaseOptimizer._trainable_variables` (keras/src/optimizers/base_optimizer.py:227).
+
+    Returns:
+        List of pairs (variable of the optimizer, trained variable), of equal shapes.
+    """
+    trained = optimizer._trainable_variables
+    own = {id(variable) for variable in optimizer.variables}
+    return [
+        (slot, variable)
+        for value in vars(optimizer).values()
+        if isinstance(value, list) and len(value) == len(trained)
+        for slot, variable in zip(value, trained, strict=True)
+        if id(slot) in own and tuple(slot.shape) == tuple(variable.shape)
+    ]
+
+
 def accumulated_gradients_of(optimizer):
     """Returns the variables in which an optimizer accumulates gradients for an update: list.
 

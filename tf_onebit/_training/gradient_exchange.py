@@ -46,6 +46,7 @@ class GradientExchange:
         moments: "local" if each worker keeps moments of its own gradients, or "after".
         engine: `Engine` of all workers of the job.
         group: `Engine` of the workers that exchange gradients with each other. Default: all.
+        model_group: `Group` of workers that hold the model together with this one, or None.
         exchanges: `BuiltExchanges` of all lists of variables that it has been called with.
         carried: `ExchangeState` of these exchanges.
         global_batch_size: what `set_global_batch_size` has set, or None.
@@ -59,6 +60,7 @@ class GradientExchange:
         self.template = template
         self.moments = moments
         self.engine = self.group = engine
+        self.model_group = None
         if not self.is_in_step:
             engine.whereabouts.are_in_step = False
         self._mean = mean
@@ -229,7 +231,8 @@ class GradientExchange:
 
         If not, their numbers of steps may differ.
         """
-        return not self.trains_apart and self.group is self.engine
+        is_whole = self.group is self.engine or self.model_group is not None
+        return is_whole and not self.trains_apart
 
     @property
     def trains_apart(self):
@@ -259,6 +262,15 @@ class GradientExchange:
         """
         self.group = group
         self.engine.whereabouts.are_in_step = False
+
+    def follow(self, model_group):
+        """Restricts the exchange to the workers that hold the same parts of a model as this one.
+
+        Args:
+            model_group: `Group` of this worker.
+        """
+        self.group = model_group.between
+        self.model_group = model_group
 
     @property
     def _is_alone(self):
@@ -345,10 +357,14 @@ class GradientExchange:
         present = [[g for g in mine if g is not None] for mine in gradients]
         if not present[0]:
             return [tf.constant(True) for _ in gradients]
-        if self.group.world_size == 1 or innermost(self.template).trains_apart:
+        # Members of a group skip a step together, too.
+        deciding = self.group if self.model_group is None else self.engine
+        if deciding.world_size == 1 or innermost(self.template).trains_apart:
             return [tf.equal(not_finite_flag(mine), 0) for mine in present]
         name = f"{self._scope}/all_finite"
-        return self.group.run(all_finite(mine, name) for mine in present)
+        if deciding is not self.group:
+            name = f"tf_onebit_{self._number}/all_finite"  # `_scope` names this group only
+        return deciding.run(all_finite(mine, name) for mine in present)
 
     @functools.cached_property
     def _scope(self):
@@ -357,7 +373,8 @@ class GradientExchange:
         The first use compares the workers.
         """
         members = () if self.group is self.engine else tuple(self.group.members)
-        scope = "_".join(map(str, ["tf_onebit", next(_numbers[members]), *members]))
+        self._number = next(_numbers[members])
+        scope = "_".join(map(str, ["tf_onebit", self._number, *members]))
         with tf.init_scope():
             self.group.run([handshake(scope, self._settings) for _ in self.group.ranks])
         return scope

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from tf_onebit._framework_internals.keras_optimizers import mix_in
 from tf_onebit._framework_internals.tf_variables import assign_all, copies_of
+from tf_onebit._training.group_gradients import ClipsParts
 
 
 def settings(optimizer):
@@ -32,7 +33,7 @@ class Update:
         self.flushes = {}
 
 
-class Distributed:
+class Distributed(ClipsParts):
     """Mixin for Keras optimizers that exchanges gradients after accumulation, before clipping.
 
     Attributes:
@@ -205,6 +206,9 @@ class Distributed:
         update = self._current_update
         update.gradients = self._exchange(grads, update.variables, update.exchanging)
         return super()._clip_gradients(update.gradients)
+
+    def _variables_to_clip(self):
+        return self._current_update.variables
 
     def _apply_weight_decay(self, variables):
         # Wait for the exchange: if it fails, the weights must stay as they were.

@@ -21,6 +21,7 @@ class ExchangesUpdates(LocalUpdates):
         """
         if self._current_update.exchanging is not None:
             return self._exchange_updates(gradients, variables, exchanging)
+        self._current_update.variables = variables
         alike = self.gradient_exchange.exchange_of_alike
         mine = super()._exchange(gradients, variables, alike)
         updates = self.local_updates(self._clipped(mine), variables, self.learning_rate)

@@ -94,6 +94,43 @@ class HorovodEngine(ProcessEngine):
         is_whole = self._process_set is None
         return super().meet(generators, occasion, detail) if is_whole else self.run(generators)
 
+    @property
+    def process_set(self) -> hvd.ProcessSet:
+        """The process set of Horovod's with the workers."""
+        return self._process_set or hvd.global_process_set
+
+    def divided(self, members: int | None) -> tuple["HorovodEngine", "HorovodEngine"]:
+        """Divides the workers into groups of consecutive ranks. All workers call it.
+
+        Args:
+            members: number of workers in a group, or None for those of a node.
+
+        Returns:
+            Two engines: of the group of this worker, and of the workers at its place in all groups.
+
+        Raises:
+            ValueError: if groups or nodes would have different sizes.
+        """
+        if members is None:
+            groups = _nodes(self)
+        else:
+            groups = [
+                tuple(range(first, min(first + members, self.world_size)))
+                for first in range(0, self.world_size, members)
+            ]
+        if len({len(group) for group in groups}) > 1:
+            raise ValueError(
+                "All groups must have the same number of workers. Received: "
+                f"{self.world_size} workers, in groups of {', '.join(str(len(g)) for g in groups)}."
+                " Start a number of workers that is a multiple of the size of a group."
+            )
+        # All workers must create all sets, in the same order.
+        within = [_process_set(group) for group in groups]
+        between = [_process_set(peers) for peers in zip(*groups, strict=True)]
+        number = next(i for i, group in enumerate(groups) if hvd.rank() in group)
+        place = groups[number].index(hvd.rank())
+        return HorovodEngine(within[number]), HorovodEngine(between[place])
+
     def by_node(self) -> tuple["HorovodEngine", "_BetweenNodes"]:
         """Returns two engines: of the workers on this node, and of the nodes as workers."""
         nodes = _nodes(self)

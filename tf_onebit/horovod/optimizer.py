@@ -9,10 +9,12 @@ import keras
 import tensorflow as tf
 
 from tf_onebit._framework_internals.keras_calls import find_fit
-from tf_onebit._framework_internals.keras_optimizers import mix_in
+from tf_onebit._framework_internals.keras_optimizers import mix_in, trained_variables_of
 from tf_onebit._framework_internals.tf_functions import drawn_tensors
 from tf_onebit._framework_internals.tf_variables import plain_variables
 from tf_onebit._training.building import RequestedExchange
+from tf_onebit._training.group_gradients import mean_over_members
+from tf_onebit._training.group_optimizer import follow_group, mark_slots
 from tf_onebit._training.local_updates import moments_of
 from tf_onebit._training.model_optimizers import (
     flush_where_shown,
@@ -267,12 +269,18 @@ class _OverHorovod(Distributed):
         # In a graph, the initial value that Nadam passes would be a tensor of that graph.
         with tf.init_scope(), plain_variables():
             super().build(variables)
+        follow_group(self.gradient_exchange, variables, self)
+        mark_slots(self)
 
     def apply(self, grads, trainable_variables=None):
         model = model_in_training(self)
         if model is not None:
             self._prepare(model)
-        grads = self.conversion.before(list(grads))
+        given = trainable_variables is not None
+        variables = list(trainable_variables if given else trained_variables_of(self))
+        follow_group(self.gradient_exchange, variables, self)
+        grads = mean_over_members(self.conversion.before(list(grads)), variables)
+        trainable_variables = variables if given else None
         with tf.control_dependencies(self._data_of_step(grads)):
             self._apply(grads, trainable_variables)
 

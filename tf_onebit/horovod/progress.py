@@ -25,7 +25,8 @@ def compare(fit, gradient_exchange):
         ("first epoch", str(fit.first_epoch)),
         ("last epoch", str(fit.last_epoch)),
     ]
-    group = gradient_exchange.group
+    exchange = gradient_exchange
+    group = exchange.engine if exchange.is_in_step else exchange.group
     with tf.init_scope():  # also while the first step is traced
         group.run([handshake("fit", numbers, _REMEDY) for _ in group.ranks])
 

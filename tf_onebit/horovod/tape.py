@@ -11,6 +11,8 @@ import tensorflow as tf
 
 from tf_onebit._training.building import RequestedExchange, require_no_local_moments
 from tf_onebit._training.gradient_exchange import GradientExchange
+from tf_onebit._training.group_gradients import mean_over_members
+from tf_onebit._training.group_optimizer import follow_group
 from tf_onebit.exchanges.schedule import AnyExchange, delay_of
 from tf_onebit.horovod.compression import Compressor, requested_exchange
 from tf_onebit.horovod.gradients import (
@@ -118,11 +120,14 @@ class DistributedGradientTape:
                     "respect to other tensors from the tf.GradientTape."
                 )
         gradients = self._tape.gradient(target, sources, *args, **kwargs)
+        variables = tf.nest.flatten(sources)
+        follow_group(self._exchange, variables, self)
         flat = self._conversion.before(tf.nest.flatten(gradients))
+        flat = mean_over_members(flat, variables)
         exchanged = self._local.exchange_others(
             lambda gradients, variables: self._exchange([gradients], variables)[0],
             flat,
-            tf.nest.flatten(sources),
+            variables,
             self._exchange.group.world_size,
         )
         return tf.nest.pack_sequence_as(sources, self._conversion.after(exchanged))

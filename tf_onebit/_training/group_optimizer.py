@@ -1,0 +1,57 @@
+"""Optimizers that train the weights of a model-parallel group."""
+
+import keras
+
+from tf_onebit._framework_internals.keras_optimizers import slots_of
+from tf_onebit._shares import group_of, is_part, set_share, share_of
+
+# Their updates depend on norms, means or products of whole matrices.
+_OF_WHOLE_MATRICES = (
+    keras.optimizers.Adafactor,
+    keras.optimizers.Lamb,
+    keras.optimizers.Muon,
+)
+
+
+def follow_group(exchange, variables, user):
+    """Has gradients exchanged between the groups that hold their variables, if any do.
+
+    Args:
+        exchange: `GradientExchange`.
+        variables: list of variables.
+        user: Keras optimizer or tape that has the exchange.
+
+    Raises:
+        ValueError: if it cannot train parts of weights, or has been told to exchange with others.
+    """
+    group = group_of(variables)
+    if group is None or exchange.model_group is group:
+        return
+    name = type(user).__name__
+    if isinstance(user, _OF_WHOLE_MATRICES) and any(map(is_part, variables)):
+        raise ValueError(
+            "The members of a group update their parts of a weight independently. Received: the "
+            f"optimizer {name}, whose updates depend on the whole weight. Use one that treats "
+            "each value alone, such as Adam."
+        )
+    if exchange.trains_apart:
+        raise ValueError(
+            "The members of a group train together, and exchange gradients with the other groups "
+            f"in every step. Received: {name} with the exchange "
+            f"{type(exchange.template).__name__}, whose workers train apart. Use another exchange, "
+            "such as tf_onebit.OneBit()."
+        )
+    peers = list(group.between.members)
+    if exchange.group is not exchange.engine and list(exchange.group.members) != peers:
+        raise ValueError(
+            "The weights of a split model are exchanged between the processes that hold the same "
+            f"parts, here the ranks {peers}. Received: {name} with a process_set of the ranks "
+            f"{list(exchange.group.members)}. Leave process_set out."
+        )
+    exchange.follow(group)
+
+
+def mark_slots(optimizer):
+    """Makes the variables that an optimizer keeps for weights parts or copies like the weights."""
+    for slot, variable in slots_of(optimizer):
+        set_share(slot, share_of(variable))

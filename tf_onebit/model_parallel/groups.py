@@ -1,0 +1,65 @@
+"""Groups of processes that hold one model together."""
+
+from typing import Any, Literal
+
+from tf_onebit._validation import is_whole
+from tf_onebit.collectives.horovod import HorovodEngine
+
+
+class Groups:
+    """Division of the processes of a Horovod job into groups, each of which holds one model.
+
+    The members of a group hold parts of the same weights, and train on the same data. Processes
+    at the same place in their groups hold the same parts, and are *peers*. Peers exchange
+    gradients with each other, each group with data of its own.
+
+    With 4 processes and `Groups(2)`, ranks 0 and 1 form group 0, and ranks 2 and 3 form group 1.
+    Ranks 0 and 2 are peers, and so are 1 and 3.
+
+    All processes create the object, after `hvd.init(process_sets="dynamic")`.
+
+    Args:
+        members: number of consecutive ranks in a group; or "node": the processes of a node form a
+            group.
+
+    Attributes:
+        members: number of members of a group.
+        count: number of groups.
+        number: number of the group of this process, from 0.
+        member: number of this process within its group, from 0.
+
+    Raises:
+        ValueError: if `members` is neither, if it does not divide the number of processes, if
+            nodes have different numbers of processes, or if Horovod has no dynamic process sets.
+
+    Example:
+        >>> import tf_onebit.horovod as hvd
+        >>> hvd.init()
+        >>> groups = Groups(1)
+        >>> groups.number, groups.count, groups.member, groups.members
+        (0, 1, 0, 1)
+    """
+
+    def __init__(self, members: int | Literal["node"]) -> None:
+        if members != "node" and not is_whole(members, 1):
+            raise ValueError(
+                'members must be "node" or a positive whole number of processes. Received: '
+                f"members={members!r}. Use 2 for pairs."
+            )
+        job = HorovodEngine()
+        self.within, self.between = job.divided(None if members == "node" else members)
+        self.members = self.within.world_size
+        self.member = self.within.ranks[0]
+        self.count = self.between.world_size
+        self.number = self.between.ranks[0]
+
+    @property
+    def peers(self) -> Any:
+        """Horovod's process set of this process and its peers."""
+        return self.between.process_set
+
+    def __repr__(self) -> str:
+        return (
+            f"<Groups: {self.count} of {self.members} members; this process is member "
+            f"{self.member} of group {self.number}>"
+        )

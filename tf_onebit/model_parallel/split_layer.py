@@ -1,0 +1,61 @@
+"""SplitLayer: a Keras layer whose weights its group holds in parts."""
+
+from typing import NamedTuple
+
+import keras
+from keras import ops
+
+from tf_onebit._framework_internals.keras_variables import is_in_call
+from tf_onebit.model_parallel.activations import gather
+
+# Activations of each value alone, which divide over the members. All others follow the gather.
+_OF_EACH_VALUE = frozenset(
+    getattr(keras.activations, name)
+    for name in (
+        *("celu", "elu", "exponential", "gelu", "hard_sigmoid", "hard_silu", "leaky_relu"),
+        *("linear", "mish", "relu", "relu6", "selu", "sigmoid", "silu", "softplus", "softsign"),
+        "tanh",
+    )
+)
+
+
+class LayerPlan(NamedTuple):
+    """Plan for a layer that is to be split.
+
+    Attributes:
+        mixin: subclass of `SplitLayer` for the layer.
+        weights: list of pairs (variable, axis along which it is divided).
+        attributes: dictionary of attributes of the layer's new class.
+    """
+
+    mixin: type
+    weights: list
+    attributes: dict = {}
+
+
+class SplitLayer:
+    """Mixin for Keras layers whose weights are parts.
+
+    Inputs and outputs are whole, and the same on all members.
+
+    Attributes:
+        group: `Group`.
+        scope: prefix of the names of the layer's collectives.
+    """
+
+    def whole_if_read(self, part, axis):
+        """Returns the part of a weight, or the whole weight for the layers that read it.
+
+        A layer that uses a weight of another one, such as tied embeddings, needs all of it.
+        """
+        if not is_in_call():
+            return part
+        return gather(ops.convert_to_tensor(part), axis, self.group, f"{self.scope}/weight")
+
+    def activated(self, part, axis, activation):
+        """Joins the parts of an output, and applies an activation before or after that."""
+        before = activation in _OF_EACH_VALUE
+        if before:
+            part = activation(part)
+        whole = gather(part, axis, self.group, self.scope)
+        return whole if before or activation is None else activation(whole)

@@ -1,0 +1,192 @@
+"""Functions that split a Keras model among the members of a group, and join it again."""
+
+import keras
+
+from tf_onebit._framework_internals.keras_models import layers_of, strategy_of
+from tf_onebit._training.model_optimizers import inner_optimizer, is_built, optimizers_of
+from tf_onebit._validation import is_whole
+from tf_onebit.collectives.horovod import HorovodEngine
+from tf_onebit.collectives.requests import Broadcast
+from tf_onebit.exchanges.handshake import enumerated, handshake
+from tf_onebit.model_parallel.division import Division
+from tf_onebit.model_parallel.groups import Groups
+from tf_onebit.model_parallel.meeting import together
+from tf_onebit.model_parallel.plans import plans_of
+from tf_onebit.model_parallel.split_model import SplitModel
+
+
+def split(model: keras.Model, groups: Groups, min_size: int = 2**16) -> keras.Model:
+    """Splits the weights of a Keras model among the members of a group.
+
+    Each member holds an equal part of the weights of each large layer, their gradients, and the
+    optimizer's state for them. It computes its part of the layer's output. The members then gather
+    the whole output (Seide et al. 2014b, section 3.1)::
+
+        y = [f(x W_1 + b_1), f(x W_2 + b_2), ...]        W = [W_1, W_2, ...]
+
+    The model itself is changed, and stays the same object. `fit`, `evaluate`, `predict`, `save`
+    and `load_weights` work as before. All members of a group call them together, with the same
+    data. Files hold whole weights, and the first process of the job writes them.
+
+    Weights, and the state of an optimizer that is built, are those of rank 0. Random generators of
+    layers, as in Dropout, are those of the first member of each group.
+
+    Layers of these classes are split, at any depth: `Dense`, `EinsumDense` (so also those within
+    `MultiHeadAttention`), `Embedding`, `Conv1D`, `Conv2D` and `Conv3D`; and `ReversibleEmbedding`
+    with tied weights. Layers of other classes are left whole, each member with a copy, and so are
+    layers that cannot be divided evenly. `describe` says why.
+
+    Args:
+        model: Keras model that is built, the same on all processes. Models of which it is a part
+            may be trained, too.
+        groups: `Groups`.
+        min_size: number of weights from which on a layer is split. The activations of smaller ones
+            would cost more than their weights.
+
+    Returns:
+        `model`.
+
+    Raises:
+        ValueError: for a model that is not built, is split already, or belongs to a strategy, and
+            for other arguments; on all processes, if their models or arguments differ.
+
+    Example:
+        >>> import tf_onebit.horovod as hvd
+        >>> hvd.init()
+        >>> model = keras.Sequential([keras.Input((256,)), keras.layers.Dense(256)])
+        >>> model = split(model, Groups(1))
+        >>> print(describe(model))
+        dense: Dense, 65792 weights, of which this process holds 65792: a group has one member
+    """
+    _check(model, groups, min_size)
+    plans = plans_of(layers_of(model), groups.members, min_size)
+    if groups.members == 1:
+        plans = [(layer, "a group has one member") for layer, _ in plans]
+    optimizers = [o for o in map(inner_optimizer, optimizers_of(model)) if o.built]
+    weights = [*model.weights, *(v for optimizer in optimizers for v in optimizer.variables)]
+    job = HorovodEngine()
+    job.run([handshake("model_parallel.split", _description(groups, min_size, plans, weights))])
+    _broadcast(weights, job)
+    known = set(map(id, weights))
+    _broadcast([v for v in model.variables if id(v) not in known], groups.within)
+    division = Division(model, groups, plans)
+    division.begin()
+    division.mix_in(SplitModel)
+    return model
+
+
+def merge(model: keras.Model) -> keras.Model:
+    """Makes a split model a plain Keras model again, which holds all weights.
+
+    The model itself is changed, on all members of a group together. Compile it again before it is
+    trained further: its optimizer would exchange with the peers only.
+
+    Args:
+        model: what `split` returned.
+
+    Returns:
+        `model`.
+
+    Raises:
+        ValueError: for other models.
+
+    Example:
+        >>> import tf_onebit.horovod as hvd
+        >>> hvd.init()
+        >>> model = keras.Sequential([keras.Input((256,)), keras.layers.Dense(256)])
+        >>> model = merge(split(model, Groups(1)))
+        >>> type(model).__mro__[1].__name__
+        'Model'
+    """
+    division = _division_of(model)
+    with together(division.groups, "merge"):
+        division.end()
+    return model
+
+
+def describe(model: keras.Model) -> str:
+    """Describes how a model is split: one line for each layer with weights.
+
+    Args:
+        model: what `split` returned.
+
+    Returns:
+        Text with the layers' names and classes, their numbers of weights, and how many of them
+        this process holds. If it holds all of a layer, the text says why.
+
+    Raises:
+        ValueError: for other models.
+
+    Example:
+        >>> import tf_onebit.horovod as hvd
+        >>> hvd.init()
+        >>> model = keras.Sequential([keras.Input((8,)), keras.layers.BatchNormalization()])
+        >>> print(describe(split(model, Groups(1))))
+        batch_normalization: BatchNormalization, 32 weights, of which this process holds 32: a ...
+    """
+    return "\n".join(_division_of(model).lines())
+
+
+def _check(model, groups, min_size):
+    if not isinstance(model, keras.Model):
+        raise ValueError(
+            f"split takes a keras.Model. Received: model={model!r} of type {type(model).__name__}."
+        )
+    if not isinstance(groups, Groups):
+        raise ValueError(
+            "groups must be a tf_onebit.model_parallel.Groups. Received: "
+            f"groups={groups!r} of type {type(groups).__name__}. Pass for example Groups(2)."
+        )
+    if not is_whole(min_size, 0):
+        raise ValueError(
+            "min_size must be a whole number of weights, at least 0. Received: "
+            f"min_size={min_size!r}. Use 0 to split every layer that can be split."
+        )
+    if isinstance(model, SplitModel):
+        raise ValueError(f"The model {model.name!r} is split already. Call split once.")
+    if strategy_of(model) is not None:
+        raise ValueError(
+            "split works with Horovod, and without a tf.distribute.Strategy. Received: a model "
+            f"that was made in the scope of {type(strategy_of(model)).__name__}. Make it outside."
+        )
+    if not is_built(model):
+        raise ValueError(
+            f"split needs a model that has its weights. Received: {model.name!r}, which is not "
+            "built. Call it on a batch first, or give it a keras.Input."
+        )
+
+
+def _division_of(model):
+    if not isinstance(model, SplitModel):
+        raise ValueError(
+            "The model must be one that tf_onebit.model_parallel.split has returned. Received: "
+            f"{model!r} of type {type(model).__name__}."
+        )
+    return model.division
+
+
+def _description(groups, min_size, plans, weights):
+    layers = [
+        f"{type(layer).__name__}, {plan if isinstance(plan, str) else 'split'}"
+        for layer, plan in plans
+    ]
+    shapes = [f"{tuple(v.shape)} {v.dtype}" for v in weights]
+    return [
+        ("members of a group", str(groups.members)),
+        ("min_size", str(min_size)),
+        *enumerated("number of layers", "layer {}", layers),
+        *enumerated("number of variables", "variable {}", shapes),
+    ]
+
+
+def _broadcast(variables, engine):
+    """Assigns the values of variables on the first worker to those of all."""
+    for variable in variables:  # one by one, because only one copy then needs memory
+        request = _one_broadcast(variable)
+        (value,) = engine.run([request])
+        variable.assign(value)
+
+
+def _one_broadcast(variable):
+    (value,) = yield Broadcast([variable.value], 0, "tf_onebit/model_parallel/initial")
+    return value
