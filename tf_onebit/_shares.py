@@ -13,6 +13,7 @@ class Group(Protocol):
         members: number of members.
         member: number of this member within its group, from 0.
         number: number of this group within the job, from 0.
+        job: engine of all workers of the job.
         within: engine of the members of this group.
         between: engine of the workers that hold the same share as this one, one of each group.
     """
@@ -20,6 +21,7 @@ class Group(Protocol):
     members: int
     member: int
     number: int
+    job: ProcessEngine
     within: ProcessEngine
     between: ProcessEngine
 

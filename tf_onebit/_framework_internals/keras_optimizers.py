@@ -62,6 +62,33 @@ def slots_of(optimizer):
     ]
 
 
+def keys_of(optimizer):
+    """Returns the keys by which an optimizer knows its trained variables: list.
+
+    Relies on `BaseOptimizer._var_key` (keras/src/optimizers/base_optimizer.py:229) and
+    `_trainable_variables`.
+    """
+    return [optimizer._var_key(variable) for variable in optimizer._trainable_variables]
+
+
+def replace_keys(optimizer, before):
+    """Makes an optimizer know its trained variables after their values have been replaced.
+
+    Relies on `BaseOptimizer._trainable_variables_indices`, and on
+    `_exclude_from_weight_decay` and its cache (keras/src/optimizers/base_optimizer.py:222, 911).
+
+    Args:
+        optimizer: Keras optimizer.
+        before: what `keys_of` returned before.
+    """
+    new = dict(zip(before, keys_of(optimizer), strict=True))
+    optimizer._trainable_variables_indices = {key: i for i, key in enumerate(new.values())}
+    if hasattr(optimizer, "_exclude_from_weight_decay"):
+        excluded = optimizer._exclude_from_weight_decay
+        optimizer._exclude_from_weight_decay = {new.get(key, key) for key in excluded}
+    optimizer._exclude_from_weight_decay_cache = {}
+
+
 def accumulated_gradients_of(optimizer):
     """Returns the variables in which an optimizer accumulates gradients for an update: list.
 

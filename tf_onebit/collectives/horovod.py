@@ -1,5 +1,6 @@
 """HorovodEngine: Horovod's collectives, with one process per worker."""
 
+import atexit
 import contextlib
 import functools
 import http.client
@@ -305,6 +306,7 @@ def _whereabouts() -> Whereabouts:
     whereabouts = Whereabouts(board, hvd.rank(), hvd.size() if board else 1)
     seconds = float(os.environ.get(STALL_LIMIT) or 0)
     whereabouts.seconds = seconds or math.inf
+    atexit.register(whereabouts.exit)
     return whereabouts
 
 

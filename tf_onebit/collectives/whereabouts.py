@@ -88,6 +88,10 @@ class Whereabouts:
         self._fits += 1
         self._leave(f"fit_{self._fits}_ended", str(steps))
 
+    def exit(self) -> None:
+        """Announces that this process ends."""
+        self._leave("exited", "")
+
     def meet(self, occasion: str = "", detail: str = "", at_once: bool = False) -> None:
         """Waits until the next worker has come to the same meeting, before the collective itself.
 
@@ -126,6 +130,8 @@ class Whereabouts:
         while (theirs := self._read(f"meeting_{self._meetings}", other, 1.0)) is None:
             if self._read(f"pass_{self._passes + 1}_begun", other) is not None:
                 problem = "has begun another epoch"
+            elif self._read("exited", other) is not None:
+                problem = "has ended"
             elif time.monotonic() - began > seconds and not self._has_ended_pass(other):
                 problem = f"is still in the middle of its epoch after {seconds:g} seconds"
             else:

@@ -1,13 +1,10 @@
 """Model parallelism: groups of processes that hold one Keras model together.
 
-import tf_onebit
-import tf_onebit.horovod as hvd
-from tf_onebit import model_parallel
-
-hvd.init(process_sets="dynamic")
-groups = model_parallel.Groups(2)
-model = model_parallel.split(make_model(), groups)
-model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(), exchange=tf_onebit.OneBit()))
+Example:
+    hvd.init(process_sets="dynamic")
+    groups = model_parallel.Groups(2)
+    model = model_parallel.split(make_model(), groups)
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(), exchange=tf_onebit.OneBit()))
 """
 
 from tf_onebit.model_parallel.groups import Groups

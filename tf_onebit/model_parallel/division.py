@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tf_onebit._framework_internals.class_changes import become, overlay
 from tf_onebit._framework_internals.keras_models import own_variables_of
+from tf_onebit._framework_internals.keras_optimizers import keys_of, replace_keys
 from tf_onebit._framework_internals.keras_variables import replace_value
 from tf_onebit._shares import Share, is_part, set_share, share_of
 from tf_onebit._training.group_optimizer import mark_slots
@@ -77,8 +78,7 @@ class Division:
         for optimizer in map(inner_optimizer, optimizers_of(self._model)):
             if optimizer.built:
                 mark_slots(optimizer)
-        for variable in self._divided():
-            replace_value(variable, self._own_part(variable))
+        self._replace_values(self._own_part)
         self._forget_functions()
 
     def mix_in(self, mixin):
@@ -88,8 +88,7 @@ class Division:
     def end(self):
         """Joins all parts. The model is a plain Keras model afterwards."""
         self._be_plain()
-        for variable in self._divided():
-            replace_value(variable, self._joined(variable))
+        self._replace_values(self._joined)
         for variable in self._weights:
             if variable.regularizer is not None:
                 variable.regularizer = variable.regularizer.plain
@@ -120,6 +119,15 @@ class Division:
                 replace_value(variable, part)
             for thing, _, split_class in self._classes:
                 become(thing, split_class)
+
+    def _replace_values(self, value_of):
+        """Replaces the values of all divided variables for good."""
+        optimizers = [o for o in map(inner_optimizer, optimizers_of(self._model)) if o.built]
+        keys = list(map(keys_of, optimizers))
+        for variable in self._divided():
+            replace_value(variable, value_of(variable))
+        for optimizer, before in zip(optimizers, keys, strict=True):
+            replace_keys(optimizer, before)
 
     def lines(self):
         """Describes each layer with weights: list of strings."""

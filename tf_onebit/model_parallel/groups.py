@@ -46,8 +46,8 @@ class Groups:
                 'members must be "node" or a positive whole number of processes. Received: '
                 f"members={members!r}. Use 2 for pairs."
             )
-        job = HorovodEngine()
-        self.within, self.between = job.divided(None if members == "node" else members)
+        self.job = HorovodEngine()
+        self.within, self.between = self.job.divided(None if members == "node" else members)
         self.members = self.within.world_size
         self.member = self.within.ranks[0]
         self.count = self.between.world_size

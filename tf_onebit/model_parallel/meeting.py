@@ -1,4 +1,4 @@
-"""Calls that all members of a group make together."""
+"""Calls that all processes of a job make together."""
 
 import contextlib
 
@@ -7,51 +7,39 @@ import tensorflow as tf
 from tf_onebit.collectives.requests import AllGather, one_request
 from tf_onebit.exchanges.handshake import handshake
 
-_REMEDY = "Make the same call on all processes, also in callbacks, and not on rank 0 alone."
-
 
 @contextlib.contextmanager
-def together(group, call):
-    """Returns a context for a call that all members of a group make. They begin and end together.
+def together(job, call, tells_failure=False):
+    """Returns a context for a call that all processes of a job make.
+
+    They begin and end together: a process that exits would end the job for those that still
+    communicate.
 
     Args:
-        group: `Group`.
-        call: name of the call, such as "save".
+        job: `Engine` of all processes.
+        call: name of the call, such as "model.save".
+        tells_failure: whether a process that fails within the context tells the others, which do
+            not need it until then.
 
     Raises:
-        ValueError: on all members, if they make different calls.
-        RuntimeError: if another member does not come, within the time that `hvd.init` sets; or if
-            the call has failed on another member.
+        RuntimeError: if another process does something else, has ended, or has failed.
     """
-    with _naming(group, call):
-        group.within.run([handshake(f"model.{call}", [], _REMEDY)])
-    failed = True
+    job.meet([handshake(call, [])], call)
     try:
         yield
-        failed = False
-    finally:
-        with _naming(group, call) if not failed else contextlib.suppress(tf.errors.OpError):
-            failures = _gathered(group, failed)
+    except BaseException:
+        if tells_failure:
+            with contextlib.suppress(tf.errors.OpError):  # which may have been the failure
+                _failures(job, True)
+        raise
+    failures = _failures(job, False)
     if failures.any():
         raise RuntimeError(
-            f"model.{call} has failed on the members {failures.nonzero()[0].tolist()} of the group."
-            " See the error of that process."
+            f"{call} has failed on worker {failures.argmax()}, which has the reason in its error."
         )
 
 
-def _gathered(group, failed):
-    request = AllGather(tf.constant([failed], tf.int32), "tf_onebit/model_parallel/outcome")
-    return group.within.run([one_request(request)])[0].numpy()
-
-
-@contextlib.contextmanager
-def _naming(group, call):
-    """Explains an error of a collective within the context."""
-    try:
-        yield
-    except tf.errors.OpError as error:
-        raise RuntimeError(
-            f"model.{call} of a split model needs all {group.members} members of a group. "
-            f"Received: a call on member {group.member} of group {group.number}, while another "
-            f"member does something else or has ended. {_REMEDY}\n\n{error.message}"
-        ) from error
+def _failures(job, failed):
+    request = AllGather(tf.constant([int(failed)]), "tf_onebit/model_parallel/failures")
+    (failures,) = job.run([one_request(request)])
+    return failures.numpy()

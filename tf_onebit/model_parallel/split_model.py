@@ -9,22 +9,22 @@ from tf_onebit.model_parallel.same_data import require_same_data
 class SplitModel:
     """Mixin for Keras models that are split.
 
-    The members of a group make each call together. Files and weights are those of a plain model.
+    All processes of a job make each call together. Files and weights are those of a plain model.
 
     Attributes:
         division: `Division`.
     """
 
     def fit(self, *args, **kwargs):
-        with together(self.division.groups, "fit"):
+        with together(self.division.groups.job, "model.fit"):
             return super().fit(*args, **kwargs)
 
     def evaluate(self, *args, **kwargs):
-        with together(self.division.groups, "evaluate"):
+        with together(self.division.groups.job, "model.evaluate"):
             return super().evaluate(*args, **kwargs)
 
     def predict(self, *args, **kwargs):
-        with together(self.division.groups, "predict"):
+        with together(self.division.groups.job, "model.predict"):
             return super().predict(*args, **kwargs)
 
     def train_step(self, *args):
@@ -66,17 +66,19 @@ class SplitModel:
         return self._plain("set_state_tree", args, kwargs, assigns=True)
 
     def _write(self, name, args, kwargs):
-        """Writes a file or folder on the first process of the job, with the help of its group."""
-        if self.division.groups.number == 0:
-            self._plain(name, args, kwargs, on_first=True)
+        """Writes a file or folder on the first process of the job."""
+        self._plain(name, args, kwargs, on_first=True)
 
     def _plain(self, name, args=(), kwargs=None, assigns=False, on_first=False):
         """Calls a method of the plain model while each member holds all weights."""
         groups = self.division.groups
-        with together(groups, name), self.division.joined(assigns):
-            if on_first and groups.member > 0:
+        with together(groups.job, f"model.{name}", tells_failure=True):
+            if on_first and groups.number > 0:
                 return None
-            return getattr(type(self), name)(self, *args, **(kwargs or {}))
+            with self.division.joined(assigns):
+                if on_first and groups.member > 0:
+                    return None
+                return getattr(type(self), name)(self, *args, **(kwargs or {}))
 
     def _require_distributed(self):
         for optimizer in map(inner_optimizer, optimizers_of(self)):

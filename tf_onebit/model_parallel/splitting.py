@@ -5,7 +5,6 @@ import keras
 from tf_onebit._framework_internals.keras_models import layers_of, strategy_of
 from tf_onebit._training.model_optimizers import inner_optimizer, is_built, optimizers_of
 from tf_onebit._validation import is_whole
-from tf_onebit.collectives.horovod import HorovodEngine
 from tf_onebit.collectives.requests import Broadcast
 from tf_onebit.exchanges.handshake import enumerated, handshake
 from tf_onebit.model_parallel.division import Division
@@ -25,8 +24,8 @@ def split(model: keras.Model, groups: Groups, min_size: int = 2**16) -> keras.Mo
         y = [f(x W_1 + b_1), f(x W_2 + b_2), ...]        W = [W_1, W_2, ...]
 
     The model itself is changed, and stays the same object. `fit`, `evaluate`, `predict`, `save`
-    and `load_weights` work as before. All members of a group call them together, with the same
-    data. Files hold whole weights, and the first process of the job writes them.
+    and `load_weights` work as before. All processes of the job call them together, the members of
+    a group with the same data. Files hold whole weights, and the first process writes them.
 
     Weights, and the state of an optimizer that is built, are those of rank 0. Random generators of
     layers, as in Dropout, are those of the first member of each group.
@@ -64,9 +63,10 @@ def split(model: keras.Model, groups: Groups, min_size: int = 2**16) -> keras.Mo
         plans = [(layer, "a group has one member") for layer, _ in plans]
     optimizers = [o for o in map(inner_optimizer, optimizers_of(model)) if o.built]
     weights = [*model.weights, *(v for optimizer in optimizers for v in optimizer.variables)]
-    job = HorovodEngine()
-    job.run([handshake("model_parallel.split", _description(groups, min_size, plans, weights))])
-    _broadcast(weights, job)
+    groups.job.run(
+        [handshake("model_parallel.split", _description(groups, min_size, plans, weights))]
+    )
+    _broadcast(weights, groups.job)
     known = set(map(id, weights))
     _broadcast([v for v in model.variables if id(v) not in known], groups.within)
     division = Division(model, groups, plans)
@@ -78,7 +78,7 @@ def split(model: keras.Model, groups: Groups, min_size: int = 2**16) -> keras.Mo
 def merge(model: keras.Model) -> keras.Model:
     """Makes a split model a plain Keras model again, which holds all weights.
 
-    The model itself is changed, on all members of a group together. Compile it again before it is
+    The model itself is changed, on all processes together. Compile it again before it is
     trained further: its optimizer would exchange with the peers only.
 
     Args:
@@ -99,7 +99,7 @@ def merge(model: keras.Model) -> keras.Model:
         'Model'
     """
     division = _division_of(model)
-    with together(division.groups, "merge"):
+    with together(division.groups.job, "model_parallel.merge"):
         division.end()
     return model
 
