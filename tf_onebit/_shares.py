@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
-from tf_onebit.collectives.engine import ProcessEngine
+from tf_onebit.collectives.engine import Engine
 
 
 class Group(Protocol):
@@ -21,9 +21,9 @@ class Group(Protocol):
     members: int
     member: int
     number: int
-    job: ProcessEngine
-    within: ProcessEngine
-    between: ProcessEngine
+    job: Engine
+    within: Engine
+    between: Engine
 
 
 class Share(NamedTuple):

@@ -31,7 +31,8 @@ def engine():
     from tf_onebit.collectives.horovod import HorovodEngine
 
     if not hvd.is_initialized():  # by a program that starts Horovod itself
-        hvd.init(process_sets=[pair()] if os.environ.get("HOROVOD_SIZE") == "3" else None)
+        sets = {"3": [pair()], "4": "dynamic"}
+        hvd.init(process_sets=sets.get(os.environ.get("HOROVOD_SIZE")))
     return HorovodEngine()
 
 

@@ -36,7 +36,7 @@ class ExchangeState:
 
         After a restart with another number of workers, it is not before the first step.
         """
-        world_size = self._workers.engine.world_size
+        world_size = self._workers.holders.world_size
         alike = all(len(states) == world_size for states in self._waiting.values())
         return alike and (not self._waiting or self._ratio == 1.0)
 
@@ -51,7 +51,7 @@ class ExchangeState:
             for index, (exchanges, _) in enumerate(self._exchanges)
         ]
         waiting = [self._waiting[index] for index in sorted(self._waiting)]
-        ranks = self._workers.engine.ranks
+        ranks = self._workers.holders.ranks
         return built + [[states[rank] for rank in ranks] for states in waiting]
 
     def _state_of(self, index, exchange):
@@ -69,6 +69,9 @@ class ExchangeState:
                 the number of workers is the same, the states of other processes may be empty.
             ratio: factor on gradients that are not sent yet.
         """
+        group = self._workers.model_group
+        if group is not None:  # other members have other parts
+            states = [of_ranks[group.member :: group.members] for of_ranks in states]
         self._waiting = dict(enumerate(states))
         self._ratio = ratio
         for index, (exchanges, _) in enumerate(self._exchanges):
@@ -83,7 +86,7 @@ class ExchangeState:
         if states is None:
             return
         engine, group = self._workers.engine, self._workers.group
-        if group is not engine:
+        if group is not self._workers.holders:
             if len(states) != engine.world_size:
                 raise ValueError(
                     "A job with groups of workers can only be resumed with as many workers as "

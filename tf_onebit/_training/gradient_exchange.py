@@ -118,6 +118,11 @@ class GradientExchange:
         return [times(mine, factor) for mine in gradients]
 
     @property
+    def holders(self):
+        """`Engine` of the workers that hold the same variables as this one."""
+        return self.engine if self.model_group is None else self.group
+
+    @property
     def scale(self):
         """Factor on the sum over the workers."""
         return 1.0 / self.group.world_size if self._mean or self.exchanges_updates else 1.0
@@ -404,8 +409,8 @@ class GradientExchange:
         """Returns the exchange that `Auto` decides for, now or in an earlier run."""
         index = len(self.exchanges)
         states = list(self.carried.waiting(index))
-        if len(states) == self.engine.world_size:
-            states.insert(0, states[self.engine.ranks[0]])
+        if len(states) == self.holders.world_size:
+            states.insert(0, states[self.holders.ranks[0]])
         description = describe(auto, specs, self.group.world_size)
         with tf.init_scope():
             # Compared first: a worker that does something else would not take part in measuring.

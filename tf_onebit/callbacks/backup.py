@@ -57,7 +57,8 @@ class BackupAndRestore(keras.callbacks.Callback):
     starts the epoch again from the weights in its middle. Random augmentation repeats only if it
     is a function of seed, epoch and the number of the batch.
 
-    If the number of workers has changed, unsent gradients are divided among the new workers.
+    If the number of workers has changed, unsent gradients are divided among the new workers. Groups
+    of a split model must keep their number of members, and may change their own number.
 
     If asynchronous workers lose one of them during training, each saves its model after its last
     step. The file is `replica-<rank>.weights.h5` in the directory, for `model.load_weights`. The
@@ -153,7 +154,8 @@ class BackupAndRestore(keras.callbacks.Callback):
                 f"Resuming a run of {manifest['workers']} workers with {self._workers.world_size} "
                 "workers: the gradients that had not been sent yet are divided among them."
             )
-            parts = 1 if len(states) == self._workers.count else self._workers.count
+            groups = self._workers.count // self._workers.members
+            parts = 1 if len(states) == self._workers.count else groups
             mine = mine | training_state.accumulated_anew(self.model, states, parts)
         training_state.assign_variables(self.model, mine)
         training_state.load_exchanges(self.model, states)
@@ -310,6 +312,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         """Returns the description of a backup, which the first worker writes: dictionary."""
         return {
             "workers": self._workers.world_size,
+            "members": self._workers.members,
             "epoch": self._epoch,
             "batch": self._batch,
             "steps": self._steps,
@@ -380,9 +383,16 @@ class BackupAndRestore(keras.callbacks.Callback):
     def _read(self, number):
         manifest = self._files.read_manifest(number)
         processes = manifest["processes"]
+        members = manifest.get("members", 1)
+        if members != self._workers.members:
+            raise ValueError(
+                f"it is of groups of {members}, and the model is split among "
+                f"{self._workers.members}. To change the number, save the model and load its file"
+            )
         place = self._workers.place_among(processes)
-        # Reads all states only if they must be redistributed: together they may exceed the memory.
-        wanted = [place] if processes == self._workers.count else range(processes)
+        # Reads several states only if they must be redistributed: together they may exceed the
+        # memory. Members have other variables than this process.
+        wanted = [place] if processes == self._workers.count else range(place, processes, members)
         states = [{} for _ in range(processes)]
         for rank in wanted:
             states[rank] = self._files.read_process(manifest, rank)

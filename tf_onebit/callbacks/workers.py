@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_onebit._framework_internals.keras_models import strategy_of
+from tf_onebit._shares import group_of
 from tf_onebit._training.model_optimizers import gradient_exchanges_of
 from tf_onebit.collectives.horovod_size import horovod_size_or_1
 from tf_onebit.collectives.requests import AllGather, one_request
@@ -33,6 +34,8 @@ class Workers:
         rank: rank of this process, 0 if it is alone.
         count: number of processes.
         world_size: number of workers. A process that is alone may have several.
+        members: number of processes in a model-parallel group, 1 without groups.
+        member: number of this process within its group.
 
     Raises:
         ValueError: if Horovod connects several workers, and the model's optimizer does not.
@@ -54,10 +57,12 @@ class Workers:
         self.rank = self._engine.ranks[0] if self._engine else 0
         self.count = self._engine.world_size if self._engine else 1
         self.world_size = engine.world_size if engine else 1
+        group = group_of(model.variables)
+        self.members, self.member = (group.members, group.member) if group else (1, 0)
 
     def place_among(self, count):
         """Returns which of an earlier run's `count` processes this one takes its variables from."""
-        return self.rank if count == self.count else 0
+        return self.rank if count == self.count else self.member
 
     def all_true(self, value, occasion):
         return bool(np.all(self.gather([int(value)], occasion)))

@@ -15,7 +15,8 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from tf_onebit._framework_internals.tf_variables import on_device, plain_variables
-from tf_onebit.collectives.engine import ProcessEngine
+from tf_onebit.collectives.engine import Engine, ProcessEngine
+from tf_onebit.collectives.lockstep import LockstepEngine
 from tf_onebit.collectives.ordered_sum import ordered_sum
 from tf_onebit.collectives.requests import (
     AllGather,
@@ -95,12 +96,7 @@ class HorovodEngine(ProcessEngine):
         is_whole = self._process_set is None
         return super().meet(generators, occasion, detail) if is_whole else self.run(generators)
 
-    @property
-    def process_set(self) -> hvd.ProcessSet:
-        """The process set of Horovod's with the workers."""
-        return self._process_set or hvd.global_process_set
-
-    def divided(self, members: int | None) -> tuple["HorovodEngine", "HorovodEngine"]:
+    def divided(self, members: int | None) -> tuple[Engine, Engine]:
         """Divides the workers into groups of consecutive ranks. All workers call it.
 
         Args:
@@ -126,11 +122,8 @@ class HorovodEngine(ProcessEngine):
                 " Start a number of workers that is a multiple of the size of a group."
             )
         # All workers must create all sets, in the same order.
-        within = [_process_set(group) for group in groups]
-        between = [_process_set(peers) for peers in zip(*groups, strict=True)]
-        number = next(i for i, group in enumerate(groups) if hvd.rank() in group)
-        place = groups[number].index(hvd.rank())
-        return HorovodEngine(within[number]), HorovodEngine(between[place])
+        within = _engine_of_own(groups)
+        return within, _engine_of_own(list(zip(*groups, strict=True)))
 
     def by_node(self) -> tuple["HorovodEngine", "_BetweenNodes"]:
         """Returns two engines: of the workers on this node, and of the nodes as workers."""
@@ -229,6 +222,14 @@ class _BetweenNodes(ProcessEngine):
         if self._within.world_size == 1:
             return answer
         return self._within.run_one(_as_list(Broadcast(answer, 0, f"{request.name}/told")))
+
+
+def _engine_of_own(sets: Sequence[tuple[int, ...]]) -> Engine:
+    """Returns the engine of the set of ranks that has this worker. All workers call it."""
+    if len(sets[0]) == 1:
+        return LockstepEngine([None])  # needs no process sets
+    engines = [HorovodEngine(_process_set(ranks)) for ranks in sets]
+    return next(engine for engine in engines if hvd.rank() in engine.members)
 
 
 def _as_list(request: Collective) -> Exchanging[list[tf.Tensor]]:

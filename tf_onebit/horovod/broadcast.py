@@ -6,6 +6,7 @@ import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
 
+from tf_onebit._shares import group_of, is_part
 from tf_onebit.collectives.requests import Broadcast
 from tf_onebit.exchanges.handshake import enumerated, handshake
 from tf_onebit.horovod.gradients import engine_of
@@ -21,6 +22,7 @@ def broadcast_variables(
     """Assigns the values of variables on one worker to the variables of all.
 
     In eager mode workers first compare the root rank, and the variables' number, shapes and types.
+    Parts of a split model's weights come from the group of that worker.
 
     Args:
         variables: list of Keras or TensorFlow variables, the same on all workers.
@@ -81,7 +83,30 @@ def broadcast_values(variables, root_rank, engine, description):
     if tf.executing_eagerly():
         run = engine.meet
         run([handshake("broadcast of variables", description)])
-    (values,) = run([_broadcast(variables, engine.members.index(root_rank))])
+    parts = list(filter(is_part, variables))
+    others = [variable for variable in variables if not is_part(variable)]
+    _assign(others, run([_broadcast(others, engine.members.index(root_rank))]))
+    if parts:
+        peers, root = _peers(group_of(parts), engine, root_rank)
+        _assign(parts, peers.run([_broadcast(parts, root)]))
+
+
+def _peers(group, engine, root_rank):
+    """Returns the engine of the workers with the same parts, and the root's rank among them."""
+    peers = group.between
+    if len(engine.members) == group.job.world_size:
+        return peers, root_rank // group.members  # its group
+    if list(engine.members) == list(peers.members):
+        return peers, peers.members.index(root_rank)
+    raise ValueError(
+        "Parts of weights can be broadcast in the whole job, or among the processes with the same "
+        f"parts, here the ranks {list(peers.members)}. Received: a process set of the ranks "
+        f"{list(engine.members)}. Leave process_set out."
+    )
+
+
+def _assign(variables, results):
+    (values,) = results
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)
 

@@ -1,6 +1,6 @@
 """Groups of processes that hold one model together."""
 
-from typing import Any, Literal
+from typing import Literal
 
 from tf_onebit._validation import is_whole
 from tf_onebit.collectives.horovod import HorovodEngine
@@ -11,12 +11,12 @@ class Groups:
 
     The members of a group hold parts of the same weights, and train on the same data. Processes
     at the same place in their groups hold the same parts, and are *peers*. Peers exchange
-    gradients with each other, each group with data of its own.
+    gradients with each other, each with the data of its group. `DistributedOptimizer` sees to it.
 
     With 4 processes and `Groups(2)`, ranks 0 and 1 form group 0, and ranks 2 and 3 form group 1.
     Ranks 0 and 2 are peers, and so are 1 and 3.
 
-    All processes create the object, after `hvd.init(process_sets="dynamic")`.
+    All processes create the object. Several groups need `hvd.init(process_sets="dynamic")`.
 
     Args:
         members: number of consecutive ranks in a group; or "node": the processes of a node form a
@@ -52,11 +52,6 @@ class Groups:
         self.member = self.within.ranks[0]
         self.count = self.between.world_size
         self.number = self.between.ranks[0]
-
-    @property
-    def peers(self) -> Any:
-        """Horovod's process set of this process and its peers."""
-        return self.between.process_set
 
     def __repr__(self) -> str:
         return (

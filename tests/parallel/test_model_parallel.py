@@ -1,0 +1,197 @@
+"""Model parallelism: groups of processes hold one model together."""
+
+import functools
+import pathlib
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_onebit
+import tf_onebit.horovod as hvd
+from tests.parallel.ranks import assert_same_bits_on_all_ranks, digest, from_first, gather, rank
+from tests.support.model_parallel import (
+    MODELS,
+    compiled,
+    data_of,
+    difference,
+    fit,
+    plain_model,
+)
+from tf_onebit import model_parallel
+from tf_onebit._shares import is_part
+from tf_onebit.callbacks import BackupAndRestore
+
+
+@functools.cache
+def groups_of(members):
+    return model_parallel.Groups(members)
+
+
+def split(name, members=2):
+    return model_parallel.split(MODELS[name](), groups_of(members), min_size=0)
+
+
+def fit_group(model, name, **settings):
+    """Trains a split model on the data of its group."""
+    groups = model.division.groups
+    return fit(model, name, groups.number, groups.count, **settings)
+
+
+def trained(name, members, optimizer, exchange=None, settings=None, **arguments):
+    """Returns a split model after training."""
+    model = compiled(
+        split(name, members), hvd.DistributedOptimizer(optimizer(), exchange), **(settings or {})
+    )
+    fit_group(model, name, **arguments)
+    return model
+
+
+def momentum():
+    return keras.optimizers.SGD(0.05, momentum=0.9)
+
+
+def clipped_adam():
+    return keras.optimizers.Adam(0.01, global_clipnorm=0.5, weight_decay=0.01)
+
+
+# Two groups whose layers keep statistics of their own data are not like one model.
+@pytest.mark.workers(2, 4)
+@pytest.mark.parametrize("name", MODELS)
+def test_weights_are_those_of_the_unsplit_model(name, world_size):
+    members = world_size if name == "cnn" else 2
+    weights = trained(name, members, momentum).get_weights()
+    expected = from_first(lambda: plain_model(name, momentum).get_weights())
+    assert difference(weights, expected) < 1e-6
+
+
+@pytest.mark.workers(4)
+@pytest.mark.parametrize(
+    "exchange", [tf_onebit.OneBit(min_size=0), tf_onebit.Threshold(1e-3)], ids=["bits", "tau"]
+)
+def test_peers_hold_the_same_bits(exchange, world_size):
+    model = trained("transformer", 2, clipped_adam, exchange, epochs=1)
+    of_ranks = gather(digest(v for v in model.trainable_weights if is_part(v)))
+    assert of_ranks[:2] == of_ranks[2:] and of_ranks[0] != of_ranks[1]
+    assert_same_bits_on_all_ranks([v for v in model.trainable_weights if not is_part(v)])
+
+
+SETTINGS = {
+    "global_clipnorm": (clipped_adam, {}),
+    "clipnorm": (lambda: keras.optimizers.SGD(0.05, clipnorm=0.1), {"steps_per_execution": 4}),
+    "accumulation": (
+        lambda: keras.optimizers.SGD(0.05, gradient_accumulation_steps=2, use_ema=True),
+        {"run_eagerly": True},
+    ),
+}
+
+
+@pytest.mark.workers(4)
+@pytest.mark.parametrize("name", SETTINGS)
+def test_optimizers_update_parts_as_they_update_whole_weights(name, world_size):
+    optimizer, settings = SETTINGS[name]
+    weights = trained("mlp", 2, optimizer, settings=settings, epochs=1).get_weights()
+    expected = from_first(lambda: plain_model("mlp", optimizer, epochs=1).get_weights())
+    assert difference(weights, expected) < 1e-6
+
+
+@pytest.mark.workers(4)
+def test_norms_of_local_updates_are_those_of_whole_weights(world_size):
+    """A single group exchanges nothing, so its updates are those of the unsplit model."""
+    exchange = tf_onebit.FullPrecision()
+    exchange.moments = "local"
+    weights = trained("mlp", 4, clipped_adam, exchange, epochs=1).get_weights()
+    expected = from_first(lambda: plain_model("mlp", clipped_adam, epochs=1).get_weights())
+    assert difference(weights[:4], expected[:4]) < 1e-6
+
+
+@pytest.mark.workers(4)
+def test_a_file_is_that_of_a_plain_model_and_training_goes_on_from_it(world_size, tmp_path):
+    path = f"{gather(str(tmp_path))[0]}/model.keras"
+    model = trained("mlp", 2, clipped_adam, epochs=1)
+    model.save(path)
+
+    def plain():
+        loaded = keras.models.load_model(path)
+        assert loaded.layers[0].__class__ is keras.layers.Dense
+        before = loaded.get_weights(), [np.array(v) for v in loaded.optimizer.variables]
+        fit(loaded, "mlp", epochs=1)
+        return *before, loaded.get_weights()
+
+    saved, slots, expected = from_first(plain)
+    np.testing.assert_array_equal(difference(model.get_weights(), saved), 0)
+    loaded = hvd.load_model(path)
+    loaded = model_parallel.split(loaded, groups_of(2), min_size=0)
+    fit_group(loaded, "mlp", epochs=1)
+    assert difference(loaded.get_weights(), expected) < 1e-6
+    model.load_weights(path)
+    assert difference(model.get_weights(), saved) == 0
+    merged = model_parallel.merge(model)
+    assert merged is model and type(model) is keras.Sequential
+    assert difference(merged.get_weights(), saved) == 0
+    assert difference([v for v in merged.optimizer.variables], slots) == 0
+    x, _, _ = data_of("mlp")
+    assert difference([merged.predict(x[:8], verbose=0)], [merged(x[:8])]) < 1e-6
+
+
+@pytest.mark.workers(4)
+def test_evaluation_and_prediction_are_those_of_the_whole_model(world_size):
+    model = compiled(split("cnn"), hvd.DistributedOptimizer(momentum()))
+    x, y, size = data_of("cnn")
+    plain = compiled(MODELS["cnn"](), momentum())
+    assert model.evaluate(x, y, size, verbose=0) == pytest.approx(
+        plain.evaluate(x, y, size, verbose=0), rel=1e-6
+    )
+    predicted = plain.predict(x, size, verbose=0)
+    assert difference([model.predict(x, size, verbose=0)], [predicted]) < 1e-6
+
+
+@pytest.mark.workers(4)
+def test_a_broadcast_leaves_members_their_parts(world_size):
+    model = compiled(split("transformer"), hvd.DistributedOptimizer(clipped_adam()))
+    expected = from_first(lambda: MODELS["transformer"]().get_weights())
+    model.set_weights([weight + rank() // 2 for weight in expected])  # groups differ
+    callback = hvd.BroadcastGlobalVariablesCallback(1)
+    callback.set_model(model)
+    callback.on_train_begin()
+    assert difference(model.get_weights(), expected) == 0
+
+
+@pytest.mark.workers(4)
+def test_a_resumed_run_has_the_same_bits(world_size, tmp_path):
+    directory = pathlib.Path(gather(str(tmp_path))[0])
+
+    def run(name, epochs):
+        exchange = tf_onebit.OneBit(min_size=0)
+        model = compiled(split("mlp"), hvd.DistributedOptimizer(clipped_adam(), exchange))
+        backup = BackupAndRestore(directory / name, delete_checkpoint=False)
+        fit_group(model, "mlp", epochs=epochs, callbacks=[backup])
+        return [np.array(v) for v in (*model.weights, *model.optimizer.variables)]
+
+    run("interrupted", 1)
+    assert difference(run("interrupted", 2), run("whole", 2)) == 0
+
+
+@pytest.mark.workers(4)
+def test_members_skip_a_step_together(world_size):
+    """The gradient of one member's part overflows."""
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), on_nonfinite="skip")
+    model = compiled(split("mlp"), optimizer)
+    before = [np.array(v) for v in model.trainable_weights]
+    gradients = [tf.ones(v.shape) for v in model.trainable_variables]
+    if rank() == 1:
+        gradients[0] *= np.inf
+    optimizer.apply(gradients, model.trainable_variables)
+    assert difference(model.trainable_weights, before) == 0
+
+
+@pytest.mark.workers(4)
+def test_members_hold_no_more_than_their_parts_and_copies(world_size):
+    model = trained("transformer", 4, clipped_adam, epochs=1)
+    whole = sum(np.size(w) for w in MODELS["transformer"]().get_weights())
+    copied = sum(np.size(v) for v in model.weights if not is_part(v))
+    sizes = [np.size(v) for v in model.weights]
+    assert sum(sizes) == (whole - copied) / 4 + copied
+    slots = [np.size(v) for v in model.optimizer.variables if np.size(v) > 1]
+    assert sum(slots) == 2 * sum(sizes)
