@@ -1,5 +1,6 @@
 """Model parallelism: groups of processes hold one model together."""
 
+import collections
 import functools
 import pathlib
 
@@ -10,7 +11,14 @@ import tensorflow as tf
 
 import tf_onebit
 import tf_onebit.horovod as hvd
-from tests.parallel.ranks import assert_same_bits_on_all_ranks, digest, from_first, gather, rank
+from tests.parallel.ranks import (
+    assert_same_bits_on_all_ranks,
+    digest,
+    from_first,
+    gather,
+    rank,
+    request_bytes,
+)
 from tests.support.model_parallel import (
     MODELS,
     compiled,
@@ -22,6 +30,7 @@ from tests.support.model_parallel import (
 from tf_onebit import model_parallel
 from tf_onebit._shares import is_part
 from tf_onebit.callbacks import BackupAndRestore
+from tf_onebit.collectives.requests import tap_requests
 
 
 @functools.cache
@@ -195,3 +204,116 @@ def test_members_hold_no_more_than_their_parts_and_copies(world_size):
     assert sum(sizes) == (whole - copied) / 4 + copied
     slots = [np.size(v) for v in model.optimizer.variables if np.size(v) > 1]
     assert sum(slots) == 2 * sum(sizes)
+
+
+@pytest.mark.workers(2)
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+def test_members_exchange_each_activation_once_forward_and_once_backward(policy, world_size):
+    """Members send each value to each other, in the type of the computation, and get it back."""
+    keras.config.set_dtype_policy(policy)
+    try:
+        model = MODELS["transformer"]()
+    finally:
+        keras.config.set_dtype_policy("float32")
+    groups = model_parallel.Groups(2)
+    model = model_parallel.split(model, groups, min_size=0)
+    sent, run = collections.Counter(), groups.within.run
+
+    def recording(generators):
+        def note(request):
+            sent[request.name.rpartition("/")[2]] += request_bytes(request, world_size)
+
+        return run([tap_requests(generator, note) for generator in generators])
+
+    groups.within.run = recording
+    compiled(model, hvd.DistributedOptimizer(momentum()), run_eagerly=True)
+    x, y, _ = data_of("transformer")
+    model.train_on_batch(x[:4], y[:4])
+    tokens, size = 4 * 6, 2 if policy == "mixed_bfloat16" else 4  # bytes
+    # Positions have no batch. Queries, keys, values, output, hidden values and last ones follow.
+    values = 6 * 8 + tokens * (3 * 8 + 8 + 32 + 8)
+    logits = tokens * 12 * 4  # Keras computes them in the type of the embeddings
+    assert sent["gather"] == sent["scatter"] == (values * size + logits) / 2
+    # Only the rows of tied embeddings are added up: 2 (M - 1) / M.
+    assert sent["sum"] == sent["sum_of_gradients"] == tokens * 8 * size
+    copies = sum(np.size(v) for v in model.trainable_weights if not is_part(v))
+    assert sent["copies"] == copies * 4
+    others = {"gather", "scatter", "sum", "sum_of_gradients", "copies"}
+    assert sum(count for name, count in sent.items() if name not in others) < 100
+
+
+class Doubled(keras.layers.Dense):
+    """A class that no plan knows."""
+
+
+def various():
+    layers = keras.layers
+    inputs = keras.Input((6, 8))
+    layer = layers.Dense(8, name="twice")
+    x = layer(layer(inputs))
+    x = layers.Dense(7, name="odd")(x)
+    x = Doubled(8, name="unknown")(x)
+    x = layers.TimeDistributed(layers.Dense(8, name="inner"))(x)
+    x = layers.Dense(8, name="unit_norm", kernel_constraint="unit_norm")(x)
+    x = layers.Dense(8, name="rows", kernel_constraint=keras.constraints.MaxNorm(1, axis=1))(x)
+    x = layers.Dense(8, name="orthogonal", kernel_regularizer="orthogonal_regularizer")(x)
+    x = layers.Conv1D(8, 3, padding="causal", name="causal")(x)
+    x = layers.Conv1D(8, 3, groups=2, name="grouped")(x)
+    lora = layers.Dense(8, name="lora", lora_rank=1)
+    x = layers.EinsumDense("abc,cd->abd", (None, 8), bias_axes="d", name="einsum")(lora(x))
+    return keras.Model(inputs, layers.GlobalAveragePooling1D()(x))
+
+
+@pytest.mark.workers(2)
+def test_layers_that_cannot_be_split_are_left_whole_for_a_reason(world_size):
+    keras.utils.set_random_seed(0)
+    plain, model = various(), various()
+    model.set_weights(plain.get_weights())
+    model_parallel.split(model, groups_of(2), min_size=0)
+    lines = dict(line.split(": ", 1) for line in model_parallel.describe(model).splitlines())
+    for name, reason in {
+        "odd": "2 members do not divide its 7 units",
+        "unknown": "Doubled is not among the classes",
+        "inner": "it belongs to a TimeDistributed",
+        "rows": "its MaxNorm concerns several parts",
+        "orthogonal": "its OrthogonalRegularizer may be no sum over weights",
+        "grouped": "it convolves 2 groups of channels separately",
+        "lora": "it has LoRA weights",
+    }.items():
+        assert reason in lines.pop(name)
+    assert set(lines) == {"twice", "unit_norm", "causal", "einsum"}
+    assert not any(":" in line for line in lines.values())  # no reason
+    x = np.random.default_rng(0).normal(size=(4, 6, 8)).astype("float32")
+    assert difference([model(x)], [plain(x)]) < 1e-6
+
+
+@pytest.mark.workers(2)
+def test_errors_say_what_to_do(world_size):
+    groups = groups_of(2)
+    for members in (0, 2.0, "host"):
+        with pytest.raises(ValueError, match='members must be "node" or a positive whole number'):
+            model_parallel.Groups(members)
+    with pytest.raises(ValueError, match="Received: 2 workers, in groups of 2, 3"):
+        model_parallel.Groups(3)
+    with pytest.raises(ValueError, match="Call it on a batch first"):
+        model_parallel.split(keras.Sequential([keras.layers.Dense(4)]), groups)
+    with pytest.raises(ValueError, match=r"Pass for example Groups\(2\)"):
+        model_parallel.split(MODELS["mlp"](), 2)
+    with pytest.raises(ValueError, match="Use 0 to split every layer"):
+        model_parallel.split(MODELS["mlp"](), groups, min_size=-1)
+    with pytest.raises(ValueError, match="must be one that tf_onebit.model_parallel.split has"):
+        model_parallel.merge(MODELS["mlp"]())
+    with pytest.raises(ValueError, match=r"rank 0 has min_size = 0, rank 1 has min_size = 1"):
+        model_parallel.split(MODELS["mlp"](), groups, min_size=rank())
+    model = split("mlp")
+    with pytest.raises(ValueError, match="is split already"):
+        model_parallel.split(model, groups)
+    x, y, size = data_of("mlp")
+    for optimizer, message in {
+        keras.optimizers.SGD(0.1): "Compile the model with .*DistributedOptimizer",
+        hvd.DistributedOptimizer(keras.optimizers.Lamb()): "depend on the whole weight",
+        hvd.DistributedOptimizer(keras.optimizers.SGD(), tf_onebit.Local()): "train apart",
+        hvd.AsynchronousOptimizer(keras.optimizers.SGD()): "Compile the model with",
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            compiled(model, optimizer).train_on_batch(x[:size], y[:size])

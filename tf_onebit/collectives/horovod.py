@@ -108,18 +108,16 @@ class HorovodEngine(ProcessEngine):
         Raises:
             ValueError: if groups or nodes would have different sizes.
         """
-        if members is None:
-            groups = _nodes(self)
-        else:
-            groups = [
-                tuple(range(first, min(first + members, self.world_size)))
-                for first in range(0, self.world_size, members)
-            ]
-        if len({len(group) for group in groups}) > 1:
+        ranks = range(self.world_size)
+        groups = (
+            _nodes(self) if members is None else [ranks[i:][:members] for i in ranks[::members]]
+        )
+        sizes = [members or len(groups[0]), *map(len, groups)]
+        if len(set(sizes)) > 1:
             raise ValueError(
                 "All groups must have the same number of workers. Received: "
-                f"{self.world_size} workers, in groups of {', '.join(str(len(g)) for g in groups)}."
-                " Start a number of workers that is a multiple of the size of a group."
+                f"{self.world_size} workers, in groups of {', '.join(map(str, set(sizes)))}. Start "
+                "a number of workers that is a multiple of the size of a group."
             )
         # All workers must create all sets, in the same order.
         within = _engine_of_own(groups)
@@ -224,11 +222,11 @@ class _BetweenNodes(ProcessEngine):
         return self._within.run_one(_as_list(Broadcast(answer, 0, f"{request.name}/told")))
 
 
-def _engine_of_own(sets: Sequence[tuple[int, ...]]) -> Engine:
+def _engine_of_own(sets: Sequence[Sequence[int]]) -> Engine:
     """Returns the engine of the set of ranks that has this worker. All workers call it."""
     if len(sets[0]) == 1:
         return LockstepEngine([None])  # needs no process sets
-    engines = [HorovodEngine(_process_set(ranks)) for ranks in sets]
+    engines = [HorovodEngine(_process_set(tuple(ranks))) for ranks in sets]
     return next(engine for engine in engines if hvd.rank() in engine.members)
 
 

@@ -18,14 +18,15 @@ def require_same_data(data, group):
     request = AllGather(digest[tf.newaxis], f"tf_onebit/model_parallel/{group.number}/data")
     (digests,) = group.within.run([one_request(request)])
     differing = tf.reduce_any(digests != digests[:1], axis=1)
-    member = tf.argmax(tf.cast(differing, tf.int32))
+    ranks = tf.constant(list(group.within.members))
+    other = tf.strings.as_string(ranks[tf.argmax(tf.cast(differing, tf.int32))])
     message = tf.strings.join(
         [
-            "The members of a group train on the same data. Received: a batch on member 0 of "
-            f"group {group.number}, and another one on member ",
-            tf.strings.as_string(member),
-            ". Pass data that depend on groups.number, not on the rank. Where data are shuffled, "
-            "call keras.utils.set_random_seed(seed) with the same seed on all members.",
+            "The members of a group train on the same data. Received: a batch on rank "
+            f"{group.within.members[0]}, and another one on rank ",
+            other,
+            " of the same group. Pass data that depend on groups.number, not on the rank. Where "
+            "data are shuffled, call keras.utils.set_random_seed(seed), the same on all members.",
         ]
     )
     tf.debugging.Assert(tf.logical_not(tf.reduce_any(differing)), [message])
