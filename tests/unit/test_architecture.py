@@ -62,6 +62,16 @@ MAY_IMPORT = {
     ],
     "tf_onebit._layout": [],
     "tf_onebit._validation": [],
+    "tf_onebit._shares": ["collectives.engine"],
+    "tf_onebit.model_parallel": [
+        "collectives",
+        "exchanges.handshake",
+        "_framework_internals",
+        "model_parallel",
+        "_shares",
+        "_training",
+        "_validation",
+    ],
     "tf_onebit.optimizers": ["optimizers", "_validation"],
     "tf_onebit.ops": ["_layout", "ops", "_version"],
     "tf_onebit.transforms": [
@@ -130,6 +140,7 @@ MAY_IMPORT = {
         "_framework_internals",
         "_monitor",
         "optimizers",
+        "_shares",
         "_training",
         "_tuning_rules",
         "_validation",
@@ -144,6 +155,7 @@ MAY_IMPORT = {
         "_framework_internals",
         "_measurement",
         "ops",
+        "_shares",
         "_validation",
         "_training",
     ],
@@ -168,13 +180,14 @@ MAY_IMPORT = {
         "_framework_internals",
         "horovod",
         "ops",
+        "_shares",
         "_training",
     ],
 }
 # The modules of `framework_internals` about Keras. Rooms without Keras may import the others.
 OF_KERAS = [
     *("hooks", "keras_calls", "keras_data", "keras_models", "keras_optimizers"),
-    "keras_random",
+    *("keras_random", "keras_variables"),
 ]
 # The places that may import other packages. TensorFlow and NumPy are allowed everywhere.
 USERS = {
@@ -187,9 +200,11 @@ USERS = {
         "tf_onebit.distribute",
         *(f"tf_onebit._framework_internals.{part}" for part in OF_KERAS),
         "tf_onebit.horovod",
+        "tf_onebit.model_parallel",
         "tf_onebit._monitor",
         "tf_onebit.optimizers",
         "tf_onebit._preflight",
+        "tf_onebit._training.group_optimizer",
         "tf_onebit._training.local_updates",
         "tf_onebit._training.model_optimizers",
         "tf_onebit._training.optimizer",

@@ -26,6 +26,7 @@ from tf_onebit._framework_internals import (
     keras_models,
     keras_optimizers,
     keras_random,
+    keras_variables,
     tf_datasets,
     tf_functions,
     tf_strategies,
@@ -891,3 +892,66 @@ def test_the_coordination_service_takes_what_it_is_given():
     ]
     assert list(inspect.signature(context.delete_config_key_value).parameters)[1:] == ["key"]
     assert not tf_strategies.has_coordination_service()
+
+
+def test_a_variable_has_another_value_and_shape_but_is_the_same():
+    layer = keras.layers.Dense(4)
+    layer.build([None, 2])
+    kernel, weights = layer.kernel, layer.weights
+    before = keras_variables.replace_value(kernel, tf.ones([2, 2]))
+    assert before.shape == (2, 4)
+    assert layer.kernel is kernel and layer.weights[0] is kernel and len(weights) == 2
+    assert tuple(kernel.shape) == (2, 2) and kernel.trainable
+    with tf.GradientTape() as tape:
+        y = tf.reduce_sum(kernel * 3.0)
+    np.testing.assert_array_equal(tape.gradient(y, kernel.value), np.full([2, 2], 3.0))
+    keras_variables.replace_value(kernel, before)
+    assert kernel.value is before and tuple(kernel.shape) == (2, 4)
+
+
+def test_a_layer_knows_that_it_is_called():
+    class Asking(keras.layers.Layer):
+        def call(self, x):
+            self.is_in_call = keras_variables.is_in_call()
+            return x
+
+    layer = Asking()
+    keras.Sequential([layer])(tf.ones([1, 1]))
+    assert layer.is_in_call and not keras_variables.is_in_call()
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "count"),
+    [
+        (keras.optimizers.SGD(), 0),
+        (keras.optimizers.Adam(amsgrad=True, use_ema=True, gradient_accumulation_steps=2), 5),
+        (keras.optimizers.RMSprop(momentum=0.9), 2),
+    ],
+)
+def test_optimizers_keep_variables_for_each_weight(optimizer, count):
+    weights = [keras.Variable(np.ones(shape)) for shape in ([2], [3, 4])]
+    optimizer.build(weights)
+    slots = keras_optimizers.slots_of(optimizer)
+    assert len(slots) == count * len(weights)
+    assert {id(slot) for slot, _ in slots} <= set(map(id, optimizer.variables))
+    assert all(slot.shape == weight.shape for slot, weight in slots)
+
+
+def test_an_optimizer_knows_its_variables_after_their_values_are_replaced():
+    weights = [keras.Variable(np.ones([4], np.float32)) for _ in range(2)]
+    optimizer = keras.optimizers.SGD(1.0, weight_decay=0.5)
+    optimizer.exclude_from_weight_decay(weights[:1])
+    optimizer.build(weights)
+    keys = keras_optimizers.keys_of(optimizer)
+    for weight in weights:
+        keras_variables.replace_value(weight, tf.ones([2]))
+    keras_optimizers.replace_keys(optimizer, keys)
+    optimizer.apply([tf.zeros([2])] * 2, weights)
+    np.testing.assert_array_equal(weights[0], [1, 1])
+    np.testing.assert_array_equal(weights[1], [0.5, 0.5])
+
+
+def test_variables_of_inner_layers_are_not_a_layers_own():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.BatchNormalization()])
+    assert keras_models.own_variables_of(model) == []
+    assert len(keras_models.own_variables_of(model.layers[0])) == 4

@@ -52,10 +52,10 @@ def split(model: keras.Model, groups: Groups, min_size: int = 2**16) -> keras.Mo
     Example:
         >>> import tf_onebit.horovod as hvd
         >>> hvd.init()
-        >>> model = keras.Sequential([keras.Input((256,)), keras.layers.Dense(256)])
-        >>> model = split(model, Groups(1))
+        >>> layer = keras.layers.Dense(256, name="hidden")
+        >>> model = split(keras.Sequential([keras.Input((256,)), layer]), Groups(1))
         >>> print(describe(model))
-        dense: Dense, 65792 weights, of which this process holds 65792: a group has one member
+        hidden: Dense, 65792 weights, of which this process holds 65792: a group has one member
     """
     _check(model, groups, min_size)
     plans = plans_of(layers_of(model), groups.members, min_size)
@@ -120,9 +120,10 @@ def describe(model: keras.Model) -> str:
     Example:
         >>> import tf_onebit.horovod as hvd
         >>> hvd.init()
-        >>> model = keras.Sequential([keras.Input((8,)), keras.layers.BatchNormalization()])
-        >>> print(describe(split(model, Groups(1))))
-        batch_normalization: BatchNormalization, 32 weights, of which this process holds 32: a ...
+        >>> layer = keras.layers.BatchNormalization(name="norm")
+        >>> model = split(keras.Sequential([keras.Input((8,)), layer]), Groups(1))
+        >>> print(describe(model))
+        norm: BatchNormalization, 32 weights, of which this process holds 32: a group has one member
     """
     return "\n".join(_division_of(model).lines())
 
