@@ -317,3 +317,68 @@ def test_errors_say_what_to_do(world_size):
     }.items():
         with pytest.raises(ValueError, match=message):
             compiled(model, optimizer).train_on_batch(x[:size], y[:size])
+
+
+@pytest.mark.workers(4)
+def test_delayed_messages_of_peers_arrive_in_both(world_size):
+    exchange = tf_onebit.WarmStart(tf_onebit.Delayed(tf_onebit.OneBit(min_size=0)), steps=5)
+    x, y, _ = data_of("mlp")
+    model = trained("mlp", 2, clipped_adam, exchange, epochs=1, validation_data=(x[:16], y[:16]))
+    of_ranks = gather(digest(model.trainable_weights))
+    assert of_ranks[:2] == of_ranks[2:] and of_ranks[0] != of_ranks[1]
+
+
+@pytest.mark.workers(4)
+def test_a_tape_returns_gradients_as_of_the_whole_model(world_size):
+    model, whole = split("mlp"), MODELS["mlp"]()
+    number, count = model.division.groups.number, model.division.groups.count
+    loss_of = keras.losses.SparseCategoricalCrossentropy(True)
+
+    def updated(model, tape, x, y, size):
+        with tape:
+            loss = loss_of(y[:size], model(x[:size])) + tf.add_n(model.losses)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        keras.optimizers.SGD(1.0).apply(gradients, model.trainable_variables)
+        return model.get_weights()
+
+    tape = hvd.DistributedGradientTape(tf.GradientTape())
+    weights = updated(model, tape, *data_of("mlp", number, count))
+    expected = updated(whole, tf.GradientTape(), *data_of("mlp"))
+    assert difference(weights, expected) < 1e-6
+
+
+@pytest.mark.workers(4)
+def test_a_split_model_trains_within_another(world_size, tmp_path):
+    def model_around(inner, optimizer):
+        keras.utils.set_random_seed(1)
+        layers = [keras.Input((32,)), inner, keras.layers.Dense(10)]
+        return compiled(keras.Sequential(layers), optimizer)
+
+    inner = split("mlp")
+    groups = inner.division.groups
+    outer = model_around(inner, hvd.DistributedOptimizer(momentum()))
+    fit(outer, "mlp", groups.number, groups.count, epochs=1)
+    expected = model_around(MODELS["mlp"](), momentum())
+    fit(expected, "mlp", epochs=1)
+    assert difference(inner.get_weights(), expected.layers[0].get_weights()) < 1e-6
+    assert difference(outer.layers[1].get_weights(), expected.layers[1].get_weights()) < 1e-6
+    with pytest.raises(ValueError, match="is saved by that model"):
+        outer.save_weights(tmp_path / "outer.weights.h5")
+    clone = keras.models.clone_model(inner)
+    assert [w.shape for w in clone.weights] == [w.shape for w in MODELS["mlp"]().weights]
+
+
+@pytest.mark.workers(2)
+def test_members_drop_the_same_units(world_size):
+    def model():
+        layers = [keras.Input((32,)), keras.layers.Dropout(0.5), keras.layers.Dense(10)]
+        return keras.Sequential(layers)
+
+    keras.utils.set_random_seed(rank())
+    drops = model_parallel.split(model(), groups_of(2), min_size=0)
+    compiled(drops, hvd.DistributedOptimizer(momentum()))
+    fit_group(drops, "mlp", epochs=1)
+    keras.utils.set_random_seed(0)
+    expected = compiled(model(), momentum())
+    fit(expected, "mlp", epochs=1)
+    assert difference(drops.get_weights(), expected.get_weights()) < 1e-6

@@ -162,7 +162,7 @@ class Division:
 
     def _change_class(self, thing, mixin, attributes):
         plain = type(thing)
-        overlay(thing, mixin, **attributes)
+        overlay(thing, mixin, plain_class=plain, **attributes)
         self._classes.append((thing, plain, type(thing)))
 
     def _be_plain(self):

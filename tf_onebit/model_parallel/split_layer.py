@@ -33,7 +33,22 @@ class LayerPlan(NamedTuple):
     attributes: dict = {}
 
 
-class SplitLayer:
+class Split:
+    """Mixin for Keras models and layers that are split.
+
+    Attributes:
+        plain_class: class without this mixin.
+    """
+
+    plain_class: type
+
+    @classmethod
+    def from_config(cls, *args, **kwargs):
+        # A clone has weights of its own, which are whole.
+        return cls.plain_class.from_config(*args, **kwargs)
+
+
+class SplitLayer(Split):
     """Mixin for Keras layers whose weights are parts.
 
     Inputs and outputs are whole, and the same on all members.
@@ -42,6 +57,14 @@ class SplitLayer:
         group: `Group`.
         scope: prefix of the names of the layer's collectives.
     """
+
+    def save_own_variables(self, store):
+        # The split model joins the parts before it saves them, and this mixin is gone then.
+        raise ValueError(
+            "A layer of a split model is saved by that model. Received: another model that "
+            f"contains the layer {self.name!r}, in parts. Split the outer model, or call "
+            "tf_onebit.model_parallel.merge before you save it."
+        )
 
     def whole_if_read(self, part, axis):
         """Returns the part of a weight, or the whole weight for the layers that read it.

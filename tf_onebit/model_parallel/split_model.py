@@ -4,9 +4,10 @@ from tf_onebit._training.model_optimizers import inner_optimizer, optimizers_of,
 from tf_onebit._training.optimizer import Distributed
 from tf_onebit.model_parallel.meeting import together
 from tf_onebit.model_parallel.same_data import require_same_data
+from tf_onebit.model_parallel.split_layer import Split
 
 
-class SplitModel:
+class SplitModel(Split):
     """Mixin for Keras models that are split.
 
     All processes of a job make each call together. Files and weights are those of a plain model.
