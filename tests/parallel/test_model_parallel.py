@@ -230,12 +230,12 @@ def test_members_exchange_each_activation_once_forward_and_once_backward(policy,
     x, y, _ = data_of("transformer")
     model.train_on_batch(x[:4], y[:4])
     tokens, size = 4 * 6, 2 if policy == "mixed_bfloat16" else 4  # bytes
-    # Positions have no batch. Queries, keys, values, output, hidden values and last ones follow.
-    values = 6 * 8 + tokens * (3 * 8 + 8 + 32 + 8)
+    # Positions have no batch. Hidden values and last ones follow.
+    values = 6 * 8 + tokens * (32 + 8)
     logits = tokens * 12 * 4  # Keras computes them in the type of the embeddings
     assert sent["gather"] == sent["scatter"] == (values * size + logits) / 2
-    # Only the rows of tied embeddings are added up: 2 (M - 1) / M.
-    assert sent["sum"] == sent["sum_of_gradients"] == tokens * 8 * size
+    # The rows of tied embeddings and the output of attention are added up: 2 (M - 1) / M.
+    assert sent["sum"] == sent["sum_of_gradients"] == 2 * tokens * 8 * size
     copies = sum(np.size(v) for v in model.trainable_weights if not is_part(v))
     assert sent["copies"] == copies * 4
     others = {"gather", "scatter", "sum", "sum_of_gradients", "copies"}
@@ -259,9 +259,10 @@ def various():
     x = layers.Dense(8, name="orthogonal", kernel_regularizer="orthogonal_regularizer")(x)
     x = layers.Conv1D(8, 3, padding="causal", name="causal")(x)
     x = layers.Conv1D(8, 3, groups=2, name="grouped")(x)
-    lora = layers.Dense(8, name="lora", lora_rank=1)
-    x = layers.EinsumDense("abc,cd->abd", (None, 8), bias_axes="d", name="einsum")(lora(x))
-    return keras.Model(inputs, layers.GlobalAveragePooling1D()(x))
+    x = layers.Dense(8, name="lora", lora_rank=1)(x)
+    x = layers.EinsumDense("abc,cd->abd", (None, 8), bias_axes="d", name="einsum")(x)
+    attention = layers.MultiHeadAttention(2, 4, use_gate=True)
+    return keras.Model(inputs, attention(x, x, return_attention_scores=True))
 
 
 @pytest.mark.workers(2)
@@ -281,10 +282,11 @@ def test_layers_that_cannot_be_split_are_left_whole_for_a_reason(world_size):
         "lora": "it has LoRA weights",
     }.items():
         assert reason in lines.pop(name)
-    assert set(lines) == {"twice", "unit_norm", "causal", "einsum"}
+    of_attention = {"query", "key", "value", "gate", "attention_output"}
+    assert set(lines) == {"twice", "unit_norm", "causal", "einsum", *of_attention}
     assert not any(":" in line for line in lines.values())  # no reason
     x = np.random.default_rng(0).normal(size=(4, 6, 8)).astype("float32")
-    assert difference([model(x)], [plain(x)]) < 1e-6
+    assert difference(model(x), plain(x)) < 1e-6
 
 
 @pytest.mark.workers(2)
@@ -382,3 +384,42 @@ def test_members_drop_the_same_units(world_size):
     expected = compiled(model(), momentum())
     fit(expected, "mlp", epochs=1)
     assert difference(drops.get_weights(), expected.get_weights()) < 1e-6
+
+
+@pytest.mark.workers(2)
+def test_members_add_up_the_second_of_two_layers_if_they_send_less(world_size):
+    """Only while their model is called, each member has its part of the values in between."""
+
+    def model():
+        keras.utils.set_random_seed(0)
+        inputs = keras.Input((32,))
+        hidden = keras.layers.Dense(64, name="hidden")(inputs)
+        x = keras.layers.Dense(8, activation="tanh", name="second")(keras.layers.ReLU()(hidden))
+        wide = keras.layers.Dense(64)(x)
+        dropped = keras.layers.Dropout(0.0)(wide)
+        return keras.Model(inputs, keras.layers.Dense(10)(dropped))
+
+    whole, pair = model(), model()
+    groups = model_parallel.Groups(2)
+    names, run = [], groups.within.run
+
+    def recording(generators):
+        return run([tap_requests(one, lambda r: names.append(r.name)) for one in generators])
+
+    model_parallel.split(pair, groups, min_size=0)
+    groups.within.run = recording
+    x, y, size = data_of("mlp")
+    np.testing.assert_allclose(pair(x), whole(x), atol=1e-6)
+    assert [name.rpartition("/")[2] for name in names] == ["sum", "gather", "gather"]
+    compiled(pair, hvd.DistributedOptimizer(momentum()))
+    compiled(whole, momentum())
+    for one in (pair, whole):
+        fit(one, "mlp", epochs=1)
+    assert difference(pair.get_weights(), whole.get_weights()) < 1e-6
+    # Other models get whole outputs of the first, and give whole inputs to the second.
+    for part in (lambda m: m.get_layer("hidden").output, lambda m: m.get_layer("second").output):
+        ends = [keras.Model(one.inputs, part(one))(x) for one in (pair, whole)]
+        np.testing.assert_allclose(*ends, atol=1e-6)
+    inputs, values = keras.Input((64,)), np.repeat(x[:, :1], 64, axis=1)
+    starts = [keras.Model(inputs, m.get_layer("second")(inputs)) for m in (pair, whole)]
+    np.testing.assert_allclose(*(start(values) for start in starts), atol=1e-6)

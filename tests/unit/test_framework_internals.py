@@ -955,3 +955,17 @@ def test_variables_of_inner_layers_are_not_a_layers_own():
     model = keras.Sequential([keras.Input((2,)), keras.layers.BatchNormalization()])
     assert keras_models.own_variables_of(model) == []
     assert len(keras_models.own_variables_of(model.layers[0])) == 4
+
+
+def test_layers_that_use_an_output_are_found():
+    inputs = keras.Input((2,))
+    first, second, twice = (keras.layers.Dense(2) for _ in range(3))
+    x = first(inputs)
+    model = keras.Model(inputs, [second(x), twice(twice(x)), x])
+    users = keras_models.users_of_outputs(model)
+    assert users[id(first)] == [second, twice, None] and users[id(second)] == [None]
+    assert id(twice) not in users
+    sequential = keras.Sequential([keras.Input((2,)), first, second])
+    users = keras_models.users_of_outputs(sequential)
+    assert users[id(first)] == [second] and users[id(second)] == [None]
+    assert keras_models.users_of_outputs(first) == {}

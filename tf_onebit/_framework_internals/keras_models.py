@@ -1,6 +1,10 @@
 """Private parts of Keras models."""
 
+import collections
 import functools
+
+import keras
+from keras.src.models.functional import Functional
 
 # The public methods that show a model, or its weights, to the user. Methods that assign weights
 # count, too, because they must assign the weights that the others show.
@@ -28,6 +32,36 @@ def has_layers(layer):
     Relies on `Layer._layers` (keras/src/layers/layer.py:391).
     """
     return bool(layer._layers)
+
+
+def users_of_outputs(model):
+    """Finds the layers that use the output of each layer in the graph of a model.
+
+    Relies on `Function._nodes_by_depth`, on `Node.arguments` and `operation`
+    (keras/src/ops/function.py:81, node.py:43), on the history of Keras tensors, and on
+    `Sequential._functional` (keras/src/models/sequential.py:74).
+
+    Args:
+        model: Keras model.
+
+    Returns:
+        Dictionary from the `id` of each layer to a list of layers, with None where the model
+        returns an output. It has no layers that the model calls several times. It is empty for
+        layers, and for models whose class defines what a call does.
+    """
+    if type(model) not in (Functional, keras.Sequential):
+        return {}
+    graph = model._functional if isinstance(model, keras.Sequential) else model
+    of_depths = graph._nodes_by_depth.values() if graph is not None else ()
+    nodes = [node for nodes in of_depths for node in nodes]
+    calls = collections.Counter(id(node.operation) for node in nodes)
+    users = {id(node.operation): [] for node in nodes if calls[id(node.operation)] == 1}
+    uses = [(t, node.operation) for node in nodes for t in node.arguments.keras_tensors]
+    for tensor, user in [*uses, *((tensor, None) for tensor in graph.outputs)] if nodes else ():
+        made_by = id(tensor._keras_history.operation)
+        if made_by in users:
+            users[made_by].append(user)
+    return users
 
 
 def statistics_of(model):

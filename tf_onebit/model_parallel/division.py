@@ -133,6 +133,8 @@ class Division:
         """Describes each layer with weights: list of strings."""
         lines = []
         for layer, plan in self.plans:
+            if not own_variables_of(layer):
+                continue
             held = total = 0
             for variable in own_variables_of(layer):
                 size = math.prod(variable.shape)
@@ -166,7 +168,7 @@ class Division:
         self._classes.append((thing, plain, type(thing)))
 
     def _be_plain(self):
-        for thing, plain, _ in self._classes:
+        for thing, plain, _ in reversed(self._classes):  # some have changed twice
             become(thing, plain)
 
     def _forget_functions(self):

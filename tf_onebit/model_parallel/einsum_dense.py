@@ -1,4 +1,4 @@
-"""EinsumDense layers, also those of MultiHeadAttention, divided along an axis of their output."""
+"""EinsumDense layers, divided along an axis of their output."""
 
 import re
 
@@ -11,9 +11,8 @@ def plan(layer, members):
     """Returns the `LayerPlan` of an `EinsumDense`, or why it cannot be divided: string.
 
     The axis is the first one of the output that only the kernel has, and that the members divide.
-    In attention this is that of the heads.
     """
-    inputs, kernel, output = re.split(",|->", layer.equation.replace(" ", ""))
+    inputs, kernel, output = parts_of(layer.equation)
     after = output.rpartition("...")[2]  # axes before it are counted from the left
     candidates = [label for label in after if label in kernel and label not in inputs]
     for label in candidates:
@@ -32,6 +31,11 @@ def plan(layer, members):
         f"{members} members divide no axis of its output that only the kernel has. Its equation "
         f"is {layer.equation!r}, and its kernel has the shape {tuple(layer.kernel.shape)}"
     )
+
+
+def parts_of(equation):
+    """Returns the axes of inputs, kernel and output in the equation of an `EinsumDense`."""
+    return re.split(",|->", equation.replace(" ", ""))
 
 
 class SplitEinsumDense(SplitLayer):

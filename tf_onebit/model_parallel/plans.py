@@ -5,7 +5,8 @@ import math
 import keras
 
 from tf_onebit._framework_internals.keras_models import layers_of, own_variables_of
-from tf_onebit.model_parallel import convolution, dense, einsum_dense, embedding
+from tf_onebit.model_parallel import attention, convolution, dense, einsum_dense, embedding
+from tf_onebit.model_parallel.pairs import with_pairs
 
 # Functions from a layer and the number of members to a `LayerPlan`, or to a reason against it.
 _PLANS = {
@@ -38,7 +39,7 @@ def plans_of(layers, members, min_size):
 
     Returns:
         List of pairs (layer, `LayerPlan` or a string that says why it is left whole), for the
-        layers with weights of their own.
+        layers with weights of their own, and for those that only contain others with plans.
     """
     in_wrappers = {
         id(inner): outer
@@ -65,11 +66,31 @@ def plans_of(layers, members, min_size):
         else:
             plan = _plan(layer, variables, members, min_size)
         planned.append((layer, plan))
-    return planned
+    return with_pairs(_with_attention(planned, layers, members, min_size), layers)
 
 
-def _plan(layer, variables, members, min_size):
-    make = _PLANS.get(type(layer))
+def _with_attention(planned, layers, members, min_size):
+    """Plans to divide attention by heads, where all of its layers can be split."""
+    plans = {id(layer): plan for layer, plan in planned}
+    outer = []
+    for layer in layers:
+        if type(layer) is not keras.layers.MultiHeadAttention:
+            continue
+        plan, inner = attention.plan(layer, members), attention.inner_layers(layer)
+        if plan is None or any(isinstance(plans[id(one)], str) for one in inner):
+            continue
+        of_heads = {
+            id(one): _plan(one, own_variables_of(one), members, min_size, attention.inner_plan)
+            for one in inner
+        }
+        if not any(isinstance(one, str) for one in of_heads.values()):
+            plans |= of_heads
+            outer.append((layer, plan))
+    return [*((layer, plans[id(layer)]) for layer, _ in planned), *outer]
+
+
+def _plan(layer, variables, members, min_size, make=None):
+    make = make or _PLANS.get(type(layer))
     size = sum(math.prod(variable.shape) for variable in variables)
     if make is None:
         return f"{type(layer).__name__} is not among the classes that can be split"

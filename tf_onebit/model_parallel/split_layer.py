@@ -19,6 +19,11 @@ _OF_EACH_VALUE = frozenset(
 )
 
 
+def is_of_each_value(activation):
+    """Tells whether an activation function is known to treat each value alone."""
+    return activation in _OF_EACH_VALUE
+
+
 class LayerPlan(NamedTuple):
     """Plan for a layer that is to be split.
 
@@ -51,7 +56,7 @@ class Split:
 class SplitLayer(Split):
     """Mixin for Keras layers whose weights are parts.
 
-    Inputs and outputs are whole, and the same on all members.
+    Inputs and outputs are whole, and the same on all members, unless a mixin says otherwise.
 
     Attributes:
         group: `Group`.
@@ -77,7 +82,7 @@ class SplitLayer(Split):
 
     def activated(self, part, axis, activation):
         """Joins the parts of an output, and applies an activation before or after that."""
-        before = activation in _OF_EACH_VALUE
+        before = is_of_each_value(activation)
         if before:
             part = activation(part)
         whole = gather(part, axis, self.group, self.scope)

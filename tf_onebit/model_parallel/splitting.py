@@ -30,9 +30,10 @@ def split(model: keras.Model, groups: Groups, min_size: int = 2**16) -> keras.Mo
     Weights, and the state of an optimizer that is built, are those of rank 0. Random generators of
     layers, as in Dropout, are those of the first member of each group.
 
-    Layers of these classes are split, at any depth: `Dense`, `EinsumDense` (so also those within
-    `MultiHeadAttention`), `Embedding`, `Conv1D`, `Conv2D` and `Conv3D`; and `ReversibleEmbedding`
-    with tied weights. Layers of other classes are left whole, each member with a copy, and so are
+    Layers of these classes are split, at any depth: `Dense`, `EinsumDense`, `MultiHeadAttention`,
+    `Embedding`, `Conv1D`, `Conv2D` and `Conv3D`; and `ReversibleEmbedding` with tied weights.
+    Where members send less, they add up the outputs of the second of two layers, and gather none
+    (Shoeybi et al. 2019). Layers of other classes are left whole, each member with a copy, and so are
     layers that cannot be divided evenly. `describe` says why.
 
     Args:
