@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
-from tf_onebit.collectives.engine import Engine
-
 
 class Group(Protocol):
     """Members that train one model together.
@@ -13,17 +11,17 @@ class Group(Protocol):
         members: number of members.
         member: number of this member within its group, from 0.
         number: number of this group within the job, from 0.
-        job: engine of all workers of the job.
-        within: engine of the members of this group.
-        between: engine of the workers that hold the same share as this one, one of each group.
+        job: `Engine` of all workers of the job.
+        within: `Engine` of the members of this group.
+        between: `Engine` of the workers with the same share as this one, one of each group.
     """
 
     members: int
     member: int
     number: int
-    job: Engine
-    within: Engine
-    between: Engine
+    job: Any
+    within: Any
+    between: Any
 
 
 class Share(NamedTuple):

@@ -77,7 +77,9 @@ def test_weights_are_those_of_the_unsplit_model(name, world_size):
 
 @pytest.mark.workers(4)
 @pytest.mark.parametrize(
-    "exchange", [tf_onebit.OneBit(min_size=0), tf_onebit.Threshold(1e-3)], ids=["bits", "tau"]
+    "exchange",
+    [tf_onebit.OneBit(min_size=0), tf_onebit.Threshold(target_density=0.02)],
+    ids=["bits", "tau"],
 )
 def test_peers_hold_the_same_bits(exchange, world_size):
     model = trained("transformer", 2, clipped_adam, exchange, epochs=1)
@@ -315,6 +317,7 @@ def test_errors_say_what_to_do(world_size):
         keras.optimizers.SGD(0.1): "Compile the model with .*DistributedOptimizer",
         hvd.DistributedOptimizer(keras.optimizers.Lamb()): "depend on the whole weight",
         hvd.DistributedOptimizer(keras.optimizers.SGD(), tf_onebit.Local()): "train apart",
+        hvd.DistributedOptimizer(keras.optimizers.SGD(), "auto"): "decides by times that differ",
         hvd.AsynchronousOptimizer(keras.optimizers.SGD()): "Compile the model with",
     }.items():
         with pytest.raises(ValueError, match=message):

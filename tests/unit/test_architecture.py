@@ -62,7 +62,7 @@ MAY_IMPORT = {
     ],
     "tf_onebit._layout": [],
     "tf_onebit._validation": [],
-    "tf_onebit._shares": ["collectives.engine"],
+    "tf_onebit._shares": [],
     "tf_onebit.model_parallel": [
         "collectives",
         "exchanges.handshake",
@@ -103,6 +103,7 @@ MAY_IMPORT = {
         "exchanges",
         "_layout",
         "ops",
+        "_shares",
         "_validation",
         "transforms",
         "_version",

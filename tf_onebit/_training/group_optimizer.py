@@ -4,6 +4,7 @@ import keras
 
 from tf_onebit._framework_internals.keras_optimizers import slots_of
 from tf_onebit._shares import group_of, is_part, set_share, share_of
+from tf_onebit.exchanges import Auto
 
 # Their updates depend on norms, means or products of whole matrices.
 _OF_WHOLE_MATRICES = (
@@ -40,6 +41,12 @@ def follow_group(exchange, variables, user):
             f"in every step. Received: {name} with the exchange "
             f"{type(exchange.template).__name__}, whose workers train apart. Use another exchange, "
             "such as tf_onebit.OneBit()."
+        )
+    if isinstance(exchange.template, Auto):
+        raise ValueError(
+            'All members of a group must exchange gradients in the same way, and exchange="auto" '
+            f"decides by times that differ between them. Received: {name} with {exchange.template!r}"
+            ". Choose an exchange, such as tf_onebit.OneBit()."
         )
     peers = list(group.between.members)
     if exchange.group is not exchange.engine and list(exchange.group.members) != peers:

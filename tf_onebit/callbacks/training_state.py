@@ -19,6 +19,7 @@ from tf_onebit._framework_internals.keras_random import (
     set_global_generator_state,
 )
 from tf_onebit._framework_internals.tf_variables import copies_of
+from tf_onebit._shares import is_part
 from tf_onebit._training.model_optimizers import (
     flush_where_shown,
     gradient_exchanges_of,
@@ -269,7 +270,7 @@ def _build_delayed(model, exchange, built):
         variables = [model.trainable_variables[place] for place, _, _ in gradients]
         exchange.exchanges.of(
             tuple(
-                GradientSpec(variable.path, tuple(variable.shape), dtype, sparse)
+                GradientSpec(variable.path, tuple(variable.shape), dtype, sparse, is_part(variable))
                 for variable, (_, dtype, sparse) in zip(variables, gradients, strict=True)
             ),
             variables,

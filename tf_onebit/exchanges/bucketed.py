@@ -89,20 +89,23 @@ class Bucketed(Configurable, tf.Module):
         in_full_precision, sparse = self._beside(schedule)
         bucket_bytes = schedule.exchange.bucket_bytes
         partition: list[tuple[Schedule, list[int]]] = []
-        open_buckets: dict[tuple[int, str], tuple[list[int], int]] = {}
+        open_buckets: dict[tuple[int, str, bool], tuple[list[int], int]] = {}
         for index, spec in reversed(list(enumerate(specs))):
             chosen = schedule
             if spec.sparse and not schedule.exchange.takes_sparse:
                 chosen = sparse
             elif spec.dtype not in takes or is_excluded(spec.name, self.template):
                 chosen = in_full_precision
-            indices, filled_bytes = open_buckets.get((id(chosen), spec.dtype), ([], 0))
+            # Other workers exchange the same copies with other parts. What a bucket adapts to its
+            # gradients, such as tau, must be the same for copies.
+            kind = id(chosen), spec.dtype, spec.is_part
+            indices, filled_bytes = open_buckets.get(kind, ([], 0))
             if not 0 < filled_bytes < bucket_bytes:
                 indices, filled_bytes = [], 0
                 partition.append((chosen, indices))
             indices.append(index)
             filled_bytes += max(1, spec.size) * FLOAT_BYTES
-            open_buckets[id(chosen), spec.dtype] = indices, filled_bytes
+            open_buckets[kind] = indices, filled_bytes
         return partition
 
     def _beside(self, schedule: Schedule) -> tuple[Schedule, Schedule]:

@@ -7,6 +7,7 @@ from typing import Any, Self, TypeAlias
 
 import tensorflow as tf
 
+from tf_onebit._shares import is_part
 from tf_onebit.collectives.requests import AllReduce, Exchanging
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
@@ -24,12 +25,14 @@ class GradientSpec:
         shape: shape of its variable, a tuple of ints.
         dtype: name of its type, for example "float32".
         sparse: whether it is a `tf.IndexedSlices`.
+        is_part: whether the workers of the exchange hold only a part of its variable.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     sparse: bool = False
+    is_part: bool = False
 
     @classmethod
     def of(cls, gradient: Gradient, variable: Any) -> Self:
@@ -39,6 +42,7 @@ class GradientSpec:
             shape=tuple(variable.shape),
             dtype=tf.as_dtype(gradient.dtype).name,
             sparse=isinstance(gradient, tf.IndexedSlices),
+            is_part=is_part(variable),
         )
 
     @property

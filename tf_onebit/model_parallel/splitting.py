@@ -33,7 +33,7 @@ def split(model: keras.Model, groups: Groups, min_size: int = 2**16) -> keras.Mo
     Layers of these classes are split, at any depth: `Dense`, `EinsumDense`, `MultiHeadAttention`,
     `Embedding`, `Conv1D`, `Conv2D` and `Conv3D`; and `ReversibleEmbedding` with tied weights.
     Where members send less, they add up the outputs of the second of two layers, and gather none
-    (Shoeybi et al. 2019). Layers of other classes are left whole, each member with a copy, and so are
+    (Shoeybi et al. 2019). Layers of other classes are left whole, each member with a copy. So are
     layers that cannot be divided evenly. `describe` says why.
 
     Args:
