@@ -45,8 +45,8 @@ def follow_group(exchange, variables, user):
     if isinstance(exchange.template, Auto):
         raise ValueError(
             'All members of a group must exchange gradients in the same way, and exchange="auto" '
-            f"decides by times that differ between them. Received: {name} with {exchange.template!r}"
-            ". Choose an exchange, such as tf_onebit.OneBit()."
+            "decides by times that differ between them. Received: "
+            f"{name} with {exchange.template!r}. Choose an exchange, such as tf_onebit.OneBit()."
         )
     peers = list(group.between.members)
     if exchange.group is not exchange.engine and list(exchange.group.members) != peers:

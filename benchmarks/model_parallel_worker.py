@@ -1,0 +1,76 @@
+"""One worker of `model_parallel.py`: trains the papers' DNN in groups, and prints its figures."""
+
+import argparse
+import json
+import os
+import pathlib
+import time
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import keras
+import numpy as np
+import tensorflow as tf
+from step_worker import NUM_CLASSES, NUM_FEATURES, NobodyElse, make_model, peak_memory_bytes
+
+import tf_onebit.horovod as hvd
+from tf_onebit import OneBit, model_parallel
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--members", type=int, required=True, help="processes of a group")
+    parser.add_argument("--samples", type=int, required=True, help="of all groups together")
+    parser.add_argument("--interface", required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--send-nothing", action="store_true", help="compute all the same")
+    arguments = parser.parse_args()
+
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(2)
+    hvd.init(process_sets="dynamic")
+    groups = model_parallel.Groups(arguments.members)
+    if arguments.send_nothing:
+        groups.within, groups.between = NobodyElse(groups.within), NobodyElse(groups.between)
+    model = model_parallel.split(make_model(), groups)
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), exchange=OneBit())
+    optimizer.build(model.trainable_variables)
+
+    random = np.random.default_rng(groups.number)
+    samples = arguments.samples // groups.count
+    features = tf.constant(random.standard_normal((samples, NUM_FEATURES), np.float32))
+    labels = tf.constant(random.integers(0, NUM_CLASSES, samples, np.int32))
+    loss_function = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    @tf.function
+    def train_step():
+        with tf.GradientTape() as tape:
+            loss = loss_function(labels, model(features, training=True))
+        gradients = tape.gradient(loss, [v.value for v in model.trainable_variables])
+        optimizer.apply(gradients, model.trainable_variables)
+        return loss
+
+    for _ in range(3):
+        train_step().numpy()
+    hvd.allreduce(0.0, name="all_ready")
+    counter = pathlib.Path(f"/sys/class/net/{arguments.interface}/statistics/tx_bytes")
+    sent_before, step_seconds, losses = int(counter.read_text()), [], []
+    for _ in range(arguments.steps):
+        start = time.perf_counter()
+        losses.append(float(train_step().numpy()))
+        step_seconds.append(time.perf_counter() - start)
+    hvd.allreduce(0.0, name="all_done")
+    result = {
+        "step_seconds": step_seconds,
+        "losses": losses,
+        "interface_bytes_per_step": (int(counter.read_text()) - sent_before) / arguments.steps,
+        "peak_memory_bytes": peak_memory_bytes(),
+        "exchange_bytes": sum(e.bytes_sent() for e in optimizer.gradient_exchange.built),
+        "held_values": sum(int(np.prod(v.shape)) for v in model.trainable_variables),
+    }
+    print(json.dumps(result))
+    hvd.shutdown()
+
+
+if __name__ == "__main__":
+    main()
