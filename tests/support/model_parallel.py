@@ -20,15 +20,15 @@ def mlp():
     )
 
 
-def cnn():
+def cnn(normalization=layers.BatchNormalization):
     keras.utils.set_random_seed(0)
     return keras.Sequential(
         [
             keras.Input((8, 8, 3)),
             layers.Conv2D(8, 3, activation="relu", padding="same"),
-            layers.BatchNormalization(),
+            normalization(),
             layers.Conv2D(8, 3, strides=2, use_bias=False),
-            layers.BatchNormalization(),
+            normalization(),
             layers.ReLU(),
             layers.GlobalAveragePooling2D(),
             layers.Dense(10),  # which 4 members do not divide

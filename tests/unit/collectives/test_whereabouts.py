@@ -102,6 +102,12 @@ def test_a_worker_that_has_begun_another_epoch_is_not_waited_for(workers):
     assert "Worker 1 has begun another epoch" in str(errors[0])
 
 
+def test_a_worker_that_has_ended_is_not_waited_for(workers):
+    workers[1].exit()
+    with pytest.raises(RuntimeError, match="Worker 1 has ended. Worker 0 is here: model.save"):
+        workers[0].meet("model.save")
+
+
 def test_a_board_that_does_not_answer_stops_nobody(workers):
     workers[0]._board.is_gone = True
     assert together(workers, meet, meet, meet) == [None] * 3
