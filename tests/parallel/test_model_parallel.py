@@ -436,3 +436,31 @@ def test_members_add_up_the_second_of_two_layers_if_they_send_less(world_size):
     inputs, values = keras.Input((64,)), np.repeat(x[:, :1], 64, axis=1)
     starts = [keras.Model(inputs, m.get_layer("second")(inputs)) for m in (pair, whole)]
     np.testing.assert_allclose(*(start(values) for start in starts), atol=1e-6)
+
+
+class Tied(keras.Model):
+    """A model that reads the weights of an embedding."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = keras.layers.Embedding(12, 8)
+
+    def call(self, tokens):
+        x = self.embedding(tokens)
+        return keras.ops.matmul(x, keras.ops.transpose(self.embedding.embeddings))
+
+
+@pytest.mark.workers(2)
+def test_code_that_reads_a_weight_in_a_call_gets_all_of_it(world_size):
+    def model():
+        keras.utils.set_random_seed(0)
+        model = Tied()
+        model(tf.zeros([1, 6], tf.int32))
+        return model
+
+    tied, whole = model(), compiled(model(), momentum())
+    model_parallel.split(tied, groups_of(2), min_size=0)
+    assert tied.embedding.embeddings.shape == (12, 4)
+    fit_group(compiled(tied, hvd.DistributedOptimizer(momentum())), "transformer", epochs=1)
+    fit(whole, "transformer", epochs=1)
+    assert difference(tied.get_weights(), whole.get_weights()) < 1e-6
