@@ -28,12 +28,12 @@ class _AddedUp:
     """
 
     def __init__(self, plain, group, scope):
-        self.plain = plain
+        self._plain = plain
         self._group = group
         self._scope = scope
 
     def __call__(self, part):
-        return add_up(self.plain(part), self._group, self._scope)
+        return add_up(self._plain(part), self._group, self._scope)
 
 
 class Division:
@@ -57,6 +57,7 @@ class Division:
         self._model = model
         self._classes = []  # triples (object, plain class, class while it is split)
         self._weights = []  # the divided weights of the model
+        self._regularizers = []  # triples (weight, plain regularizer, that of its part)
 
     def begin(self):
         """Divides the variables of the model and its optimizers, and changes the layers."""
@@ -71,10 +72,9 @@ class Division:
             for i, (variable, axis) in enumerate(plan.weights):
                 set_share(variable, Share(self.groups, axis))
                 self._weights.append(variable)
-                if variable.regularizer is not None:
-                    variable.regularizer = _AddedUp(
-                        variable.regularizer, self.groups, f"{scope}/{i}"
-                    )
+                if plain := variable.regularizer:
+                    variable.regularizer = _AddedUp(plain, self.groups, f"{scope}/{i}")
+                    self._regularizers.append((variable, plain, variable.regularizer))
         for optimizer in map(inner_optimizer, optimizers_of(self._model)):
             if optimizer.built:
                 mark_slots(optimizer)
@@ -89,9 +89,6 @@ class Division:
         """Joins all parts. The model is a plain Keras model afterwards."""
         self._be_plain()
         self._replace_values(self._joined)
-        for variable in self._weights:
-            if variable.regularizer is not None:
-                variable.regularizer = variable.regularizer.plain
         for variable in (*self._model.variables, *self._slots()):
             set_share(variable, None)
         self._forget_functions()
@@ -117,8 +114,7 @@ class Division:
         finally:
             for variable, part in zip(divided, parts, strict=False):
                 replace_value(variable, part)
-            for thing, _, split_class in self._classes:
-                become(thing, split_class)
+            self._be_split()
 
     def _replace_values(self, value_of):
         """Replaces the values of all divided variables for good."""
@@ -170,6 +166,14 @@ class Division:
     def _be_plain(self):
         for thing, plain, _ in reversed(self._classes):  # some have changed twice
             become(thing, plain)
+        for variable, plain, _ in self._regularizers:
+            variable.regularizer = plain
+
+    def _be_split(self):
+        for thing, _, split_class in self._classes:
+            become(thing, split_class)
+        for variable, _, regularizer in self._regularizers:
+            variable.regularizer = regularizer
 
     def _forget_functions(self):
         """Makes Keras trace its functions again."""
