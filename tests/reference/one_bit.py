@@ -93,7 +93,7 @@ class Cluster:
     def exchange(self, gradients):
         """Returns the sum over workers, the same for all of them."""
         self.aggregate = sum(
-            worker(gradient / self.scales)
+            worker(np.asarray(gradient) / self.scales)
             for worker, gradient in zip(self.workers, gradients, strict=True)
         )
         return self.owners(self.aggregate) * self.scales
