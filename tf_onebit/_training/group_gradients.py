@@ -2,12 +2,12 @@
 
 import tensorflow as tf
 
-from tf_onebit._shares import group_of, is_part, share_of
+from tf_onebit._shares import is_part, share_of
 from tf_onebit.collectives.requests import AllReduce, one_request
 from tf_onebit.exchanges.gradients import scaled, values_of, with_values
 
 
-def mean_over_members(gradients, variables):
+def mean_over_members(gradients, variables, group):
     """Returns the gradients of the mean of the members' losses, which are all the same.
 
     Each member has computed the gradient of their sum with respect to its own variables. Members
@@ -16,13 +16,11 @@ def mean_over_members(gradients, variables):
     Args:
         gradients: list of gradients or None.
         variables: list of their variables.
+        group: `Group` of this member.
 
     Returns:
         List like `gradients`. Those of copies have the same bits on all members.
     """
-    group = group_of(variables)
-    if group is None:
-        return gradients
     gradients = list(gradients)
     pairs = list(enumerate(zip(gradients, variables, strict=True)))
     held = [i for i, (g, v) in pairs if g is not None and share_of(v) is not None]
@@ -37,31 +35,29 @@ def mean_over_members(gradients, variables):
     return gradients
 
 
-class ClipsParts:
-    """Mixin for Keras optimizers that clips by the norms of whole weights.
+def clipped_by_whole(gradients, variables, group, optimizer, clip):
+    """Clips gradients as a Keras optimizer does, by the norms of whole weights.
 
-    `_variables_to_clip` returns the variables of the gradients that `_clip_gradients` gets.
+    Args:
+        gradients: list of gradients.
+        variables: list of their variables.
+        group: `Group` of this member.
+        optimizer: Keras optimizer.
+        clip: its own function to clip a list of gradients.
     """
-
-    def _clip_gradients(self, grads):
-        variables = self._variables_to_clip()
-        by_norm = self.clipnorm or self.global_clipnorm
-        group = group_of(variables or ())
-        if group is None or not by_norm or not any(map(is_part, variables)):
-            return super()._clip_gradients(grads)
-        grads = [tf.convert_to_tensor(gradient) for gradient in grads]
-        squares = _squares_of_whole(grads, variables, group)
-        if self.clipnorm:
-            norms = [tf.sqrt(square) for square in squares]
-        else:
-            norms = [tf.sqrt(tf.add_n(squares))] * len(squares)
-        return [
-            gradient * tf.cast(by_norm / tf.maximum(norm, by_norm), gradient.dtype)
-            for gradient, norm in zip(grads, norms, strict=True)
-        ]
-
-    def _variables_to_clip(self):
-        raise NotImplementedError(f"{type(self).__name__} must define _variables_to_clip.")
+    by_norm = optimizer.clipnorm or optimizer.global_clipnorm
+    if not by_norm or not any(map(is_part, variables)):
+        return clip(gradients)
+    gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
+    squares = _squares_of_whole(gradients, variables, group)
+    if optimizer.clipnorm:
+        norms = [tf.sqrt(square) for square in squares]
+    else:
+        norms = [tf.sqrt(tf.add_n(squares))] * len(squares)
+    return [
+        gradient * tf.cast(by_norm / tf.maximum(norm, by_norm), gradient.dtype)
+        for gradient, norm in zip(gradients, norms, strict=True)
+    ]
 
 
 def _squares_of_whole(gradients, variables, group):

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tf_onebit._framework_internals.keras_optimizers import mix_in
 from tf_onebit._framework_internals.tf_variables import assign_all, copies_of
-from tf_onebit._training.group_gradients import ClipsParts
+from tf_onebit._training.group_gradients import clipped_by_whole
 
 
 def settings(optimizer):
@@ -33,7 +33,7 @@ class Update:
         self.flushes = {}
 
 
-class Distributed(ClipsParts):
+class Distributed:
     """Mixin for Keras optimizers that exchanges gradients after accumulation, before clipping.
 
     Attributes:
@@ -205,10 +205,16 @@ class Distributed(ClipsParts):
     def _clip_gradients(self, grads):
         update = self._current_update
         update.gradients = self._exchange(grads, update.variables, update.exchanging)
-        return super()._clip_gradients(update.gradients)
+        return self._clip(update.gradients)
 
-    def _variables_to_clip(self):
-        return self._current_update.variables
+    @property
+    def _clip(self):
+        """Function that clips a list of gradients as Keras does."""
+        clip, group = super()._clip_gradients, self.gradient_exchange.model_group
+        if group is None:
+            return clip
+        variables = self._current_update.variables
+        return lambda gradients: clipped_by_whole(gradients, variables, group, self, clip)
 
     def _apply_weight_decay(self, variables):
         # Wait for the exchange: if it fails, the weights must stay as they were.

@@ -2,7 +2,6 @@
 
 from tf_onebit._framework_internals.tf_variables import assign_all
 from tf_onebit._training.local_updates import LocalUpdates
-from tf_onebit._training.optimizer import Distributed
 from tf_onebit.exchanges.gradients import values_of, with_values
 
 
@@ -29,8 +28,7 @@ class ExchangesUpdates(LocalUpdates):
 
     def _clipped(self, gradients):
         """Returns a worker's gradients as Keras would clip them, sparse ones as sparse ones."""
-        # Not `Distributed`'s own, which exchanges.
-        clipped = super(Distributed, self)._clip_gradients(list(map(values_of, gradients)))
+        clipped = self._clip(list(map(values_of, gradients)))
         return list(map(with_values, gradients, clipped))
 
     def _exchange_updates(self, updates, variables, exchanging):

@@ -279,7 +279,9 @@ class _OverHorovod(Distributed):
         given = trainable_variables is not None
         variables = list(trainable_variables if given else trained_variables_of(self))
         follow_group(self.gradient_exchange, variables, self)
-        grads = mean_over_members(self.conversion.before(list(grads)), variables)
+        grads, group = self.conversion.before(list(grads)), self.gradient_exchange.model_group
+        if group is not None:
+            grads = mean_over_members(grads, variables, group)
         trainable_variables = variables if given else None
         with tf.control_dependencies(self._data_of_step(grads)):
             self._apply(grads, trainable_variables)

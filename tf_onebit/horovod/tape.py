@@ -123,7 +123,9 @@ class DistributedGradientTape:
         variables = tf.nest.flatten(sources)
         follow_group(self._exchange, variables, self)
         flat = self._conversion.before(tf.nest.flatten(gradients))
-        flat = mean_over_members(flat, variables)
+        group = self._exchange.model_group
+        if group is not None:
+            flat = mean_over_members(flat, variables, group)
         exchanged = self._local.exchange_others(
             lambda gradients, variables: self._exchange([gradients], variables)[0],
             flat,
