@@ -1,13 +1,16 @@
-"""Builds Horovod 0.28.1 for TensorFlow 2.21 and installs it beside the running Python.
+"""Builds Horovod 0.28.1 for the installed TensorFlow and installs it beside the running Python.
 
-Horovod's source distribution compiles against TensorFlow 2.21 except for its optional XLA
+Horovod's source distribution compiles against TensorFlow 2.20 and 2.21 except for its optional XLA
 operations, whose headers TensorFlow no longer ships. This program fetches that distribution with
 pip. It leaves the XLA operations out, and lets Gloo send in both directions of a link at once. Then
 it builds a wheel with TensorFlow and Gloo, and without MPI, PyTorch and MXNet. It installs the
 wheel and checks that it works. The wheel is kept in a cache outside of the checkout, so that only
-the first run for a combination of versions takes minutes.
+the first run for a combination of versions takes minutes. Its version names the TensorFlow that it
+is for: 0.28.1+tf2.21.
 
     .venv/bin/python tools/build_horovod.py
+
+With `--wheel-dir dist` it also copies the wheel there, for machines without a compiler.
 
 With `--gpu` its collectives take tensors of GPUs without a copy, through NCCL. This is for
 `tensorflow`, not `tensorflow-cpu`. It needs nvcc, and NCCL, which
@@ -62,6 +65,16 @@ RECEIVE_FIRST = {
         (r"(\n *out->send\([^;]*;)(\n *out->recv\([^;]*;)", r"\2\1", 2)
     ],
 }
+# Python 3.12 no longer has distutils.
+WITHOUT_DISTUTILS = {
+    "horovod/runner/js_run.py": [
+        (
+            r"from distutils\.spawn import find_executable",
+            "from shutil import which as find_executable",
+            1,
+        )
+    ],
+}
 # TensorFlow has moved the header of its streams, and streams now return their handle themselves.
 # nvcc 13 does not support C++ older than 17.
 GPU_STREAMS = {
@@ -102,16 +115,24 @@ def main():
         default=default_cache_dir(),
         help="where built wheels are kept (default: %(default)s)",
     )
+    parser.add_argument(
+        "--wheel-dir", type=pathlib.Path, help="where the wheel is copied to (default: nowhere)"
+    )
     parser.add_argument("--gpu", action="store_true", help="with collectives on GPUs, through NCCL")
     arguments = parser.parse_args()
     try:
-        install_horovod(arguments.cache_dir, arguments.gpu)
+        wheel = install_horovod(arguments.cache_dir, arguments.gpu)
+        if arguments.wheel_dir is not None:
+            arguments.wheel_dir.mkdir(parents=True, exist_ok=True)
+            print(f"Copied to {shutil.copy(wheel, arguments.wheel_dir)}")
     except BuildError as error:
         sys.exit(f"error: {error}")
 
 
 def install_horovod(cache_dir, gpu=False):
-    """Installs Horovod from the cache, or builds it first. Only a wheel that works is cached.
+    """Installs Horovod from the cache, or builds it first. Returns the path of its wheel.
+
+    Only a wheel that works is cached.
 
     Args:
         cache_dir: path of the cache.
@@ -129,7 +150,7 @@ def install_horovod(cache_dir, gpu=False):
             raise BuildError(
                 f"{error}\nThe wheel came from the cache. To build it afresh: rm -r {entry_dir}"
             ) from error
-        return
+        return cached_wheels[0]
     check_prerequisites()
     entry_dir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="build_horovod_") as build_dir:
@@ -138,8 +159,10 @@ def install_horovod(cache_dir, gpu=False):
         verify(gpu)
         # An interrupted copy must not look like a wheel.
         partial = shutil.copyfile(wheel, entry_dir / f"{wheel.name}.{os.getpid()}.partial")
-        os.replace(partial, entry_dir / wheel.name)
+        cached_wheel = entry_dir / wheel.name
+        os.replace(partial, cached_wheel)
     print(f"Horovod {HOROVOD_VERSION} is installed; its wheel is kept in {entry_dir}")
+    return cached_wheel
 
 
 def default_cache_dir():
@@ -151,7 +174,7 @@ def cache_key(nccl=None):
     """Returns a name for everything that the compiled library depends on."""
     return "-".join(
         (
-            f"horovod_{HOROVOD_VERSION}_{DUPLEX}",
+            f"horovod_{HOROVOD_VERSION}+{local_version()}_{DUPLEX}",
             f"tensorflow_{tensorflow_version()}",
             sys.implementation.cache_tag,
             sysconfig.get_platform(),
@@ -170,6 +193,11 @@ def tensorflow_version():
         f"TensorFlow is not installed for {sys.executable}, and Horovod is built against it.\n"
         f"Install it first: {sys.executable} -m pip install tensorflow-cpu==2.21.0"
     )
+
+
+def local_version():
+    """Returns what the wheel's version adds to Horovod's: the TensorFlow that it is for."""
+    return "tf" + ".".join(tensorflow_version().split(".")[:2])
 
 
 def check_prerequisites():
@@ -232,7 +260,8 @@ def build_wheel(build_dir, nccl=None):
     source_dir = download_source(build_dir)
     leave_out_xla_operations(source_dir)
     substitute(source_dir, RECEIVE_FIRST)
-    environment = build_environment()
+    substitute(source_dir, WITHOUT_DISTUTILS)
+    environment = build_environment() | {"HOROVOD_LOCAL_VERSION": local_version()}
     if nccl is not None:
         substitute(source_dir, GPU_STREAMS)
         environment |= gpu_settings(build_dir, nccl)

@@ -3,13 +3,15 @@
 import ctypes
 import dataclasses
 import importlib.metadata
-import json
 import os
-import re
 
 from tf_onebit._doctor.fault import Fault
 
 _BUILD = "python tools/build_horovod.py, in the source folder of tf_onebit"
+_INSTALL = (
+    f"{_BUILD}. Without a compiler, install a wheel that `make wheel` has built elsewhere: "
+    'python -m pip install "tf_onebit[horovod]" --find-links FOLDER'
+)
 _TRANSPORTS = ("mpi", "gloo", "nccl", "ddl", "ccl")
 # In the order in which Horovod chooses by default.
 _CPU_OPERATIONS = ("mpi", "gloo", "ccl")
@@ -41,14 +43,14 @@ def horovod_report():
     try:
         version = importlib.metadata.version("horovod")
     except importlib.metadata.PackageNotFoundError:
-        yield f"Horovod: not installed. Jobs of horovodrun need it: {_BUILD}."
+        yield f"Horovod: not installed. Jobs of horovodrun need it: {_INSTALL}"
         return
     try:
         import horovod.tensorflow as hvd
     except Exception as error:  # a build for another TensorFlow can raise anything
         yield Fault(
-            f"Horovod {version} does not load with TensorFlow: {error}. Build it for the installed "
-            f"TensorFlow: {_BUILD}."
+            f"Horovod {version} does not load with TensorFlow: {error}. Install one for the "
+            f"installed TensorFlow: {_INSTALL}"
         )
         return
     yield from horovod_lines(version, horovod_facts(hvd))
@@ -67,7 +69,7 @@ def horovod_facts(hvd):
         nccl_built=nccl_version(hvd.nccl_built()),
         nccl_library=_nccl_library_version(),
         cpu_operations=os.environ.get("HOROVOD_CPU_OPERATIONS"),
-        built_by_tool=is_built_by_tool(importlib.metadata.distribution("horovod")),
+        built_by_tool=is_built_by_tool(importlib.metadata.version("horovod")),
         gpus=len(tf.config.list_physical_devices("GPU")),
     )
 
@@ -126,16 +128,13 @@ def nccl_version(code):
     return f"{code // 10000}.{code % 10000 // 100}.{code % 100}"
 
 
-def is_built_by_tool(distribution):
-    """Tells whether tools/build_horovod.py has built the installed Horovod.
+def is_built_by_tool(version):
+    """Tells whether tools/build_horovod.py has built a Horovod, which its version shows.
 
-    pip then had the wheel from a folder that the tool builds in, or from the tool's cache.
-
-    Args:
-        distribution: `importlib.metadata.Distribution`.
+    >>> is_built_by_tool("0.28.1+tf2.21"), is_built_by_tool("0.28.1")
+    (True, False)
     """
-    origin = json.loads(distribution.read_text("direct_url.json") or "{}").get("url", "")
-    return re.search(r"/build_horovod_|/horovod_[\d.]+_duplex-", origin) is not None
+    return "+tf" in version
 
 
 def _nccl_library_version():

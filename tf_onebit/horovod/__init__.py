@@ -15,7 +15,8 @@ except ImportError as error:
     raise ImportError(
         f"tf_onebit.horovod needs Horovod with TensorFlow, which does not load: {error}. "
         "Build Horovod 0.28.1 for the installed TensorFlow with `python tools/build_horovod.py` "
-        "in the source folder of tf_onebit."
+        "in the source folder of tf_onebit, or install a wheel of it that was built elsewhere: "
+        "`tf-onebit doctor` says how."
     ) from error
 
 from horovod.tensorflow import (

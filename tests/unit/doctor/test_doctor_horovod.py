@@ -2,7 +2,6 @@
 
 import dataclasses
 import importlib.metadata
-import json
 import sys
 
 import pytest
@@ -64,25 +63,15 @@ def test_no_horovod_is_no_fault(monkeypatch):
     monkeypatch.setattr(importlib.metadata, "version", version)
     (line,) = doctor.horovod_report()
     assert line.startswith("Horovod: not installed") and not isinstance(line, Fault)
+    assert "python tools/build_horovod.py" in line
+    assert 'pip install "tf_onebit[horovod]" --find-links' in line
 
 
-class Installed:
-    """A distribution that pip has installed from a URL."""
-
-    def __init__(self, url):
-        self._url = url
-
-    def read_text(self, name):
-        assert name == "direct_url.json"
-        return self._url and json.dumps({"url": self._url})
-
-
-def test_wheels_of_the_tool_are_known_by_where_they_came_from(monkeypatch):
+def test_a_horovod_of_the_tool_is_known_by_its_version(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "tools")
     import build_horovod
 
-    cached = build_horovod.default_cache_dir() / build_horovod.cache_key() / "horovod.whl"
-    assert doctor.is_built_by_tool(Installed(cached.as_uri()))
-    assert doctor.is_built_by_tool(Installed("file:///tmp/build_horovod_x1/wheel/horovod.whl"))
-    assert not doctor.is_built_by_tool(Installed("file:///wheels/horovod-0.28.1.whl"))
-    assert not doctor.is_built_by_tool(Installed(None))  # from PyPI
+    version = f"{build_horovod.HOROVOD_VERSION}+{build_horovod.local_version()}"
+    assert importlib.metadata.version("horovod") == version
+    assert doctor.is_built_by_tool(version)
+    assert not doctor.is_built_by_tool(build_horovod.HOROVOD_VERSION)  # from PyPI
