@@ -1,15 +1,20 @@
 # `make train` and `make test` set themselves up; nothing is done twice.
 
-PYTHON ?= python3.11
+# The first Python that is of a supported version and has the module venv.
+SUPPORTED := python3.11 python3.12 python3.13
+PYTHON ?= $(shell for python in $(SUPPORTED); do \
+    $$python -c "import ensurepip, venv" 2>/dev/null && echo $$python && break; done)
 VENV := .venv
-LIBRARY := tf_onebit/libtf_onebit_ops.so
+# It is named after the minor version of the pinned TensorFlow.
+LIBRARY := $(shell sed -n 's/^tensorflow-cpu==\([0-9]*\)\.\([0-9]*\)\..*/tf_onebit\/libtf_onebit_ops_\1_\2.so/p' \
+    requirements.txt)
 
 # Tests start hundreds of processes, and each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup train test test-unit test-parallel rehearse lint docs clean
+.PHONY: setup train test test-unit test-parallel rehearse lint docs wheel clean
 
-setup: $(VENV)/.requirements $(VENV)/.package $(LIBRARY) $(VENV)/.horovod
+setup: $(VENV)/.requirements $(LIBRARY) $(VENV)/.package $(VENV)/.horovod
 
 train: setup
 	$(VENV)/bin/python examples/speech/compare.py
@@ -39,34 +44,44 @@ lint: setup
 docs: setup
 	$(VENV)/bin/python -m sphinx -W --keep-going -n --quiet --jobs auto docs build/docs
 
+# What users install where there is no compiler: tf_onebit, and Horovod for this Python.
+wheel: setup
+	rm -rf dist build/wheels
+	$(VENV)/bin/python tools/build_horovod.py --wheel-dir build/wheels
+	$(VENV)/bin/python tools/build_wheel.py dist build/wheels/horovod-*.whl
+	cd dist && sha256sum *.whl *.tar.gz | tee SHA256SUMS
+
 # Leaves .venv, and the corpus and Horovod's wheel, which are kept outside of the checkout.
 clean:
-	rm -rf build $(LIBRARY) tf_onebit.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf build dist tf_onebit/libtf_onebit_ops*.so tf_onebit.egg-info .mypy_cache .pytest_cache .ruff_cache
 	find . -path ./$(VENV) -prune -o -name __pycache__ -prune -exec rm -rf {} +
 
 # The files .venv/.* record that a step was finished: an interrupted one is repeated.
 $(VENV)/.requirements: requirements.txt requirements-lock.txt
-	@command -v $(PYTHON) >/dev/null || { echo "error: $(PYTHON) not found. Install it (Debian," \
-	    "Ubuntu: sudo apt-get install python3.11 python3.11-venv) or say where it is:" \
-	    "make PYTHON=/path/to/python3.11" >&2; exit 1; }
-	@$(PYTHON) -c "import ensurepip, venv" 2>/dev/null || { echo "error: $(PYTHON) has no venv" \
-	    "module. Install it (Debian, Ubuntu: sudo apt-get install python3.11-venv)" >&2; exit 1; }
+	@test -n "$(PYTHON)" || { echo "error: no Python 3.11, 3.12 or 3.13 with its module venv" \
+	    "found. Install one (Debian, Ubuntu: sudo apt-get install python3 python3-venv) or say" \
+	    "where it is: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -c "import ensurepip, venv" || { echo "error: $(PYTHON) does not run, or has no" \
+	    "module venv. Install it (Debian, Ubuntu: sudo apt-get install python3 python3-venv)" >&2; \
+	    exit 1; }
 	@command -v g++ >/dev/null || { echo "error: g++ not found, and the operations are compiled" \
 	    "with it. Install it (Debian, Ubuntu: sudo apt-get install g++)" >&2; exit 1; }
+	@echo "Installing TensorFlow and other packages into $(VENV): some 700 MB, about a minute"
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --disable-pip-version-check --quiet \
+	$(VENV)/bin/python -m pip install --disable-pip-version-check \
 	    --requirement requirements.txt --constraint requirements-lock.txt
 	@touch $@
 
-# An editable installation also builds the library ...
-$(VENV)/.package: $(VENV)/.requirements pyproject.toml
+# The library is built again when its sources have changed.
+$(LIBRARY): setup.py tf_onebit/_version.py $(shell find custom_ops -type f) | $(VENV)/.requirements
+	@echo "Compiling the operations: about two minutes at first"
+	$(VENV)/bin/python setup.py --quiet build_ext --inplace
+
+# Editable. It finds the library built.
+$(VENV)/.package: $(VENV)/.requirements pyproject.toml | $(LIBRARY)
 	$(VENV)/bin/python -m pip install --disable-pip-version-check --quiet \
 	    --no-build-isolation --no-deps --editable .
 	@touch $@
-
-# ... and this builds it again when its sources have changed.
-$(LIBRARY): setup.py tf_onebit/_version.py $(shell find custom_ops -type f) | $(VENV)/.package
-	$(VENV)/bin/python setup.py --quiet build_ext --inplace
 
 $(VENV)/.horovod: $(VENV)/.requirements tools/build_horovod.py
 	$(VENV)/bin/python tools/build_horovod.py

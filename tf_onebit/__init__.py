@@ -2,6 +2,7 @@
 
 import importlib
 
+from tf_onebit._libraries import install_command
 from tf_onebit._version import __version__
 
 _MODULE_OF = {
@@ -24,10 +25,17 @@ __all__ = [*_MODULE_OF, *_SUBMODULES, "__version__"]
 
 def __getattr__(name):
     # Imported on first use: the command line needs no TensorFlow, and few programs need Horovod.
-    if name in _SUBMODULES:
-        return importlib.import_module(f"{__name__}.{name}")
-    if name in _MODULE_OF:
-        return getattr(importlib.import_module(_MODULE_OF[name]), name)
+    try:
+        if name in _SUBMODULES:
+            return importlib.import_module(f"{__name__}.{name}")
+        if name in _MODULE_OF:
+            return getattr(importlib.import_module(_MODULE_OF[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name != "tensorflow":
+            raise
+        raise ImportError(
+            f"tf_onebit needs TensorFlow, which is not installed. Install it: {install_command()}."
+        ) from error
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

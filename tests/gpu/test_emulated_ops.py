@@ -13,6 +13,7 @@ import sysconfig
 import pytest
 
 from tests.gpu.devices import ROOT
+from tf_onebit._libraries import library_path
 from tf_onebit._version import __version__
 
 BUILD_FOLDER = ROOT / "build" / "tests_gpu_ops"
@@ -48,6 +49,12 @@ def run(*command, **options):
     assert result.returncode == 0, f"{' '.join(map(str, command))}\n{result.stdout}"
 
 
+def tensorflow_minor_version():
+    installed = {distribution.name for distribution in importlib.metadata.distributions()}
+    name = "tensorflow" if "tensorflow" in installed else "tensorflow-cpu"
+    return ".".join(importlib.metadata.version(name).split(".")[:2])
+
+
 @pytest.fixture(scope="module")
 def library():
     """Returns the library of ops, with kernels for GPUs that run on the CPU."""
@@ -55,10 +62,6 @@ def library():
     if found is None:
         pytest.skip("TensorFlow is not installed")
     tensorflow = pathlib.Path(found.origin).parent
-    installed = {distribution.name for distribution in importlib.metadata.distributions()}
-    version = importlib.metadata.version(
-        "tensorflow" if "tensorflow" in installed else "tensorflow-cpu"
-    )
     cmake, ninja = (pathlib.Path(sysconfig.get_path("scripts")) / n for n in ("cmake", "ninja"))
     BUILD_FOLDER.mkdir(parents=True, exist_ok=True)
     # Two processes of pytest must not build in the same folder at once.
@@ -67,7 +70,8 @@ def library():
         run(
             *(cmake, f"-S{ROOT / 'custom_ops'}", f"-B{BUILD_FOLDER}", "-GNinja"),
             *(f"-DCMAKE_MAKE_PROGRAM={ninja}", f"-DTENSORFLOW_DIR={tensorflow}"),
-            *(f"-DTENSORFLOW_VERSION={version}", f"-DTF_ONEBIT_VERSION={__version__}"),
+            f"-DTENSORFLOW_VERSION={tensorflow_minor_version()}",
+            f"-DTF_ONEBIT_VERSION={__version__}",
             *("-DTF_ONEBIT_EMULATE_GPU=ON", "-DCMAKE_BUILD_TYPE=None", "-DCMAKE_CXX_FLAGS=-O1"),
         )
         run(cmake, "--build", BUILD_FOLDER)
@@ -82,7 +86,7 @@ def checkout(library, tmp_path_factory):
     for name in ("tf_onebit", "tests"):
         shutil.copytree(ROOT / name, folder / name, ignore=ignored)
     shutil.copy(ROOT / "pyproject.toml", folder)
-    shutil.copy(library, folder / "tf_onebit")
+    shutil.copy(library, folder / "tf_onebit" / library_path(tensorflow_minor_version()).name)
     return folder
 
 

@@ -22,10 +22,18 @@ COLLECTIVES = [
 ENGINE = ["requests", "whereabouts"]
 # The parts of the package that each part may import. The longest prefix counts.
 MAY_IMPORT = {
-    "tf_onebit": ["_version"],
+    "tf_onebit": ["_libraries", "_version"],
     "tf_onebit._cli": ["_version", "_doctor", "_launch", "_preflight.bench", "_preflight.plan"],
-    "tf_onebit._doctor": ["_cluster_spec", "_doctor", "ops", "_start_up_notes", "_version"],
+    "tf_onebit._doctor": [
+        "_cluster_spec",
+        "_doctor",
+        "_libraries",
+        "ops",
+        "_start_up_notes",
+        "_version",
+    ],
     "tf_onebit._launch": ["_launch", "_start_up_notes"],
+    "tf_onebit._libraries": [],
     "tf_onebit._start_up_notes": [],
     "tf_onebit._version": [],
     "tf_onebit._cluster_spec": [],
@@ -73,7 +81,7 @@ MAY_IMPORT = {
         "_validation",
     ],
     "tf_onebit.optimizers": ["optimizers", "_validation"],
-    "tf_onebit.ops": ["_layout", "ops", "_version"],
+    "tf_onebit.ops": ["_layout", "_libraries", "ops", "_version"],
     "tf_onebit.transforms": [
         "collectives.requests",
         "_configurable",

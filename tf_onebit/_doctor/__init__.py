@@ -8,6 +8,7 @@ import platform
 from tf_onebit._doctor.fault import Fault
 from tf_onebit._doctor.gpus import Gpu, GpuFacts, ops_report, reasons_against_gpus
 from tf_onebit._doctor.horovod import horovod_report
+from tf_onebit._libraries import install_command
 from tf_onebit._start_up_notes import without_start_up_notes
 from tf_onebit._version import __version__
 
@@ -63,8 +64,8 @@ def _report(hosts):
             import tensorflow  # noqa: F401
     except Exception as error:  # also from packages in versions that it cannot use
         yield Fault(
-            f"TensorFlow does not load: {type(error).__name__}: {error}. Install it: python -m "
-            "pip install tensorflow-cpu==2.21.0"
+            f"TensorFlow does not load: {type(error).__name__}: {error}. Install it: "
+            f"{install_command()}"
         )
         return
     # Imported here because it imports TensorFlow, which other commands do without.

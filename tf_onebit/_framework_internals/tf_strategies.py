@@ -1,6 +1,6 @@
 """Private parts of `tf.distribute`, and the coordination service of its clusters."""
 
-from tensorflow.compiler.xla.tsl.protobuf.coordination_config_pb2 import CoordinatedJob
+import tensorflow as tf
 from tensorflow.python.distribute import multi_worker_util
 from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
 from tensorflow.python.distribute.distribute_utils import is_mirrored, regroup, select_replica
@@ -56,15 +56,17 @@ def configure_coordination_service(cluster_spec, heartbeat_timeout_seconds):
         heartbeat_timeout_seconds: time without a sign of life after which a worker counts as gone.
     """
     spec = multi_worker_util.normalize_cluster_spec(cluster_spec)
+    # The module of these messages has another name in each version of TensorFlow. So a message that
+    # holds them makes them.
+    jobs = tf.compat.v1.ConfigProto().experimental.coordination_config.coordinated_job_list
+    for job in ("chief", "worker"):
+        if job in spec.jobs:
+            jobs.add(name=job, num_tasks=spec.num_tasks(job))
     tf_context.context().configure_coordination_service(
         service_type="standalone",
         service_leader=multi_worker_util.coordination_leader(spec),
         heartbeat_timeout_in_ms=int(1000 * heartbeat_timeout_seconds),
-        coordinated_jobs=[
-            CoordinatedJob(name=job, num_tasks=spec.num_tasks(job))
-            for job in ("chief", "worker")
-            if job in spec.jobs
-        ],
+        coordinated_jobs=list(jobs),
     )
 
 

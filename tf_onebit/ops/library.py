@@ -8,12 +8,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_onebit._libraries import BUILD_COMMAND, library_path
 from tf_onebit._version import __version__
 from tf_onebit.ops.gpu_driver import driver_fault, driver_version
 from tf_onebit.ops.memory import keep_freed_memory
-
-_BUILD_COMMAND = "`make setup`, or `python setup.py build_ext --inplace`, in the source folder"
-PATH = pathlib.Path(__file__).parents[1] / "libtf_onebit_ops.so"
 
 
 def _require_whole(path: pathlib.Path) -> None:
@@ -37,14 +35,10 @@ def load(path: pathlib.Path) -> Any:
     """Loads the op library, and checks that it was built for the installed versions.
 
     Raises:
-        ImportError: if the library is missing, does not load, or was built for other versions.
+        ImportError: if the library does not load, or was built for other versions.
     """
-    if not path.exists():
-        raise ImportError(
-            f"The compiled ops of tf_onebit are missing. Expected: {path}. "
-            f"Build them with {_BUILD_COMMAND}."
-        )
-    expected = f"version={__version__} tensorflow={tf.__version__}"
+    minor_version = ".".join(tf.__version__.split(".")[:2])
+    expected = f"version={__version__} tensorflow={minor_version}"
     try:
         _require_whole(path)
         # TensorFlow must load it first: it registers a library's ops only while it loads it.
@@ -54,16 +48,17 @@ def load(path: pathlib.Path) -> Any:
         raise ImportError(
             f"The compiled ops of tf_onebit do not load: {error}. They were built for another "
             f"TensorFlow, or not completely. Expected: {expected}. Build them with "
-            f"{_BUILD_COMMAND}."
+            f"{BUILD_COMMAND}."
         ) from error
     if built != expected:
         raise ImportError(
             f"The compiled ops of tf_onebit are stale. Expected: {expected}. Found: {built} in "
-            f"{path}. Build them with {_BUILD_COMMAND}."
+            f"{path}. Build them with {BUILD_COMMAND}."
         )
     return loaded
 
 
+PATH = library_path(tf.__version__)
 library = load(PATH)
 keep_freed_memory()
 

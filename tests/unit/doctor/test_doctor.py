@@ -57,7 +57,7 @@ def test_the_command_reports_this_installation():
     assert lines[0].startswith("tf_onebit ")
     assert "tensorflow-cpu 2.21.0, keras 3.15.1" in lines[1]
     (ops,) = [line for line in lines if line.startswith("Compiled ops: ")]
-    assert str(ROOT / "tf_onebit" / "libtf_onebit_ops.so") in ops
+    assert str(ROOT / "tf_onebit" / "libtf_onebit_ops_2_21.so") in ops
     assert "Horovod: 0.28.1+tf2.21, built with gloo; without mpi, nccl, ddl, ccl" in lines
     # `make` builds Horovod with the tool.
     assert "Slower than necessary" not in job.stdout

@@ -7,9 +7,9 @@ import subprocess
 import pytest
 
 from tests.support.programs import ROOT, run_python
-from tf_onebit.ops.library import load
+from tf_onebit.ops.library import PATH, load
 
-LIBRARY = "libtf_onebit_ops.so"
+LIBRARY = PATH.name
 BUILD_COMMAND = "Build them with `make setup`, or `python setup.py build_ext --inplace`"
 IMPORT = """
 try:
@@ -41,6 +41,13 @@ def test_a_missing_library_is_an_error_with_the_build_command(package):
     error = import_error(package)
     assert f"The compiled ops of tf_onebit are missing. Expected: {package / LIBRARY}." in error
     assert BUILD_COMMAND in error
+
+
+def test_a_library_for_another_tensorflow_is_an_error_that_names_what_to_install(package):
+    (package / LIBRARY).rename(package / "libtf_onebit_ops_2_20.so")
+    error = import_error(package)
+    assert "This tf_onebit has compiled ops for TensorFlow 2.20. Received: TensorFlow 2.21" in error
+    assert 'Install a version that fits: python -m pip install "tensorflow-cpu==2.20.*"' in error
 
 
 def test_a_library_of_another_version_is_an_error_with_the_build_command(package):
