@@ -42,6 +42,8 @@ NOT_RUN = {
     r"python setup\.py build_ext --inplace": "compiles for minutes; `make setup` runs it",
     r"srun train\.py": "needs a Slurm cluster",
     r"ssh host1$": "needs another host",
+    r"docker ": "needs an engine",
+    r"kubectl ": "needs a cluster",
     r"perf record": "needs perf, and a benchmark beside it",
 }
 
