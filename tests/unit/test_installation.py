@@ -127,18 +127,21 @@ def test_the_source_distribution_has_all_that_compiles_and_no_compiled_file(tmp_
     assert [name for name in names if name.endswith((".so", ".pyc"))] == []
 
 
-def make_with(tmp_path, *pythons):
-    """Runs the rule for .venv with no other Python than `pythons`. Returns the job."""
+def make_with(tmp_path, *pythons, without_venv=()):
+    """Runs the rule for .venv with no other Python than these. Returns the job."""
     for name in ("Makefile", "requirements.txt", "requirements-lock.txt"):
         shutil.copy(ROOT / name, tmp_path)
     programs = tmp_path / "programs"
     programs.mkdir()
     for name in ("sh", "sed", "find", "g++"):
         (programs / name).symlink_to(shutil.which(name))
-    for python in pythons:
+    for python in (*pythons, *without_venv):
         program = programs / python
-        # It has a venv, and ends with an error if it should make one.
-        program.write_text(f'#!/bin/sh\n[ "$1" = -c ] && exit 0\necho {python} "$@"\nexit 1\n')
+        status = int(python in without_venv)
+        # It ends with an error if it should make an environment.
+        program.write_text(
+            f'#!/bin/sh\n[ "$1" = -c ] && exit {status}\necho {python} "$@"\nexit 1\n'
+        )
         program.chmod(0o755)
     return subprocess.run(
         [shutil.which("make"), ".venv/.requirements"],
@@ -161,6 +164,11 @@ def test_make_takes_the_first_supported_python(tmp_path, pythons, chosen):
     job = make_with(tmp_path, *pythons)
     assert f"{chosen} -m venv .venv" in job.stdout
     assert "Installing TensorFlow" in job.stdout
+
+
+def test_make_passes_over_a_python_without_venv(tmp_path):
+    job = make_with(tmp_path, "python3.13", without_venv=["python3.11"])
+    assert "python3.13 -m venv .venv" in job.stdout
 
 
 @pytest.mark.parametrize("pythons", [[], ["python3.10", "python3.14"]])
