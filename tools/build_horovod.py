@@ -1,6 +1,6 @@
-"""Builds Horovod 0.28.1 for the installed TensorFlow and installs it beside the running Python.
+"""Builds Horovod 0.28.1 for TensorFlow 2.21 and installs it beside the running Python.
 
-Horovod's source distribution compiles against TensorFlow 2.20 and 2.21 except for its optional XLA
+Horovod's source distribution compiles against TensorFlow 2.21 except for its optional XLA
 operations, whose headers TensorFlow no longer ships. This program fetches that distribution with
 pip. It leaves the XLA operations out, and lets Gloo send in both directions of a link at once. Then
 it builds a wheel with TensorFlow and Gloo, and without MPI, PyTorch and MXNet. It installs the
