@@ -4,6 +4,7 @@ import ctypes
 import dataclasses
 import importlib.metadata
 import os
+import socket
 
 from tf_onebit._doctor.fault import Fault
 
@@ -54,6 +55,7 @@ def horovod_report():
         )
         return
     yield from horovod_lines(version, horovod_facts(hvd))
+    yield from host_name_faults()
 
 
 def horovod_facts(hvd):
@@ -114,6 +116,21 @@ def horovod_lines(version, facts):
             "Slower than necessary: this Horovod was not built by tools/build_horovod.py. Its Gloo "
             "uses the two directions of a link in turns, so 1-bit messages take twice as long. "
             f"Build it: {_BUILD}."
+        )
+
+
+def host_name_faults():
+    """Yields a fault if this machine's own name has no address.
+
+    Gloo asks for that address, and the process ends with a segmentation fault if there is none.
+    """
+    name = socket.gethostname()
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError:
+        yield Fault(
+            f"Jobs of horovodrun would end with a segmentation fault, because no address is found "
+            f"for this machine's name, {name!r}. Add this line to /etc/hosts: 127.0.1.1 {name}"
         )
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.metadata
+import socket
 import sys
 
 import pytest
@@ -54,6 +55,15 @@ def test_horovod_that_does_not_load_is_a_fault(monkeypatch):
     (line,) = doctor.horovod_report()
     assert isinstance(line, Fault)
     assert "does not load with TensorFlow" in line and "python tools/build_horovod.py" in line
+
+
+def test_a_machine_whose_name_has_no_address_is_a_fault(monkeypatch):
+    assert list(doctor.host_name_faults()) == []
+    monkeypatch.setattr(socket, "gethostname", lambda: "nowhere.invalid")
+    faults = [line for line in doctor.horovod_report() if isinstance(line, Fault)]
+    assert len(faults) == 1
+    assert "segmentation fault" in faults[0]
+    assert "Add this line to /etc/hosts: 127.0.1.1 nowhere.invalid" in faults[0]
 
 
 def test_no_horovod_is_no_fault(monkeypatch):
