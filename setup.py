@@ -107,13 +107,8 @@ def find_tensorflows():
     # pip's build isolation takes site-packages out of `sys.path`. `sysconfig` and `site` still
     # name the site-packages of the Python that the package is installed for.
     paths = sysconfig.get_paths()
-    return dict(
-        [
-            find_tensorflow(
-                [*sys.path, paths["purelib"], paths["platlib"], site.getusersitepackages()]
-            )
-        ]
-    )
+    installed = [*sys.path, paths["purelib"], paths["platlib"], site.getusersitepackages()]
+    return dict([find_tensorflow(installed)])
 
 
 def find_tensorflow(search_path):
