@@ -46,6 +46,7 @@ class CMakeBuild(build_ext):
 
     def run(self):
         self.tensorflow_dirs = find_tensorflows()
+        self.extensions = [e for e in self.extensions if e.tensorflow_minor in self.tensorflow_dirs]
         super().run()
 
     def get_ext_filename(self, fullname):
@@ -53,9 +54,6 @@ class CMakeBuild(build_ext):
         return str(pathlib.Path(*fullname.split("."))) + ".so"
 
     def build_extension(self, ext):
-        tensorflow_dir = self.tensorflow_dirs.get(ext.tensorflow_minor)
-        if tensorflow_dir is None:
-            return
         # The folder is always the same, even if setuptools works in a temporary one. So only
         # changes are compiled again.
         build_dir = ROOT / "build" / f"custom_ops_{ext.tensorflow_minor}"
@@ -66,7 +64,7 @@ class CMakeBuild(build_ext):
             f"-B{build_dir}",
             "-GNinja",
             f"-DCMAKE_MAKE_PROGRAM={ninja}",
-            f"-DTENSORFLOW_DIR={tensorflow_dir}",
+            f"-DTENSORFLOW_DIR={self.tensorflow_dirs[ext.tensorflow_minor]}",
             f"-DTENSORFLOW_VERSION={ext.tensorflow_minor}",
             f"-DTF_ONEBIT_VERSION={self.distribution.get_version()}",
         ]
@@ -86,8 +84,7 @@ class Library(Extension):
 
     def __init__(self, tensorflow_minor):
         name = f"tf_onebit.libtf_onebit_ops_{tensorflow_minor.replace('.', '_')}"
-        # Optional: where there is no such TensorFlow, it is not built.
-        super().__init__(name, sources=[], optional=True)
+        super().__init__(name, sources=[])
         self.tensorflow_minor = tensorflow_minor
 
 

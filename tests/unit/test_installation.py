@@ -90,6 +90,26 @@ def test_a_library_is_built_for_each_tensorflow_that_is_named(setup_program, tmp
     }
 
 
+def test_no_other_library_is_built_or_copied(setup_program, tmp_path, monkeypatch):
+    folder = site_packages(tmp_path, "tensorflow-cpu", "2.20.0")
+    monkeypatch.setenv("TF_ONEBIT_BUILD_FOR", str(folder))
+    built = []
+
+    class Build(setup_program["CMakeBuild"]):
+        def build_extension(self, ext):
+            built.append(ext.name)
+
+    libraries = [setup_program["Library"](minor) for minor in setup_program["SUPPORTED"]]
+    command = Build(setuptools.Distribution({"name": "any", "ext_modules": libraries}))
+    command.ensure_finalized()
+    command.run()
+    assert built == ["tf_onebit.libtf_onebit_ops_2_20"]
+    # These are copied into the checkout, even those of an earlier build.
+    assert [pathlib.Path(path).name for path in command.get_outputs()] == [
+        "libtf_onebit_ops_2_20.so"
+    ]
+
+
 def test_a_library_is_built_for_the_installed_tensorflow(setup_program, monkeypatch):
     monkeypatch.delenv("TF_ONEBIT_BUILD_FOR", raising=False)
     assert list(setup_program["find_tensorflows"]()) == ["2.21"]

@@ -1,10 +1,8 @@
 """The package chooses the library of compiled ops by the version of TensorFlow."""
 
-import sys
-
 import pytest
 
-import tf_onebit
+from tests.support.programs import run_python
 from tf_onebit import _libraries as libraries
 
 
@@ -39,17 +37,25 @@ def test_a_checkout_without_a_library_says_how_to_build_it(tmp_path):
         libraries.library_path("2.21.0", tmp_path)
 
 
-def test_no_tensorflow_is_an_error_that_names_what_to_install(monkeypatch):
-    for name in [name for name in sys.modules if name.startswith("tf_onebit.")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "tensorflow", None)
-    with pytest.raises(ImportError, match="needs TensorFlow, which is not installed.*==2.21"):
-        tf_onebit.OneBit  # noqa: B018
+WITHOUT = """
+import sys
+sys.modules[{missing!r}] = None
+import tf_onebit
+try:
+    tf_onebit.{name}
+except ImportError as error:
+    print(type(error).__name__, error)
+"""
 
 
-def test_another_missing_package_is_not_taken_for_tensorflow(monkeypatch):
-    for name in [name for name in sys.modules if name.startswith("tf_onebit.")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "keras", None)
-    with pytest.raises(ModuleNotFoundError, match="keras"):
-        tf_onebit.optimizers  # noqa: B018
+def test_no_tensorflow_is_an_error_that_names_what_to_install():
+    status, output, errors = run_python(WITHOUT.format(missing="tensorflow", name="OneBit"))
+    assert status == 0, errors
+    assert output.startswith("ImportError tf_onebit needs TensorFlow, which is not installed.")
+    assert 'python -m pip install "tensorflow-cpu==2.' in output
+
+
+def test_another_missing_package_is_not_taken_for_tensorflow():
+    status, output, errors = run_python(WITHOUT.format(missing="keras", name="optimizers"))
+    assert status == 0, errors
+    assert output.startswith("ModuleNotFoundError import of keras halted")
