@@ -180,7 +180,9 @@ MAY_IMPORT = {
         "distribute",
         "exchanges",
         "_framework_internals",
+        "_shares",
         "_training",
+        "_validation",
     ],
     "tf_onebit.horovod": [
         "collectives",

@@ -874,6 +874,25 @@ def test_values_of_replicas_are_put_together_and_apart():
     assert not tf_strategies.is_mirrored(values)
 
 
+def test_values_of_replicas_are_repeated_and_thinned_out():
+    two = tf_strategies.regroup((tf.constant(1.0), tf.constant(2.0)))
+    four, same, other = tf_strategies.each_replica_for((two, 3.0, (two,)), times=2, total=4)
+    assert [float(value) for value in four.values] == [1.0, 1.0, 2.0, 2.0]
+    assert same == 3.0 and len(other[0].values) == 4
+    assert tf_strategies.each_replica_for(four, times=2, total=4).values == four.values
+    thinned = tf_strategies.one_replica_of([four, 3.0], of=2)
+    assert [float(value) for value in thinned[0].values] == [1.0, 2.0] and thinned[1] == 3.0
+    assert float(tf_strategies.one_replica_of(two, of=2)) == 1.0
+
+
+def test_a_replica_knows_its_number():
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    assert tf_strategies.get_current_replica_id_as_int() == 0  # in no strategy
+    numbers = []
+    strategy.run(lambda: numbers.append(tf_strategies.get_current_replica_id_as_int()))
+    assert numbers == [0]
+
+
 def test_strategies_are_made_of_the_classes_that_ours_derive_from():
     extended = tf.distribute.MirroredStrategy(["CPU:0"]).extended
     assert type(extended) is tf_strategies.MirroredExtended
@@ -918,6 +937,19 @@ def test_a_layer_knows_that_it_is_called():
     layer = Asking()
     keras.Sequential([layer])(tf.ones([1, 1]))
     assert layer.is_in_call and not keras_variables.is_in_call()
+
+
+def test_a_layer_knows_that_only_shapes_are_asked_for():
+    class Asking(keras.layers.Layer):
+        def call(self, x):
+            self.is_symbolic = keras_variables.is_in_symbolic_call()
+            return x
+
+    layer = Asking()
+    layer(keras.KerasTensor([1, 1]))
+    assert layer.is_symbolic
+    layer(tf.ones([1, 1]))
+    assert not layer.is_symbolic
 
 
 @pytest.mark.parametrize(

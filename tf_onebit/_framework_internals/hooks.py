@@ -68,6 +68,7 @@ METHODS = {
     MirroredExtended: {
         "_container_strategy": "self",  # tensorflow/python/distribute/distribute_lib.py:2477
         "_initialize_single_worker": "self, devices",  # distribute/mirrored_strategy.py:408
+        "_num_replicas_in_sync": "self",  # mirrored_strategy.py:885
         "_create_variable": "self, next_creator, kwargs",  # mirrored_strategy.py:517
         "_call_for_each_replica": "self, fn, args, kwargs",  # mirrored_strategy.py:699
         "_reduce_to": "self, reduce_op, value, destinations, options",  # mirrored_strategy.py:763
@@ -116,6 +117,7 @@ ATTRIBUTES = {
     },
     MirroredExtended: {
         "_devices",  # tensorflow/python/distribute/mirrored_strategy.py:410
+        "_input_workers_devices",  # mirrored_strategy.py:411
     },
     CollectiveAllReduceExtended: {
         # tensorflow/python/distribute/collective_all_reduce_strategy.py, at these lines

@@ -5,7 +5,10 @@ from tensorflow.python.distribute import multi_worker_util
 from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
 from tensorflow.python.distribute.distribute_utils import is_mirrored, regroup, select_replica
 from tensorflow.python.distribute.mirrored_strategy import MirroredExtended
-from tensorflow.python.distribute.values_util import mark_as_unsaveable
+from tensorflow.python.distribute.values_util import (
+    get_current_replica_id_as_int,
+    mark_as_unsaveable,
+)
 from tensorflow.python.eager import context as tf_context
 
 __all__ = [
@@ -13,9 +16,12 @@ __all__ = [
     "CollectiveAllReduceExtended",
     "MirroredExtended",  # tensorflow/python/distribute/mirrored_strategy.py:310
     "configure_coordination_service",
+    "each_replica_for",
+    "get_current_replica_id_as_int",  # tensorflow/python/distribute/values_util.py:283
     "has_coordination_service",
     "is_mirrored",  # tensorflow/python/distribute/distribute_utils.py:398
     "mark_as_unsaveable",  # tensorflow/python/distribute/values_util.py:371
+    "one_replica_of",
     "place_in_cluster",
     "read_key",
     "regroup",  # tensorflow/python/distribute/distribute_utils.py:58
@@ -23,6 +29,38 @@ __all__ = [
     "select_replica",  # tensorflow/python/distribute/distribute_utils.py:157
     "write_key",
 ]
+
+
+def each_replica_for(structure, times, total):
+    """Repeats the values of each replica in a structure. Values of `total` replicas stay.
+
+    Relies on `DistributedValues.values` (tensorflow/python/distribute/values.py:227).
+
+    Args:
+        structure: structure of values, some of them with one value per replica.
+        times: number of repetitions of each value.
+        total: number of replicas, and so of values, afterwards.
+    """
+
+    def repeated(values):
+        return tuple(value for value in values for _ in range(times))
+
+    return _with_replicas(structure, lambda v: v if len(v) == total else repeated(v))
+
+
+def one_replica_of(structure, of):
+    """Returns a structure with the first of every `of` replicas: the reverse."""
+    return _with_replicas(structure, lambda values: values[::of])
+
+
+def _with_replicas(structure, function):
+    def changed(value):
+        is_distributed = isinstance(value, tf.distribute.DistributedValues)
+        if not is_distributed or isinstance(value, tf.Variable):
+            return value
+        return regroup(tuple(function(value.values)))
+
+    return tf.nest.map_structure(changed, structure)
 
 
 def place_in_cluster(cluster_resolver):

@@ -2,6 +2,9 @@
 
 from tf_onebit._training.auto import with_decision, without_decision
 from tf_onebit.exchanges import Bucketed
+from tf_onebit.exchanges.state import part_of, prefixed
+
+_MEMBER = "member_"
 
 
 class ExchangeState:
@@ -47,12 +50,28 @@ class ExchangeState:
             List of lists of dictionaries, by exchange and by `engine.ranks`.
         """
         built = [
-            [self._state_of(index, exchange) for exchange in exchanges]
+            self._by_rank([self._state_of(index, exchange) for exchange in exchanges])
             for index, (exchanges, _) in enumerate(self._exchanges)
         ]
         waiting = [self._waiting[index] for index in sorted(self._waiting)]
-        ranks = self._workers.holders.ranks
+        ranks = dict.fromkeys(self._workers.holders.ranks)
         return built + [[states[rank] for rank in ranks] for states in waiting]
+
+    @property
+    def _members_here(self):
+        """Number of members of a model-parallel group in this process. Each has an exchange."""
+        group = self._workers.model_group
+        return 1 if group is None else group.members // group.processes
+
+    def _by_rank(self, states):
+        """Joins the states of all members of a group in this process: list by rank."""
+        members = self._members_here
+        if members == 1:
+            return states
+        joined = [{} for _ in states[::members]]
+        for place, state in enumerate(states):
+            joined[place // members] |= prefixed(f"{_MEMBER}{place % members}", state)
+        return joined
 
     def _state_of(self, index, exchange):
         decided = self.decided.get(index)
@@ -71,7 +90,7 @@ class ExchangeState:
         """
         group = self._workers.model_group
         if group is not None:  # other members have other parts
-            states = [of_ranks[group.member :: group.members] for of_ranks in states]
+            states = [of_ranks[group.member :: group.processes] for of_ranks in states]
         self._waiting = dict(enumerate(states))
         self._ratio = ratio
         for index, (exchanges, _) in enumerate(self._exchanges):
@@ -95,8 +114,10 @@ class ExchangeState:
                 )
             states = [states[member] for member in group.members]
         states = list(map(without_decision, states))
-        for exchange in exchanges:
-            exchange.load_state(states, self._ratio)
+        members = self._members_here
+        for place, exchange in enumerate(exchanges):
+            own = states if members == 1 else [_of_member(s, place % members) for s in states]
+            exchange.load_state(own, self._ratio)
 
     def _begin_anew(self, exchanges):
         for index, old in enumerate(exchanges):
@@ -116,6 +137,10 @@ class ExchangeState:
         self._ratio *= ratio  # for states that still wait for their exchange
         for exchange in self._exchanges.all:
             _load_own(exchange, exchange.state(), ratio)
+
+
+def _of_member(state, member):
+    return part_of(state, f"{_MEMBER}{member}")
 
 
 def _load_own(exchange, state, ratio=1.0):

@@ -19,7 +19,7 @@ from tf_onebit._framework_internals.keras_random import (
     set_global_generator_state,
 )
 from tf_onebit._framework_internals.tf_variables import copies_of
-from tf_onebit._shares import is_part
+from tf_onebit._shares import is_part, members_here
 from tf_onebit._training.model_optimizers import (
     flush_where_shown,
     gradient_exchanges_of,
@@ -154,8 +154,9 @@ def assign_variables(model, state, except_for=()):
         if id(variable) in except_for:
             continue
         for i, copy in enumerate(copies_of(variable)):
-            # Additional devices take the copy of the first.
-            array = state.get(f"{name}#{i}", state.get(f"{name}#0"))
+            # Additional devices take the copy of the first with the same part.
+            same = f"{name}#{i % members_here(variable)}"
+            array = state.get(f"{name}#{i}", state.get(same))
             if array is not None:
                 copy.assign(_typed(array, copy))
 
@@ -185,10 +186,11 @@ def accumulated_anew(model, states, parts):
             if id(variable) not in accumulators:
                 continue
             copies, name = copies_of(variable), f"optimizer_{i}/{j}#"
-            arrays = [a for state in states for key, a in state.items() if key.startswith(name)]
-            total = sum(_typed(array, copies[0]) for array in arrays)
+            members = members_here(variable)
             for k in range(len(copies)):
-                anew[f"{name}{k}"] = ratio * total / (parts * len(copies))
+                arrays = _of_all_copies(states, name, k % members, members)
+                total = sum(_typed(array, copies[0]) for array in arrays)
+                anew[f"{name}{k}"] = ratio * total / (parts * len(copies) // members)
     return anew
 
 
@@ -215,11 +217,28 @@ def averaged_moments(model, states):
             continue  # all workers have the same
         for j, variable in enumerate(optimizer.variables):
             copies, name = copies_of(variable), f"optimizer_{i}/{j}#"
-            arrays = [a for state in states for key, a in state.items() if key.startswith(name)]
-            values = [_typed(array, copies[0]).astype(np.float64) for array in arrays]
-            mean = np.mean(values, axis=0)
-            averaged |= {f"{name}{k}": mean.astype(values[0].dtype) for k in range(len(copies))}
+            members = members_here(variable)
+            for k in range(len(copies)):
+                arrays = _of_all_copies(states, name, k % members, members)
+                values = [_typed(array, copies[0]).astype(np.float64) for array in arrays]
+                averaged[f"{name}{k}"] = np.mean(values, axis=0).astype(values[0].dtype)
     return averaged
+
+
+def _of_all_copies(states, name, member, members):
+    """Returns the values of all copies of a variable with the part of a member: list of arrays.
+
+    Args:
+        states: list of the processes' states.
+        name: begin of the copies' keys.
+        member, members: number of the member, and of members in each process.
+    """
+    return [
+        array
+        for state in states
+        for key, array in state.items()
+        if key.startswith(name) and int(key.removeprefix(name)) % members == member
+    ]
 
 
 def load_exchanges(model, states):

@@ -58,7 +58,7 @@ class Workers:
         self.count = self._engine.world_size if self._engine else 1
         self.world_size = engine.world_size if engine else 1
         group = group_of(model.variables)
-        self.members, self.member = (group.members, group.member) if group else (1, 0)
+        self.members, self.member = (group.processes, group.member) if group else (1, 0)
 
     def place_among(self, count):
         """Returns which of an earlier run's `count` processes this one takes its variables from."""

@@ -5,8 +5,11 @@ import functools
 import keras
 import tensorflow as tf
 
-from tf_onebit._framework_internals.keras_optimizers import mix_in
+from tf_onebit._framework_internals.keras_optimizers import mix_in, trained_variables_of
+from tf_onebit._shares import group_of
 from tf_onebit._training.gradient_exchange import GradientExchange
+from tf_onebit._training.group_gradients import mean_over_members
+from tf_onebit._training.group_optimizer import follow_group, mark_slots
 from tf_onebit._training.local_updates import moments_of
 from tf_onebit._training.optimizer import Distributed, GlobalLossScale, settings
 from tf_onebit._training.update_exchange import ExchangesUpdates
@@ -67,7 +70,13 @@ class _UnderStrategy(Distributed):
         unit, moments = 1.0 / engine.world_size, moments_of(self, strategy.exchange)
         return GradientExchange(strategy.exchange, engine, False, settings(self), unit, moments)
 
+    def build(self, variables):
+        super().build(variables)
+        follow_group(self.gradient_exchange, variables, self)
+        mark_slots(self)
+
     def apply(self, grads, trainable_variables=None):
+        grads = self._of_group(list(grads), trainable_variables)
         has_data, grads = data_of_step(), zero_without_data(grads)
         if has_data is None or not self.gradient_exchange.trains_apart:
             super().apply(grads, trainable_variables)
@@ -88,6 +97,23 @@ class _UnderStrategy(Distributed):
             tf.cond(tf.reduce_any(tf.stack(parts)), updated, lambda: False)
 
         self.replica_context.merge_call(merged, (has_data, list(grads)))
+
+    def _of_group(self, gradients, variables):
+        """Returns the gradients of the loss of a model-parallel group, if the strategy has any."""
+        extended = self._distribution_strategy.extended
+        variables = list(trained_variables_of(self) if variables is None else variables)
+        groups = group_of(variables)
+        if groups is None and extended.members == 1:
+            return gradients
+        if groups is not extended.model_groups:
+            raise ValueError(
+                f"A {type(self._distribution_strategy).__name__} with model_parallel="
+                f"{extended.members} trains models that its devices hold together. Received: the "
+                f"optimizer {self.name!r}, with weights of no such model. Call "
+                "tf_onebit.model_parallel.split(model, strategy.model_groups) first."
+            )
+        follow_group(self.gradient_exchange, variables, self)
+        return mean_over_members(gradients, variables)
 
     @property
     def replica_context(self):

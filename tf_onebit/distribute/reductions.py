@@ -1,5 +1,6 @@
 """Reductions over replicas of values other than gradients."""
 
+import contextlib
 import zlib
 from typing import TYPE_CHECKING, Any
 
@@ -59,8 +60,13 @@ class ReducingExtended:
             return self._reduced(reduce_op, [value])[0]
         if is_between_workers and tf.executing_eagerly():
             self._require_one_shape_on_workers(value)
-        with self.engine.whereabouts.naming_who_left():
-            return super()._reduce_to(reduce_op, value, destinations, options)
+        shows_members = is_between_workers and self.members > 1
+        all_devices = self.showing_members() if shows_members else contextlib.nullcontext()
+        with self.engine.whereabouts.naming_who_left(), all_devices:
+            result = super()._reduce_to(reduce_op, value, destinations, options)
+        if reduce_op == tf.distribute.ReduceOp.MEAN or not is_of_replicas:
+            return result
+        return self._of_groups(result, len(self._parts(value)))
 
     def _batch_reduce_to(self, reduce_op, value_destination_pairs, options):
         values = [self._on_each_device(value) for value, _ in value_destination_pairs]
@@ -97,11 +103,18 @@ class ReducingExtended:
             request = AllReduce(totals, f"tf_onebit/reduce_{self._numbers.next()}")
             (totals,) = self.engine.run([one_request(request)])
         if reduce_op != tf.distribute.ReduceOp.MEAN:
-            return totals
+            pairs = zip(totals, columns, strict=True)
+            return [self._of_groups(total, len(column)) for total, column in pairs]
         return [
             total / (len(column) * self._num_workers)
             for total, column in zip(totals, columns, strict=True)
         ]
+
+    def _of_groups(self, total, terms):
+        """Returns the sum over the groups, if all members of each have added the same value."""
+        if self.members == 1 or terms < len(self._devices):
+            return total
+        return total // self.members if total.dtype.is_integer else total / self.members
 
     def _require_one_shape_on_workers(self, value):
         """Raises ValueError, on all workers, if kinds of a value differ between any two replicas.

@@ -26,11 +26,15 @@ def exchange(context, gradient_exchange, gradients, variables, exchanging=None, 
 
     def merged(strategy, gradients):
         by_device = _by_device(strategy, gradients)
-        if len(by_device) == len(gradient_exchange.engine.ranks):
-            exchanged = exchanging(by_device, variables)
+        workers = len(gradient_exchange.group.ranks)
+        if len(by_device) > workers:
+            # Device i belongs to the worker i % workers: to the only one, or to a member of a
+            # model-parallel group.
+            of_workers = [by_device[worker::workers] for worker in range(workers)]
+            by_worker = [own[0] if are_alike else _sums(own) for own in of_workers]
+            exchanged = exchanging(by_worker, variables) * (len(by_device) // workers)
         else:
-            one = by_device[0] if are_alike else _sums(by_device)
-            exchanged = exchanging([one], variables) * len(by_device)
+            exchanged = exchanging(by_device, variables)
         return regrouped(exchanged)
 
     return context.merge_call(merged, (list(gradients),))
@@ -70,9 +74,9 @@ def all_finite(context, gradient_exchange, gradients):
 
     def merged(strategy, gradients):
         by_device = _by_device(strategy, gradients)
-        if len(by_device) != len(gradient_exchange.engine.ranks):
-            by_device = [sum(by_device, [])]
-        (finite, *_) = gradient_exchange.all_finite(by_device)
+        each = len(by_device) // len(gradient_exchange.engine.ranks)
+        of_workers = [by_device[i : i + each] for i in range(0, len(by_device), each)]
+        (finite, *_) = gradient_exchange.all_finite([sum(own, []) for own in of_workers])
         return finite
 
     return context.merge_call(merged, (list(gradients),))

@@ -15,10 +15,13 @@ from tf_onebit._framework_internals.tf_functions import CallNumbers
 from tf_onebit._framework_internals.tf_strategies import (
     CollectiveAllReduceExtended,
     MirroredExtended,
+    each_replica_for,
+    one_replica_of,
     select_replica,
 )
 from tf_onebit._training.building import RequestedExchange, resolve_exchange
 from tf_onebit._training.model_optimizers import flush_where_shown, require_no_xla
+from tf_onebit._validation import is_whole
 from tf_onebit.collectives.lockstep import LockstepEngine
 from tf_onebit.collectives.requests import AllGather, one_request
 from tf_onebit.collectives.tensorflow import CARRIED, TensorFlowEngine
@@ -32,6 +35,7 @@ from tf_onebit.distribute.cluster import (
 )
 from tf_onebit.distribute.coordination_board import whereabouts_in_cluster
 from tf_onebit.distribute.functions import LiftedFunctions, is_lifted
+from tf_onebit.distribute.model_groups import DeviceGroups
 from tf_onebit.distribute.optimizer import adopt, require_adopted
 from tf_onebit.distribute.recovery import recovering
 from tf_onebit.distribute.reductions import Reducing, ReducingExtended
@@ -69,7 +73,13 @@ class _Exchanging(Reducing):
             model = None
         else:
             _check_model(model, self)
-        return super().run(without_effect_of_empty_batches(fn, model), args, kwargs, options)
+        fn = without_effect_of_empty_batches(fn, model)
+        return self.extended.of_replicas(super().run(fn, args, kwargs, options))
+
+    @property
+    def model_groups(self) -> Any:
+        """The groups of `model_parallel` devices, for `tf_onebit.model_parallel.split`."""
+        return self.extended.model_groups
 
     @functools.cached_property
     def _lifted_functions(self):
@@ -83,12 +93,61 @@ def _check_model(model, strategy):
         flush_where_shown(model)
 
 
+def _number_of_devices(model_parallel):
+    if not is_whole(model_parallel, 1):
+        raise ValueError(
+            "model_parallel must be a positive whole number of devices. Received: "
+            f"model_parallel={model_parallel!r}. Use 2 for pairs."
+        )
+    return model_parallel
+
+
 class _ExchangingExtended(ReducingExtended):
     """Mixin for the implementations of both strategies that adds to TensorFlow's.
 
     Attributes:
-        engine: `Engine`.
+        engine: `Engine` of all workers.
+        members: number of devices that hold one model together.
     """
+
+    members = 1
+    _shows_members = False
+
+    @functools.cached_property
+    def model_groups(self):
+        """The `DeviceGroups` of the strategy."""
+        return DeviceGroups(self._container_strategy(), self._devices, self._engines)
+
+    def _set_members(self, members):
+        if len(self._devices) % members:
+            raise ValueError(
+                "model_parallel must divide the number of devices of a process. Received: "
+                f"model_parallel={members} for the devices {', '.join(self._devices)}."
+            )
+        self.members = members
+
+    @property
+    def worker_devices(self):
+        # A group is one replica, with the device of its first member. TensorFlow calls functions
+        # on all of them.
+        return self._devices if self._shows_members else self._devices[:: self.members]
+
+    @property
+    def _num_replicas_in_sync(self):
+        return len(self._devices) // self.members * self._num_workers
+
+    @contextlib.contextmanager
+    def showing_members(self):
+        """Returns a context in which each member of a group is a replica for TensorFlow."""
+        before, self._shows_members = self._shows_members, True
+        try:
+            yield
+        finally:
+            self._shows_members = before
+
+    def of_replicas(self, results):
+        """Returns results of all members as those of the groups: their first members'."""
+        return results if self.members == 1 else one_replica_of(results, self.members)
 
     def _create_variable(self, next_creator, **kwargs):
         adopt(calling_optimizer())
@@ -96,7 +155,10 @@ class _ExchangingExtended(ReducingExtended):
 
     def _call_for_each_replica(self, fn, args, kwargs):
         if len(self._devices) > 1:
-            return super()._call_for_each_replica(fn, args, kwargs)
+            if self.members > 1:
+                args, kwargs = each_replica_for((args, kwargs), self.members, len(self._devices))
+            with self.showing_members():
+                return super()._call_for_each_replica(fn, args, kwargs)
         # TensorFlow would start a thread even for one replica. Unlike this thread, it cannot merge
         # in a branch: gradient accumulation and loss scaling would fail.
         args, kwargs = select_replica(0, (args, kwargs))
@@ -111,10 +173,13 @@ class MirroredStrategy(_Exchanging, tf.distribute.MirroredStrategy):
     Args:
         exchange: `tf_onebit.Exchange`, or "auto": see `tf_onebit.Auto`. Default: `FullPrecision()`.
         devices: list of device names. Default: all GPUs.
+        model_parallel: number of consecutive devices that hold one model together, and are one
+            worker: see `model_groups`.
 
     Raises:
-        ValueError: if `exchange` is not an exchange. Also in the first step, if model or optimizer
-            were made outside of the scope.
+        ValueError: if `exchange` is not an exchange, or `model_parallel` does not divide the number
+            of devices. Also in the first step, if model or optimizer were made outside of the
+            scope.
 
     Example:
         >>> import keras, tf_onebit
@@ -126,9 +191,13 @@ class MirroredStrategy(_Exchanging, tf.distribute.MirroredStrategy):
     """
 
     def __init__(
-        self, exchange: RequestedExchange = None, devices: Sequence[str] | None = None
+        self,
+        exchange: RequestedExchange = None,
+        devices: Sequence[str] | None = None,
+        model_parallel: int = 1,
     ) -> None:
         self.exchange = resolve_exchange(exchange)
+        self.model_parallel = _number_of_devices(model_parallel)
         self._collective_key_base = next(_first_groups_within)
         extended = _MirroredExtended(self, devices=devices)
         tf.distribute.Strategy.__init__(self, extended)
@@ -138,7 +207,13 @@ class _MirroredExtended(_ExchangingExtended, MirroredExtended):
     def _initialize_single_worker(self, devices):
         super()._initialize_single_worker(devices)
         self._num_workers, self._id_in_cluster = 1, 0
-        self.engine = LockstepEngine(self._devices)
+        self._set_members(self._container_strategy().model_parallel)
+        self._engines = [
+            LockstepEngine(self._devices[member :: self.members]) for member in range(self.members)
+        ]
+        self.engine = self._engines[0]
+        ((host, _),) = self._input_workers_devices
+        self._input_workers_devices = ((host, self.worker_devices),)
 
 
 class MultiWorkerMirroredStrategy(_Exchanging, tf.distribute.MultiWorkerMirroredStrategy):
@@ -158,6 +233,8 @@ class MultiWorkerMirroredStrategy(_Exchanging, tf.distribute.MultiWorkerMirrored
             "continue", as in `tf.distribute`: such workers go on with empty batches until all
             data have ended. Empty batches add nothing to the gradients or, in Keras' own loops, to
             statistics. "stop": all workers stop.
+        model_parallel: number of consecutive devices of a process that hold one model together,
+            and are one replica: see `model_groups`.
 
     Raises:
         ValueError: for arguments of wrong type or value, and if TF_CONFIG describes no cluster.
@@ -179,8 +256,10 @@ class MultiWorkerMirroredStrategy(_Exchanging, tf.distribute.MultiWorkerMirrored
         cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
         communication_options: tf.distribute.experimental.CommunicationOptions | None = None,
         uneven_data: Literal["continue", "stop"] = "continue",
+        model_parallel: int = 1,
     ) -> None:
         self.exchange = resolve_exchange(exchange)
+        self.model_parallel = _number_of_devices(model_parallel)
         if uneven_data not in ("continue", "stop"):
             raise ValueError(
                 f'uneven_data must be "continue" or "stop". Received: uneven_data={uneven_data!r}.'
@@ -308,17 +387,22 @@ class _MultiWorkerExtended(_ExchangingExtended, CollectiveAllReduceExtended):
 
     def _make_engine(self):
         self._numbers = CallNumbers()
-        device = self._devices[0]
-        self.engine = TensorFlowEngine(
-            self._id_in_cluster,
-            self._num_workers,
-            device,
-            self._collective_keys.get_group_key([device]),
-            self._communication_options.implementation.value.lower(),
-            whereabouts_in_cluster(self._id_in_cluster, self._num_workers),
-        )
+        self._set_members(self._container_strategy().model_parallel)
+        whereabouts = whereabouts_in_cluster(self._id_in_cluster, self._num_workers)
         if self._timeout_seconds:
-            self.engine.whereabouts.seconds = self._timeout_seconds
+            whereabouts.seconds = self._timeout_seconds
+        self._engines = [
+            TensorFlowEngine(
+                self._id_in_cluster,
+                self._num_workers,
+                device,
+                self._collective_keys.get_group_key([device]),
+                self._communication_options.implementation.value.lower(),
+                whereabouts,
+            )
+            for device in self._devices[: self.members]
+        ]
+        self.engine = self._engines[0]
 
 
 class _ReplicaContext(tf.distribute.ReplicaContext):

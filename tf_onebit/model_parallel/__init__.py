@@ -1,4 +1,4 @@
-"""Model parallelism: groups of processes that hold one Keras model together.
+"""Model parallelism: groups of processes, or of devices, that hold one Keras model together.
 
 Example:
     hvd.init(process_sets="dynamic")

@@ -3,16 +3,14 @@
 import contextlib
 import math
 
-import tensorflow as tf
-
 from tf_onebit._framework_internals.class_changes import become, overlay
 from tf_onebit._framework_internals.keras_models import own_variables_of
 from tf_onebit._framework_internals.keras_optimizers import keys_of, replace_keys
 from tf_onebit._framework_internals.keras_variables import replace_value
+from tf_onebit._framework_internals.tf_variables import copies_of
 from tf_onebit._shares import Share, is_part, set_share, share_of
 from tf_onebit._training.group_optimizer import mark_slots
 from tf_onebit._training.model_optimizers import inner_optimizer, optimizers_of
-from tf_onebit.collectives.requests import AllGather, one_request
 from tf_onebit.model_parallel.activations import add_up
 
 _SCOPE = "tf_onebit/model_parallel"
@@ -78,7 +76,7 @@ class Division:
         for optimizer in map(inner_optimizer, optimizers_of(self._model)):
             if optimizer.built:
                 mark_slots(optimizer)
-        self._replace_values(self._own_part)
+        self._replace_values(self._own_parts)
         self._forget_functions()
 
     def mix_in(self, mixin):
@@ -88,7 +86,7 @@ class Division:
     def end(self):
         """Joins all parts. The model is a plain Keras model afterwards."""
         self._be_plain()
-        self._replace_values(self._joined)
+        self._replace_values(lambda variable: [self._joined(variable)])
         for variable in (*self._model.variables, *self._slots()):
             set_share(variable, None)
         self._forget_functions()
@@ -110,18 +108,26 @@ class Division:
             yield
             if assigns:
                 for variable, part in zip(divided, parts, strict=True):
-                    part.assign(self._own_part(variable))
+                    _assign(part, self._own_parts(variable))
         finally:
             for variable, part in zip(divided, parts, strict=False):
                 replace_value(variable, part)
             self._be_split()
 
-    def _replace_values(self, value_of):
-        """Replaces the values of all divided variables for good."""
+    def _replace_values(self, values_of):
+        """Replaces the values of all divided variables for good.
+
+        Args:
+            values_of: function from a variable to a list of tensors: one for all copies of the
+                variable in this process, or one for each.
+        """
         optimizers = [o for o in map(inner_optimizer, optimizers_of(self._model)) if o.built]
         keys = list(map(keys_of, optimizers))
         for variable in self._divided():
-            replace_value(variable, value_of(variable))
+            values = values_of(variable)
+            replace_value(variable, values[0], self.groups.place_of_parts())
+            if len(values) > 1:
+                _assign(variable, values)
         for optimizer, before in zip(optimizers, keys, strict=True):
             replace_keys(optimizer, before)
 
@@ -137,7 +143,8 @@ class Division:
                 held += size
                 total += size * (self.groups.members if is_part(variable) else 1)
             line = f"{layer.name}: {type(layer).__name__}, {total} weights"
-            line += f", of which this process holds {held}"
+            holder = "this process" if self.groups.strategy is None else "each device"
+            line += f", of which {holder} holds {held}"
             lines.append(f"{line}: {plan}" if isinstance(plan, str) else line)
         return lines
 
@@ -149,14 +156,11 @@ class Division:
         optimizers = map(inner_optimizer, optimizers_of(self._model))
         return [v for optimizer in optimizers for v in optimizer.variables if share_of(v)]
 
-    def _own_part(self, variable):
-        return tf.split(variable, self.groups.members, share_of(variable).axis)[self.groups.member]
+    def _own_parts(self, variable):
+        return self.groups.parts_of(variable, share_of(variable).axis)
 
     def _joined(self, variable):
-        part = tf.convert_to_tensor(variable)
-        request = AllGather(part[tf.newaxis], f"{_SCOPE}/{self.groups.number}/joined")
-        (parts,) = self.groups.within.run([one_request(request)])
-        return tf.concat(tf.unstack(parts), share_of(variable).axis)
+        return self.groups.whole_of(variable, share_of(variable).axis)
 
     def _change_class(self, thing, mixin, attributes):
         plain = type(thing)
@@ -179,3 +183,9 @@ class Division:
         """Makes Keras trace its functions again."""
         model = self._model
         model.train_function = model.test_function = model.predict_function = None
+
+
+def _assign(variable, values):
+    """Assigns a tensor to each copy of a variable in this process."""
+    for copy, value in zip(copies_of(variable), values, strict=True):
+        copy.assign(value)

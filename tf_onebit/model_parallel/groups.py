@@ -2,11 +2,16 @@
 
 from typing import Literal
 
+import tensorflow as tf
+
+from tf_onebit._framework_internals.tf_variables import plain_variables
+from tf_onebit._shares import Group
 from tf_onebit._validation import is_whole
-from tf_onebit.collectives.horovod import HorovodEngine
+from tf_onebit.collectives.requests import AllGather, Broadcast, one_request
+from tf_onebit.model_parallel.meeting import together
 
 
-class Groups:
+class Groups(Group):
     """Division of the processes of a Horovod job into groups, each of which holds one model.
 
     The members of a group hold parts of the same weights, and train on the same data. Processes
@@ -46,9 +51,12 @@ class Groups:
                 'members must be "node" or a positive whole number of processes. Received: '
                 f"members={members!r}. Use 2 for pairs."
             )
+        # Groups of devices need no Horovod.
+        from tf_onebit.collectives.horovod import HorovodEngine
+
         self.job = HorovodEngine()
         self.within, self.between = self.job.divided(None if members == "node" else members)
-        self.members = self.within.world_size
+        self.members = self.processes = self.within.world_size
         self.member = self.within.ranks[0]
         self.count = self.between.world_size
         self.number = self.between.ranks[0]
@@ -58,3 +66,35 @@ class Groups:
             f"<Groups: {self.count} of {self.members} members; this process is member "
             f"{self.member} of group {self.number}>"
         )
+
+    def place_of_parts(self):
+        return plain_variables()
+
+    def parts_of(self, whole, axis):
+        return [tf.split(whole, self.members, axis)[self.member]]
+
+    def whole_of(self, variable, axis):
+        part = tf.convert_to_tensor(variable)
+        request = AllGather(part[tf.newaxis], f"tf_onebit/model_parallel/{self.number}/joined")
+        (parts,) = self.within.run([one_request(request)])
+        return tf.concat(tf.unstack(parts), axis)
+
+    def share_values(self, weights, others):
+        _broadcast(weights, self.job)
+        _broadcast(others, self.within)
+
+    def together(self, call, tells_failure=False):
+        return together(self.job, call, tells_failure)
+
+
+def _broadcast(variables, engine):
+    """Assigns the values of variables on the first worker to those of all."""
+    for variable in variables:  # one by one, because only one copy then needs memory
+        request = _one_broadcast(variable)
+        (value,) = engine.run([request])
+        variable.assign(value)
+
+
+def _one_broadcast(variable):
+    (value,) = yield Broadcast([variable.value], 0, "tf_onebit/model_parallel/initial")
+    return value

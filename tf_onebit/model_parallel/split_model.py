@@ -2,7 +2,6 @@
 
 from tf_onebit._training.model_optimizers import inner_optimizer, optimizers_of, require_no_xla
 from tf_onebit._training.optimizer import Distributed
-from tf_onebit.model_parallel.meeting import together
 from tf_onebit.model_parallel.same_data import require_same_data
 from tf_onebit.model_parallel.split_layer import Split
 
@@ -10,37 +9,11 @@ from tf_onebit.model_parallel.split_layer import Split
 class SplitModel(Split):
     """Mixin for Keras models that are split.
 
-    All processes of a job make each call together. Files and weights are those of a plain model.
+    Files and weights are those of a plain model.
 
     Attributes:
         division: `Division`.
     """
-
-    def fit(self, *args, **kwargs):
-        with together(self.division.groups.job, "model.fit"):
-            return super().fit(*args, **kwargs)
-
-    def evaluate(self, *args, **kwargs):
-        with together(self.division.groups.job, "model.evaluate"):
-            return super().evaluate(*args, **kwargs)
-
-    def predict(self, *args, **kwargs):
-        with together(self.division.groups.job, "model.predict"):
-            return super().predict(*args, **kwargs)
-
-    def train_step(self, *args):
-        self._require_distributed()
-        require_no_xla(self)
-        require_same_data(args, self.division.groups)
-        return super().train_step(*args)
-
-    def test_step(self, *args):
-        require_same_data(args, self.division.groups)
-        return super().test_step(*args)
-
-    def predict_step(self, *args):
-        require_same_data(args, self.division.groups)
-        return super().predict_step(*args)
 
     def save(self, *args, **kwargs):
         self._write("save", args, kwargs)
@@ -73,13 +46,46 @@ class SplitModel(Split):
     def _plain(self, name, args=(), kwargs=None, assigns=False, on_first=False):
         """Calls a method of the plain model while each member holds all weights."""
         groups = self.division.groups
-        with together(groups.job, f"model.{name}", tells_failure=True):
+        with groups.together(f"model.{name}", tells_failure=True):
             if on_first and groups.number > 0:
                 return None
             with self.division.joined(assigns):
                 if on_first and groups.member > 0:
                     return None
                 return getattr(type(self), name)(self, *args, **(kwargs or {}))
+
+
+class SplitModelOfProcesses(SplitModel):
+    """Mixin for Keras models that processes hold together.
+
+    All processes of a job make each call together, the members of a group with the same data.
+    """
+
+    def fit(self, *args, **kwargs):
+        with self.division.groups.together("model.fit"):
+            return super().fit(*args, **kwargs)
+
+    def evaluate(self, *args, **kwargs):
+        with self.division.groups.together("model.evaluate"):
+            return super().evaluate(*args, **kwargs)
+
+    def predict(self, *args, **kwargs):
+        with self.division.groups.together("model.predict"):
+            return super().predict(*args, **kwargs)
+
+    def train_step(self, *args):
+        self._require_distributed()
+        require_no_xla(self)
+        require_same_data(args, self.division.groups)
+        return super().train_step(*args)
+
+    def test_step(self, *args):
+        require_same_data(args, self.division.groups)
+        return super().test_step(*args)
+
+    def predict_step(self, *args):
+        require_same_data(args, self.division.groups)
+        return super().predict_step(*args)
 
     def _require_distributed(self):
         for optimizer in map(inner_optimizer, optimizers_of(self)):

@@ -3,18 +3,16 @@
 import keras
 
 from tf_onebit._framework_internals.keras_models import layers_of, strategy_of
+from tf_onebit._shares import Group
 from tf_onebit._training.model_optimizers import inner_optimizer, is_built, optimizers_of
 from tf_onebit._validation import is_whole
-from tf_onebit.collectives.requests import Broadcast
 from tf_onebit.exchanges.handshake import enumerated, handshake
 from tf_onebit.model_parallel.division import Division
-from tf_onebit.model_parallel.groups import Groups
-from tf_onebit.model_parallel.meeting import together
 from tf_onebit.model_parallel.plans import plans_of
-from tf_onebit.model_parallel.split_model import SplitModel
+from tf_onebit.model_parallel.split_model import SplitModel, SplitModelOfProcesses
 
 
-def split(model: keras.Model, groups: Groups, min_size: int = 2**16) -> keras.Model:
+def split(model: keras.Model, groups: Group, min_size: int = 2**16) -> keras.Model:
     """Splits the weights of a Keras model among the members of a group.
 
     Each member holds an equal part of the weights of each large layer, their gradients, and the
@@ -24,8 +22,11 @@ def split(model: keras.Model, groups: Groups, min_size: int = 2**16) -> keras.Mo
         y = [f(x W_1 + b_1), f(x W_2 + b_2), ...]        W = [W_1, W_2, ...]
 
     The model itself is changed, and stays the same object. `fit`, `evaluate`, `predict`, `save`
-    and `load_weights` work as before. All processes of the job call them together, the members of
-    a group with the same data. Files hold whole weights, and the first process writes them.
+    and `load_weights` work as before. Files hold whole weights.
+
+    If processes are the members, all processes of the job call these methods together, the members
+    of a group with the same data. The first process writes files. If devices are the members, the
+    model is made in the scope of their strategy, which passes each batch to all members of a group.
 
     Weights, and the state of an optimizer that is built, are those of rank 0. Random generators of
     layers, as in Dropout, are those of the first member of each group.
@@ -39,7 +40,7 @@ def split(model: keras.Model, groups: Groups, min_size: int = 2**16) -> keras.Mo
     Args:
         model: Keras model that is built, the same on all processes. Models of which it is a part
             may be trained, too.
-        groups: `Groups`.
+        groups: `Groups`, or the `model_groups` of a strategy that was made with `model_parallel`.
         min_size: number of weights from which on a layer is split. The activations of smaller ones
             would cost more than their weights.
 
@@ -47,11 +48,13 @@ def split(model: keras.Model, groups: Groups, min_size: int = 2**16) -> keras.Mo
         `model`.
 
     Raises:
-        ValueError: for a model that is not built, is split already, or belongs to a strategy, and
-            for other arguments; on all processes, if their models or arguments differ.
+        ValueError: for a model that is not built, is split already, or was made in the scope of
+            another strategy than that of `groups`, and for other arguments; on all processes, if
+            their models or arguments differ.
 
     Example:
         >>> import tf_onebit.horovod as hvd
+        >>> from tf_onebit.model_parallel import Groups
         >>> hvd.init()
         >>> layer = keras.layers.Dense(256, name="hidden")
         >>> model = split(keras.Sequential([keras.Input((256,)), layer]), Groups(1))
@@ -64,15 +67,13 @@ def split(model: keras.Model, groups: Groups, min_size: int = 2**16) -> keras.Mo
         plans = [(layer, "a group has one member") for layer, _ in plans]
     optimizers = [o for o in map(inner_optimizer, optimizers_of(model)) if o.built]
     weights = [*model.weights, *(v for optimizer in optimizers for v in optimizer.variables)]
-    groups.job.run(
-        [handshake("model_parallel.split", _description(groups, min_size, plans, weights))]
-    )
-    _broadcast(weights, groups.job)
+    description = _description(groups, min_size, plans, weights)
+    groups.job.run([handshake("model_parallel.split", description) for _ in groups.job.ranks])
     known = set(map(id, weights))
-    _broadcast([v for v in model.variables if id(v) not in known], groups.within)
+    groups.share_values(weights, [v for v in model.variables if id(v) not in known])
     division = Division(model, groups, plans)
     division.begin()
-    division.mix_in(SplitModel)
+    division.mix_in(SplitModelOfProcesses if groups.strategy is None else SplitModel)
     return model
 
 
@@ -80,7 +81,8 @@ def merge(model: keras.Model) -> keras.Model:
     """Makes a split model a plain Keras model again, which holds all weights.
 
     The model itself is changed, on all processes together. Compile it again before it is
-    trained further: its optimizer would exchange with the peers only.
+    trained further: its optimizer would exchange with the peers only. A strategy with
+    `model_parallel` trains no merged models.
 
     Args:
         model: what `split` returned.
@@ -93,6 +95,7 @@ def merge(model: keras.Model) -> keras.Model:
 
     Example:
         >>> import tf_onebit.horovod as hvd
+        >>> from tf_onebit.model_parallel import Groups
         >>> hvd.init()
         >>> model = keras.Sequential([keras.Input((256,)), keras.layers.Dense(256)])
         >>> model = merge(split(model, Groups(1)))
@@ -100,7 +103,7 @@ def merge(model: keras.Model) -> keras.Model:
         'Model'
     """
     division = _division_of(model)
-    with together(division.groups.job, "model_parallel.merge"):
+    with division.groups.together("model_parallel.merge"):
         division.end()
     return model
 
@@ -113,13 +116,14 @@ def describe(model: keras.Model) -> str:
 
     Returns:
         Text with the layers' names and classes, their numbers of weights, and how many of them
-        this process holds. If it holds all of a layer, the text says why.
+        this process, or each device, holds. If it holds all of a layer, the text says why.
 
     Raises:
         ValueError: for other models.
 
     Example:
         >>> import tf_onebit.horovod as hvd
+        >>> from tf_onebit.model_parallel import Groups
         >>> hvd.init()
         >>> layer = keras.layers.BatchNormalization(name="norm")
         >>> model = split(keras.Sequential([keras.Input((8,)), layer]), Groups(1))
@@ -134,10 +138,11 @@ def _check(model, groups, min_size):
         raise ValueError(
             f"split takes a keras.Model. Received: model={model!r} of type {type(model).__name__}."
         )
-    if not isinstance(groups, Groups):
+    if not isinstance(groups, Group):
         raise ValueError(
-            "groups must be a tf_onebit.model_parallel.Groups. Received: "
-            f"groups={groups!r} of type {type(groups).__name__}. Pass for example Groups(2)."
+            "groups must be a tf_onebit.model_parallel.Groups, or the model_groups of a strategy. "
+            f"Received: groups={groups!r} of type {type(groups).__name__}. Pass for example "
+            "Groups(2)."
         )
     if not is_whole(min_size, 0):
         raise ValueError(
@@ -146,10 +151,14 @@ def _check(model, groups, min_size):
         )
     if isinstance(model, SplitModel):
         raise ValueError(f"The model {model.name!r} is split already. Call split once.")
-    if strategy_of(model) is not None:
+    if strategy_of(model) is not groups.strategy:
+        own = strategy_of(model)
+        where = "without a strategy" if own is None else f"in the scope of a {type(own).__name__}"
         raise ValueError(
-            "split works with Horovod, and without a tf.distribute.Strategy. Received: a model "
-            f"that was made in the scope of {type(strategy_of(model)).__name__}. Make it outside."
+            "A strategy's model_groups split models that are made in its scope, and Groups of "
+            f"processes split others. Received: the model {model.name!r}, made {where}, and "
+            f"groups={groups!r}. Make the model elsewhere, or pass the model_groups of its "
+            "strategy."
         )
     if not is_built(model):
         raise ValueError(
@@ -179,16 +188,3 @@ def _description(groups, min_size, plans, weights):
         *enumerated("number of layers", "layer {}", layers),
         *enumerated("number of variables", "variable {}", shapes),
     ]
-
-
-def _broadcast(variables, engine):
-    """Assigns the values of variables on the first worker to those of all."""
-    for variable in variables:  # one by one, because only one copy then needs memory
-        request = _one_broadcast(variable)
-        (value,) = engine.run([request])
-        variable.assign(value)
-
-
-def _one_broadcast(variable):
-    (value,) = yield Broadcast([variable.value], 0, "tf_onebit/model_parallel/initial")
-    return value
