@@ -54,6 +54,16 @@ def names(document):
     }
 
 
+def hold_models_on_one_device(monkeypatch):
+    """Makes strategies with groups of one device, where a program asks for more."""
+    strategy = tf_onebit.distribute.MultiWorkerMirroredStrategy
+    monkeypatch.setattr(
+        tf_onebit.distribute,
+        "MultiWorkerMirroredStrategy",
+        lambda exchange, model_parallel: strategy(exchange),
+    )
+
+
 def stand_in_for_a_cluster(monkeypatch):
     """Sets up a step of Slurm's with one task, and a pretended GPU."""
     step = {"PROCID": 0, "STEP_NUM_TASKS": 1, "STEP_TASKS_PER_NODE": 1, "STEP_NODELIST": "node"}

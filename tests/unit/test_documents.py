@@ -75,6 +75,8 @@ def as_it_was(monkeypatch, tmp_path):
 def test_python_runs(path, as_it_was, monkeypatch):
     if name_of(path) in ("docs/clusters.md", "docs/gpu.md"):
         stand_ins.stand_in_for_a_cluster(monkeypatch)
+    if name_of(path) == "docs/model_parallel.md":
+        stand_ins.hold_models_on_one_device(monkeypatch)
     names = stand_ins.names(name_of(path))
     for line, source in blocks(path, "python"):
         # Errors name the line of the document.

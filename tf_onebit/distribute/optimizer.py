@@ -113,7 +113,7 @@ class _UnderStrategy(Distributed):
                 "tf_onebit.model_parallel.split(model, strategy.model_groups) first."
             )
         follow_group(self.gradient_exchange, variables, self)
-        return mean_over_members(gradients, variables)
+        return mean_over_members(gradients, variables, groups)
 
     @property
     def replica_context(self):
