@@ -5,7 +5,7 @@ tf_onebit/libtf_onebit_ops_2_21.so is for TensorFlow 2.21. `python setup.py buil
 builds that of the installed TensorFlow in the checkout.
 
 The environment variable TF_ONEBIT_BUILD_FOR names other folders, each with a TensorFlow, separated
-by colons. A library is built for each of these. tools/build_wheels.py uses this.
+by colons. A library is built for each of these. tools/build_wheel.py uses this.
 """
 
 import importlib.metadata

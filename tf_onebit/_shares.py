@@ -28,6 +28,11 @@ class Group:
     within: Any
     between: Any
 
+    @property
+    def members_here(self) -> int:
+        """Number of members of a group in this process."""
+        return self.members // self.processes
+
     def place_of_parts(self) -> AbstractContextManager[Any]:
         """Returns a context in which to make a variable for the members of this process."""
         raise NotImplementedError(f"{type(self).__name__} must define place_of_parts.")
@@ -63,7 +68,7 @@ class Group:
 
 
 class Share(NamedTuple):
-    """What a member holds of a variable.
+    """Part or copy of a variable, which a member of a group holds.
 
     Attributes:
         group: `Group`.
@@ -94,7 +99,7 @@ def members_here(variable: Any) -> int:
     Consecutive copies of the variable belong to them.
     """
     share = share_of(variable)
-    return 1 if share is None else share.group.members // share.group.processes
+    return 1 if share is None else share.group.members_here
 
 
 def is_part(variable: Any) -> bool:

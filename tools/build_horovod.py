@@ -112,7 +112,7 @@ def main():
     parser.add_argument(
         "--cache-dir",
         type=pathlib.Path,
-        default=default_cache_dir(),
+        default=cache_folder("horovod"),
         help="where built wheels are kept (default: %(default)s)",
     )
     parser.add_argument(
@@ -165,9 +165,10 @@ def install_horovod(cache_dir, gpu=False):
     return cached_wheel
 
 
-def default_cache_dir():
+def cache_folder(name):
+    """Returns the default folder for what takes long to fetch or to build, outside of checkouts."""
     cache_home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-    return pathlib.Path(cache_home) / "tf_onebit" / "horovod"
+    return pathlib.Path(cache_home) / "tf_onebit" / name
 
 
 def cache_key(nccl=None):

@@ -22,6 +22,8 @@ import tempfile
 import tomllib
 import zipfile
 
+from build_horovod import cache_folder
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 # The parts of TensorFlow that are compiled against.
 COMPILED_AGAINST = ("tensorflow/include/", "tensorflow/libtensorflow_framework.so.2")
@@ -48,8 +50,7 @@ def main():
 
 def fetch_tensorflow(version):
     """Returns a folder with the parts of a TensorFlow that are compiled against."""
-    cache_home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-    folder = pathlib.Path(cache_home) / "tf_onebit" / "tensorflow" / version
+    folder = cache_folder("tensorflow") / version
     if folder.exists():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -61,7 +61,7 @@ class ExchangeState:
     def _members_here(self):
         """Number of members of a model-parallel group in this process. Each has an exchange."""
         group = self._workers.model_group
-        return 1 if group is None else group.members // group.processes
+        return 1 if group is None else group.members_here
 
     def _by_rank(self, states):
         """Joins the states of all members of a group in this process: list by rank."""

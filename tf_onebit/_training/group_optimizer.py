@@ -22,12 +22,15 @@ def follow_group(exchange, variables, user):
         variables: list of variables.
         user: Keras optimizer or tape that has the exchange.
 
+    Returns:
+        The `Group` that holds the variables, or None.
+
     Raises:
         ValueError: if it cannot train parts of weights, or has been told to exchange with others.
     """
     group = group_of(variables)
     if group is None or exchange.model_group is group:
-        return
+        return group
     name = type(user).__name__
     if isinstance(user, _OF_WHOLE_MATRICES) and any(map(is_part, variables)):
         raise ValueError(
@@ -56,6 +59,7 @@ def follow_group(exchange, variables, user):
             f"{list(exchange.group.members)}. Leave process_set out."
         )
     exchange.follow(group)
+    return group
 
 
 def mark_slots(optimizer):

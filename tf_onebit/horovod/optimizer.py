@@ -278,8 +278,8 @@ class _OverHorovod(Distributed):
             self._prepare(model)
         given = trainable_variables is not None
         variables = list(trainable_variables if given else trained_variables_of(self))
-        follow_group(self.gradient_exchange, variables, self)
-        grads, group = self.conversion.before(list(grads)), self.gradient_exchange.model_group
+        group = follow_group(self.gradient_exchange, variables, self)
+        grads = self.conversion.before(list(grads))
         if group is not None:
             grads = mean_over_members(grads, variables, group)
         trainable_variables = variables if given else None

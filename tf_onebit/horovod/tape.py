@@ -121,9 +121,8 @@ class DistributedGradientTape:
                 )
         gradients = self._tape.gradient(target, sources, *args, **kwargs)
         variables = tf.nest.flatten(sources)
-        follow_group(self._exchange, variables, self)
+        group = follow_group(self._exchange, variables, self)
         flat = self._conversion.before(tf.nest.flatten(gradients))
-        group = self._exchange.model_group
         if group is not None:
             flat = mean_over_members(flat, variables, group)
         exchanged = self._local.exchange_others(
