@@ -18,7 +18,7 @@ import time
 
 import bmuf_simulation
 import chen_tables
-import simulate
+import pool
 from bmuf_run import Run
 from report import machine_facts, print_machine_facts, write_json
 
@@ -198,7 +198,7 @@ def main(arguments):
     options = parse(arguments)
     facts = machine_facts()
     print_machine_facts(facts)
-    with simulate.processes(options.processes) as processes:
+    with pool.processes(options.processes) as processes:
         runner = Runner(processes, options.processes, options.output)
         print_plan(options, runner)
         any_run = next(iter(base_runs(options).values()))

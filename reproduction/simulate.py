@@ -4,13 +4,9 @@ After an exchange all workers have the same gradients. So there is one model for
 worker has its own part of every minibatch, and its own residual.
 """
 
-import concurrent.futures
 import dataclasses
-import multiprocessing.connection
-import os
 import pathlib
 import sys
-import threading
 import time
 
 import keras
@@ -79,28 +75,6 @@ class Run:
             return f"{network}, full precision"
         sends = f"1/{1 / self.target_density:g}" if self.tau is None else f"tau {self.tau:.4g}"
         return f"{network}, {self.workers} workers, {sends}"
-
-
-def processes(number):
-    """Returns a pool of processes to train in.
-
-    Each has one thread, so that a run has the same bits at any load of the machine.
-    """
-    return concurrent.futures.ProcessPoolExecutor(
-        number, multiprocessing.get_context("spawn"), _begin_process
-    )
-
-
-def _begin_process():
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    tf.config.threading.set_intra_op_parallelism_threads(1)
-    tf.config.threading.set_inter_op_parallelism_threads(1)
-
-
-def _end_with_parent():
-    # Otherwise it would finish its run, and wait for the next.
-    multiprocessing.connection.wait([multiprocessing.parent_process().sentinel])
-    os._exit(1)
 
 
 def train(run):

@@ -9,6 +9,7 @@ import concurrent.futures
 import dataclasses
 import os
 
+import pool
 import simulate
 import strom_tables
 from report import machine_facts, print_machine_facts, write_json
@@ -76,7 +77,7 @@ def main(arguments):
         options.learning_rate,
         seed=options.seeds[0],
     )
-    with simulate.processes(options.processes) as processes:
+    with pool.processes(options.processes) as processes:
         runner = Runner(processes, options.seeds)
         outcomes = strom_tables.Outcomes(options.seeds, runner.results)
         pilot = strom_tables.pilot(base)
