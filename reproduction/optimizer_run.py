@@ -11,8 +11,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 from accuracy_tasks import TASKS
+from adam_exchanges import OneBitAdam, SharedSquares
 from intervals import TOLERANCE_POINTS
-from peer_exchanges import DeepGradientCompression, OneBitAdam, PowerSGD
+from peer_exchanges import DeepGradientCompression, PowerSGD
 
 import tf_onebit
 from tf_onebit import OneBit, Threshold, WarmStart
@@ -66,6 +67,7 @@ EXCHANGES = {
     "deep gradient compression": Row(
         DeepGradientCompression, optimizers=("momentum",), has_moments=True
     ),
+    "1-bit, shared squares": _warmed_up(SharedSquares, optimizers=("adam",), has_moments=True),
     "1-bit Adam": _warmed_up(OneBitAdam, optimizers=("adam",), has_moments=True),
 }
 

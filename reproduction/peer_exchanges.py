@@ -5,8 +5,6 @@ Messages are sums of dense tensors. `payload_bytes` says what the method itself 
 * PowerSGD: Vogels, Karimireddy and Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for
   Distributed Optimization" (2019), algorithms 1 and 2.
 * Deep Gradient Compression: Lin, Han, Mao, Wang and Dally (2018), sections 3.1 to 3.3.
-* 1-bit Adam: Tang et al., "1-bit Adam: Communication Efficient Large-Scale Training with Adam's
-  Convergence Speed" (2021), algorithm 1.
 """
 
 import numpy as np
@@ -14,6 +12,11 @@ import tensorflow as tf
 
 import tf_onebit
 from tf_onebit.collectives import AllReduce
+
+
+def zeros(specs):
+    """Returns a variable for each gradient: list."""
+    return [tf.Variable(tf.zeros(spec.shape), trainable=False) for spec in specs]
 
 
 class Dense(tf_onebit.Exchange):
@@ -46,10 +49,6 @@ class Dense(tf_onebit.Exchange):
         """Returns gradients of each worker's mean loss: list of float32 tensors."""
         return [tf.cast(gradient, tf.float32) / self.unit for gradient in gradients]
 
-    def zeros(self):
-        """Returns a variable for each gradient: list."""
-        return [tf.Variable(tf.zeros(spec.shape), trainable=False) for spec in self.specs]
-
     def residuals(self):
         return []
 
@@ -72,7 +71,7 @@ class PowerSGD(Dense):
         return {"rank": self.columns, **super().get_config()}
 
     def create_state(self):
-        self.errors = self.zeros()
+        self.errors = zeros(self.specs)
         rng = np.random.default_rng(1)  # the same on all workers
         self.rights = [
             tf.Variable(rng.standard_normal((spec.shape[-1], self.columns), np.float32))
@@ -144,7 +143,7 @@ class DeepGradientCompression(Dense):
         }
 
     def create_state(self):
-        self.velocities, self.sums = self.zeros(), self.zeros()
+        self.velocities, self.sums = zeros(self.specs), zeros(self.specs)
         self.steps = tf.Variable(0.0, trainable=False)
 
     def density(self):
@@ -169,85 +168,3 @@ class DeepGradientCompression(Dense):
     def payload_bytes(self):
         values = sum(max(1, round(spec.size / 1024)) for spec in self.specs)
         return 8 * (self.world_size - 1) * values
-
-
-class OneBitAdam(Dense):
-    """The momentum of Adam in one bit per value, and its squares of the warm-up, which stay.
-
-    m_k = b1 m + (1 - b1) g_k is quantized to sign(x) |x| / sqrt(size) by each worker, and their
-    mean by the owner of each K-th, both with error feedback. Behind it stands SGD without momentum.
-    It needs a `WarmStart`. A value that had no gradient there does not move.
-    """
-
-    beta_1, beta_2, epsilon = 0.9, 0.999, 1e-7
-
-    def create_state(self):
-        self.momenta, self.squares = self.zeros(), self.zeros()
-        self.errors, self.errors_of_owners = self.zeros(), self.zeros()
-        self.steps = tf.Variable(0.0, trainable=False)
-
-    def uncompressed(self):
-        return _Adam(self) if self.built else None
-
-    def encode(self, gradients):
-        message = []
-        for g, m, error in zip(self.given(gradients), self.momenta, self.errors, strict=True):
-            corrected = self.beta_1 * m + (1 - self.beta_1) * g + error
-            message.append(_signs(corrected, 1))
-            error.assign(corrected - message[-1])
-        return message
-
-    def decoded(self, means):
-        yield from ()
-        for mean, m, error in zip(means, self.momenta, self.errors_of_owners, strict=True):
-            corrected = mean + error
-            m.assign(_signs(corrected, self.world_size))
-            error.assign(corrected - m)
-        return self.directions(1.0, 1.0)
-
-    def directions(self, first, second):
-        """Returns the directions of Adam: list of tensors. Moments are divided by the arguments."""
-        return [
-            tf.where(v > 0, (m / first) / (tf.sqrt(v / second) + self.epsilon), 0.0)
-            for m, v in zip(self.momenta, self.squares, strict=True)
-        ]
-
-    def payload_bytes(self):
-        bits = 2 * (self.world_size - 1) / self.world_size
-        return sum(bits * (spec.size / 8 + 4) for spec in self.specs)
-
-
-class _Adam(Dense):
-    """The warm-up of `OneBitAdam`: Adam in full precision, with the moments of that exchange."""
-
-    def __init__(self, of):
-        super().__init__(of.bucket_bytes)
-        self._of = [of]  # in a list, because its variables belong to it
-
-    def encode(self, gradients):
-        return self.given(gradients)
-
-    def decoded(self, means):
-        yield from ()
-        (of,) = self._of
-        steps = of.steps.assign_add(1.0)
-        for g, m, v in zip(means, of.momenta, of.squares, strict=True):
-            m.assign(of.beta_1 * m + (1 - of.beta_1) * g)
-            v.assign(of.beta_2 * v + (1 - of.beta_2) * tf.square(g))
-        return of.directions(1 - of.beta_1**steps, 1 - of.beta_2**steps)
-
-    def payload_bytes(self):
-        values = sum(spec.size for spec in self.specs)
-        return 2 * (self.world_size - 1) / self.world_size * 4 * values
-
-
-def _signs(tensor, parts):
-    """Returns sign(x) |x| / sqrt(size) of each of some equal parts of a tensor, in its shape."""
-    flat = tf.reshape(tensor, [-1])
-    size = tensor.shape.num_elements()
-    split = [size * (part + 1) // parts - size * part // parts for part in range(parts)]
-    signs = [
-        tf.where(part < 0, -1.0, 1.0) * tf.norm(part) / max(1, number) ** 0.5
-        for part, number in zip(tf.split(flat, split), split, strict=True)
-    ]
-    return tf.reshape(tf.concat(signs, axis=0), tensor.shape)
