@@ -6,6 +6,7 @@ import keras
 import tensorflow as tf
 
 from tf_onebit._framework_internals.keras_optimizers import original_class, plain_update_step
+from tf_onebit._training.branches import choose
 from tf_onebit.exchanges.schedule import innermost
 
 # Keras' optimizers whose `update_step` ends with the only change of the variable, by an addition.
@@ -143,13 +144,12 @@ class LocalUpdates:
         finite = tf.math.is_finite(tf.reduce_sum(tf.cast(gradient, tf.float32)))
         self._target, self._added = variable, None
         try:
-            # A branch, because it copies nothing.
-            zeroed = tf.cond(finite, lambda: gradient, lambda: tf.zeros_like(gradient))
+            zeroed = choose(finite, gradient, lambda: tf.zeros_like(gradient))
             self.update_step(zeroed, variable, learning_rate)
             if self._added is None:
                 raise self._not_an_addition("not at all, or by a method of the variable")
             update = self._added
-            return tf.cond(finite, lambda: update, lambda: update + float("nan"))
+            return choose(finite, update, lambda: update + float("nan"))
         finally:
             self._target = self._added = None
 

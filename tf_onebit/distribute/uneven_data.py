@@ -14,6 +14,7 @@ from tf_onebit._framework_internals.tf_datasets import (
     DistributedIteratorSpec,
     set_cardinality,
 )
+from tf_onebit._training.branches import choose
 from tf_onebit.collectives.requests import AllGather, one_request
 
 # TensorFlow makes the objects whose class changes here. Both classes must have the same memory
@@ -204,5 +205,4 @@ def _chosen(has_data, gradient):
         return None
     if isinstance(gradient, tf.IndexedSlices):
         return gradient  # slices of an empty batch have no rows
-    # `tf.cond` passes the gradient on; `tf.where` would copy it.
-    return tf.cond(has_data, lambda: gradient, lambda: tf.zeros_like(gradient))
+    return choose(has_data, gradient, lambda: tf.zeros_like(gradient))

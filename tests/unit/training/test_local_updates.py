@@ -151,6 +151,23 @@ def trained(make, exchange, initial, gradients):
     return [variable.numpy() for variable in variables], optimizer
 
 
+@pytest.mark.parametrize("rows", [6, 6000])  # with a copy, and with a branch
+def test_a_gradient_that_is_not_finite_reaches_no_moment(rows):
+    spoiled = np.full([rows, 5], 0.1, np.float32)
+    spoiled[1, 2] = np.nan
+    initial, ends = np.zeros_like(spoiled), {}
+
+    def make():
+        ends["optimizer"] = keras.optimizers.Adam(0.01)
+        return ends["optimizer"]
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="must be finite"):
+        trained(make, Exact(), [initial], [[[spoiled], [np.ones_like(spoiled)]]])
+    moments = [v.numpy() for v in ends["optimizer"].variables if v.shape == initial.shape]
+    assert len(moments) == 2
+    assert np.isfinite(moments).all()
+
+
 @pytest.mark.parametrize(
     "make",
     [
