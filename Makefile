@@ -12,7 +12,7 @@ LIBRARY := $(shell sed -n 's/^tensorflow-cpu==\([0-9]*\)\.\([0-9]*\)\..*/tf_oneb
 # Tests start hundreds of processes, and each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup train test test-unit test-parallel rehearse lint docs wheel clean
+.PHONY: setup train test test-unit test-parallel test-nightly rehearse lint docs wheel clean
 
 setup: $(VENV)/.requirements $(LIBRARY) $(VENV)/.package $(VENV)/.horovod
 
@@ -23,13 +23,21 @@ test: test-unit test-parallel
 
 # What runs in one process. Tests of a file share what it has traced, so one process runs them.
 # Long files come first, so that no process waits for another in the end.
-test-unit: setup
-	$(VENV)/bin/python -m pytest tests/gpu tests/cc tests/examples tests/unit \
-	    --numprocesses auto --dist loadfile --no-loadscope-reorder
-
+UNIT := tests/gpu tests/cc tests/examples tests/unit \
+    --numprocesses auto --dist loadfile --no-loadscope-reorder
 # Jobs, of which two at a time fill the pauses of each other.
+PARALLEL := tests/parallel --numprocesses 2 --no-loadscope-reorder
+
+test-unit: setup
+	$(VENV)/bin/python -m pytest $(UNIT)
+
 test-parallel: setup
-	$(VENV)/bin/python -m pytest tests/parallel --numprocesses 2 --no-loadscope-reorder
+	$(VENV)/bin/python -m pytest $(PARALLEL)
+
+# More cases of the same: other optimizers, types, engines and numbers of workers.
+test-nightly: setup
+	$(VENV)/bin/python -m pytest $(UNIT) -m nightly
+	$(VENV)/bin/python -m pytest $(PARALLEL) -m nightly
 
 # Benchmarks and long trainings, as small as they can be: that they run, not what they measure.
 rehearse: setup

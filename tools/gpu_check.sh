@@ -69,7 +69,7 @@ COUNTERS+=",sm__warps_active.avg.pct_of_peak_sustained_active,launch__registers_
 stage facts 20 bash -c facts
 cat "$results/facts.log"
 stage build 90 bash -c build
-stage tests 180 "$python" -m pytest -q -n 8 tests/gpu -k "$tests" -rs \
+stage tests 180 "$python" -m pytest -q -n 8 -m "" tests/gpu -k "$tests" -rs \
   --ignore tests/gpu/test_sanitizer.py --ignore tests/gpu/test_check.py
 tail -n 3 "$results/tests.log"
 if [ "$device" = cuda ]; then
@@ -86,7 +86,7 @@ if [ "$device" = cuda ]; then
     cat "$results/table.log"
   fi
   # The tools share the GPU.
-  stage sanitizers 150 "$python" -m pytest -q -n 4 tests/gpu/test_sanitizer.py
+  stage sanitizers 150 "$python" -m pytest -q -n 4 -m "" tests/gpu/test_sanitizer.py
   tail -n 2 "$results/sanitizers.log"
 else
   stage benchmark 120 "$python" benchmarks/gpu.py --device emulated --widths 64 1024 --rounds 1 \

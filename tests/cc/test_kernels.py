@@ -11,14 +11,13 @@ import sysconfig
 
 import pytest
 
+from tests.support.nightly import nightly
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Kept between runs: only what has changed is compiled again.
 BUILD_FOLDER = ROOT / "build" / "tests_cc"
-TESTS = sorted(
-    path.stem
-    for pattern in ("cc/*_test.cc", "fuzz/*_fuzz.cc")
-    for path in (ROOT / "tests").glob(pattern)
-)
+TESTS = sorted(path.stem for path in (ROOT / "tests" / "cc").glob("*_test.cc"))
+FUZZED = sorted(path.stem for path in (ROOT / "tests" / "fuzz").glob("*_fuzz.cc"))
 
 
 def program(name):
@@ -48,16 +47,16 @@ def build_folder():
             "-DTF_ONEBIT_TESTS=ON",
             "-DTF_ONEBIT_SANITIZE=ON",
         )
-        run(program("cmake"), "--build", BUILD_FOLDER)
     return BUILD_FOLDER
 
 
 def test_there_are_tests():
-    assert TESTS
+    assert TESTS and FUZZED
 
 
-@pytest.mark.parametrize("name", TESTS)
+@pytest.mark.parametrize("name", [*TESTS, *nightly(*FUZZED)])
 def test_kernels_under_sanitizers(build_folder, name):
+    run(program("cmake"), "--build", build_folder, "--target", name)
     run(
         program("ctest"),
         *("--test-dir", build_folder),

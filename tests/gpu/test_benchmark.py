@@ -4,9 +4,12 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from tests.gpu.devices import ROOT
 
 
+@pytest.mark.nightly
 def test_the_benchmark_runs_emulated(tmp_path):
     output = tmp_path / "gpu.json"
     options = ["--device", "emulated", "--widths", "64", "1024", "--rounds", "1", "--launches", "1"]

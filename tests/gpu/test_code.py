@@ -93,6 +93,7 @@ def short(name):
     return name.split("(")[0].replace(" >", ">")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("source", KERNELS, ids=lambda source: source.stem)
 def test_kernels_are_compiled_as_well_as_before(source, tmp_path):
     if Cuda.nvcc() is None:

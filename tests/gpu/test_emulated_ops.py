@@ -90,6 +90,7 @@ def checkout(library, tmp_path_factory):
     return folder
 
 
+@pytest.mark.nightly
 def test_ops_behave_as_on_the_cpu(checkout):
     selection = " and ".join(f"not {name}" for name in NOT_ON_GPUS + LEFT_OUT)
     files = [f"tests/unit/{name}" for name in TESTS]

@@ -9,6 +9,7 @@ from tests.gpu.devices import Emulated
 from tests.gpu.formats import to_float64, to_storage
 from tests.gpu.one_bit import OneBitKernels, layout
 from tests.reference.one_bit import Cluster, columns_of
+from tests.support.nightly import nightly
 
 # Columns for every kernel: of 1, 33, 128, 512 and 1024 values, and of more than a block of threads
 # takes at once. Lists in full precision, too.
@@ -114,7 +115,10 @@ class Workers:
     ids=["feedback", "two_bits", "no_feedback", "scaled"],
 )
 @pytest.mark.parametrize("levels", ["mean", "symmetric"])
-@pytest.mark.parametrize("world_size, dtype", [(1, "bfloat16"), (2, "float16"), (5, "float32")])
+@pytest.mark.parametrize(
+    "world_size, dtype",
+    [(5, "float32"), (2, "float16"), pytest.param(1, "bfloat16", marks=pytest.mark.nightly)],
+)
 def test_an_exchange_is_that_of_the_oracle(device, rng, world_size, dtype, levels, settings):
     settings = settings | {"levels": levels}
     workers = Workers(device, world_size, **settings)
@@ -172,7 +176,7 @@ def test_many_messages_are_added_up(device, rng, world_size, shapes):
         assert squares_of_fused == squares
 
 
-@pytest.mark.parametrize("num_columns", [1023, 1025, 33_000])
+@pytest.mark.parametrize("num_columns", [1023, 1025, *nightly(33_000)])
 def test_squares_of_many_columns_are_added_up(device, rng, num_columns):
     shapes = [(num_columns, 32)]
     workers = Workers(device, 1, shapes)
@@ -201,7 +205,7 @@ def bits_of(results):
 
 @pytest.mark.parametrize("scales", [None, scales_of(SHAPES)], ids=["unscaled", "scaled"])
 @pytest.mark.parametrize("bits", [1, 2])
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", *nightly("float16", "bfloat16")])
 @pytest.mark.parametrize("misaligned", [False, True], ids=["aligned", "misaligned"])
 def test_every_run_has_the_bits_of_the_emulation(device, rng, dtype, misaligned, bits, scales):
     gradients = [values_of(rng, SHAPES, dtype) for _ in range(3)]

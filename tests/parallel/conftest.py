@@ -34,6 +34,7 @@ _IS_WORKER = _REPORTS_DIR is not None
 # A rank that hangs says where, and ends. Then the job ends, too.
 _PYTEST = (
     *("-m", "pytest", "-q", "-p", "no:cacheprovider"),
+    *("-o", "addopts=--strict-markers"),  # the process that reports has selected the tests
     *("-o", f"faulthandler_timeout={SECONDS_PER_TEST}"),
     *("-o", "faulthandler_exit_on_timeout=true"),
 )

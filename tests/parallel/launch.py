@@ -112,12 +112,18 @@ def horovodrun(world_size, command, timeout_seconds=120, hosts=None, **environme
     return run_job("horovod", world_size, command, timeout_seconds, hosts, **environment)
 
 
-def run_apart(module):
+def run_apart(module, *arguments):
     """Runs a module in another process, because devices are made before TensorFlow is used.
+
+    Args:
+        module: name of the module.
+        arguments: strings, for the module.
 
     Returns:
         What it prints on its last line, as JSON.
     """
-    job = subprocess.run(python(["-m", module]), cwd=ROOT, capture_output=True, text=True)
+    job = subprocess.run(
+        python(["-m", module, *arguments]), cwd=ROOT, capture_output=True, text=True
+    )
     assert job.returncode == 0, job.stderr
     return json.loads(job.stdout.splitlines()[-1])

@@ -15,6 +15,7 @@ import tf_onebit.horovod as hvd
 from tests.parallel.launch import horovodrun
 from tests.parallel.ranks import gather, rank
 from tests.parallel.training import compiled, embedding_model, fit_part, make_model
+from tests.support.nightly import nightly
 from tf_onebit import Threshold
 from tf_onebit.horovod import pump
 from tf_onebit.horovod.pump import Pump
@@ -182,7 +183,9 @@ def test_a_gradient_that_is_not_finite_ends_training_on_all_workers(world_size):
 
 
 @pytest.mark.workers(3)
-@pytest.mark.parametrize("arguments", [{}, {"steps_per_execution": 3}, {"run_eagerly": True}])
+@pytest.mark.parametrize(
+    "arguments", [{"steps_per_execution": 3}, *nightly({}, {"run_eagerly": True})]
+)
 def test_fit_ends_with_equal_replicas_that_have_learned(arguments, world_size):
     # The learning rate starts at zero, so the first messages change nothing.
     rate = keras.optimizers.schedules.CosineDecay(0.0, 100, warmup_target=1.0, warmup_steps=5)

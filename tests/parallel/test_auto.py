@@ -6,6 +6,7 @@ import tensorflow as tf
 
 import tf_onebit.horovod as hvd
 from tests.parallel.ranks import assert_same_bits_on_all_ranks, engine, gather
+from tests.support.nightly import nightly
 from tf_onebit import Auto, OneBit, WarmStart
 from tf_onebit._configurable import serialize
 from tf_onebit._training.auto import with_decision, without_decision
@@ -31,7 +32,7 @@ def make_variables():
     return [tf.Variable(tf.zeros(shape), name=f"v{i}") for i, shape in enumerate(SHAPES)]
 
 
-@pytest.mark.workers(2, engines=["horovod", "tensorflow"])
+@pytest.mark.workers(2, engines=["horovod", *nightly("tensorflow")])
 def test_workers_decide_alike_and_stay_with_it():
     variables = make_variables()
     exchange = GradientExchange(Auto(WarmStart(OneBit(), steps=1)), engine(), mean=True)

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tests.parallel.launch import run_job
 from tests.parallel.training import INPUTS, compiled, make_data, make_model
+from tests.support.nightly import nightly
 from tf_onebit.callbacks import BackupAndRestore, training_state
 
 
@@ -84,7 +85,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ["horovod", "tensorflow", *nightly("alone", "a_block", "a_trial")])
 def test_resumed_run_has_the_same_bits(case, tmp_path):
     engine, death, arguments = CASES[case]
     directory, expected = train_and_copy(engine, tmp_path, *arguments, *death)

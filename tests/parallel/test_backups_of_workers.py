@@ -15,6 +15,7 @@ import tensorflow as tf
 import tf_onebit
 from tests.parallel.ranks import gather, rank
 from tests.parallel.training import compiled, fit_part, make_data, make_model
+from tests.support.nightly import nightly
 from tf_onebit.callbacks import BackupAndRestore
 from tf_onebit.callbacks.workers import Workers
 
@@ -64,7 +65,7 @@ class Termination(keras.callbacks.Callback):
             time.sleep(0.01)
 
 
-@pytest.mark.workers(2, engines=list(ENDS))
+@pytest.mark.workers(2, engines=["horovod", *nightly("tensorflow")])
 def test_workers_of_which_one_is_asked_to_end_save_together(engine, world_size, directory):
     expected = fit(make(engine), directory / "expected")
     for name, steps in ENDS[engine].items():

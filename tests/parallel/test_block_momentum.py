@@ -10,6 +10,7 @@ from tests.parallel.blocks import Lockstep
 from tests.parallel.in_scope import in_scope, sgd
 from tests.parallel.ranks import assert_same_bits_on_all_ranks, gather, rank
 from tests.parallel.training import compiled, make_data, make_model, with_layer
+from tests.support.nightly import nightly
 from tests.support.two_optimizers import Gan
 from tf_onebit import Local, OneBit
 from tf_onebit._bmuf.connections import synchronization_of
@@ -19,6 +20,7 @@ PERIOD = 3
 ETA = 0.5
 
 both_engines = pytest.mark.workers(2, engines=["horovod", "tensorflow"])
+horovod_first = pytest.mark.workers(2, engines=["horovod", *nightly("tensorflow")])
 normalized_model = with_layer(lambda: keras.layers.BatchNormalization(momentum=0.5))
 
 
@@ -126,7 +128,7 @@ def with_weights_of_its_own(model):
 
 
 @pytest.mark.workers(2)
-@pytest.mark.parametrize("count", [1, 0])
+@pytest.mark.parametrize("count", [1, *nightly(0)])
 def test_a_worker_whose_data_have_ended_waits(count, world_size):
     batches = batches_of(8, count)
     worker = Worker("horovod", normalized_model, sgd(momentum=0.9))
@@ -154,7 +156,7 @@ def make_gan(engine):
     return model, lambda data: strategy.distribute_datasets_from_function(lambda _: data)
 
 
-@both_engines
+@horovod_first
 def test_workers_agree_in_all_that_the_optimizers_of_a_gan_have_trained(engine, world_size):
     model, distributed = make_gan(engine)
     kernels = [v for v in model.trainable_variables if v.name == "kernel"]
@@ -186,7 +188,7 @@ class Stop(keras.callbacks.Callback):
 
 
 @pytest.mark.workers(2)
-@pytest.mark.parametrize("leaving", ["stops", "fewer epochs"])
+@pytest.mark.parametrize("leaving", ["stops", *nightly("fewer epochs")])
 def test_a_worker_that_leaves_lets_the_others_go_on(leaving, world_size):
     worker = Worker("horovod", optimizer=sgd())
     epochs = 1 if leaving == "fewer epochs" and rank() == 1 else 2
@@ -303,7 +305,7 @@ def test_weights_that_one_rank_alone_assigns_are_an_error_on_every_rank(world_si
         worker.fit(batches_of(3, 3), [changing], epochs=2)
 
 
-@both_engines
+@horovod_first
 def test_state_that_is_not_finite_is_an_error_on_every_rank(engine, world_size):
     worker = Worker(engine)
 

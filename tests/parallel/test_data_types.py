@@ -8,6 +8,7 @@ import tensorflow as tf
 from tests.parallel.in_scope import arrays_of, sgd, workers
 from tests.parallel.ranks import assert_same_bits_on_all_ranks, from_first, gather, rank
 from tests.parallel.training import compiled, reference
+from tests.support.nightly import nightly
 from tf_onebit import FullPrecision, OneBit
 from tf_onebit.distribute import MultiWorkerMirroredStrategy
 
@@ -91,7 +92,7 @@ def dataset_of(x, form):
 
 
 @workers
-@pytest.mark.parametrize("name", DATA)
+@pytest.mark.parametrize("name", ["string", "sparse", *nightly("numbers", "ragged")])
 def test_data_of_any_type_train_as_in_one_process(name):
     make, x = DATA[name]()
 

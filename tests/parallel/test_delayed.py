@@ -26,6 +26,7 @@ from tests.parallel.training import (
     make_data,
     make_model,
 )
+from tests.support.nightly import nightly
 from tf_onebit import Delayed, FullPrecision, OneBit
 from tf_onebit._training.model_optimizers import flush, without_delay
 from tf_onebit.callbacks import BackupAndRestore, Monitor
@@ -35,6 +36,8 @@ STEPS = 5
 
 both_engines = pytest.mark.workers(2, engines=["horovod", "tensorflow"])
 over_horovod = pytest.mark.workers(2)
+horovod_first = pytest.mark.workers(2, engines=["horovod", *nightly("tensorflow")])
+strategy_first = pytest.mark.workers(2, engines=["tensorflow", *nightly("horovod")])
 
 
 def is_horovod():
@@ -117,7 +120,7 @@ class Evaluation(keras.callbacks.Callback):
             self.seen.append(self.view(self.model))
 
 
-@both_engines
+@strategy_first
 def test_accumulated_gradients_are_late_by_an_update(world_size):
     """The same holds if the model is read in the middle of an accumulation."""
     model = delayed_model(sgd(gradient_accumulation_steps=2, momentum=0.9))
@@ -148,7 +151,7 @@ def late_by_an_update(whole):
     return seen, late.model.get_weights()
 
 
-@both_engines
+@horovod_first
 def test_step_that_is_skipped_delays_what_is_under_way(world_size):
     def scaled():
         return keras.optimizers.LossScaleOptimizer(sgd(momentum=0.9)(), initial_scale=64.0)
@@ -195,7 +198,7 @@ def test_one_worker_may_look_at_the_model_alone(world_size):
     assert model.optimizer.iterations.numpy() == 2 * STEPS
 
 
-@both_engines
+@strategy_first
 def test_without_delay_steps_apply_their_own_gradients(world_size):
     model = delayed_model(sgd(momentum=0.9), Delayed(OneBit(min_size=0)))
     reference = delayed_model(sgd(momentum=0.9), OneBit(min_size=0))
@@ -221,7 +224,7 @@ class Stop(keras.callbacks.Callback):
             raise InterruptedError
 
 
-@both_engines
+@horovod_first
 def test_run_resumed_in_an_epoch_has_the_same_bits(world_size, tmp_path):
     check_resumed_run(8, 3, world_size, tmp_path)
 
@@ -267,7 +270,7 @@ class SlowOnRank1(keras.layers.Layer):
         return tf.ensure_shape(x, [None, INPUTS])
 
 
-@both_engines
+@horovod_first
 def test_training_goes_on_after_an_error(world_size):
     """The same holds if a worker knows of it long before the others send their next messages."""
 

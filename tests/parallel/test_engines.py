@@ -70,6 +70,7 @@ def test_engines_give_the_same_bits(case, trained, mirrored):
             assert_same_bits(weights, mirrored[4, case])
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("case", AMONG_THREE)
 def test_engines_agree_with_three_workers(case, trained, mirrored):
     for weights in trained("tensorflow", 3, AMONG_THREE)[case]:
@@ -100,6 +101,7 @@ def test_eleven_tasks_are_in_the_order_of_their_numbers():
     assert job.returncode == 0, job.output
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("case", WITH_TWO_DEVICES)
 def test_two_workers_with_two_devices_each(case, trained, mirrored):
     ranks = trained("tensorflow", 4, WITH_TWO_DEVICES, devices=2)[case]

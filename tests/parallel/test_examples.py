@@ -55,6 +55,7 @@ def forking_python(tmp_path):
     return str(tmp_path / "bin" / "python")
 
 
+@pytest.mark.nightly
 def test_the_recipe_of_the_paper_learns_with_asynchronous_workers(forking_python, tmp_path):
     command = ["-c", WITH_PYTHON, forking_python]
     command += ["examples/speech/recipe.py", "--workers", "2", "--epochs", "2"]
@@ -69,6 +70,7 @@ def test_the_recipe_of_the_paper_learns_with_asynchronous_workers(forking_python
     assert (tmp_path / "model.weights.h5").exists()
 
 
+@pytest.mark.nightly
 def test_speech_is_learned_while_minibatch_and_learning_rate_are_decided(tmp_path):
     output = tmp_path / "result.json"
     command = ["examples/speech/train.py", "--preset", "tiny", *SPEECH, "--epochs", "2"]

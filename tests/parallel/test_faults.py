@@ -22,7 +22,14 @@ EXCHANGES = {
     "warmed": WarmStart(OneBit(), steps=1),
 }
 # An exchange, and whether it runs eagerly.
-MODES = [*((name, False) for name in EXCHANGES), ("warmed", True)]
+MODES = [
+    ("one_bit", False),
+    ("warmed", True),
+    *(
+        pytest.param(name, False, marks=pytest.mark.nightly)
+        for name in ("full_precision", "warming", "warmed")
+    ),
+]
 
 
 class Training:

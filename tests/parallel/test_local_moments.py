@@ -12,12 +12,15 @@ from tests.parallel.in_scope import in_scope
 from tests.parallel.ranks import assert_same_bits_on_all_ranks, from_first, gather
 from tests.parallel.test_delayed import batches, is_horovod
 from tests.parallel.training import compiled, embedding_model, make_model
+from tests.support.nightly import nightly
 from tf_onebit import Auto, Delayed, FullPrecision, OneBit, WarmStart
 from tf_onebit.callbacks import BackupAndRestore
 
 STEPS = 5
 
 on_both_engines = pytest.mark.workers(2, engines=["horovod", "tensorflow"])
+over_horovod = pytest.mark.workers(2, engines=["horovod", *nightly("tensorflow")])
+in_a_strategy = pytest.mark.workers(2, engines=["tensorflow", *nightly("horovod")])
 
 
 class Exact(FullPrecision):
@@ -60,9 +63,11 @@ CASES = {
     "delayed_sums": (adam(gradient_accumulation_steps=2), {"delay": 1}, {}),
 }
 
+USUAL = ("adam", "delayed_embeddings", "delayed_sums")
+
 
 @on_both_engines
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*USUAL, *nightly(*(name for name in CASES if name not in USUAL))])
 def test_weights_move_by_the_mean_of_the_workers_own_updates(name, world_size):
     require_the_mean_of_own_updates(Exact(), world_size, *CASES[name])
 
@@ -93,7 +98,7 @@ def require_the_mean_of_own_updates(exchange, world_size, optimizer, settings, a
     assert int(model.optimizer.iterations.numpy()) == 2 * STEPS // steps
 
 
-@on_both_engines
+@over_horovod
 def test_a_resumed_run_has_the_same_bits(world_size, tmp_path):
     directory = pathlib.Path(gather(str(tmp_path))[0])
 
@@ -111,7 +116,7 @@ def test_a_resumed_run_has_the_same_bits(world_size, tmp_path):
         np.testing.assert_array_equal(mine, theirs)
 
 
-@on_both_engines
+@in_a_strategy
 def test_one_bit_updates_learn(world_size):
     """Scales are learned in the warm start, and the same on all workers."""
     exchange = WarmStart(Delayed(OneBit(moments="local", min_size=0)), steps=2 * STEPS)

@@ -4,17 +4,23 @@ import pytest
 
 from tests.parallel.launch import run_apart
 from tests.parallel.train_mirrored import BATCH_SIZE, CASES, STEPS
+from tests.support.nightly import nightly
 from tests.support.recording import times_each
+
+MODULE = "tests.parallel.train_mirrored"
+USUAL = ("accumulated", "overwritten", "decayed", "synchronized_in_a_loop", "partly_used")
+OTHERS = [name for name in CASES if name not in USUAL]
 
 
 @pytest.fixture(scope="module")
 def result():
-    return run_apart("tests.parallel.train_mirrored")
+    return run_apart(MODULE)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_full_precision_equals_one_device_on_the_whole_batch(case, result):
-    assert result[case] < 1e-5
+@pytest.mark.parametrize("cases", [USUAL, *nightly(OTHERS)], ids=["usual", "others"])
+def test_full_precision_equals_one_device_on_the_whole_batch(cases):
+    distances = run_apart(MODULE, *cases)
+    assert distances == pytest.approx(dict.fromkeys(cases, 0.0), abs=1e-5)
 
 
 def test_batches_that_do_not_divide_are_learned(result):

@@ -30,6 +30,7 @@ from tests.support.model_parallel import (
     fit,
     plain_model,
 )
+from tests.support.nightly import nightly
 from tf_onebit import model_parallel
 from tf_onebit._shares import is_part
 from tf_onebit.callbacks import BackupAndRestore
@@ -69,9 +70,15 @@ def clipped_adam():
     return keras.optimizers.Adam(0.01, global_clipnorm=0.5, weight_decay=0.01)
 
 
-@pytest.mark.workers(2, 4)
+@pytest.mark.workers(4, *nightly(2))
 @pytest.mark.parametrize(
-    ("name", "members"), [("mlp", 2), ("cnn", 2), ("transformer", 2), ("mlp", "node")]
+    ("name", "members"),
+    [
+        ("transformer", 2),
+        ("mlp", "node"),
+        pytest.param("mlp", 2, marks=pytest.mark.nightly),
+        pytest.param("cnn", 2, marks=pytest.mark.nightly),
+    ],
 )
 def test_weights_are_those_of_the_unsplit_model(name, members, world_size):
     weights = trained(name, members, momentum).get_weights()
@@ -82,7 +89,7 @@ def test_weights_are_those_of_the_unsplit_model(name, members, world_size):
 @pytest.mark.workers(4)
 @pytest.mark.parametrize(
     "exchange",
-    [tf_onebit.OneBit(min_size=0), tf_onebit.Threshold(target_density=0.02)],
+    [tf_onebit.OneBit(min_size=0), *nightly(tf_onebit.Threshold(target_density=0.02))],
     ids=["bits", "tau"],
 )
 def test_peers_hold_the_same_bits(exchange, world_size):
@@ -103,7 +110,7 @@ SETTINGS = {
 
 
 @pytest.mark.workers(4)
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", ["global_clipnorm", *nightly("clipnorm", "accumulation")])
 def test_optimizers_update_parts_as_they_update_whole_weights(name, world_size):
     optimizer, settings = SETTINGS[name]
     weights = trained("mlp", 2, optimizer, settings=settings, epochs=1).get_weights()
@@ -121,7 +128,7 @@ def test_norms_of_local_updates_are_those_of_whole_weights(world_size):
     assert difference(weights[:4], expected[:4]) < 1e-6
 
 
-@pytest.mark.workers(4)
+@pytest.mark.workers(2)
 def test_a_file_is_that_of_a_plain_model_and_training_goes_on_from_it(world_size, tmp_path):
     path = f"{gather(str(tmp_path))[0]}/model.keras"
     model = trained("mlp", 2, clipped_adam, epochs=1)
@@ -155,7 +162,7 @@ def test_a_file_is_that_of_a_plain_model_and_training_goes_on_from_it(world_size
     assert difference([merged.predict(x[:8], verbose=0)], [merged(x[:8])]) < 1e-6
 
 
-@pytest.mark.workers(4)
+@pytest.mark.workers(2)
 def test_evaluation_and_prediction_are_those_of_the_whole_model(world_size):
     model = compiled(split("cnn"), hvd.DistributedOptimizer(momentum()))
     x, y, size = data_of("cnn")
@@ -224,7 +231,7 @@ def test_members_hold_no_more_than_their_parts_and_copies(world_size):
 
 
 @pytest.mark.workers(2)
-@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+@pytest.mark.parametrize("policy", ["float32", *nightly("mixed_bfloat16")])
 def test_members_exchange_each_activation_once_forward_and_once_backward(policy, world_size):
     """Members send each value to each other, in the type of the computation, and get it back."""
     keras.config.set_dtype_policy(policy)

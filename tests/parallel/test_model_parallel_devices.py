@@ -14,14 +14,16 @@ def result():
     return run_apart(MODULE)
 
 
-@pytest.mark.parametrize("name", ["mlp", "cnn", "transformer", "two groups", "one member"])
+@pytest.mark.parametrize("name", ["transformer", "two groups", "global_clipnorm"])
 def test_weights_are_those_of_the_unsplit_model(name, result):
     assert result[name] < 1e-6
 
 
-@pytest.mark.parametrize("name", ["global_clipnorm", "accumulation", "steps_per_execution"])
-def test_optimizers_update_parts_as_they_update_whole_weights(name, result):
-    assert result[name] < 1e-6
+@pytest.mark.nightly
+def test_weights_are_those_of_the_unsplit_model_in_more_cases():
+    """In one, groups are fewer than before: the mean of their momenta is that of one model."""
+    distances = run_apart(MODULE, "more")
+    assert distances == pytest.approx(dict.fromkeys(distances, 0.0), abs=1e-6)
 
 
 def test_peers_hold_the_same_bits(result):
@@ -51,11 +53,6 @@ def test_a_file_is_that_of_a_plain_model_and_training_goes_on_from_it(result):
 
 def test_a_run_resumes_with_the_same_bits(result):
     assert result["resumed"] == [True, 40]
-
-
-def test_a_run_resumes_with_another_number_of_groups(result):
-    """The mean of the groups' momenta, each for its part, is the momentum of an unsplit model."""
-    assert result["resumed with one group"] < 1e-6
 
 
 ERRORS = {

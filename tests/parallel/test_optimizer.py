@@ -19,6 +19,7 @@ from tests.parallel.training import (
     reference,
     with_layer,
 )
+from tests.support.nightly import nightly
 from tf_onebit import Delayed, FullPrecision, OneBit, Threshold, WarmStart
 
 STEPS = 6
@@ -73,7 +74,7 @@ EXCHANGES = {
 
 
 @pytest.mark.workers(3)
-@pytest.mark.parametrize("name", ["one_bit_sgd", "one_bit_adam", "warm_start_adam"])
+@pytest.mark.parametrize("name", ["warm_start_adam", *nightly("one_bit_sgd", "one_bit_adam")])
 def test_ranks_end_bitwise_equal_and_runs_repeat(name, world_size):
     first, second = (
         trained(hvd.DistributedOptimizer(optimizer, exchange), world_size)
@@ -103,7 +104,9 @@ LATE = {
 
 
 @pytest.mark.workers(2)
-@pytest.mark.parametrize("name", LATE)
+@pytest.mark.parametrize(
+    "name", ["one_bit_adam", "delayed", *nightly("one_bit", "skipping", "asynchronous")]
+)
 def test_a_step_is_traced_once_though_its_state_is_made_in_it(name, world_size):
     layer = CountsTraces()
     model = compiled(with_layer(lambda: layer)(), LATE[name]())
@@ -133,7 +136,9 @@ REFERENCES = {
 
 
 @pytest.mark.workers(2)
-@pytest.mark.parametrize("name", REFERENCES)
+@pytest.mark.parametrize(
+    "name", ["global_clipnorm", "accumulation", "ema", *nightly("sgd", "adam")]
+)
 def test_full_precision_equals_one_process_on_the_whole_batch(name, world_size):
     optimizer = hvd.DistributedOptimizer(REFERENCES[name](), FullPrecision())
     result = trained(optimizer, world_size)
@@ -201,7 +206,7 @@ def test_run_eagerly_computes_the_same(world_size):
 
 
 @pytest.mark.workers(2)
-@pytest.mark.parametrize("name", ["one_bit_sgd", "warm_start_adam"])
+@pytest.mark.parametrize("name", ["warm_start_adam", *nightly("one_bit_sgd")])
 def test_run_eagerly_exchanges_one_bit(name, world_size):
     optimizer, exchange = EXCHANGES[name]()
     arrays = trained(hvd.DistributedOptimizer(optimizer, exchange), world_size, run_eagerly=True)
@@ -315,7 +320,7 @@ def test_mixed_float16_needs_a_loss_scale_optimizer(request, world_size):
     [
         ("mixed_bfloat16", "one_bit_adam"),
         ("bfloat16", "warm_start_adam"),
-        ("bfloat16", "full_precision_adam"),
+        pytest.param("bfloat16", "full_precision_adam", marks=pytest.mark.nightly),
     ],
 )
 def test_bfloat16(policy, name, world_size):

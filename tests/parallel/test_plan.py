@@ -6,12 +6,13 @@ import psutil
 import pytest
 
 from tests.parallel.launch import run_job
+from tests.support.nightly import nightly
 
 PLAN = ["-m", "tf_onebit._cli", "plan"]
 OPTIONS = ["--per-replica-batch-size", "4", "--workers", "2", "4"]
 
 
-@pytest.mark.parametrize("engine", ["horovod", "tensorflow"])
+@pytest.mark.parametrize("engine", ["horovod", *nightly("tensorflow")])
 def test_links_are_measured_between_the_workers(engine, tmp_path):
     path = tmp_path / "plan.json"
     command = [*PLAN, "tests.support.planned:make_model", *OPTIONS, "--json", str(path)]

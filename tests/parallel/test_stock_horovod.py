@@ -18,9 +18,12 @@ STEPS = 4
 @pytest.mark.parametrize(
     "options, factor",
     [
-        ({"op": stock.Sum}, lambda world_size: world_size),
+        pytest.param({"op": stock.Sum}, lambda world_size: world_size, marks=pytest.mark.nightly),
         ({"op": stock.Average}, lambda world_size: 1),
-        ({"op": stock.Average, "prescale_factor": 0.5}, lambda world_size: 0.5),
+        pytest.param(
+            *({"op": stock.Average, "prescale_factor": 0.5}, lambda world_size: 0.5),
+            marks=pytest.mark.nightly,
+        ),
         (
             {"op": stock.Sum, "prescale_factor": 0.5, "postscale_factor": 3.0},
             lambda world_size: 1.5 * world_size,

@@ -20,6 +20,7 @@ from tests.parallel.training import (
     reference,
     with_layer,
 )
+from tests.support.nightly import nightly
 from tests.support.scalars import scalars_in, scalars_named
 from tf_onebit import Delayed, FullPrecision, Local, OneBit, WarmStart
 from tf_onebit.distribute import MultiWorkerMirroredStrategy
@@ -50,7 +51,13 @@ REFERENCES = {
 
 
 @workers
-@pytest.mark.parametrize("name", REFERENCES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("adam_in_a_loop", "accumulation", "synchronized_batch_normalization_in_a_loop"),
+        *nightly("sgd", "run_eagerly", "embeddings"),
+    ],
+)
 def test_full_precision_equals_one_process_on_the_whole_batch(name, world_size):
     settings = {"make": make_model, "optimizer": sgd(), **REFERENCES[name]}
     model = in_scope(FullPrecision(), metrics=["accuracy"], **settings)

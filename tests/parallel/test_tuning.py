@@ -8,11 +8,14 @@ import tensorflow as tf
 import tf_onebit.horovod as hvd
 from tests.parallel.ranks import assert_same_bits_on_all_ranks, gather, rank
 from tests.parallel.training import CLASSES, INPUTS, compiled, make_data, make_model
+from tests.support.nightly import nightly
 from tf_onebit import Delayed, Local, OneBit, ResizableBatches
 from tf_onebit.callbacks import AutoLearningRate, AutoMinibatchSize
 from tf_onebit.distribute import MultiWorkerMirroredStrategy
 
 both_engines = pytest.mark.workers(2, engines=["horovod", "tensorflow"])
+over_horovod = pytest.mark.workers(2, engines=["horovod", *nightly("tensorflow")])
+in_a_strategy = pytest.mark.workers(2, engines=["tensorflow", *nightly("horovod")])
 SAMPLES = 384
 
 
@@ -60,7 +63,7 @@ def test_workers_decide_alike_and_a_search_leaves_no_trace(engine, world_size):
     assert all(history == histories[0] for history in histories)
 
 
-@both_engines
+@over_horovod
 def test_size_and_learning_rate_with_delayed_gradients(engine, world_size):
     model, data = make(engine, Delayed(OneBit(min_size=0)))
     size = AutoMinibatchSize(
@@ -77,7 +80,7 @@ def test_size_and_learning_rate_with_delayed_gradients(engine, world_size):
     assert_same_bits_on_all_ranks([np.array(v) for v in model.trainable_variables])
 
 
-@both_engines
+@in_a_strategy
 def test_trial_that_diverges_fails_on_all_workers_and_training_goes_on(engine, world_size):
     """A step with a gradient that is not finite ends in an error. The error ends the trial only."""
     model, data = make(engine, OneBit(min_size=0))
@@ -109,7 +112,7 @@ class NotFiniteIfLarge(keras.layers.Layer):
         return x * tf.where(is_bad, np.float32(np.inf), np.float32(1.0))
 
 
-@both_engines
+@in_a_strategy
 def test_trial_whose_last_gradients_are_not_finite_fails_and_training_goes_on(engine, world_size):
     """They are still under way when the last step of the trial is over."""
 
@@ -131,7 +134,7 @@ def test_trial_whose_last_gradients_are_not_finite_fails_and_training_goes_on(en
     assert data.position == SAMPLES
 
 
-@both_engines
+@over_horovod
 def test_what_cannot_work_is_refused(engine, world_size):
     model, data = make(engine, OneBit())
     with pytest.raises(ValueError, match="min_size must be a multiple of the number of workers.*2"):

@@ -60,10 +60,10 @@ def number_of_steps(uneven_data, world_size):
 @pytest.mark.parametrize(
     "form, steps_per_execution",
     [
-        ("from_function", 1),
-        ("of_unknown_length", 1),
         ("of_unknown_length", 4),
         ("not_sharded", 1),
+        pytest.param("from_function", 1, marks=pytest.mark.nightly),
+        pytest.param("of_unknown_length", 1, marks=pytest.mark.nightly),
     ],
 )
 @pytest.mark.parametrize("uneven_data", ["continue", "stop"])

@@ -6,6 +6,7 @@ python -m tests.parallel.train_mirrored
 import contextlib
 import json
 import pathlib
+import sys
 import tempfile
 
 import keras
@@ -188,11 +189,16 @@ def monitored():
         return {name: [step, value] for step, name, value in scalars_in(pathlib.Path(folder))}
 
 
-def main():
+def main(*names):
+    """Prints how far cases are from one device, or without names all other results."""
     cpu = tf.config.list_physical_devices("CPU")[0]
     parts = [tf.config.LogicalDeviceConfiguration()] * REPLICAS
     tf.config.set_logical_device_configuration(cpu, parts)
-    result = {name: distance(*case) for name, case in CASES.items()}
+    print(json.dumps({name: distance(*CASES[name]) for name in names} or others()))
+
+
+def others():
+    result = {}
     # 16 samples for three devices, and 2 at the end.
     with strategy(tf_onebit.OneBit()).scope():
         model = compiled(normalized_model(), sgd()(), metrics=["accuracy"])
@@ -212,8 +218,8 @@ def main():
     result["monitored"] = monitored()
     result["late"] = distance_from_late()
     result["outside"] = error_of(sgd()())
-    print(json.dumps(result))
+    return result
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tf_onebit.horovod as hvd
+from tests.support.nightly import nightly
 from tests.support.two_optimizers import Gan, TwoOptimizers
 from tf_onebit import Local, OneBit, optimizers
 from tf_onebit._bmuf.equations import BlockFilter
@@ -162,8 +163,7 @@ class Overlapping(Gan):
     "arguments",
     [
         {"model_class": Overlapping, "slow": True, "critic_steps": 2},
-        {"steps_per_execution": 3},
-        {"jit_compile": True},
+        *nightly({"steps_per_execution": 3}, {"jit_compile": True}),
     ],
     ids=str,
 )

@@ -8,7 +8,9 @@ import pytest
 import tensorflow as tf
 
 import tf_onebit
+from tests.support.nightly import nightly
 from tf_onebit._framework_internals.tf_variables import copies_of
+from tf_onebit._training.local_updates import expected_moments_of
 from tf_onebit.callbacks import BackupAndRestore
 from tf_onebit.exchanges import FullPrecision
 from tf_onebit.transforms import Momentum
@@ -113,7 +115,13 @@ def plainly(make, initial, gradients):
     return weights
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+# Those of which most programs consist, and a rule of each kind.
+USUAL = ("momentum", "nesterov", "adam", "adamw", "nadam", "clipped", "of_a_user")
+
+
+@pytest.mark.parametrize(
+    "name", [*USUAL, *nightly(*(name for name in OPTIMIZERS if name not in USUAL))]
+)
 @pytest.mark.filterwarnings("error:Workers exchange gradients")
 def test_workers_make_the_mean_of_what_keras_would_do_with_their_gradients(rng, name):
     make = OPTIMIZERS[name]
@@ -123,6 +131,12 @@ def test_workers_make_the_mean_of_what_keras_would_do_with_their_gradients(rng, 
     for mine, value in zip(weights, expected, strict=True):
         np.testing.assert_allclose(mine, value, rtol=1e-4, atol=1e-6)
     assert int(optimizer.iterations.numpy()) == STEPS
+
+
+def test_moments_of_all_these_optimizers_are_local():
+    assert {name: expected_moments_of(make(), Exact()) for name, make in OPTIMIZERS.items()} == (
+        dict.fromkeys(OPTIMIZERS, "local")
+    )
 
 
 def gradients_of_steps(rng):
