@@ -107,13 +107,17 @@ class Comparison:
 
 
 def best_rate(by_rate, seeds):
-    """Returns the rate with the lowest mean loss, and its runs in the order of the seeds."""
+    """Returns the rate with the lowest mean loss, and its runs in the order of the seeds.
+
+    Rates that have not been trained with all of the seeds do not count. Without any, it is None.
+    """
     runs = {
         rate: [by_seed[str(seed)] for seed in seeds]
         for rate, by_seed in by_rate.items()
         if all(str(seed) in by_seed for seed in seeds)
     }
-    return min(runs.items(), key=lambda item: np.mean([run["loss"] for run in item[1]]))
+    by_loss = sorted(runs.items(), key=lambda item: np.mean([run["loss"] for run in item[1]]))
+    return by_loss[0] if by_loss else None
 
 
 def report(optimizer, rows, seeds):
@@ -121,6 +125,8 @@ def report(optimizer, rows, seeds):
     _, full = best_rate(rows[FULL_PRECISION], seeds)
     table, losses = [], {}
     for name, runs in rows.items():
+        if best_rate(runs, seeds) is None:  # its comparison was interrupted
+            continue
         rate, best = best_rate(runs, seeds)
         is_edge = rate in (min(runs, key=float), max(runs, key=float))
         points = interval([a["accuracy"] - b["accuracy"] for a, b in zip(full, best, strict=True)])
