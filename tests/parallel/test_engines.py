@@ -5,6 +5,7 @@ import pytest
 
 from tests.parallel.launch import run_job
 from tests.parallel.train_on_engine import CASES
+from tests.support.bits import assert_same_bits
 
 # Adam with plain exchanges. The mean of three in full precision: see test_data.py.
 AMONG_THREE = ("buckets", "density")
@@ -52,11 +53,6 @@ def _train(engine, processes, devices, cases, output):
         ]
         for n, case in runs
     }
-
-
-def assert_same_bits(weights, others):
-    for array, other in zip(weights, others, strict=True):
-        np.testing.assert_array_equal(array, other)
 
 
 def test_every_case_is_trained():

@@ -92,12 +92,6 @@ def state_of(model):
     return [variable.numpy() for variable in _variables_of(model)]
 
 
-def assert_same_bits(state, expected):
-    assert len(state) == len(expected)
-    for mine, theirs in zip(state, expected, strict=True):
-        np.testing.assert_array_equal(mine, theirs)
-
-
 class At(keras.callbacks.Callback):
     """A callback that calls a function once, before the first step from a position on."""
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import tf_onebit.horovod as hvd
+from tests.support.bits import assert_same_bits
 from tf_onebit import FullPrecision, Local, OneBit, optimizers
 from tf_onebit._bmuf.equations import BlockFilter
 from tf_onebit.callbacks import BackupAndRestore, BlockMomentum
@@ -78,12 +79,6 @@ def fit(model, callbacks=(), epochs=2, **arguments):
 
 def state(model):
     return [v.numpy() for v in variables_of(model)]
-
-
-def assert_same_bits(arrays, others):
-    assert len(arrays) == len(others)
-    for array, other in zip(arrays, others, strict=True):
-        np.testing.assert_array_equal(array, other)
 
 
 # Without block momentum, one worker trains as without the callback.

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tf_onebit.horovod as hvd
+from tests.support.bits import assert_same_bits
 from tests.support.nightly import nightly
 from tests.support.two_optimizers import Gan, TwoOptimizers
 from tf_onebit import Local, OneBit, optimizers
@@ -46,11 +47,6 @@ def fit(model, *callbacks, **arguments):
 def state(model):
     held = (model.d_optimizer, model.g_optimizer)
     return [np.array(v) for v in (*model.variables, *(v for o in held for v in o.variables))]
-
-
-def assert_same_bits(arrays, others):
-    for array, other in zip(arrays, others, strict=True):
-        np.testing.assert_array_equal(array, other)
 
 
 # Workers in one process.

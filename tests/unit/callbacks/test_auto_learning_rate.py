@@ -6,12 +6,12 @@ import pytest
 import tensorflow as tf
 
 import tf_onebit.horovod as hvd
+from tests.support.bits import assert_same_bits
 from tests.support.gradients import build_workers
 from tests.support.scalars import scalars_named
 from tests.support.tuned import (
     At,
     Interruption,
-    assert_same_bits,
     batches,
     make_model,
     make_small_model,

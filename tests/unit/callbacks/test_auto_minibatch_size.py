@@ -10,10 +10,10 @@ import tensorflow as tf
 
 import tf_onebit.horovod as hvd
 from tests.support import tuned
+from tests.support.bits import assert_same_bits
 from tests.support.tuned import (
     At,
     Interruption,
-    assert_same_bits,
     make_model,
     make_small_model,
     samples,

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.support.tuned import assert_same_bits, make_small_model, samples
+from tests.support.bits import assert_same_bits
+from tests.support.tuned import make_small_model, samples
 from tf_onebit.callbacks.learning_rate_factor import (
     begin,
     end,

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import tf_onebit.horovod as hvd
 from tests.reference import rectified_adam
+from tests.support.bits import assert_same_bits
 from tests.support.programs import run_python
 from tf_onebit import optimizers
 
@@ -70,12 +71,6 @@ def gradients(steps, dtype=np.float32):
 
 def values(variables):
     return [variable.numpy() for variable in variables]
-
-
-def assert_same_bits(ours, theirs):
-    assert len(ours) == len(theirs)
-    for a, b in zip(ours, theirs, strict=True):
-        np.testing.assert_array_equal(a, b)
 
 
 def make_model(optimizer):
