@@ -31,6 +31,8 @@ SECONDS_TO_START = 60
 TESTS_PER_COLLECTION = 10
 _REPORTS_DIR = os.environ.get("TF_ONEBIT_TEST_REPORTS_DIR")
 _IS_WORKER = _REPORTS_DIR is not None
+# Those that take longest, and are no jobs of many tests.
+_LONG_FILES = ("test_backup", "test_engines", "test_ported_programs", "test_strategy_faults")
 # A rank that hangs says where, and ends. Then the job ends, too.
 _PYTEST = (
     *("-m", "pytest", "-q", "-p", "no:cacheprovider"),
@@ -111,6 +113,10 @@ else:
 
     def pytest_xdist_make_scheduler(config, log):
         return _Scheduler(config, log)
+
+    def pytest_collection_modifyitems(items):
+        # So that no process waits for the other in the end.
+        items.sort(key=lambda item: item.path.stem not in _LONG_FILES)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_pyfunc_call(pyfuncitem):

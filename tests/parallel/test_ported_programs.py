@@ -61,6 +61,7 @@ def test_two_workers_learn_as_much_and_end_alike(engine, tmp_path):
         assert held_out[0] == held_out[1] or port.name == OWN_STATISTICS
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("all_packages")
 def test_programs_learn_unchanged(tmp_path):
     programs = [path for path in PROGRAMS if path.name != NEEDS_KERAS_2]
