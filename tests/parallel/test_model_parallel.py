@@ -33,7 +33,7 @@ from tests.support.model_parallel import (
 from tests.support.nightly import nightly
 from tf_onebit import model_parallel
 from tf_onebit._shares import is_part
-from tf_onebit.callbacks import BackupAndRestore
+from tf_onebit.callbacks import BackupAndRestore, BlockMomentum
 from tf_onebit.collectives.requests import tap_requests
 
 
@@ -338,12 +338,20 @@ def test_errors_say_what_to_do(world_size):
     for optimizer, message in {
         keras.optimizers.SGD(0.1): "Compile the model with .*DistributedOptimizer",
         hvd.DistributedOptimizer(keras.optimizers.Lamb()): "depend on the whole weight",
-        hvd.DistributedOptimizer(keras.optimizers.SGD(), tf_onebit.Local()): "train apart",
         hvd.DistributedOptimizer(keras.optimizers.SGD(), "auto"): "decides by times that differ",
         hvd.AsynchronousOptimizer(keras.optimizers.SGD()): "Compile the model with",
     }.items():
         with pytest.raises(ValueError, match=message):
             compiled(model, optimizer).train_on_batch(x[:size], y[:size])
+    compiled(model, hvd.DistributedOptimizer(keras.optimizers.SGD(), tf_onebit.Local()))
+    for blocks, message in {
+        BlockMomentum(groups="node"): "Each group of a split model is one worker .*Leave groups out",
+        BlockMomentum(exchange="auto"): "Received: BlockMomentum with exchange=",
+        BlockMomentum(): "rank 0 has number of batches in an epoch = 4, rank 1 has .* = 5",
+    }.items():
+        samples = size * (4 + rank())
+        with pytest.raises(ValueError, match=message):
+            model.fit(x[:samples], y[:samples], size, verbose=0, callbacks=[blocks])
 
 
 @pytest.mark.workers(4)

@@ -124,6 +124,7 @@ MAY_IMPORT = {
         "exchanges",
         "ops",
         "optimizers",
+        "_shares",
         "_training",
         "_validation",
     ],

@@ -17,22 +17,30 @@ from tf_onebit._bmuf.equations import BlockFilter
 from tf_onebit._bmuf.synchronization import BlockSynchronization, End
 from tf_onebit._bmuf.training_optimizers import (
     Bystanders,
-    named,
+    group_by_node,
     require_trains_apart,
     training_optimizers,
 )
 from tf_onebit._bmuf.variables import block_variables
 from tf_onebit._configurable import serialize
-from tf_onebit._framework_internals.keras_models import SHOWING, unwrap_methods, wrap_methods
+from tf_onebit._framework_internals.keras_models import (
+    BEFORE_VALIDATION,
+    SHOWING,
+    unwrap_methods,
+    wrap_methods,
+)
 from tf_onebit._training import fit
 from tf_onebit._training.building import RequestedExchange, resolve_exchange
-from tf_onebit._training.model_optimizers import gradient_exchanges_of, optimizers_of
+from tf_onebit._training.group_optimizer import require_no_auto
+from tf_onebit._training.model_optimizers import gradient_exchanges_of
+from tf_onebit._training.passes import compare
 from tf_onebit.collectives.requests import AllGather, one_request
 from tf_onebit.exchanges import FullPrecision
 from tf_onebit.exchanges.handshake import handshake
 
 # Training on after an interruption starts from the global model, too.
 _SHOWING = (*SHOWING, "fit", "train_on_batch")
+_ENDING = (BEFORE_VALIDATION,)
 
 
 class BlockMomentum(keras.callbacks.Callback):
@@ -146,7 +154,6 @@ class BlockMomentum(keras.callbacks.Callback):
         self.exchange = resolve_exchange(exchange)
         check_exchange(self.exchange)
         self._blocks: BlockSynchronization | None = None
-        self._is_training = False
 
     @classmethod
     def from_time_constant(
@@ -176,9 +183,10 @@ class BlockMomentum(keras.callbacks.Callback):
         self._require_alone(self._fit.callbacks)
         fit.build_model(self.model, "is trained in blocks")
         if self.groups is not None:
-            self._group_by_node()
-        self._optimizers, self._is_training = None, True
+            group_by_node(self.model, self.groups)
+        self._optimizers = None
         wrap_methods(self.model, self._view, _SHOWING)
+        wrap_methods(self.model, self._epoch_end, _ENDING)
 
     def _get_ready(self):
         """Finds the optimizers and variables that are trained, and connects their workers.
@@ -202,6 +210,10 @@ class BlockMomentum(keras.callbacks.Callback):
             optimizers=self._optimizers,
         )
         self._batches_per_step = variables.batches_per_step
+        if self._gradient_exchange.model_group is not None:
+            require_no_auto(self.exchange, type(self).__name__)
+        if self._gradient_exchange.in_step is not None:
+            compare(self._fit, self._gradient_exchange.in_step)
         self._bystanders = Bystanders(self.model, self._optimizers)
         job = self._gradient_exchange.engine
         job.run([handshake("block momentum", self._description(variables)) for _ in job.ranks])
@@ -232,17 +244,11 @@ class BlockMomentum(keras.callbacks.Callback):
         self._blocks.batches += batch - self._first_batch + 1
         self._synchronize_if_due()
 
-    def on_test_begin(self, logs=None):
-        # Keras evaluates before it calls on_epoch_end.
-        if self._is_training:
-            self._end(End.EPOCH)
-
     def on_epoch_end(self, epoch, logs=None):
         self._end(End.EPOCH)
 
     def on_train_end(self, logs=None):
         self._end(End.TRAINING)
-        self._is_training = False
         if self.groups is not None:
             # A process that exits ends the job, and others may still communicate in their group.
             job = self._gradient_exchange.engine
@@ -251,7 +257,7 @@ class BlockMomentum(keras.callbacks.Callback):
 
     def _unwrap(self):
         self._fit = None
-        unwrap_methods(self.model, _SHOWING)
+        unwrap_methods(self.model, (*_SHOWING, *_ENDING))
 
     def _synchronize_if_due(self):
         if self._blocks.batches >= self.sync_period * self._batches_per_step:
@@ -287,6 +293,12 @@ class BlockMomentum(keras.callbacks.Callback):
         with self._blocks.view() if self._blocks is not None else contextlib.nullcontext():
             yield
 
+    @contextlib.contextmanager
+    def _epoch_end(self):
+        """Returns a context at the end of an epoch, which Keras enters before it validates."""
+        self._end(End.EPOCH)
+        yield
+
     def _require_alone(self, callbacks):
         if sum(isinstance(callback, BlockMomentum) for callback in callbacks) > 1:
             raise ValueError(
@@ -318,27 +330,13 @@ class BlockMomentum(keras.callbacks.Callback):
             *variables.description(),
         ]
 
-    def _group_by_node(self):
-        """Makes workers exchange gradients within their node, from the first trace on."""
-        for optimizer in optimizers_of(self.model):
-            if not hasattr(optimizer, "gradient_exchange"):
-                continue
-            exchange = require_trains_apart(optimizer, self.model, self.groups)
-            if exchange.group is not exchange.engine:
-                continue
-            if exchange.built:
-                raise ValueError(
-                    'With groups="node" workers exchange gradients only within their node, from '
-                    f"the first step on. Received: {named(optimizer)}, which has already "
-                    "exchanged with all workers. Make a new optimizer."
-                )
-            group, _ = exchange.engine.by_node()
-            exchange.divide(group)
-
     def _synchronization(self, variables):
         engine, within = self._gradient_exchange.engine, None
+        model_group = self._gradient_exchange.model_group
         if self.groups is not None:
             within, engine = engine.by_node()
+        elif model_group is not None:
+            engine = model_group.between
         eta = self.block_momentum
         if eta == "auto":
             eta = 1 - 1 / engine.world_size
@@ -350,4 +348,5 @@ class BlockMomentum(keras.callbacks.Callback):
             corrects_moments=self.moment_correction == "bmuf_adam",
             warmup_steps=self.warmup_steps,
             within=within,
+            model_group=model_group,
         )

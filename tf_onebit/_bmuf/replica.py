@@ -45,7 +45,7 @@ class BlockReplica:
 
     def broadcast_from(self, leader):
         """Generator: copies the state of worker `leader` to this one, and restarts from it."""
-        variables = [*self.variables.trained, *self.variables.averaged, *self.variables.kept]
+        variables = [*self.variables.changed, *self.variables.kept]
         values = yield Broadcast(_first_copies(variables), leader, f"{self._scope}/begin")
         for variable, value in zip(variables, values, strict=True):
             assign_all(variable, value)
@@ -78,6 +78,11 @@ class BlockReplica:
         self._statistics = [tf.identity(v) for v in _first_copies(self.variables.statistics)]
         for optimizer in self.variables.optimizers:
             optimizer.begin()
+
+    def not_finite(self):
+        """Returns 0, or 1 + the index in `variables.changed` of the first that is not finite."""
+        averaged = map(mean_of_copies, self.variables.averaged)
+        return int(not_finite_flag([*_first_copies(self.variables.trained), *averaged]))
 
     def gather_status(self, row):
         """Generator: returns all workers' rows: int64 array `[world_size, len(row)]`."""

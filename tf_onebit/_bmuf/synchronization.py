@@ -2,7 +2,6 @@
 
 import collections
 import contextlib
-import dataclasses
 import enum
 import re
 import time
@@ -11,13 +10,11 @@ import numpy as np
 import tensorflow as tf
 
 from tf_onebit._bmuf.equations import Block, BlockFilter
+from tf_onebit._bmuf.exchanges import BlockExchanges
 from tf_onebit._bmuf.factors import block_factors
-from tf_onebit._bmuf.replica import BlockReplica, mean_of_copies
-from tf_onebit._framework_internals.tf_variables import assign_all
-from tf_onebit._training.gradient_exchange import GradientExchange
-from tf_onebit.collectives.requests import AllReduce, one_request
-from tf_onebit.exchanges import FullPrecision, GradientSpec
-from tf_onebit.exchanges.state import part_of, summed
+from tf_onebit._bmuf.groups import any_member, average_within, first_flagged
+from tf_onebit._bmuf.replica import BlockReplica
+from tf_onebit.exchanges import FullPrecision
 
 # The worker whose steps alone count while the model is warmed up.
 _LEADER = 0
@@ -40,7 +37,8 @@ class BlockSynchronization:
     and between epochs, models hold the global model.
 
     Args:
-        engine: `Engine` of the workers, or of the groups if there are any.
+        engine: `Engine` of the workers: of all processes, of the nodes, or of the processes that
+            hold the same parts of a model.
         block_filter: `BlockFilter`.
         template: the user's exchange for the changes of a block.
         variables: list of `BlockVariables`, one for each of `engine.ranks`.
@@ -48,7 +46,8 @@ class BlockSynchronization:
             them. Otherwise they are averaged.
         warmup_steps: number of initial steps in which worker 0 alone counts.
         scope: prefix of the names of collectives.
-        within: `Engine` of this worker's group, or None.
+        within: `Engine` of the processes of this worker's node, or None.
+        model_group: `Group` that is one worker and holds the model together, or None.
         template_of: function from a `Moment` to its exchange. Default: all in full precision.
 
     Attributes:
@@ -68,28 +67,27 @@ class BlockSynchronization:
         warmup_steps=0,
         scope="tf_onebit_blocks",
         within=None,
+        model_group=None,
         template_of=None,
     ):
         self.engine = engine
+        self._job = engine if model_group is None else model_group.job
         self._filter = block_filter
         self._warmup_left = warmup_steps
         self._scope = scope
         self._within = within
-        self._moments = variables[0].moments
+        self._model_group = model_group
+        self._members_here = 1 if model_group is None else model_group.members_here
         self._replicas = []
         for index, (rank, mine) in enumerate(zip(engine.ranks, variables, strict=True)):
             with engine.place(index):
                 replica = BlockReplica(rank, scope, mine, block_filter.nesterov)
             self._replicas.append(replica)
-        self._weights = variables[0].weights
         template_of = template_of or (lambda moment: FullPrecision())
-        templates = [template, *map(template_of, self._moments)]
+        templates = [template, *map(template_of, variables[0].moments)]
+        self._exchanges = BlockExchanges(templates, variables[0], engine, model_group)
         self._optimizers = variables[0].optimizers
         self._corrects_moments = corrects_moments
-        if engine.world_size == 1:
-            templates = [None] * len(templates)
-        unit = 1.0 / engine.world_size  # workers send their parts of the mean
-        self._exchanges = [t and GradientExchange(t, engine, False, unit=unit) for t in templates]
         self._synchronize = tf.function(self._synchronize_all, autograph=False)
         self.equivalent_steps, self._look_ahead_eta = [0.0] * len(self._optimizers), 0.0
         self._restarts = 0
@@ -122,19 +120,32 @@ class BlockSynchronization:
         if not self._begun:
             self._begun = True
             is_new = not self._has_model or any(r.is_changed for r in self._replicas)
-            rows, *_ = self.engine.run(
-                replica.gather_status([is_new]) for replica in self._replicas
-            )
-            if rows.any():
+            if self._gather(lambda replica: [is_new]).any():
                 self.engine.run(replica.broadcast_from(_LEADER) for replica in self._replicas)
                 self._restart()
                 self._restarts = 0
-        if self._shown and any(replica.is_changed for replica in self._replicas):
+        if self._shown and self._is_changed():
             for replica in self._replicas:
                 replica.restart()
             self._restart()
             self._restarts += 1
         self._hide()
+
+    def _gather(self, row_of):
+        """Gathers rows of whole numbers of all processes.
+
+        Args:
+            row_of: function from a replica to the row of its worker.
+        """
+        firsts = self._replicas[:: self._members_here]
+        rows, *_ = self._job.run(replica.gather_status(row_of(replica)) for replica in firsts)
+        return rows
+
+    def _is_changed(self):
+        """Tells whether weights were assigned to the models, in any of their parts."""
+        changed = any(replica.is_changed for replica in self._replicas)
+        group = self._model_group
+        return changed if group is None else any_member(group, changed, self._scope)
 
     def _hide(self):
         if self._shown:
@@ -162,11 +173,10 @@ class BlockSynchronization:
         waits, began = self._ended, time.monotonic_ns()
         if not waits:
             self.train()
-        rows, *_ = self.engine.run(
-            replica.gather_status([*replica.steps, end, self._restarts])
-            for replica in self._replicas
-        )
-        *by_optimizer, ends, restarts = rows.T.tolist()
+        flag = self._flag()
+        rows = self._gather(lambda replica: [flag, self._restarts, end, *replica.steps])
+        flags, restarts, *_ = rows.T.tolist()
+        _, _, ends, *by_optimizer = rows[list(self.engine.members)].T.tolist()
         # The optimizer with the most steps determines the steps of a worker.
         steps = tuple(map(max, zip(*by_optimizer, strict=True)))
         if not sum(steps):
@@ -181,6 +191,7 @@ class BlockSynchronization:
         # Worker 0 leads, unless it has no data.
         leader = next(rank for rank, count in enumerate(steps) if count)
         block = Block(steps, leader if self._warmup_left > 0 else None)
+        self._require_finite(flags, block)
         self._end_block(block, list(map(block.of_optimizer, by_optimizer)))
         self.latest.append((began, time.monotonic_ns()))
         return End(min(ends))
@@ -209,24 +220,15 @@ class BlockSynchronization:
             self._look_ahead_eta,
             list(zip(self._optimizers, of_optimizers, steps_ahead, strict=True)),
         )
-        self._average_within_group()
+        if self._within is not None:
+            average_within(self._within, self._replicas[0].variables.averaged, self._scope)
         try:
             self._synchronize(factors)
         except tf.errors.InvalidArgumentError as error:
             where = re.search(_NOT_FINITE, error.message)
             if where is None:
                 raise
-            for replica in self._replicas:
-                replica.discard()
-            self._restart()
-            raise tf.errors.InvalidArgumentError(
-                error.node_def,
-                error.op,
-                f"Weights must be finite after a block. {where[1]} met an infinity or NaN in the "
-                f"change of '{where[2]}'. The model keeps the weights from before the block. "
-                "Lower the learning rate or clip gradients. Then train on with a new optimizer, "
-                "or from a backup.",
-            ) from error
+            raise self._discarded(*where.groups()) from error
         self._blocks, self._steps = self._blocks + 1, self._steps + block.mean_steps
         self.equivalent_steps = list(equivalent_steps)
         self._look_ahead_eta = block_filter.block_momentum if block_filter.nesterov else 0.0
@@ -247,32 +249,43 @@ class BlockSynchronization:
         # Without a step in the block their direction is not known.
         return self._corrects_moments and not optimizer.keeps_moments and block.mean_steps > 0
 
-    def _average_within_group(self):
-        """Averages statistics within this group, since only one of its workers meets others."""
-        if self._within is None or self._within.world_size == 1:
-            return
-        (replica,) = self._replicas
-        averaged = replica.variables.averaged
-        if averaged:
-            request = AllReduce(
-                [mean_of_copies(variable) for variable in averaged],
-                f"{self._scope}/within",
-                1 / self._within.world_size,
-            )
-            (averages,) = self._within.run([one_request(request)])
-            for variable, average in zip(averaged, averages, strict=True):
-                assign_all(variable, average)
+    def _flag(self):
+        """Returns 0, or 1 + the index of the first variable of a group that is not finite.
+
+        An exchange finds such a variable among peers. The other members of a group must know, too.
+        """
+        if self._model_group is None:
+            return 0
+        return max(replica.not_finite() for replica in self._replicas)
+
+    def _require_finite(self, flags, block):
+        """Raises InvalidArgumentError on all workers if a group that counts has a flag."""
+        if any(flags):
+            who = first_flagged(flags, block.weights, self._model_group)
+            if who is not None:
+                changed = self._replicas[0].variables.changed
+                raise self._discarded(f"Rank {who}", changed[flags[who] - 1].path)
+
+    def _discarded(self, who, name):
+        """Restores the model from before the block. Returns the error that says why.
+
+        Args:
+            who: the workers that met an infinity or NaN.
+            name: name of the variable in which they met it.
+        """
+        for replica in self._replicas:
+            replica.discard()
+        self._restart()
+        return tf.errors.InvalidArgumentError(
+            None,
+            None,
+            f"Weights must be finite after a block. {who} met an infinity or NaN in the change of "
+            f"'{name}'. The model keeps the weights from before the block. Lower the learning rate "
+            "or clip gradients. Then train on with a new optimizer, or from a backup.",
+        )
 
     def _synchronize_all(self, factors):
-        # Moments go by name, not path: a path has a number that depends on the rest of a program.
-        names = [[v.path for v in self._weights]]
-        names += [[v.name for v in moment.variables] for moment in self._moments]
-        lists = [self._weights, *(moment.variables for moment in self._moments)]
-        built = [
-            exchange and exchange.exchanges.of(tuple(map(_spec, variables, names)), variables)
-            for exchange, variables, names in zip(self._exchanges, lists, names, strict=True)
-        ]
-        exchanges = [[b and b[i] for b in built] for i in range(len(self._replicas))]
+        exchanges = self._exchanges.of_workers(len(self._replicas))
         self.engine.run(
             replica.synchronize(mine, factors)
             for replica, mine in zip(self._replicas, exchanges, strict=True)
@@ -309,29 +322,27 @@ class BlockSynchronization:
         shown = self._shown
         if self._has_model:
             self.show()
+        goes_on = self._hide  # after an error, members of a group cannot meet
         try:
             yield
+            goes_on = self.train
         finally:
             if self._has_model and not shown and not self._ended:
-                self.train()
+                goes_on()
 
     def bytes_sent(self):
         """Returns the bytes that a worker sends at the end of blocks, per step: float."""
-        in_a_block = sum(built.bytes_sent() for built in self._built)
+        in_a_block = self._exchanges.bytes_sent()
         in_a_block += self._replicas[0].bytes_of_averages(self.engine.world_size)
         return in_a_block * self._blocks / self._steps if self._steps else 0.0
 
     def residual_sum_of_squares(self):
         """Returns the sum of squares of the first worker's residuals in this process."""
-        return sum(built.residual_sum_of_squares() for built in self._built)
+        return self._exchanges.residual_sum_of_squares()
 
     def residual_squares(self):
         """Returns the sums of squares by name of what has a residual: dictionary of floats."""
-        return summed(built.residual_squares() for built in self._built)
-
-    @property
-    def _built(self):
-        return [built for exchange in self._exchanges if exchange for built in exchange.built]
+        return self._exchanges.residual_squares()
 
     def states(self):
         """Returns the states of this process's workers: list of dictionaries of NumPy arrays.
@@ -340,12 +351,11 @@ class BlockSynchronization:
         """
         own = [*self.equivalent_steps, self._look_ahead_eta, self._warmup_left, self.batches]
         own = {"filter": np.array(own, np.float64)}
-        states = [replica.state() | own for replica in self._replicas]
-        for i, exchange in enumerate(self._exchanges):
-            for built in exchange.carried.states() if exchange else ():
-                for state, one in zip(states, built, strict=True):
-                    state |= {f"exchange_{i}/{name}": array for name, array in one.items()}
-        return states
+        of_exchanges = self._exchanges.states(len(self._replicas))
+        return [
+            replica.state() | own | sent
+            for replica, sent in zip(self._replicas, of_exchanges, strict=True)
+        ]
 
     def load_states(self, states, ranks, as_many):
         """Loads the states of an earlier run. Models must hold its global model.
@@ -365,23 +375,18 @@ class BlockSynchronization:
                 "A job with groups of workers can only be resumed with as many workers as "
                 f"before. Received: the states of {len(states)} workers."
             )
-        mine = [states[rank] for rank in ranks] if as_many else [states[0]] * len(ranks)
+        group, peers = self._model_group, states
+        if group is not None:  # other members have other parts
+            peers = states[group.member :: group.processes]
+        mine = [states[rank] for rank in ranks] if as_many else [peers[0]] * len(ranks)
         for replica, state in zip(self._replicas, mine, strict=True):
-            replica.load_state(state, [state] if as_many else states)
+            replica.load_state(state, [state] if as_many else peers)
         of_filter = mine[0]["filter"].tolist()
         *self.equivalent_steps, self._look_ahead_eta, self._warmup_left, batches = of_filter
         self.batches = int(batches)
         self._has_model = self._shown = True
-        by_rank = states
-        if as_many:
-            by_rank = [{} for _ in range(self.engine.world_size)]
-            for rank, state in zip(self.engine.ranks, mine, strict=True):
-                by_rank[rank] = state
-        for i, exchange in enumerate(self._exchanges):
-            parts = [part_of(state, f"exchange_{i}") for state in by_rank]
-            if exchange and any(parts):
-                exchange.load_states([parts], 1.0)
-
-
-def _spec(variable, name):
-    return dataclasses.replace(GradientSpec.of(variable, variable), name=name)
+        if as_many:  # of nodes each is one worker here, with the state of this process
+            states = [{} for _ in range(self._job.world_size)]
+            for rank, state in zip(self._job.ranks, mine, strict=True):
+                states[rank] = state
+        self._exchanges.load_states(states)

@@ -6,6 +6,7 @@ from tf_onebit._configurable import serialize
 from tf_onebit._framework_internals.keras_models import strategy_of
 from tf_onebit._framework_internals.keras_optimizers import batch_counter_of
 from tf_onebit._framework_internals.tf_variables import copies_of
+from tf_onebit._shares import group_of
 from tf_onebit._training import fit
 from tf_onebit._training.building import require_no_local_moments
 from tf_onebit._training.model_optimizers import inner_optimizer, optimizers_of
@@ -103,7 +104,7 @@ def require_trains_apart(optimizer, model, groups):
     Raises:
         ValueError: if the optimizer exchanges gradients between workers, or with groups does not
             exchange them; if its exchange is delayed or asynchronous; if several workers share a
-            process; if a model in a strategy has groups.
+            process; if a split model, or one in a strategy, has groups.
     """
     gradient_exchange = getattr(optimizer, "gradient_exchange", None)
     who = "no optimizer" if optimizer is None else named(optimizer)
@@ -120,6 +121,12 @@ def require_trains_apart(optimizer, model, groups):
             'Only Horovod\'s workers can be grouped by node. Received: groups="node" for a model '
             "in the scope of a strategy, where the devices of a process form a group anyway. "
             "Leave groups out."
+        )
+    if groups is not None and group_of(model.variables) is not None:
+        raise ValueError(
+            "Each group of a split model is one worker of BlockMomentum. Received: "
+            'groups="node" and a model that tf_onebit.model_parallel.split has split. Leave groups '
+            "out."
         )
     if delay_of(gradient_exchange.template):
         raise ValueError(
@@ -155,3 +162,29 @@ def require_trains_apart(optimizer, model, groups):
             "Horovod."
         )
     return gradient_exchange
+
+
+def group_by_node(model, groups):
+    """Makes workers exchange gradients within their node, from the first trace on.
+
+    Args:
+        model: Keras model.
+        groups: as in `BlockMomentum`, not None.
+
+    Raises:
+        ValueError: if an optimizer has exchanged gradients before, and as `require_trains_apart`.
+    """
+    for optimizer in optimizers_of(model):
+        if not hasattr(optimizer, "gradient_exchange"):
+            continue
+        exchange = require_trains_apart(optimizer, model, groups)
+        if exchange.group is not exchange.engine:
+            continue
+        if exchange.built:
+            raise ValueError(
+                'With groups="node" workers exchange gradients only within their node, from the '
+                f"first step on. Received: {named(optimizer)}, which has already exchanged with "
+                "all workers. Make a new optimizer."
+            )
+        group, _ = exchange.engine.by_node()
+        exchange.divide(group)

@@ -66,6 +66,11 @@ class BlockVariables:
         return [*self.weights, *moments]
 
     @property
+    def changed(self):
+        """List of all variables that a block changes."""
+        return [*self.trained, *self.averaged]
+
+    @property
     def kept(self):
         """List of variables that workers do not average."""
         return [*self.own, *(v for o in self.optimizers for v in o.own)]

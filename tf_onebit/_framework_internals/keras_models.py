@@ -16,6 +16,9 @@ SHOWING = (
 # The method that `fit` calls as soon as the last step of an epoch is over, before it validates
 # (keras/src/backend/tensorflow/trainer.py:405; keras/src/trainers/trainer.py:1035).
 END_OF_EPOCH = "_get_metrics_result_or_logs"
+# The method that `fit` then calls if it has validation data, and only there
+# (keras/src/backend/tensorflow/trainer.py:408; keras/src/trainers/trainer.py:1022).
+BEFORE_VALIDATION = "_should_eval"
 
 
 def layers_of(model):

@@ -240,6 +240,14 @@ class GradientExchange:
         return is_whole and not self.trains_apart
 
     @property
+    def in_step(self):
+        """`Engine` of the workers that make every step together with this one, or None."""
+        if not self.trains_apart:
+            return self.engine if self.is_in_step else self.group
+        group = self.model_group
+        return group.within if group is not None and group.processes > 1 else None
+
+    @property
     def trains_apart(self):
         """Whether each worker applies its own gradients, at its own pace."""
         return self.is_asynchronous or innermost(self.template).trains_apart
@@ -351,7 +359,8 @@ class GradientExchange:
     def all_finite(self, gradients):
         """Tells whether the gradients of all workers are finite.
 
-        If workers train apart, each is told about its own gradients.
+        If workers train apart, each is told about its own gradients. The members of a group are
+        told the same, so that they skip a step together.
 
         Args:
             gradients: as in a call.
@@ -362,9 +371,8 @@ class GradientExchange:
         present = [[g for g in mine if g is not None] for mine in gradients]
         if not present[0]:
             return [tf.constant(True) for _ in gradients]
-        # Members of a group skip a step together, too.
-        deciding = self.group if self.model_group is None else self.engine
-        if deciding.world_size == 1 or innermost(self.template).trains_apart:
+        deciding = self.in_step
+        if deciding is None or deciding.world_size == 1:
             return [tf.equal(not_finite_flag(mine), 0) for mine in present]
         name = f"{self._scope}/all_finite"
         if deciding is not self.group:

@@ -38,19 +38,7 @@ def follow_group(exchange, variables, user):
             f"optimizer {name}, whose updates depend on the whole weight. Use one that treats "
             "each value alone, such as Adam."
         )
-    if exchange.trains_apart:
-        raise ValueError(
-            "The members of a group train together, and exchange gradients with the other groups "
-            f"in every step. Received: {name} with the exchange "
-            f"{type(exchange.template).__name__}, whose workers train apart. Use another exchange, "
-            "such as tf_onebit.OneBit()."
-        )
-    if isinstance(exchange.template, Auto):
-        raise ValueError(
-            'All members of a group must exchange gradients in the same way, and exchange="auto" '
-            "decides by times that differ between them. Received: "
-            f"{name} with {exchange.template!r}. Choose an exchange, such as tf_onebit.OneBit()."
-        )
+    require_no_auto(exchange.template, name)
     peers = list(group.between.members)
     if exchange.group is not exchange.engine and list(exchange.group.members) != peers:
         raise ValueError(
@@ -60,6 +48,21 @@ def follow_group(exchange, variables, user):
         )
     exchange.follow(group)
     return group
+
+
+def require_no_auto(template, name):
+    """Raises ValueError if the members of a group might decide for different exchanges.
+
+    Args:
+        template: the user's exchange.
+        name: name of what has it.
+    """
+    if isinstance(template, Auto):
+        raise ValueError(
+            'All members of a group must exchange in the same way, and exchange="auto" decides by '
+            f'times that differ between them. Received: {name} with exchange="auto". Choose one, '
+            "such as tf_onebit.OneBit()."
+        )
 
 
 def mark_slots(optimizer):

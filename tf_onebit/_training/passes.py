@@ -1,10 +1,41 @@
-"""Keras' passes through data, announced to the other workers."""
+"""Keras' passes through data: compared between workers, and announced to them."""
 
 import contextlib
 import functools
 
+import tensorflow as tf
+
 from tf_onebit._framework_internals.class_changes import overlay
 from tf_onebit._training.model_optimizers import optimizers_of
+from tf_onebit.exchanges.handshake import handshake
+
+_REMEDY = (
+    "Give every worker the same number of batches, for example by cutting the data to a multiple "
+    "of workers and batch size, or by steps_per_epoch."
+)
+
+
+def compare(fit, engine):
+    """Compares the batches and epochs of a `fit` between workers, which Horovod does not.
+
+    Args:
+        fit: `FitCall`.
+        engine: `Engine` of workers that make every step together.
+
+    Raises:
+        ValueError: on all workers, if their numbers differ.
+    """
+    numbers = [
+        ("number of batches in an epoch", _number(fit.number_of_batches)),
+        ("first epoch", str(fit.first_epoch)),
+        ("last epoch", str(fit.last_epoch)),
+    ]
+    with tf.init_scope():  # also while the first step is traced
+        engine.run([handshake("fit", numbers, _REMEDY) for _ in engine.ranks])
+
+
+def _number(value):
+    return "not known" if value is None else str(value)
 
 
 def follow_fit(fit, under_way=False):

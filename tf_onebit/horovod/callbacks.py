@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tf_onebit._framework_internals.keras_calls import find_fit
 from tf_onebit._training.model_optimizers import is_built, optimizers_of
-from tf_onebit._training.passes import exchange_in_step, follow_fit
+from tf_onebit._training.passes import compare, exchange_in_step, follow_fit
 from tf_onebit.collectives.horovod import HorovodEngine
 from tf_onebit.collectives.requests import AllReduce
 from tf_onebit.exchanges.handshake import enumerated, handshake
@@ -18,7 +18,6 @@ from tf_onebit.horovod.broadcast import broadcast_values, kinds_and_names
 from tf_onebit.horovod.dead_reckoning import DeadReckoning
 from tf_onebit.horovod.learning_rate import LearningRateScheduleCallback, LearningRateWarmupCallback
 from tf_onebit.horovod.local_variables import LocalVariables
-from tf_onebit.horovod.progress import compare
 
 __all__ = [
     "BestModelCheckpoint",
@@ -90,7 +89,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             follow_fit(fit)
             # Before the first step a callback may still divide the workers into groups.
             if exchange.built:
-                compare(fit, exchange)
+                compare(fit, exchange.engine)
         if is_built(self.model):
             self._broadcast()
 

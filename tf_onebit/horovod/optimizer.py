@@ -23,7 +23,7 @@ from tf_onebit._training.model_optimizers import (
     require_no_xla,
 )
 from tf_onebit._training.optimizer import Distributed, GlobalLossScale, settings
-from tf_onebit._training.passes import follow_fit
+from tf_onebit._training.passes import compare, follow_fit
 from tf_onebit._training.update_exchange import ExchangesUpdates
 from tf_onebit.exchanges.gradients import values_of
 from tf_onebit.exchanges.schedule import delay_of
@@ -36,7 +36,6 @@ from tf_onebit.horovod.gradients import (
     require_one_device,
 )
 from tf_onebit.horovod.local_variables import LocalVariables, variables_of
-from tf_onebit.horovod.progress import compare
 
 
 def DistributedOptimizer(
@@ -293,7 +292,7 @@ class _OverHorovod(Distributed):
             fit = find_fit(model)
             if fit is not None and not self.gradient_exchange.built:
                 follow_fit(fit, under_way=True)
-                compare(fit, self.gradient_exchange)
+                compare(fit, self.gradient_exchange.in_step)
         if self.gradient_exchange.steps_of_delay:
             flush_where_shown(model)
 

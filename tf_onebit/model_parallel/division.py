@@ -5,12 +5,17 @@ import math
 
 from tf_onebit._framework_internals.class_changes import become, overlay
 from tf_onebit._framework_internals.keras_models import own_variables_of
-from tf_onebit._framework_internals.keras_optimizers import keys_of, replace_keys
+from tf_onebit._framework_internals.keras_optimizers import (
+    keys_of,
+    replace_keys,
+    trained_variables_of,
+)
 from tf_onebit._framework_internals.keras_variables import replace_value
 from tf_onebit._framework_internals.tf_variables import copies_of
 from tf_onebit._shares import Share, is_part, set_share, share_of
-from tf_onebit._training.group_optimizer import mark_slots
+from tf_onebit._training.group_optimizer import follow_group, mark_slots
 from tf_onebit._training.model_optimizers import inner_optimizer, optimizers_of
+from tf_onebit._training.optimizer import Distributed
 from tf_onebit.model_parallel.activations import add_up
 
 _SCOPE = "tf_onebit/model_parallel"
@@ -76,6 +81,9 @@ class Division:
         for optimizer in map(inner_optimizer, optimizers_of(self._model)):
             if optimizer.built:
                 mark_slots(optimizer)
+                if isinstance(optimizer, Distributed):
+                    variables = trained_variables_of(optimizer)
+                    follow_group(optimizer.gradient_exchange, variables, optimizer)
         self._replace_values(self._own_parts)
         self._forget_functions()
 
