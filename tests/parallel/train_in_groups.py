@@ -1,6 +1,6 @@
 """Trains a split model, for actions that end a job, or that need jobs of several sizes.
 
-python -m tests.parallel.train_in_groups save_alone | other_data | exit
+python -m tests.parallel.train_in_groups save_alone directory 2 | other_data | exit
 python -m tests.parallel.train_in_groups resume directory epochs
 """
 
@@ -13,7 +13,7 @@ import tf_onebit
 import tf_onebit.horovod as hvd
 from tests.support.model_parallel import MODELS, compiled, fit
 from tf_onebit import model_parallel
-from tf_onebit.callbacks import BackupAndRestore
+from tf_onebit.callbacks import BackupAndRestore, BlockMomentum
 
 
 class ExitOnRank1(keras.callbacks.Callback):
@@ -26,18 +26,21 @@ def main(action, directory=None, epochs="1"):
     hvd.init(process_sets="dynamic")
     groups = model_parallel.Groups(2)
     model = model_parallel.split(MODELS["mlp"](), groups, min_size=0)
-    exchange = tf_onebit.OneBit(min_size=0)
-    compiled(model, hvd.DistributedOptimizer(keras.optimizers.Adam(0.01), exchange))
+    in_blocks = action == "save_alone"
+    exchange = tf_onebit.Local() if in_blocks else tf_onebit.OneBit(min_size=0)
+    compiled(model, hvd.DistributedOptimizer(tf_onebit.optimizers.Adam(0.01), exchange))
     number, count, callbacks = groups.number, groups.count, []
     if action == "other_data":
         number, count = hvd.rank(), hvd.size()
     elif action == "exit":
         callbacks = [ExitOnRank1()]
+    elif in_blocks:
+        callbacks = [BlockMomentum(8)]
+        if hvd.rank() == 0:
+            callbacks.append(keras.callbacks.ModelCheckpoint("/dev/null/model.keras"))
     elif action == "resume":
         callbacks = [BackupAndRestore(directory, delete_checkpoint=False)]
     losses = fit(model, "mlp", number, count, int(epochs), callbacks=callbacks).history["loss"]
-    if action == "save_alone" and hvd.rank() == 0:
-        model.save("/dev/null/model.keras")
     print(f"rank {hvd.rank()}: {model.optimizer.iterations.numpy()} steps, loss {losses[0]:.6f}")
 
 

@@ -29,11 +29,12 @@ from tf_onebit._framework_internals.keras_models import (
     unwrap_methods,
     wrap_methods,
 )
+from tf_onebit._shares import group_of
 from tf_onebit._training import fit
 from tf_onebit._training.building import RequestedExchange, resolve_exchange
 from tf_onebit._training.group_optimizer import require_no_auto
 from tf_onebit._training.model_optimizers import gradient_exchanges_of
-from tf_onebit._training.passes import compare
+from tf_onebit._training.passes import compare, follow
 from tf_onebit.collectives.requests import AllGather, one_request
 from tf_onebit.exchanges import FullPrecision
 from tf_onebit.exchanges.handshake import handshake
@@ -184,6 +185,8 @@ class BlockMomentum(keras.callbacks.Callback):
         fit.build_model(self.model, "is trained in blocks")
         if self.groups is not None:
             group_by_node(self.model, self.groups)
+        if (group := group_of(self.model.variables)) is not None:
+            follow(self._fit.epoch_iterator, group.within.whereabouts)
         self._optimizers = None
         wrap_methods(self.model, self._view, _SHOWING)
         wrap_methods(self.model, self._epoch_end, _ENDING)

@@ -60,7 +60,7 @@ class HorovodEngine(ProcessEngine):
 
     @property
     def whereabouts(self) -> Whereabouts:  # type: ignore[override]  # Horovod knows it
-        return _whereabouts()
+        return _whereabouts(() if self._process_set is None else tuple(self.members))
 
     def run(self, generators: Iterable[Exchanging[T]]) -> list[T]:
         if tf.executing_eagerly():
@@ -88,13 +88,6 @@ class HorovodEngine(ProcessEngine):
     @property
     def ranks(self) -> list[int]:  # type: ignore[override]  # Horovod knows it
         return [self.members.index(hvd.rank())]
-
-    def meet(
-        self, generators: Iterable[Exchanging[T]], occasion: str = "", detail: str = ""
-    ) -> list[T]:
-        # A group of the workers meets without the others, and so without `Whereabouts`.
-        is_whole = self._process_set is None
-        return super().meet(generators, occasion, detail) if is_whole else self.run(generators)
 
     def divided(self, members: int | None) -> tuple[Engine, Engine]:
         """Divides the workers into groups of consecutive ranks. All workers call it.
@@ -264,10 +257,15 @@ def _nodes(engine: HorovodEngine) -> list[tuple[int, ...]]:
 
 
 class _RendezvousBoard(Board):
-    """Board in the launcher of a job whose processes find each other by Gloo."""
+    """Board in the launcher of a job whose processes find each other by Gloo.
 
-    def __init__(self, address: str, port: str) -> None:
-        self._folder = f"http://{address}:{port}/tf_onebit"
+    Args:
+        address, port: those of the launcher.
+        ranks: ranks of the processes that share the board, or none for all of the job.
+    """
+
+    def __init__(self, address: str, port: str, ranks: tuple[int, ...]) -> None:
+        self._folder = f"http://{address}:{port}/{'_'.join(['tf_onebit', *map(str, ranks)])}"
         # No proxy, as in Horovod's own requests.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -299,10 +297,11 @@ class _RendezvousBoard(Board):
 
 
 @functools.cache
-def _whereabouts() -> Whereabouts:
+def _whereabouts(ranks: tuple[int, ...]) -> Whereabouts:
     address, port = map(os.environ.get, _RENDEZVOUS)
-    board = _RendezvousBoard(address, port) if address and port else None
-    whereabouts = Whereabouts(board, hvd.rank(), hvd.size() if board else 1)
+    board = _RendezvousBoard(address, port, ranks) if address and port else None
+    members = ranks or range(hvd.size())
+    whereabouts = Whereabouts(board, members.index(hvd.rank()), len(members) if board else 1)
     seconds = float(os.environ.get(STALL_LIMIT) or 0)
     whereabouts.seconds = seconds or math.inf
     atexit.register(whereabouts.exit)

@@ -84,7 +84,7 @@ class Groups(Group):
         _broadcast(others, self.within)
 
     def together(self, call, tells_failure=False):
-        return together(self.job, call, tells_failure)
+        return together(self, call, tells_failure)
 
 
 def _broadcast(variables, engine):

@@ -9,14 +9,14 @@ from tf_onebit.exchanges.handshake import handshake
 
 
 @contextlib.contextmanager
-def together(job, call, tells_failure=False):
+def together(group, call, tells_failure=False):
     """Returns a context for a call that all processes of a job make.
 
     They begin and end together: a process that exits would end the job for those that still
     communicate.
 
     Args:
-        job: `Engine` of all processes.
+        group: `Group` of this process.
         call: name of the call, such as "model.save".
         tells_failure: whether a process that fails within the context tells the others, which do
             not need it until then.
@@ -24,6 +24,9 @@ def together(job, call, tells_failure=False):
     Raises:
         RuntimeError: if another process does something else, has ended, or has failed.
     """
+    job = group.job
+    if not job.whereabouts.are_in_step:  # groups train apart, but members make steps together
+        group.within.whereabouts.meet(call)
     job.meet([handshake(call, [])], call)
     try:
         yield
