@@ -340,6 +340,7 @@ class BlockMomentum(keras.callbacks.Callback):
             within, engine = engine.by_node()
         elif model_group is not None:
             engine = model_group.between
+        members_here = 1 if model_group is None else model_group.members_here
         eta = self.block_momentum
         if eta == "auto":
             eta = 1 - 1 / engine.world_size
@@ -347,7 +348,7 @@ class BlockMomentum(keras.callbacks.Callback):
             engine,
             BlockFilter(eta, self.block_learning_rate, self.nesterov),
             self.exchange,
-            [variables],
+            variables.of_members(members_here),
             corrects_moments=self.moment_correction == "bmuf_adam",
             warmup_steps=self.warmup_steps,
             within=within,

@@ -31,6 +31,12 @@ class BlockOptimizer:
     reset: object = None
     steps_at_begin: tuple = (0, 0.0)
 
+    def with_variables(self, function):
+        """Returns this state with other variables: a function of each list of them."""
+        moments = [m._replace(variables=function(m.variables)) for m in self.moments]
+        averaged, own = function(self.averaged), function(self.own)
+        return dataclasses.replace(self, moments=moments, averaged=averaged, own=own)
+
     def begin(self):
         """Begins a block."""
         self.steps_at_begin = self._steps, getattr(self.optimizer, "moment_steps", 0.0)
@@ -59,15 +65,18 @@ class BlockOptimizer:
         if hasattr(self.optimizer, "moment_steps"):
             self.optimizer.moment_steps = self.steps_at_begin[1]
 
-    def move_on(self, block, steps_ahead, block_momentum):
+    def move_on(self, rank, block, steps_ahead, block_momentum):
         """Counts a block's steps, of which workers may have made different numbers.
 
+        Devices that hold a model together share the optimizer. A second call changes nothing.
+
         Args:
+            rank: rank of the worker.
             block: `Block` of this optimizer.
             steps_ahead: number of minibatches by which the moments are ahead of the steps made.
             block_momentum: eta of this block.
         """
-        in_moments = self.steps if self.keeps_moments else block.mean_steps
+        in_moments = block.steps[rank] if self.keeps_moments else block.mean_steps
         # Schedules follow the worker with the most steps.
         missing = max(block.counted) - self.steps
         if missing:

@@ -182,7 +182,7 @@ class BlockReplica:
         """
         optimizers = self.variables.optimizers
         for optimizer, block, ahead in zip(optimizers, blocks, steps_ahead, strict=True):
-            optimizer.move_on(block, ahead, block_momentum)
+            optimizer.move_on(self.rank, block, ahead, block_momentum)
         self._begin()
 
     def show(self):

@@ -14,6 +14,7 @@ from tf_onebit._bmuf.exchanges import BlockExchanges
 from tf_onebit._bmuf.factors import block_factors
 from tf_onebit._bmuf.groups import any_member, average_within, first_flagged
 from tf_onebit._bmuf.replica import BlockReplica
+from tf_onebit._training.exchange_state import by_process, of_member
 from tf_onebit.exchanges import FullPrecision
 
 # The worker whose steps alone count while the model is warmed up.
@@ -345,17 +346,15 @@ class BlockSynchronization:
         return self._exchanges.residual_squares()
 
     def states(self):
-        """Returns the states of this process's workers: list of dictionaries of NumPy arrays.
+        """Returns the states of this process' workers: list of dictionaries of NumPy arrays.
 
         Call it in a `view`. The global model is not in the states, but in the model.
         """
         own = [*self.equivalent_steps, self._look_ahead_eta, self._warmup_left, self.batches]
         own = {"filter": np.array(own, np.float64)}
-        of_exchanges = self._exchanges.states(len(self._replicas))
-        return [
-            replica.state() | own | sent
-            for replica, sent in zip(self._replicas, of_exchanges, strict=True)
-        ]
+        states = by_process([replica.state() for replica in self._replicas], self._members_here)
+        of_exchanges = self._exchanges.states(len(states))
+        return [state | own | sent for state, sent in zip(states, of_exchanges, strict=True)]
 
     def load_states(self, states, ranks, as_many):
         """Loads the states of an earlier run. Models must hold its global model.
@@ -379,8 +378,12 @@ class BlockSynchronization:
         if group is not None:  # other members have other parts
             peers = states[group.member :: group.processes]
         mine = [states[rank] for rank in ranks] if as_many else [peers[0]] * len(ranks)
-        for replica, state in zip(self._replicas, mine, strict=True):
-            replica.load_state(state, [state] if as_many else peers)
+        members = self._members_here
+        for place, replica in enumerate(self._replicas):
+            process, member = divmod(place, members)
+            own = of_member(mine[process], member, members)
+            others = [own] if as_many else [of_member(one, member, members) for one in peers]
+            replica.load_state(own, others)
         of_filter = mine[0]["filter"].tolist()
         *self.equivalent_steps, self._look_ahead_eta, self._warmup_left, batches = of_filter
         self.batches = int(batches)

@@ -15,6 +15,7 @@ from tf_onebit._framework_internals.keras_optimizers import (
     learning_rate_setting_of,
     trained_variables_of,
 )
+from tf_onebit._framework_internals.tf_variables import SomeCopies, copies_of
 from tf_onebit._training.model_optimizers import inner_optimizer, optimizers_of
 from tf_onebit._training.optimizer import settings
 from tf_onebit.exchanges.handshake import enumerated
@@ -43,6 +44,25 @@ class BlockVariables:
     statistics: list
     own: list
     optimizers: list
+
+    def of_members(self, members):
+        """Returns the variables of each member of a group of devices: list of `BlockVariables`.
+
+        Args:
+            members: number of members that this process has.
+        """
+        if members == 1:
+            return [self]
+        return [self._with(slice(member, None, members)) for member in range(members)]
+
+    def _with(self, places):
+        """Returns the variables with some of the devices' copies."""
+
+        def some(variables):
+            return [SomeCopies(variable, copies_of(variable)[places]) for variable in variables]
+
+        optimizers = [optimizer.with_variables(some) for optimizer in self.optimizers]
+        return BlockVariables(some(self.weights), some(self.statistics), some(self.own), optimizers)
 
     @property
     def trained_by(self):

@@ -6,14 +6,32 @@ import tensorflow as tf
 from tensorflow.python.ops.resource_variable_ops import default_variable_creator_v2
 
 
+class SomeCopies:
+    """Variable of which only some of the copies count. Other attributes are the variable's.
+
+    Args:
+        variable: Keras variable.
+        copies: list of its copies that count.
+    """
+
+    def __init__(self, variable, copies):
+        self._variable = variable
+        self.copies = copies
+
+    def __getattr__(self, name):
+        return getattr(self._variable, name)
+
+
 def copies_of(variable):
     """Returns the copies of a variable on the devices of this process: list of `tf.Variable`.
 
     Relies on the `values` of mirrored variables (tensorflow/python/distribute/values.py:227, 366).
 
     Args:
-        variable: Keras or TensorFlow variable.
+        variable: Keras or TensorFlow variable, or `SomeCopies`.
     """
+    if isinstance(variable, SomeCopies):
+        return variable.copies
     value = variable if isinstance(variable, tf.Variable) else variable.value
     if isinstance(value, tf.distribute.DistributedValues):
         return list(value.values)

@@ -50,7 +50,7 @@ class ExchangeState:
             List of lists of dictionaries, by exchange and by `engine.ranks`.
         """
         built = [
-            self._by_rank([self._state_of(index, exchange) for exchange in exchanges])
+            by_process([self._state_of(index, e) for e in exchanges], self._members_here)
             for index, (exchanges, _) in enumerate(self._exchanges)
         ]
         waiting = [self._waiting[index] for index in sorted(self._waiting)]
@@ -62,16 +62,6 @@ class ExchangeState:
         """Number of members of a model-parallel group in this process. Each has an exchange."""
         group = self._workers.model_group
         return 1 if group is None else group.members_here
-
-    def _by_rank(self, states):
-        """Joins the states of all members of a group in this process: list by rank."""
-        members = self._members_here
-        if members == 1:
-            return states
-        joined = [{} for _ in states[::members]]
-        for place, state in enumerate(states):
-            joined[place // members] |= prefixed(f"{_MEMBER}{place % members}", state)
-        return joined
 
     def _state_of(self, index, exchange):
         decided = self.decided.get(index)
@@ -116,7 +106,7 @@ class ExchangeState:
         states = list(map(without_decision, states))
         members = self._members_here
         for place, exchange in enumerate(exchanges):
-            own = states if members == 1 else [_of_member(s, place % members) for s in states]
+            own = [of_member(state, place % members, members) for state in states]
             exchange.load_state(own, self._ratio)
 
     def _begin_anew(self, exchanges):
@@ -139,8 +129,24 @@ class ExchangeState:
             _load_own(exchange, exchange.state(), ratio)
 
 
-def _of_member(state, member):
-    return part_of(state, f"{_MEMBER}{member}")
+def by_process(states, members):
+    """Joins the states of the members of a group that share a process: list of dictionaries.
+
+    Args:
+        states: list of dictionaries, by process and member.
+        members: number of members in a process.
+    """
+    if members == 1:
+        return states
+    joined = [{} for _ in states[::members]]
+    for place, state in enumerate(states):
+        joined[place // members] |= prefixed(f"{_MEMBER}{place % members}", state)
+    return joined
+
+
+def of_member(state, member, members):
+    """Returns the state of a member from that of its process: the inverse of `by_process`."""
+    return state if members == 1 else part_of(state, f"{_MEMBER}{member}")
 
 
 def _load_own(exchange, state, ratio=1.0):
