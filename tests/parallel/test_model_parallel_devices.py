@@ -51,7 +51,7 @@ def test_a_file_is_that_of_a_plain_model_and_training_goes_on_from_it(result):
     assert file["merged"] == 0.0 and file["is_merged"]
 
 
-def test_a_run_resumes_with_the_same_bits(result):
+def test_a_delayed_run_resumes_with_the_same_bits(result):
     assert result["resumed"] == [True, 40]
 
 
@@ -69,12 +69,15 @@ def test_errors_say_what_to_do(case, result):
     assert ERRORS[case] in result["errors"][case]
 
 
-def test_processes_with_two_devices_each_train_one_model():
-    job = run_job("tensorflow", 2, ["-m", MODULE, "cluster"], timeout_seconds=240)
+def test_processes_with_two_devices_each_train_one_model(tmp_path):
+    """In every step or in blocks, and with the same bits after an interruption."""
+    job = run_job("tensorflow", 2, ["-m", MODULE, "cluster", str(tmp_path)], timeout_seconds=240)
     assert job.returncode == 0, job.output
     lines = [line for line in job.output.splitlines() if line.endswith("}")]
     first, second = (json.loads(line[line.index("{") :]) for line in lines)
-    assert first["mlp"] < 1e-6 and second["mlp"] < 1e-6
+    for result in (first, second):
+        assert result["mlp"] < 1e-6 and result["blocks"] < 1e-6
+        assert result["resumed"] == [True, 40]
     assert first["digests"] == second["digests"]
     assert first["digests"][0][0] != first["digests"][1][0]  # parts
     assert first["digests"][0][1] == first["digests"][1][1]  # copies

@@ -1,6 +1,6 @@
 """Trains models that the devices of a process hold together, and prints what came of it as JSON.
 
-python -m tests.parallel.train_in_device_groups [cluster]
+python -m tests.parallel.train_in_device_groups [more | cluster directory]
 """
 
 import collections
@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 import tf_onebit
+from tests.parallel.blocks import Lockstep
 from tests.support.model_parallel import (
     BATCH_SIZE,
     MODELS,
@@ -28,7 +29,7 @@ from tests.support.model_parallel import (
 from tf_onebit import model_parallel
 from tf_onebit._framework_internals.tf_variables import copies_of
 from tf_onebit._shares import is_part
-from tf_onebit.callbacks import BackupAndRestore
+from tf_onebit.callbacks import BackupAndRestore, BlockMomentum
 from tf_onebit.distribute import MirroredStrategy, MultiWorkerMirroredStrategy
 
 
@@ -47,6 +48,11 @@ def momentum():
 
 def clipped_adam():
     return keras.optimizers.Adam(0.01, global_clipnorm=0.5, weight_decay=0.01)
+
+
+def bmuf_adam():
+    # A larger epsilon amplifies no rounding.
+    return tf_onebit.optimizers.Adam(0.01, beta_1=0.5, epsilon=1e-3)
 
 
 def accumulating():
@@ -139,29 +145,33 @@ def places(strategy):
     }
 
 
-def resumed():
-    """Compares a run with one that goes on from a backup, and counts its steps."""
-    runs = []
-    for epochs in ([2], [1, 2]):
-        with tempfile.TemporaryDirectory() as folder:
-            for number in epochs:
-                backup = BackupAndRestore(folder, delete_checkpoint=False)
-                model = trained(
-                    mirrored(one_bit(), 4), "mlp", clipped_adam, epochs=number, callbacks=[backup]
-                )
-        runs.append(model)
-    return [digests(runs[0]) == digests(runs[1]), int(runs[1].optimizer.iterations.numpy())]
+def interrupted(folder, strategy, optimizer=clipped_adam, callbacks=()):
+    """Returns a model whose second epoch goes on from a backup of the first."""
+    for epochs in (1, 2):
+        backup = BackupAndRestore(folder, delete_checkpoint=False)
+        both = [*callbacks, backup]
+        model = trained(strategy, "mlp", optimizer, epochs=epochs, callbacks=both)
+    return model
 
 
-def resumed_with_one_group():
+def resumed(folder, strategy):
+    """Compares a run with one that goes on from a backup, and counts its steps.
+
+    Returns:
+        The comparison, and the model.
+    """
+    whole, model = trained(strategy, "mlp", clipped_adam, epochs=2), interrupted(folder, strategy)
+    return [digests(whole) == digests(model), int(model.optimizer.iterations.numpy())], model
+
+
+def resumed_with_one_group(folder):
     """Returns how far a run that goes on with another number of groups is from an unsplit one."""
     exchange = tf_onebit.FullPrecision()
     exchange.moments = "local"
-    with tempfile.TemporaryDirectory() as folder:
-        for devices, epochs in ((4, 1), (2, 2)):
-            backup = BackupAndRestore(folder, delete_checkpoint=False)
-            strategy = mirrored(exchange, devices)
-            model = trained(strategy, "mlp", momentum, epochs=epochs, callbacks=[backup])
+    for devices, epochs in ((4, 1), (2, 2)):
+        backup = BackupAndRestore(folder, delete_checkpoint=False)
+        strategy = mirrored(exchange, devices)
+        model = trained(strategy, "mlp", momentum, epochs=epochs, callbacks=[backup])
     plain = plain_model("mlp", momentum, epochs=2)
     return float(difference(model.get_weights(), plain.get_weights()))
 
@@ -174,6 +184,33 @@ def error_of(function, *arguments, **settings):
     return "no error"
 
 
+def distance_with_delay():
+    """Returns how far a split model is from an unsplit one, both with delayed gradients."""
+    exchange = tf_onebit.Delayed(tf_onebit.FullPrecision())
+    strategy = MirroredStrategy(exchange, ["CPU:0", "CPU:1"])
+    with strategy.scope():
+        plain = compiled(mlp(), momentum())
+    fit(plain, "mlp", epochs=1)
+    split_model = trained(mirrored(exchange, 4))
+    return float(difference(split_model.get_weights(), plain.get_weights()))
+
+
+def distance_in_blocks(folder):
+    """Returns how far a split model is from unsplit ones, all trained in blocks.
+
+    The run of the split model is interrupted.
+    """
+    strategy = MultiWorkerMirroredStrategy(tf_onebit.Local(), model_parallel=2)
+    model = interrupted(folder, strategy, bmuf_adam, [BlockMomentum(8, 0.5)])
+    reference = Lockstep(mlp, bmuf_adam)
+    batches = []
+    for worker in range(2):
+        x, y, size = data_of("mlp", worker, 2)
+        batches.append([(x[i : i + size], y[i : i + size]) for i in range(0, len(x), size)])
+    expected = [reference.epoch(batches, 8) for _ in range(2)][-1]
+    return float(difference(model.get_weights(), expected))
+
+
 def unsplit(strategy):
     with strategy.scope():
         fit(compiled(mlp(), momentum()), "mlp", epochs=1)
@@ -184,7 +221,7 @@ def in_other_scope(strategy):
         model_parallel.split(mlp(), mirrored().model_groups)
 
 
-def alone():
+def alone(folder):
     """Returns the results of one process."""
     strategy = mirrored()
     x, _, _ = data_of("mlp")
@@ -196,7 +233,7 @@ def alone():
         "digests": in_pairs,
         "places": places(mirrored(one_bit(), 4)),
         "file": filed(strategy),
-        "resumed": resumed(),
+        "resumed": resumed(folder, mirrored(tf_onebit.Delayed(one_bit()), 4))[0],
         "errors": {
             "outside": error_of(split(strategy), x[:4]),
             "unsplit": error_of(unsplit, mirrored()),
@@ -207,44 +244,49 @@ def alone():
     }
 
 
-def more():
+def more(folder):
     """Returns the results of more cases."""
     strategy = mirrored()
     return {
         "mlp": distance(strategy, epochs=5),
         "cnn": distance(strategy, "cnn", epochs=5),
         "accumulation": distance(mirrored(devices=4), "mlp", accumulating, run_eagerly=True),
+        "delay": distance_with_delay(),
         "one member": distance(MirroredStrategy(devices=["CPU:0"])),
         "steps_per_execution": distance(strategy, steps_per_execution=4),
-        "resumed with one group": resumed_with_one_group(),
+        "resumed with one group": resumed_with_one_group(folder),
     }
 
 
-def cluster():
+def cluster(folder):
     """Returns the results of one process of several."""
     exchange = tf_onebit.WarmStart(one_bit(), steps=2)
     strategy = MultiWorkerMirroredStrategy(model_parallel=2)
     compressed = MultiWorkerMirroredStrategy(exchange, model_parallel=2)
-    model = trained(compressed, "mlp", clipped_adam)
+    goes_on, model = resumed(f"{folder}/steps", compressed)
     x, _, _ = data_of("mlp")
     predictions = model.predict(x[:BATCH_SIZE], BATCH_SIZE, verbose=0)
-    with tempfile.TemporaryDirectory() as folder:
-        path = str(pathlib.Path(folder) / "model.keras")
+    with tempfile.TemporaryDirectory() as own:
+        path = str(pathlib.Path(own) / "model.keras")
         model.save(path)
         plain = keras.models.load_model(path)
     return {
         "mlp": distance(strategy, epochs=5),
         "digests": digests(model),
+        "resumed": goes_on,
+        "blocks": distance_in_blocks(f"{folder}/blocks"),
         "outputs": float(np.abs(predictions - plain.predict(x[:BATCH_SIZE], verbose=0)).max()),
     }
 
 
-def main(action="alone"):
+def main(action="alone", folder=None):
     cpu = tf.config.list_physical_devices("CPU")[0]
     count = 2 if action == "cluster" else 4
     parts = [tf.config.LogicalDeviceConfiguration()] * count
     tf.config.set_logical_device_configuration(cpu, parts)
-    print(json.dumps({"alone": alone, "more": more, "cluster": cluster}[action]()))
+    with tempfile.TemporaryDirectory() as own:
+        results = {"alone": alone, "more": more, "cluster": cluster}[action](folder or own)
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":
