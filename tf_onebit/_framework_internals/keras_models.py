@@ -117,7 +117,7 @@ def build_from(model, batch):
 
 
 def replace_next_build(model, function):
-    """Replaces the next build of a model by a function.
+    """Replaces the next build of a model by a function. A second call replaces the first.
 
     Relies on `TensorFlowTrainer._maybe_symbolic_build`, which calls `self._symbolic_build`
     (keras/src/backend/tensorflow/trainer.py:740).
@@ -126,7 +126,7 @@ def replace_next_build(model, function):
         model: Keras model.
         function: called with Keras' own build, a function without arguments.
     """
-    build = model._symbolic_build
+    build = type(model)._symbolic_build.__get__(model)
 
     def build_next(*args, **kwargs):
         del model._symbolic_build
