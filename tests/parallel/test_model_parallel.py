@@ -190,8 +190,10 @@ def test_a_resumed_run_has_the_same_bits(world_size, tmp_path):
     directory = pathlib.Path(gather(str(tmp_path))[0])
 
     def run(name, epochs):
-        exchange = tf_onebit.OneBit(min_size=0)
-        model = compiled(split("mlp"), hvd.DistributedOptimizer(clipped_adam(), exchange))
+        optimizer = hvd.DistributedOptimizer(clipped_adam(), tf_onebit.OneBit(min_size=0))
+        model = compiled(MODELS["mlp"](), optimizer)
+        optimizer.build(model.trainable_variables)  # as in a model that is loaded
+        model_parallel.split(model, groups_of(2), min_size=0)
         backup = BackupAndRestore(directory / name, delete_checkpoint=False)
         fit_group(model, "mlp", epochs=epochs, callbacks=[backup])
         return [np.array(v) for v in (*model.weights, *model.optimizer.variables)]

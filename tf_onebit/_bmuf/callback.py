@@ -103,7 +103,7 @@ class BlockMomentum(keras.callbacks.Callback):
         groups: None, or "node" (with Horovod): the processes of a node form one worker. They
             exchange gradients in every step, through any exchange of their optimizer, and only
             nodes synchronize by blocks. Needs `hvd.init(process_sets="dynamic")`. In a strategy
-            the devices of a process always form a group.
+            the devices of a process always form a group. So do the members of a split model.
         exchange: `tf_onebit.Exchange` for the changes of a block. Default: `FullPrecision()`. Any
             other exchange applies to the weights, with error feedback. Moments that
             `moment_correction="bmuf_adam"` would correct are then not synchronized. All other
