@@ -5,6 +5,7 @@ Keras or TensorFlow to look at.
 """
 
 import contextlib
+import functools
 import importlib
 import inspect
 import pkgutil
@@ -531,7 +532,7 @@ def test_wrapped_methods_run_in_their_context_until_they_are_unwrapped():
 
 
 def test_models_have_all_methods_that_show_them():
-    methods = (*keras_models.SHOWING, keras_models.END_OF_EPOCH)
+    methods = (*keras_models.SHOWING, keras_models.END_OF_EPOCH, keras_models.BEFORE_VALIDATION)
     assert [name for name in methods if not callable(getattr(keras.Model, name, None))] == []
 
 
@@ -539,15 +540,18 @@ def test_the_end_of_an_epoch_is_told_before_keras_validates():
     model, events = compiled_model(), []
 
     @contextlib.contextmanager
-    def noting():
-        events.append("end of epoch")
+    def noting(name):
+        events.append(name)
         yield
 
-    keras_models.wrap_methods(model, noting, [keras_models.END_OF_EPOCH])
+    names = [keras_models.END_OF_EPOCH, keras_models.BEFORE_VALIDATION]
+    for name in names:
+        keras_models.wrap_methods(model, functools.partial(noting, name), [name])
     steps = Calls("on_train_batch_end", lambda model: events.append("step"))
     tests = Calls("on_test_begin", lambda model: events.append("validation"))
     model.fit(X, Y, batch_size=8, validation_data=(X, Y), callbacks=[steps, tests], verbose=0)
-    assert events[:3] == ["step", "end of epoch", "validation"]
+    assert events[:4] == ["step", *names, "validation"]
+    assert events.count(keras_models.BEFORE_VALIDATION) == 1  # and not in `evaluate`
 
 
 # Optimizers.

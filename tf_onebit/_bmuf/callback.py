@@ -215,8 +215,8 @@ class BlockMomentum(keras.callbacks.Callback):
         self._batches_per_step = variables.batches_per_step
         if self._gradient_exchange.model_group is not None:
             require_no_auto(self.exchange, type(self).__name__)
-        if self._gradient_exchange.in_step is not None:
-            compare(self._fit, self._gradient_exchange.in_step)
+        if self._gradient_exchange.workers_in_step is not None:
+            compare(self._fit, self._gradient_exchange.workers_in_step)
         self._bystanders = Bystanders(self.model, self._optimizers)
         job = self._gradient_exchange.engine
         job.run([handshake("block momentum", self._description(variables)) for _ in job.ranks])

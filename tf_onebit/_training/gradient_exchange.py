@@ -240,7 +240,7 @@ class GradientExchange:
         return is_whole and not self.trains_apart
 
     @property
-    def in_step(self):
+    def workers_in_step(self):
         """`Engine` of the workers that make every step together with this one, or None."""
         if not self.trains_apart:
             return self.engine if self.is_in_step else self.group
@@ -371,7 +371,7 @@ class GradientExchange:
         present = [[g for g in mine if g is not None] for mine in gradients]
         if not present[0]:
             return [tf.constant(True) for _ in gradients]
-        deciding = self.in_step
+        deciding = self.workers_in_step
         if deciding is None or deciding.world_size == 1:
             return [tf.equal(not_finite_flag(mine), 0) for mine in present]
         name = f"{self._scope}/all_finite"

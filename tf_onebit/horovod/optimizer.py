@@ -292,7 +292,7 @@ class _OverHorovod(Distributed):
             fit = find_fit(model)
             if fit is not None and not self.gradient_exchange.built:
                 follow_fit(fit, under_way=True)
-                compare(fit, self.gradient_exchange.in_step)
+                compare(fit, self.gradient_exchange.workers_in_step)
         if self.gradient_exchange.steps_of_delay:
             flush_where_shown(model)
 
