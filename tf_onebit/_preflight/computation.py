@@ -10,6 +10,7 @@ import tensorflow as tf
 from tf_onebit._framework_internals.keras_models import inputs_of
 from tf_onebit._framework_internals.keras_optimizers import original_class
 from tf_onebit._measurement import Alone
+from tf_onebit._preflight.loss import loss_of
 from tf_onebit._training.model_optimizers import inner_optimizer
 from tf_onebit.exchanges import GradientSpec
 from tf_onebit.planner import Computation
@@ -20,9 +21,8 @@ _RUNS, _MOST_SECONDS = 5, 3.0
 class ModelInStep:
     """Forward pass, backward pass and update of a model, to be timed one by one.
 
-    A sum of the outputs stands for the loss, because labels are not known. So only the backward
-    pass from the outputs is timed. An optimizer of the same kind updates the weights. `restore`
-    gives them back their values.
+    Labels are not known, and others stand for them: see `loss_of`. An optimizer of the same kind
+    updates the weights. `restore` gives them back their values.
 
     Args:
         model: Keras model, compiled.
@@ -49,7 +49,7 @@ class ModelInStep:
         of_any_size = [tf.nest.map_structure(self._spec, _inputs(model))]
         self._parts = [
             tf.function(_with_end(part), input_signature=of_any_size)
-            for part in (self._loss, self._gradients, self._update)
+            for part in (self.loss, self.gradients, self._update)
         ]
         self._is_traced = False
         self.scatter = {}
@@ -87,7 +87,7 @@ class ModelInStep:
         if not any(spec.sparse for spec in specs):
             return [1] * len(specs)
         _, backward, _ = self._parts
-        gradients, _ = backward(self._batch(per_replica_batch_size))
+        gradients, _ = backward(self.batch(per_replica_batch_size))
         return [
             int(tf.size(gradient.indices)) if isinstance(gradient, tf.IndexedSlices) else 1
             for gradient in gradients
@@ -132,7 +132,7 @@ class ModelInStep:
     def _batch_for(self, batch_size, workers):
         """Returns a batch that parts have run with, or None if a worker has too little memory."""
         try:
-            batch = self._batch(batch_size)
+            batch = self.batch(batch_size)
             # The last part needs the most memory.
             for part in self._parts[-1:] if self._is_traced else self._parts:
                 _run(part, batch)
@@ -167,7 +167,9 @@ class ModelInStep:
         _run(part, batch)
         return time.perf_counter() - start
 
-    def _batch(self, batch_size):
+    def batch(self, batch_size):
+        """Returns a batch of this many samples: structure of tensors."""
+
         def values(spec):
             shape = [batch_size, *spec.shape[1:]]
             if spec.dtype.is_floating:
@@ -181,18 +183,19 @@ class ModelInStep:
         sizes = [size or self._unknown_size for size in tensor.shape[1:]]
         return tf.TensorSpec([tensor.shape[0], *sizes], tensor.dtype)
 
-    def _loss(self, batch):
-        outputs = self.model(batch, training=True)
-        sums = [tf.reduce_sum(tf.cast(o, tf.float32)) for o in tf.nest.flatten(outputs)]
-        return tf.add_n([*sums, *(tf.cast(loss, tf.float32) for loss in self.model.losses)])
+    def loss(self, batch):
+        """Computes the loss of a batch, with labels that stand for those of the data."""
+        loss = loss_of(self.model, self.model(batch, training=True))
+        return tf.add_n([loss, *(tf.cast(one, tf.float32) for one in self.model.losses)])
 
-    def _gradients(self, batch):
+    def gradients(self, batch):
+        """Computes the gradients that the optimizer gets: list of tensors, or None in places."""
         with tf.GradientTape() as tape:
-            loss = self._loss(batch)
+            loss = self.loss(batch)
         return tape.gradient(loss, self._variables)
 
     def _update(self, batch):
-        gradients = self._gradients(batch)
+        gradients = self.gradients(batch)
         pairs = zip(gradients, self.model.trainable_variables, strict=True)
         present = [(g, v) for g, v in pairs if g is not None]
         self.optimizer.apply([g for g, _ in present], [v for _, v in present])
@@ -218,9 +221,9 @@ def _reason(error):
 def _standing_still(optimizer):
     """Returns an optimizer that does the same work, and changes no weights.
 
-    A loss without labels would lead the weights to values for which computation takes another
-    time. A wrapper that exchanges gradients is not part of an optimizer's saved configuration, so
-    the copy does not exchange.
+    Labels that stand for those of the data would lead the weights to values for which computation
+    takes another time. A wrapper that exchanges gradients is not part of an optimizer's saved
+    configuration, so the copy does not exchange.
     """
     # Keras finds only its own and registered classes by their names.
     classes = [original_class(one) for one in (optimizer, inner_optimizer(optimizer))]

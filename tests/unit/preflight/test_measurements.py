@@ -86,6 +86,49 @@ def test_statistics_are_given_back():
         np.testing.assert_array_equal(variable, value)
 
 
+SPARSE = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def squares(outputs):
+    return np.mean(np.square(outputs))
+
+
+def entropy_of_class_0(outputs):
+    return np.log(np.sum(np.exp(outputs))) - outputs[0]
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [
+        ("mse", squares),
+        (SPARSE, entropy_of_class_0),
+        (keras.losses.CTC(), np.sum),  # it needs sequences of labels
+        (None, np.sum),
+    ],
+)
+def test_the_loss_is_computed_with_labels_that_fit_it(loss, expected):
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    model.compile("sgd", loss=loss)
+    step = ModelInStep(model)
+    batch = step.batch(1)
+    assert float(step.loss(batch)) == pytest.approx(expected(model(batch).numpy()[0]), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("loss", "of_right"),
+    [({"left": "mse", "right": SPARSE}, entropy_of_class_0), ("mse", squares)],
+)
+def test_each_output_has_its_loss(loss, of_right):
+    inputs = keras.Input((4,))
+    outputs = {name: keras.layers.Dense(3, name=name)(inputs) for name in ("left", "right")}
+    model = keras.Model(inputs, outputs)
+    model.compile("sgd", loss=loss)
+    step = ModelInStep(model)
+    batch = step.batch(1)
+    left, right = (model(batch)[name].numpy()[0] for name in ("left", "right"))
+    assert float(step.loss(batch)) == pytest.approx(squares(left) + of_right(right), rel=1e-5)
+
+
 @pytest.mark.parametrize("world_size", [2, 3, 8])
 @pytest.mark.parametrize(
     "exchange", [FullPrecision(), OneBit(), Threshold(target_density=0.01)], ids=lambda e: e.name
