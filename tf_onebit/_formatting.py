@@ -19,3 +19,13 @@ def format_number(number: float, digits: int = 3) -> str:
     """
     text = f"{number:.{digits}g}"
     return f"{number:,.0f}" if "e+" in text or number >= 1000 else text
+
+
+def format_milliseconds(seconds: float) -> str:
+    """Formats a time in milliseconds.
+
+    Example:
+        >>> format_milliseconds(0.0123456)
+        '12.3 ms'
+    """
+    return f"{format_number(1e3 * seconds)} ms"

@@ -4,10 +4,11 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from tf_onebit._formatting import format_number
+from tf_onebit._formatting import format_milliseconds
 from tf_onebit.planner.costs import Computation, Link, require_workers
 from tf_onebit.planner.gain import pays
-from tf_onebit.planner.prediction import Method, Prediction, interpolated, predict, regrouped
+from tf_onebit.planner.methods import Method, regrouped
+from tf_onebit.planner.prediction import Prediction, interpolated, predict
 
 # Parts of a step that an exchange may cost before a larger minibatch or a longer block is advised.
 _MOST_OF_A_STEP = 0.10
@@ -97,7 +98,7 @@ def advise(
     sentences = [_about_full_precision(full, chosen > 0)]
     if chosen:
         sentences.append(
-            f"{method.name}: {_milliseconds(prediction.step_seconds)} per step, "
+            f"{method.name}: {format_milliseconds(prediction.step_seconds)} per step, "
             f"{full.step_seconds / prediction.step_seconds:.1f} times as fast as full precision, "
             f"and {prediction.speed_up:.1f} times as fast as one worker. The longest part of a "
             f"step is {_PARTS[prediction.bottleneck]}."
@@ -131,15 +132,11 @@ _PARTS = {
 }
 
 
-def _milliseconds(seconds: float) -> str:
-    return f"{format_number(1e3 * seconds)} ms"
-
-
 def _about_full_precision(full: Prediction, sending_less_pays: bool) -> str:
     share = 1 - full.computation_seconds / full.step_seconds
     facts = (
-        f"in full precision a step takes {_milliseconds(full.step_seconds)}, of which "
-        f"{_milliseconds(full.computation_seconds)} are computation. The exchange costs "
+        f"in full precision a step takes {format_milliseconds(full.step_seconds)}, of which "
+        f"{format_milliseconds(full.computation_seconds)} are computation. The exchange costs "
         f"{100 * share:.0f} %"
     )
     if sending_less_pays:

@@ -125,16 +125,43 @@ class Link:
 
 
 @dataclasses.dataclass(frozen=True)
+class Activations:
+    """Messages of the members of a group that holds one model together.
+
+    The members wait for each message. The messages of a pass are spread evenly over it.
+
+    Attributes:
+        members: number of members of a group.
+        forward: tuple of `Collective` of the forward pass, each of which follows its part of it.
+        backward: tuple of `Collective` of the backward pass, each of which precedes its part.
+    """
+
+    members: int = 1
+    forward: tuple[Collective, ...] = ()
+    backward: tuple[Collective, ...] = ()
+
+    def __post_init__(self) -> None:
+        require_whole("members", self.members, 1)
+
+    @property
+    def sent_bytes(self) -> float:
+        """Number of bytes that each member sends in all."""
+        return sum(c.sent_bytes for c in (*self.forward, *self.backward))
+
+
+@dataclasses.dataclass(frozen=True)
 class Worker:
     """One of the workers of a job.
 
     Attributes:
         computation: `Computation` of a step.
         links: dictionary: `Link` by kind of collective.
+        activations: `Activations` that it exchanges with the members of its group.
     """
 
     computation: Computation
     links: Mapping[str, Link]
+    activations: Activations = dataclasses.field(default_factory=Activations)
 
     def link(self, kind: str) -> Link:
         """Returns the `Link` of a kind of collective, or raises ValueError without one."""

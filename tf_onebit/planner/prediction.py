@@ -1,56 +1,24 @@
 """Predicted time of a step with a method, and speed-up of several workers."""
 
 import dataclasses
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from tf_onebit.planner.costs import (
-    FLOAT_BYTES,
+    Activations,
     Bucket,
     Computation,
     Link,
     Worker,
     require_positive,
-    require_whole,
     require_workers,
     within_nodes,
 )
+from tf_onebit.planner.methods import Method
 from tf_onebit.planner.simulation import simulate
 
 _STEPS = 4
 # With delayed gradients, long and short steps alternate.
 _DELAYED_STEPS = 24
-
-
-@dataclasses.dataclass(frozen=True)
-class Method:
-    """Method of exchanging gradients, or weights at the end of blocks.
-
-    Attributes:
-        name: name that people read.
-        buckets: list of `Bucket` of a step, or of a block.
-        delay: number of steps by which gradients come back later (`Delayed`).
-        sync_period: number of steps in a block; None if gradients are exchanged in every step.
-        bucket_bytes: of the exchange, if it can be chosen, or None.
-        template: the exchange that the method stands for. Predictions do not use it.
-
-    Raises:
-        ValueError: if the delay, the period or the bytes of buckets are not whole numbers, or are
-            too small.
-    """
-
-    name: str
-    buckets: list[Bucket]
-    delay: int = 0
-    sync_period: int | None = None
-    bucket_bytes: int | None = None
-    template: object = None
-
-    def __post_init__(self) -> None:
-        require_whole("delay", self.delay, 0)
-        for name in ("sync_period", "bucket_bytes"):
-            if getattr(self, name) is not None:
-                require_whole(name, getattr(self, name), 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +37,7 @@ class Prediction:
         sent_bytes: number of bytes that each worker sends in a step.
         speed_up: samples per second of all workers, divided by samples per second of one alone.
         bottleneck: the longest of the three: "computation", "coding" or "sending".
+        members: number of workers that hold one model together.
     """
 
     method: str
@@ -80,6 +49,12 @@ class Prediction:
     sent_bytes: float
     speed_up: float
     bottleneck: str
+    members: int = 1
+
+    @property
+    def groups(self) -> int:
+        """Number of groups, each of which holds one model."""
+        return self.workers // self.members
 
 
 def predict(
@@ -89,29 +64,34 @@ def predict(
     workers: int,
     alone_seconds: float | None = None,
     workers_per_node: int = 1,
+    activations: Activations | None = None,
 ) -> Prediction:
     """Predicts the time of a step.
 
     Args:
         method: `Method` for this number of workers.
         computation: `Computation` of a step of each worker while the others compute, because they
-            may share a processor.
-        links: dictionary: `Link` by kind of collective.
-        workers: number of workers, or of nodes if these have several workers each.
+            may share a processor. With `activations`: of a member of a group.
+        links: dictionary: `Link` by kind of collective. With `activations`: see `links_of_groups`.
+        workers: number of workers that exchange gradients with each other. These are nodes if a
+            node has several workers, and groups if several members hold one model.
         alone_seconds: computation of a step of one worker that shares no processor. Default: the
             same as among others.
         workers_per_node: number of workers that add up their gradients over the link "within node"
             before nodes exchange them. See `within_nodes`.
+        activations: `Activations` that the members of a group send each other. `alone_seconds` is
+            then needed. It is for a batch of `1 / members` of a group's samples.
 
     Returns:
         `Prediction`.
 
     Raises:
         ValueError: without workers or computation, and for a kind of collective that `links` does
-            not have.
+            not have; for groups without `alone_seconds`.
 
     Example:
-        >>> from tf_onebit.planner import Bucket, Collective, Computation, Link, Method, predict
+        >>> from tf_onebit.planner import Activations, Bucket, Collective, Computation, Link, Method
+        >>> from tf_onebit.planner import links_of_groups, predict
         >>> bucket = Bucket(1e6, (Collective(0.001, "all_gather", 125e3),), 0.001)
         >>> method = Method("1-bit", [bucket])
         >>> links = {"all_gather": Link(0.001, 125e6)}
@@ -125,30 +105,45 @@ def predict(
         >>> result = predict(method, Computation(0.01, 0.02), links, 2, workers_per_node=4)
         >>> result.workers, round(result.speed_up, 2)
         (8, 6.96)
+
+        Two groups of two members, which wait for two messages of 0.1 MB:
+
+        >>> message = (Collective(0.0, "all_gather within group", 1e5),)
+        >>> pair = Activations(2, forward=message, backward=message)
+        >>> links = links_of_groups(links, within=links)
+        >>> result = predict(method, Computation(0.01, 0.02), links, 2, 0.03, activations=pair)
+        >>> result.groups, result.members, round(result.speed_up, 2)
+        (2, 2, 3.19)
     """
     require_workers(workers)
+    activations = activations or Activations()
+    if activations.members > 1 and alone_seconds is None:
+        raise ValueError(
+            "The speed-up of groups is relative to a worker that holds the whole model. Received: "
+            "alone_seconds=None. Pass the seconds of its step."
+        )
     computing = computation.seconds
     alone = computing if alone_seconds is None else alone_seconds
     require_positive("computation.seconds", computing)
     require_positive("alone_seconds", alone)
-    total = workers * workers_per_node
+    total = workers * workers_per_node * activations.members
     if total == 1:
         return Prediction(method.name, 1, alone, alone, 0.0, 0.0, 0.0, 1.0, "computation")
     buckets = empty = [Bucket(bucket.size, ()) for bucket in method.buckets]
-    if workers > 1:  # else nothing leaves the node
+    if workers > 1:  # else nothing leaves the node or group
         buckets = method.buckets
     # A node counts as one worker of training in blocks, and its workers exchange in every step.
     period = method.sync_period
     per_step = buckets if period is None else empty
     if workers_per_node != 1:
         per_step = within_nodes(per_step, workers_per_node)
-    worker = Worker(computation, links)
+    worker = Worker(computation, links, activations)
     steps = _DELAYED_STEPS if method.delay else _STEPS
     run = simulate([(worker, workers)], per_step, steps, method.delay)
     seconds = float(run.step_seconds[-(steps // 2) :].mean())
     coding = sum(bucket.all_work_seconds for bucket in per_step)
     sending = float(run.link_seconds[0])
-    sent_bytes = sum(bucket.sent_bytes for bucket in per_step)
+    sent_bytes = activations.sent_bytes + sum(bucket.sent_bytes for bucket in per_step)
     if period is not None:
         # At the end of a block all buckets are ready at once, and there is nothing else to compute.
         run = simulate([(Worker(Computation(0.0, 0.0), links), workers)], buckets, 2)
@@ -167,140 +162,8 @@ def predict(
         sent_bytes,
         total * alone / seconds,
         max(parts, key=parts.__getitem__),
+        activations.members,
     )
-
-
-def narrowed(
-    name: str, full_precision: Method, value_bytes: float, full_bytes: float = FLOAT_BYTES
-) -> Method:
-    """Returns the `Method` that sends narrower values, and is otherwise full precision.
-
-    Args:
-        name: name of the method.
-        full_precision: `Method` in full precision.
-        value_bytes: number of bytes of a value: 2 for float16, 1 for 8 bits.
-        full_bytes: number of bytes of a value in full precision.
-
-    Raises:
-        ValueError: if a number of bytes is not positive.
-
-    Example:
-        >>> from tf_onebit.planner import Bucket, Collective, Method, narrowed
-        >>> full = Method("full precision", [Bucket(1e6, (Collective(0.0, "all_reduce", 4e6),))])
-        >>> narrowed("float16", full, 2).buckets[0].sent_bytes
-        2000000.0
-    """
-    require_positive("value_bytes", value_bytes)
-    require_positive("full_bytes", full_bytes)
-    buckets = [
-        dataclasses.replace(
-            bucket,
-            collectives=tuple(
-                dataclasses.replace(c, sent_bytes=c.sent_bytes * value_bytes / full_bytes)
-                for c in bucket.collectives
-            ),
-        )
-        for bucket in full_precision.buckets
-    ]
-    return dataclasses.replace(full_precision, name=name, buckets=buckets)
-
-
-def regrouped(method: Method, sizes: Sequence[int], bucket_bytes: int) -> Method:
-    """Returns the `Method` with buckets of another size.
-
-    Work and bytes are assumed to be proportional to the number of values.
-
-    Args:
-        method: `Method`, all of whose buckets are exchanged by the same kinds of collectives.
-        sizes: number of values of each gradient, in the order of the model's variables.
-        bucket_bytes: see `Exchange`.
-
-    Raises:
-        ValueError: if `bucket_bytes` is not a positive whole number.
-
-    Example:
-        >>> from tf_onebit.planner import Bucket, Collective, Method, regrouped
-        >>> full = Method("full precision", [Bucket(1e6, (Collective(0.0, "all_reduce", 4e6),))])
-        >>> [b.sent_bytes for b in regrouped(full, 4 * [250_000], bucket_bytes=2_000_000).buckets]
-        [2000000.0, 2000000.0]
-    """
-    require_whole("bucket_bytes", bucket_bytes, 1)
-    total = max(1, sum(bucket.size for bucket in method.buckets))
-    largest = max(method.buckets, key=lambda bucket: bucket.size)
-    work = sum(bucket.work_seconds for bucket in method.buckets)
-    stages = [
-        dataclasses.replace(
-            collective,
-            work_seconds=sum(b.collectives[i].work_seconds for b in method.buckets),
-            sent_bytes=sum(b.collectives[i].sent_bytes for b in method.buckets),
-        )
-        for i, collective in enumerate(largest.collectives)
-    ]
-    buckets = []
-    for size in _bucket_sizes(sizes, bucket_bytes):
-        share = size / total
-        parts = tuple(
-            dataclasses.replace(
-                stage,
-                work_seconds=share * stage.work_seconds,
-                sent_bytes=share * stage.sent_bytes,
-            )
-            for stage in stages
-        )
-        buckets.append(Bucket(size, parts, share * work))
-    return dataclasses.replace(method, buckets=buckets)
-
-
-def _bucket_sizes(sizes: Sequence[int], bucket_bytes: int) -> list[int]:
-    grouped = [0]
-    for size in reversed(sizes):
-        if grouped[-1] * FLOAT_BYTES >= bucket_bytes:
-            grouped.append(0)
-        grouped[-1] += size
-    return grouped
-
-
-def with_more_workers(links: Mapping[str, Link], measured: int, workers: int) -> dict[str, Link]:
-    """Returns the links between another number of workers than in the measurement.
-
-    Each worker keeps its bandwidth. Latency is assumed to grow with the logarithm of the number of
-    workers. Measure with more workers to replace this assumption.
-
-    Args:
-        links: dictionary of `Link`.
-        measured, workers: number of workers in the measurement, and the other number, at least 2.
-
-    Raises:
-        ValueError: for fewer than 2 workers.
-
-    Example:
-        >>> from tf_onebit.planner import uniform_links, with_more_workers
-        >>> links = with_more_workers(uniform_links(125e6, 0.001), measured=2, workers=8)
-        >>> links["all_gather"].latency_seconds
-        0.003
-    """
-    require_workers(measured, 2)
-    require_workers(workers, 2)
-    factor = max(1.0, math.log2(workers) / math.log2(measured))
-    return {
-        kind: dataclasses.replace(link, latency_seconds=factor * link.latency_seconds)
-        for kind, link in links.items()
-    }
-
-
-def uniform_links(bytes_per_second: float, latency_seconds: float) -> dict[str, Link]:
-    """Returns links of one rate for all kinds of collectives: dictionary of `Link` without work.
-
-    Raises:
-        ValueError: for a rate of 0 or a negative latency.
-
-    Example:
-        >>> from tf_onebit.planner import uniform_links
-        >>> sorted(uniform_links(bytes_per_second=125e6, latency_seconds=0.001))
-        ['all_gather', 'all_reduce', 'all_to_all']
-    """
-    link = Link(latency_seconds, bytes_per_second)
-    return dict.fromkeys(("all_to_all", "all_gather", "all_reduce"), link)
 
 
 def interpolated(measured: Mapping[int, Computation], per_replica_batch_size: float) -> Computation:

@@ -2,14 +2,13 @@
 
 import collections
 import dataclasses
-import heapq
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from tf_onebit.planner.cores import Action, Cores
 from tf_onebit.planner.costs import (
     Bucket,
     Collective,
@@ -19,8 +18,10 @@ from tf_onebit.planner.costs import (
     require_workers,
 )
 
-# A function of the time at which it is called.
-_Action = Callable[[float], None]
+# A function of the time, and of what the worker does next.
+_Event = Callable[[float, Action], None]
+# Step, pass or bucket, and number of a collective.
+_Place = tuple[int, str | int, int]
 
 # Least part of a worker's computing speed that messages leave.
 _LEAST_SPEED = 0.05
@@ -65,6 +66,9 @@ def simulate(
     long as on the slowest of their links. Meanwhile it takes computing time from each worker, as
     the worker's link says. When all buckets are exchanged, weights are updated, and the next step
     begins.
+
+    Workers that belong to groups wait for each of their `activations`. All groups are taken to be
+    at the same place, so that all workers wait for all.
 
     Args:
         workers: list of `Worker`, or of pairs `(worker, count)` for workers that are alike, which
@@ -113,21 +117,6 @@ def simulate(
     return _Run(simulated, buckets, steps, delay, slowdowns).run()
 
 
-class _Core:
-    """Core of a worker, for one task at a time, which is slower while messages are under way."""
-
-    __slots__ = ("tasks", "remaining", "speed", "since", "version")
-
-    def __init__(self) -> None:
-        self.tasks: list[
-            list[Any]
-        ] = []  # heap of [priority, number, seconds, function to call at the end]
-        self.remaining = 0.0  # seconds of the first task
-        self.speed = 1.0
-        self.since = 0.0
-        self.version = 0
-
-
 class _Run:
     def __init__(
         self,
@@ -139,14 +128,13 @@ class _Run:
     ) -> None:
         self._workers, self._buckets = workers, buckets
         self._steps, self._delay, self._slowdowns = steps, delay, slowdowns
-        self._cores = [_Core() for _ in workers]
-        # Heap of the time, a number, the core and its version; or of an action without a core.
-        self._events: list[tuple[float, int, int | None, int, _Action | None]] = []
-        self._numbers = itertools.count()
-        # Number of workers that have not reached a collective yet, by (step, bucket, stage).
-        self._missing: dict[tuple[int, int, int], int]
-        self._missing = collections.defaultdict(lambda: len(workers))
-        self._waiting: collections.deque[tuple[int, int, int]] = collections.deque()
+        self._cores = Cores(len(workers))
+        # What workers do after a collective, for those that have reached it, by its place: step,
+        # pass or bucket, and number.
+        self._reached: dict[_Place, list[Action]] = collections.defaultdict(list)
+        # Step, collective and what follows, of the collectives that all workers have reached.
+        self._waiting: collections.deque[tuple[int, Collective, list[Action]]]
+        self._waiting = collections.deque()
         self._link_is_free = True
         # By worker: number of unfinished buckets by step, and the step whose gradients are ready.
         self._left: list[collections.Counter[int]] = [collections.Counter() for _ in workers]
@@ -159,42 +147,95 @@ class _Run:
     def run(self) -> Simulation:
         for worker in range(len(self._workers)):
             self._begin_step(0.0, worker, 0)
-        while self._events:
-            time, _, index, version, action = heapq.heappop(self._events)
-            if action is not None:
-                action(time)
-            elif index is not None and self._cores[index].version == version:
-                self._finish_task(time, index)
+        self._cores.run()
         ends = self._ends.max(axis=1)
         return Simulation(np.diff(ends, prepend=0.0), self._link_seconds)
 
     def _begin_step(self, time: float, index: int, step: int) -> None:
         if step == self._steps:
             return
-        computation = self._workers[index].computation
-        factor = self._slowdowns[step, index]
+        worker = self._workers[index]
+        computation, activations = worker.computation, worker.activations
         self._left[index][step] = len(self._buckets)
-        total = sum(bucket.size for bucket in self._buckets)
 
-        def backward(time: float, number: int = 0) -> None:
-            if number == len(self._buckets):
-                self._computed[index] = step
-                self._update_if_due(time, index, step)
-                return
-            bucket = self._buckets[number]
-            share = bucket.size / total if total else 1 / len(self._buckets)
-            seconds = factor * computation.backward_seconds * share
+        def forward(time: float) -> None:
+            messages = activations.forward
+            places = [(i + 1) / len(messages) for i in range(len(messages))]
+            events = [
+                (place, self._message(index, (step, "forward", i), messages[i]))
+                for i, place in enumerate(places)
+            ]
+            self._compute(time, index, step, computation.forward_seconds, events, backward)
 
-            def ready(time: float) -> None:
-                self._stage(time, index, step, number, 0)
-                backward(time, number + 1)
+        def backward(time: float) -> None:
+            messages = activations.backward
+            total = sum(bucket.size for bucket in self._buckets)
+            sizes = [bucket.size if total else 1 for bucket in self._buckets]
+            events = [
+                (ready / sum(sizes), self._bucket(index, step, number))
+                for number, ready in enumerate(itertools.accumulate(sizes))
+            ]
+            events += [
+                (i / len(messages), self._message(index, (step, "backward", i), message))
+                for i, message in enumerate(messages)
+            ]
+            events.sort(key=lambda event: event[0])
+            self._compute(time, index, step, computation.backward_seconds, events, computed)
 
-            self._add_task(time, index, _COMPUTATION, seconds, ready)
+        def computed(time: float) -> None:
+            self._computed[index] = step
+            self._update_if_due(time, index, step)
 
-        seconds = factor * computation.forward_seconds
-        if not self._buckets:
-            seconds += factor * computation.backward_seconds
-        self._add_task(time, index, _COMPUTATION, seconds, backward)
+        forward(time)
+
+    def _compute(
+        self,
+        time: float,
+        index: int,
+        step: int,
+        seconds: float,
+        events: Sequence[tuple[float, _Event]],
+        then: Action,
+    ) -> None:
+        """Computes a pass, with what happens on the way.
+
+        Args:
+            time, index, step: when, which worker, and in which step.
+            seconds: time of the computation.
+            events: list of the part of the pass that is over before an event, and the event.
+            then: what follows the pass.
+        """
+        seconds *= self._slowdowns[step, index]
+
+        def go_on(time: float, number: int = 0, done: float = 0.0) -> None:
+            place, event = events[number] if number < len(events) else (1.0, None)
+
+            def there(time: float) -> None:
+                if event is None:
+                    then(time)
+                else:
+                    event(time, lambda time: go_on(time, number + 1, place))
+
+            self._cores.add_task(time, index, _COMPUTATION, seconds * max(0.0, place - done), there)
+
+        go_on(time)
+
+    def _bucket(self, index: int, step: int, number: int) -> _Event:
+        """Returns the event that the gradients of a bucket are ready."""
+
+        def ready(time: float, go_on: Action) -> None:
+            self._stage(time, index, step, number, 0)
+            go_on(time)
+
+        return ready
+
+    def _message(self, index: int, place: _Place, collective: Collective) -> _Event:
+        """Returns the event that a worker needs an answer before it can go on."""
+
+        def needed(time: float, go_on: Action) -> None:
+            self._reach(time, place, collective, go_on)
+
+        return needed
 
     def _stage(self, time: float, index: int, step: int, number: int, stage: int) -> None:
         """Does the work before a collective, or after the last one."""
@@ -205,17 +246,24 @@ class _Run:
                 self._left[index][step] -= 1
                 self._update_if_due(time, index, step + self._delay)
 
-            self._add_task(time, index, _EXCHANGE, bucket.work_seconds, through)
+            self._cores.add_task(time, index, _EXCHANGE, bucket.work_seconds, through)
             return
-        key = step, number, stage
+        collective = bucket.collectives[stage]
+
+        def go_on(time: float) -> None:
+            self._stage(time, index, step, number, stage + 1)
 
         def arrive(time: float) -> None:
-            self._missing[key] -= 1
-            if not self._missing[key]:
-                self._waiting.append(key)
-                self._start_collective(time)
+            self._reach(time, (step, number, stage), collective, go_on)
 
-        self._add_task(time, index, _EXCHANGE, bucket.collectives[stage].work_seconds, arrive)
+        self._cores.add_task(time, index, _EXCHANGE, collective.work_seconds, arrive)
+
+    def _reach(self, time: float, place: _Place, collective: Collective, then: Action) -> None:
+        """Counts a worker that has reached a collective, after which it does something."""
+        self._reached[place].append(then)
+        if len(self._reached[place]) == len(self._workers):
+            self._waiting.append((place[0], collective, self._reached.pop(place)))
+            self._start_collective(time)
 
     def _update_if_due(self, time: float, index: int, step: int) -> None:
         """Ends a step if its gradients are computed and the gradients that it applies are there."""
@@ -231,29 +279,29 @@ class _Run:
             self._ends[step, index] = time
             self._begin_step(time, index, step + 1)
 
-        self._add_task(time, index, _COMPUTATION, seconds, end)
+        self._cores.add_task(time, index, _COMPUTATION, seconds, end)
 
     def _start_collective(self, time: float) -> None:
         if not self._link_is_free or not self._waiting:
             return
-        step, number, stage = self._waiting.popleft()
-        collective = self._buckets[number].collectives[stage]
+        step, collective, following = self._waiting.popleft()
         seconds = self._duration(collective)
         self._link_is_free = False
         self._link_seconds[step] += seconds
         for index, worker in enumerate(self._workers):
             work = worker.link(collective.kind).all_work_seconds(collective.sent_bytes)
             busy = work / seconds if seconds else 0.0
-            self._set_speed(time, index, max(_LEAST_SPEED, 1.0 - busy))
+            self._cores.set_speed(time, index, max(_LEAST_SPEED, 1.0 - busy))
 
         def end(time: float) -> None:
             self._link_is_free = True
             for index in range(len(self._workers)):
-                self._set_speed(time, index, 1.0)
-                self._stage(time, index, step, number, stage + 1)
+                self._cores.set_speed(time, index, 1.0)
+            for action in following:
+                action(time)
             self._start_collective(time)
 
-        heapq.heappush(self._events, (time + seconds, next(self._numbers), None, 0, end))
+        self._cores.call_at(time + seconds, end)
 
     def _duration(self, collective: Collective) -> float:
         key = collective.kind, collective.sent_bytes
@@ -263,45 +311,3 @@ class _Run:
                 for worker in self._workers
             )
         return self._durations[key]
-
-    def _add_task(
-        self, time: float, index: int, priority: int, seconds: float, action: _Action
-    ) -> None:
-        core = self._cores[index]
-        self._settle(time, core)
-        if core.tasks:
-            core.tasks[0][2] = core.remaining
-        heapq.heappush(core.tasks, [priority, next(self._numbers), seconds, action])
-        core.remaining = core.tasks[0][2]
-        self._schedule(time, index)
-
-    def _finish_task(self, time: float, index: int) -> None:
-        core = self._cores[index]
-        *_, action = heapq.heappop(core.tasks)
-        core.since = time
-        if core.tasks:
-            core.remaining = core.tasks[0][2]
-            self._schedule(time, index)
-        else:
-            core.version += 1
-        action(time)
-
-    def _set_speed(self, time: float, index: int, speed: float) -> None:
-        core = self._cores[index]
-        self._settle(time, core)
-        core.speed = speed
-        if core.tasks:
-            self._schedule(time, index)
-
-    def _settle(self, time: float, core: _Core) -> None:
-        """Subtracts from a core's task the work that is done until now."""
-        if core.tasks:
-            core.remaining = max(0.0, core.remaining - core.speed * (time - core.since))
-        core.since = time
-
-    def _schedule(self, time: float, index: int) -> None:
-        """Schedules the end of a core's first task, for the case that nothing comes between."""
-        core = self._cores[index]
-        core.version += 1
-        end = time + core.remaining / core.speed
-        heapq.heappush(self._events, (end, next(self._numbers), index, core.version, None))

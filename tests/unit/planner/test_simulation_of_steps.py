@@ -5,7 +5,16 @@ import time
 import numpy as np
 import pytest
 
-from tf_onebit.planner import Bucket, Collective, Computation, Link, Worker, simulate, within_nodes
+from tf_onebit.planner import (
+    Activations,
+    Bucket,
+    Collective,
+    Computation,
+    Link,
+    Worker,
+    simulate,
+    within_nodes,
+)
 
 COMPUTATION = Computation(1.0, 2.0, 0.5)
 
@@ -98,6 +107,42 @@ def test_nodes_add_up_before_they_exchange():
     assert buckets[0].sent_bytes == 5.0 + 60.0
     run = simulate([(Worker(COMPUTATION, links), 2)], buckets)
     assert run.mean_step_seconds == pytest.approx(3.5 + 0.6 + 5.0)
+
+
+def member(forward=(), backward=(), computation=COMPUTATION, latency=0.0):
+    """Returns a worker that waits for messages of these sizes, at one byte per second."""
+    passes = (
+        tuple(Collective(0.0, "all_gather within group", size) for size in sizes)
+        for sizes in (forward, backward)
+    )
+    links = {"all_gather": Link(0.0, 1.0), "all_gather within group": Link(latency, 1.0)}
+    return Worker(computation, links, Activations(2, *passes))
+
+
+def test_members_wait_for_each_of_their_messages():
+    waiting = member([0.5, 0.5], [0.25, 0.25, 0.25], latency=0.1)
+    assert step_seconds([], [(waiting, 2)]) == pytest.approx(3.5 + 1.0 + 0.75 + 5 * 0.1)
+
+
+def test_gradients_wait_for_the_activations_before_them():
+    # The pass begins with a message until 1 + 1, and half of it is computed at 3. The gradients
+    # that are ready then are sent until 7. The second message waits for them, until 8. The other
+    # half takes until 9, and the last gradients are sent until 9.5.
+    gradients = [bucket(1, 4.0), bucket(1, 0.5)]
+    assert step_seconds(gradients, [(member([], [1.0, 1.0]), 2)]) == pytest.approx(9.5 + 0.5)
+    # A message that is shorter than the computation before it does not hold up gradients.
+    gradients = [bucket(1, 0.5), bucket(1, 0.5)]
+    assert step_seconds(gradients, [(member([], [1.0]), 2)]) == pytest.approx(1 + 1 + 2 + 1.0)
+
+
+def test_late_gradients_are_sent_while_members_wait_for_activations():
+    late = simulate([(member([1.0, 1.0]), 2)], [bucket(1, 2.0)], steps=6, delay=1)
+    # The gradients take two seconds. The update and half of the forward pass hide one of them, and
+    # for the other one the first message waits.
+    assert late.step_seconds[-1] == pytest.approx(3.5 + 1.0 + 1.0 + 1.0)
+    # The message of a backward pass comes before it: the update and the forward pass hide more.
+    late = simulate([(member([], [1.0]), 2)], [bucket(1, 2.0)], steps=6, delay=1)
+    assert late.step_seconds[-1] == pytest.approx(3.5 + 1.0 + 0.5)
 
 
 def test_a_thousand_workers_with_stragglers_are_quick():
