@@ -16,6 +16,32 @@ def make_model():
     return model
 
 
+def make_large_model():
+    """Its first two layers can be split, and the last is too small."""
+    model = keras.Sequential(
+        [
+            keras.Input((16,)),
+            keras.layers.Dense(4096, activation="relu"),
+            keras.layers.Dense(64, activation="softmax"),
+            keras.layers.Dense(40),
+        ]
+    )
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss="mse")
+    return model
+
+
+def make_large_model_with_lamb():
+    model = make_large_model()
+    model.compile(keras.optimizers.Lamb(), loss="mse")
+    return model
+
+
+def make_large_model_of_fixed_batches():
+    model = keras.Sequential([keras.Input(batch_shape=(6, 256)), keras.layers.Dense(512)])
+    model.compile("sgd", loss="mse")
+    return model
+
+
 def make_text_model():
     tokens = keras.Input((None,), dtype="int32", name="tokens")
     embedded = keras.layers.Embedding(50, 8)(tokens)

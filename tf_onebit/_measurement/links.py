@@ -53,13 +53,27 @@ class Links:
 
     Args:
         engine: `Engine` of one worker in this process.
+        crowding: what `workers_per_core` returns. Default: as these workers tell.
     """
 
-    def __init__(self, engine):
+    def __init__(self, engine, crowding=None):
         self.world_size = engine.world_size
         self.rank = engine.ranks[0]
         self._engine = engine
+        self._crowding = crowding
         self._functions = {}
+
+    def divided(self, members):
+        """Divides the workers of a Horovod job into groups of consecutive ranks.
+
+        Args:
+            members: number of workers in a group, which divides that of all.
+
+        Returns:
+            Two `Links`: of the group of this worker, and of the workers at its place in all groups.
+        """
+        crowding = self.workers_per_core()  # workers of other groups share cores, too
+        return [Links(engine, crowding) for engine in self._engine.divided(members)]
 
     def all(self, values):
         """Gathers numbers of all workers: array `[world_size, len(values)]`."""
@@ -91,7 +105,7 @@ class Links:
 
     def measure(self):
         """Measures the collectives of this job. Returns a dictionary from kinds to `Link`."""
-        crowding = self.workers_per_core()
+        crowding = self.workers_per_core() if self._crowding is None else self._crowding
         return {kind: self._measure(kind, crowding) for kind in _REQUESTS}
 
     def _measure(self, kind, crowding):

@@ -11,6 +11,8 @@ from tf_onebit._framework_internals.keras_models import inputs_of
 from tf_onebit._framework_internals.keras_optimizers import original_class
 from tf_onebit._measurement import Alone
 from tf_onebit._preflight.loss import loss_of
+from tf_onebit._shares import group_of
+from tf_onebit._training.group_gradients import mean_over_members
 from tf_onebit._training.model_optimizers import inner_optimizer
 from tf_onebit.exchanges import GradientSpec
 from tf_onebit.planner import Computation
@@ -192,7 +194,10 @@ class ModelInStep:
         """Computes the gradients that the optimizer gets: list of tensors, or None in places."""
         with tf.GradientTape() as tape:
             loss = self.loss(batch)
-        return tape.gradient(loss, self._variables)
+        gradients = tape.gradient(loss, self._variables)
+        variables = self.model.trainable_variables
+        group = group_of(variables)
+        return gradients if group is None else mean_over_members(gradients, variables, group)
 
     def _update(self, batch):
         gradients = self.gradients(batch)

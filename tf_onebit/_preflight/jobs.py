@@ -12,23 +12,32 @@ from tf_onebit._preflight.source import is_file, look_here, require_source
 _RANKS_OF_MPI = "OMPI_COMM_WORLD_RANK", "PMI_RANK"
 
 
-def workers_of_job():
+def workers_of_job(in_groups=False):
     """Returns the workers of the job that this process belongs to: `Links`, or `Alone`.
 
     They are Horovod's workers if `horovodrun` or MPI has started this process, and the workers of
     the TensorFlow cluster if TF_CONFIG describes one.
 
+    Args:
+        in_groups: whether links within and between groups of these workers are to be measured.
+
     Raises:
         ValueError: if Horovod is needed but cannot be used, or TF_CONFIG describes no cluster.
     """
     if "HOROVOD_RANK" in os.environ:
-        return _workers(_horovod_engine())
+        return _workers(_horovod_engine(in_groups))
     if os.environ.get("TF_CONFIG"):
+        if in_groups:
+            raise ValueError(
+                "Processes that hold one model together are those of a Horovod job. Received: "
+                "--members in a job with TF_CONFIG. Start the plan with horovodrun, or give "
+                "--bandwidth."
+            )
         from tf_onebit.distribute import MultiWorkerMirroredStrategy
 
         return _workers(MultiWorkerMirroredStrategy().extended.engine)
     if any(name in os.environ for name in _RANKS_OF_MPI):
-        return _workers(_horovod_engine())
+        return _workers(_horovod_engine(in_groups))
     return Alone()
 
 
@@ -36,7 +45,7 @@ def _workers(engine):
     return Links(engine) if engine.world_size > 1 else Alone()
 
 
-def _horovod_engine():
+def _horovod_engine(in_groups):
     try:
         import tf_onebit.horovod as hvd
         from tf_onebit.collectives.horovod import HorovodEngine
@@ -45,7 +54,7 @@ def _horovod_engine():
             f"This process was started by horovodrun or MPI, and Horovod cannot be used: {error} "
             "Start it with `tf-onebit launch`, or alone."
         ) from error
-    hvd.init()
+    hvd.init(process_sets="dynamic" if in_groups else None)
     take_a_gpu(hvd.local_rank())
     return HorovodEngine()
 

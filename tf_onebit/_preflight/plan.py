@@ -1,7 +1,7 @@
-"""`tf-onebit plan`: measurements of a model, this machine and its links, and advice from them."""
+"""`tf-onebit plan`: the command, its options, and the links that it is told."""
 
 import argparse
-import dataclasses
+import functools
 import math
 import re
 
@@ -13,6 +13,8 @@ Measures the time of a model's step on this machine, and the time of encoding an
 horovodrun or `tf-onebit launch` starts it, it also measures the links between the workers. A single
 process assumes its links. Predicts the time of a step for each method and number of workers, and
 names the longest part of the step. Recommends a method and its settings. Does not change the model.
+With --members, it also plans for groups of workers that hold one model together, and tells whether
+that pays.
 """
 _BITS_PER_SECOND = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _RATE = re.compile(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)")
@@ -48,6 +50,14 @@ def add_command(commands):
         "times as many)",
     )
     parser.add_argument(
+        "--members",
+        type=_group_size,
+        nargs="+",
+        default=[],
+        metavar="M",
+        help="also plan for groups of M workers that hold one model together (model parallelism)",
+    )
+    parser.add_argument(
         "--bandwidth",
         type=_rate,
         metavar="RATE",
@@ -59,6 +69,19 @@ def add_command(commands):
         type=_milliseconds,
         metavar="MS",
         help=f"latency of a message, with --bandwidth (default: {_ASSUMED_LATENCY_MS:g})",
+    )
+    parser.add_argument(
+        "--bandwidth-within",
+        type=_rate,
+        metavar="RATE",
+        help="bandwidth between the members of a group, with --members (default: as between "
+        "workers)",
+    )
+    parser.add_argument(
+        "--latency-within",
+        type=_milliseconds,
+        metavar="MS",
+        help="latency of a message between the members of a group, with --bandwidth-within",
     )
     parser.add_argument(
         "--target-density",
@@ -87,36 +110,6 @@ def add_command(commands):
     parser.set_defaults(run=run)
 
 
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """Results of `tf-onebit plan`, with times in seconds.
-
-    Attributes:
-        per_replica_batch_size: number of samples of a worker in a step.
-        sizes: number of values of each gradient.
-        computations: dictionary: `planner.Computation` by number of samples.
-        alone_seconds: computation of a step of one worker while the others wait.
-        links: dictionary: `planner.Link` by kind of collective.
-        measured_workers: number of workers that links were measured between, or 1 if links are
-            assumed.
-        predictions: list of `planner.Prediction`.
-        advice: dictionary: `planner.Advice` by number of workers.
-        programs: dictionary: lines of Python that follow the advice, by number of workers.
-        doubts: list of sentences on unreliable times.
-    """
-
-    per_replica_batch_size: int
-    sizes: list
-    computations: dict
-    alone_seconds: float
-    links: dict
-    measured_workers: int
-    predictions: list
-    advice: dict
-    programs: dict
-    doubts: list
-
-
 def run(options):
     """Runs the command and returns its exit status."""
     return run_command("plan", _run, options, check=lambda options: require_source(options.model))
@@ -125,24 +118,15 @@ def run(options):
 def _run(options):
     from tf_onebit._preflight import report
     from tf_onebit._preflight.jobs import load_model, require_writable, workers_of_job
-    from tf_onebit.planner import uniform_links
+    from tf_onebit._preflight.planning import make_plan
 
-    workers = workers_of_job()
+    workers = workers_of_job(in_groups=bool(options.members) and options.bandwidth is None)
     if workers.rank == 0:
         require_writable(options.json, options.plot)
     if options.plot:
         report.require_plottable(options.plot)
-    links = None
-    if options.bandwidth is not None or workers.world_size == 1:
-        rate = options.bandwidth or _rate(_ASSUMED_RATE)
-        latency = _ASSUMED_LATENCY_MS if options.latency is None else options.latency
-        links = uniform_links(rate / 8, 1e-3 * latency)
-    elif options.latency is not None:
-        raise ValueError(
-            f"This job measures its links. Received: --latency {options.latency:g} without "
-            "--bandwidth. Give both, or neither."
-        )
-    plan = make_plan(load_model(options.model), workers, links, options)
+    make_model = functools.partial(load_model, options.model)
+    plan = make_plan(make_model, workers, *_told_links(options, workers), options)
     if workers.rank == 0:
         print(report.text(plan))
         if options.json:
@@ -151,77 +135,39 @@ def _run(options):
             report.write_plot(plan, options.plot)
 
 
-def make_plan(model, workers, links, options):
-    """Measures a model, predicts times of its steps, and recommends a method.
-
-    Args:
-        model: Keras model, compiled. It is not changed.
-        workers: `Links` or `Alone`.
-        links: dictionary of `planner.Link`, or None to measure them.
-        options: the command's arguments, from `argparse`.
-
-    Returns:
-        `Plan`.
-
-    Raises:
-        ValueError: for a model that cannot be measured.
-    """
-    from tf_onebit._preflight.measurements import measure
-    from tf_onebit._preflight.program import lines_for
-    from tf_onebit._preflight.suitable import (
-        checked_first,
-        checks_gradients_first,
-        suitable,
-        with_notes,
-    )
-    from tf_onebit.planner import advise, interpolated, predict
-
-    least = max(2, workers.world_size)
-    world_sizes = sorted(set(options.workers or [least, 2 * least, 4 * least]))
-    measured = measure(model, workers, links, world_sizes, options)
-    size = measured.per_replica_batch_size
-    computations, methods = measured.computations, measured.methods
-    if checks_gradients_first(model.optimizer):  # delayed gradients wait for the check, too
-        computations = {n: c.without_overlap() for n, c in computations.items()}
-        methods = {n: [checked_first(m, n) for m in methods[n]] for n in methods}
-    computation, alone = interpolated(computations, size), measured.alone_seconds
-    predictions = [
-        predict(method, computation, measured.links_of(world_size), world_size, alone)
-        for world_size in world_sizes
-        for method in methods[world_size]
-    ]
-    advice = {
-        world_size: advise(
-            suitable(methods[world_size], model.optimizer),
-            {size: computation} if measured.has_sparse else computations,
-            measured.links_of(world_size),
-            world_size,
-            size,
-            measured.sizes,
-            alone,
+def _told_links(options, workers):
+    """Returns the links between workers and those within groups, each None to measure them."""
+    links = links_within = None
+    if options.bandwidth is not None or workers.world_size == 1:
+        links = _uniform_links(options.bandwidth or _rate(_ASSUMED_RATE), options.latency)
+    elif options.latency is not None:
+        raise ValueError(
+            f"This job measures its links. Received: --latency {options.latency:g} without "
+            "--bandwidth. Give both, or neither."
         )
-        for world_size in world_sizes
-    }
-    chosen = {
-        n: next(method for method in methods[n] if method.name == one.method)
-        for n, one in advice.items()
-    }
-    return Plan(
-        size,
-        measured.sizes,
-        measured.computations,
-        alone,
-        measured.links,
-        measured.measured_workers,
-        predictions,
-        {n: with_notes(one, chosen[n], model) for n, one in advice.items()},
-        {n: lines_for(chosen[n], one.bucket_bytes) for n, one in advice.items()},
-        measured.doubts,
-    )
+    if options.bandwidth_within is not None:
+        links_within = _uniform_links(options.bandwidth_within, options.latency_within)
+    elif options.latency_within is not None:
+        raise ValueError(
+            "Latency and bandwidth describe the links within a group together. Received: "
+            f"--latency-within {options.latency_within:g} without --bandwidth-within. Give both, "
+            "or neither."
+        )
+    return links, links_within
+
+
+def _uniform_links(rate, latency):
+    from tf_onebit.planner import uniform_links
+
+    return uniform_links(rate / 8, 1e-3 * (_ASSUMED_LATENCY_MS if latency is None else latency))
 
 
 def _positive(text):
     return _whole(text, 1)
+
+
+def _group_size(text):
+    return _whole(text, 2)
 
 
 def _several(text):

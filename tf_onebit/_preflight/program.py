@@ -11,21 +11,47 @@ def lines_for(method, bucket_bytes):
         method: the recommended `planner.Method`.
         bucket_bytes: of the exchange, or None to keep its own.
     """
-    exchange, last = method.template, []
-    if method.sync_period is not None:
-        arguments = [f"sync_period={method.sync_period}"]
-        if not isinstance(exchange, FullPrecision):  # the default
-            arguments.append(f"exchange={_python(exchange)}")
-        callback = f"tf_onebit.callbacks.BlockMomentum({', '.join(arguments)})"
-        exchange, last = Local(), [f"callbacks = [{callback}]  # of model.fit"]
-    else:
-        exchange = _scheduled(exchange, method.delay, bucket_bytes)
+    exchange, callbacks = _exchange_and_callbacks(method, bucket_bytes)
     return [
         f"exchange = {_python(exchange)}",
         "strategy = tf_onebit.distribute.MultiWorkerMirroredStrategy(exchange)",
         "optimizer = hvd.DistributedOptimizer(optimizer, exchange)  # over Horovod",
-        *last,
+        *callbacks,
     ]
+
+
+def lines_for_groups(method, members, per_replica_batch_size):
+    """Returns the lines of Python that split the model among the members of groups: list.
+
+    Args:
+        method: `planner.Method` of exchange between groups.
+        members: number of members of a group.
+        per_replica_batch_size: number of samples for each worker, of which a group takes those of
+            all its members.
+    """
+    exchange, callbacks = _exchange_and_callbacks(method, None)
+    return [
+        f"exchange = {_python(exchange)}",
+        'hvd.init(process_sets="dynamic")',
+        f"groups = tf_onebit.model_parallel.Groups({members})",
+        "model = tf_onebit.model_parallel.split(model, groups)",
+        "optimizer = hvd.DistributedOptimizer(optimizer, exchange)",
+        f"batch_size = {members * per_replica_batch_size}  # of model.fit: samples of a group",
+        *callbacks,
+        f"# For devices: MultiWorkerMirroredStrategy(exchange, model_parallel={members})",
+    ]
+
+
+def _exchange_and_callbacks(method, bucket_bytes):
+    """Returns the exchange of a method, and a list of the line that makes its callbacks, if any."""
+    exchange = method.template
+    if method.sync_period is None:
+        return _scheduled(exchange, method.delay, bucket_bytes), []
+    arguments = [f"sync_period={method.sync_period}"]
+    if not isinstance(exchange, FullPrecision):  # the default
+        arguments.append(f"exchange={_python(exchange)}")
+    callback = f"tf_onebit.callbacks.BlockMomentum({', '.join(arguments)})"
+    return Local(), [f"callbacks = [{callback}]  # of model.fit"]
 
 
 def _scheduled(exchange, delay, bucket_bytes):

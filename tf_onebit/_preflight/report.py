@@ -4,7 +4,7 @@ import dataclasses
 import json
 import pathlib
 
-from tf_onebit._formatting import format_number
+from tf_onebit._formatting import format_milliseconds, format_number
 
 _HEADER = ("", "ms per step", "speed-up", "MB sent", "longest")
 # Workers share processors if a step among others takes more than this many times as long.
@@ -14,7 +14,7 @@ _BOTTLENECKS = {"computation": "computation", "coding": "encoding", "sending": "
 
 def text(plan):
     """Returns the text of a plan."""
-    lines = [_about_links(plan), _about_computation(plan), *plan.doubts]
+    lines = [_about_links(plan), _about_computation(plan), *_about_members(plan), *plan.doubts]
     for workers in sorted({prediction.workers for prediction in plan.predictions}):
         rows = [p for p in plan.predictions if p.workers == workers]
         lines += [
@@ -24,7 +24,10 @@ def text(plan):
         ]
     for workers, advice in plan.advice.items():
         lines += ["", f"Advice for {workers} workers: {advice.method}"]
-        lines += [f"- {sentence}" for sentence in advice.sentences]
+        sentences = [*advice.sentences]
+        if workers in plan.group_advice:
+            sentences += plan.group_advice[workers].sentences
+        lines += [f"- {sentence}" for sentence in sentences]
     for program in dict.fromkeys(map(tuple, plan.programs.values())):
         numbers = [str(workers) for workers, one in plan.programs.items() if tuple(one) == program]
         lines += ["", f"In the program, for {', '.join(numbers)} workers:"]
@@ -61,12 +64,31 @@ def _about_computation(plan):
     return text
 
 
+def _about_members(plan):
+    """Describes groups: list of one line for each number of members."""
+    lines = []
+    for members, member in plan.members.items():
+        activations = member.activations
+        messages = len(activations.forward) + len(activations.backward)
+        sent, held, whole = (
+            format_number(size / 1e6)
+            for size in (activations.sent_bytes, member.held_bytes, member.whole_bytes)
+        )
+        lines.append(
+            f"Groups of {members}: a step of {members * plan.per_replica_batch_size} samples takes "
+            f"{format_milliseconds(member.computation.seconds)} without its {messages} messages "
+            f"of {sent} MB in all. A member holds {held} of {whole} MB of weights, gradients and "
+            "the optimizer's state."
+        )
+    return lines
+
+
 def _table(predictions):
     rows = [_HEADER]
     for prediction in predictions:
         rows.append(
             (
-                prediction.method,
+                _row_name(prediction),
                 f"{1e3 * prediction.step_seconds:.1f}",
                 f"{prediction.speed_up:.2f}",
                 format_number(prediction.sent_bytes / 1e6),
@@ -82,6 +104,12 @@ def _table(predictions):
         ).rstrip()
         for row in rows
     ]
+
+
+def _row_name(prediction):
+    if prediction.members == 1:
+        return prediction.method
+    return f"{prediction.groups}x{prediction.members}, {prediction.method}"
 
 
 def write_json(plan, path):
@@ -114,9 +142,12 @@ def write_plot(plan, path):
     axes = figure.add_subplot()
     numbers = sorted({prediction.workers for prediction in plan.predictions})
     axes.plot([1, *numbers], [1, *numbers], color="0.7", linestyle="--", label="ideal")
-    for method in dict.fromkeys(prediction.method for prediction in plan.predictions):
-        points = {p.workers: p.speed_up for p in plan.predictions if p.method == method}
-        axes.plot([1, *points], [1, *points.values()], marker="o", markersize=4, label=method)
+    kinds = dict.fromkeys((p.members, p.method) for p in plan.predictions)
+    for kind in sorted(kinds, key=lambda kind: kind[0]):
+        members, method = kind
+        points = {p.workers: p.speed_up for p in plan.predictions if (p.members, p.method) == kind}
+        label = method if members == 1 else f"groups of {members}, {method}"
+        axes.plot([1, *points], [1, *points.values()], marker="o", markersize=4, label=label)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
     for axis in (axes.xaxis, axes.yaxis):

@@ -28,15 +28,30 @@ def checks_gradients_first(optimizer):
     return skips or isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
 
 
-def checked_first(method, world_size):
-    """Returns the `planner.Method` of workers that check gradients before they exchange them.
+def as_computed(computation, optimizer):
+    """Returns the `planner.Computation` of workers, which may check all gradients first."""
+    return computation.without_overlap() if checks_gradients_first(optimizer) else computation
 
-    No gradient is delayed. In each step, workers exchange a flag before all else.
+
+def as_exchanged(methods, world_size, optimizer):
+    """Returns the methods of workers, which may check all gradients before they exchange any.
+
+    Then no gradient is delayed. In each step, workers exchange a flag before all else.
+
+    Args:
+        methods: list of `planner.Method`.
+        world_size: number of workers that exchange.
+        optimizer: Keras optimizer.
     """
-    if method.sync_period is not None:
-        return method
+    if not checks_gradients_first(optimizer):
+        return methods
     flag = Collective(0.0, "all_reduce", all_reduce_bytes(FLOAT_BYTES, world_size))
-    return dataclasses.replace(method, delay=0, buckets=[Bucket(0, (flag,)), *method.buckets])
+    return [
+        dataclasses.replace(method, delay=0, buckets=[Bucket(0, (flag,)), *method.buckets])
+        if method.sync_period is None
+        else method
+        for method in methods
+    ]
 
 
 def with_notes(advice, method, model):

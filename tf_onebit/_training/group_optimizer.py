@@ -32,12 +32,7 @@ def follow_group(exchange, variables, user):
     if group is None or exchange.model_group is group:
         return group
     name = type(user).__name__
-    if isinstance(user, _OF_WHOLE_MATRICES) and any(map(is_part, variables)):
-        raise ValueError(
-            "The members of a group update their parts of a weight independently. Received: the "
-            f"optimizer {name}, whose updates depend on the whole weight. Use one that treats "
-            "each value alone, such as Adam."
-        )
+    require_updates_of_parts(user, variables)
     require_no_auto(exchange.template, name)
     peers = list(group.between.members)
     if exchange.group is not exchange.engine and list(exchange.group.members) != peers:
@@ -62,6 +57,21 @@ def require_no_auto(template, name):
             'All members of a group must exchange in the same way, and exchange="auto" decides by '
             f'times that differ between them. Received: {name} with exchange="auto". Choose one, '
             "such as tf_onebit.OneBit()."
+        )
+
+
+def require_updates_of_parts(user, variables):
+    """Raises ValueError for an optimizer that cannot update parts of weights.
+
+    Args:
+        user: Keras optimizer, or another user of an exchange.
+        variables: list of the variables that it updates.
+    """
+    if isinstance(user, _OF_WHOLE_MATRICES) and any(map(is_part, variables)):
+        raise ValueError(
+            "The members of a group update their parts of a weight independently. Received: the "
+            f"optimizer {type(user).__name__}, whose updates depend on the whole weight. Use one "
+            "that treats each value alone, such as Adam."
         )
 
 

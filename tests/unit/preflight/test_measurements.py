@@ -11,7 +11,7 @@ import tf_onebit
 import tf_onebit.horovod as hvd
 from tests.support import planned
 from tf_onebit._measurement import Alone, measure_exchange, with_world_size
-from tf_onebit._preflight import measurements
+from tf_onebit._preflight import methods
 from tf_onebit._preflight.computation import ModelInStep
 from tf_onebit._preflight.measurements import alone_seconds_of, measure
 from tf_onebit.exchanges import FullPrecision, GradientSpec, OneBit, Threshold
@@ -297,7 +297,7 @@ def test_dense_gradients_in_full_precision_are_measured_for_one_number_of_worker
             measured.append((world_size, any(spec.sparse for spec in specs)))
         return measure_exchange(exchange, specs, world_size, *arguments, **options)
 
-    monkeypatch.setattr(measurements, "measure_exchange", measure_one)
+    monkeypatch.setattr(methods, "measure_exchange", measure_one)
     options = types.SimpleNamespace(
         per_replica_batch_size=8, unknown_size=16, target_density=0.01, sync_period=16
     )

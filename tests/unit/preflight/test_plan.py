@@ -18,10 +18,10 @@ from tests.support.programs import run_python
 from tf_onebit import Delayed, FullPrecision, Local, OneBit, Threshold, WarmStart
 from tf_onebit import _cli as cli
 from tf_onebit._measurement import Alone
-from tf_onebit._preflight import jobs, measurements, report
+from tf_onebit._preflight import jobs, planning, report
 from tf_onebit._preflight.doubts import doubts_about
 from tf_onebit._preflight.measurements import Measurements
-from tf_onebit._preflight.plan import Plan, make_plan
+from tf_onebit._preflight.planning import Plan, make_plan
 from tf_onebit._preflight.program import lines_for
 from tf_onebit._preflight.suitable import notes_on, suitable
 from tf_onebit.planner import (
@@ -308,10 +308,10 @@ def test_gradients_that_are_checked_first_overlap_with_nothing(
     }
     computations, links = {8: Computation(0.1, 0.2)}, uniform_links(125e6, 0.0)
     measured = Measurements(8, 8 * [10**6], False, computations, 0.3, methods, links, 1)
-    monkeypatch.setattr(measurements, "measure", lambda *_: measured)
+    monkeypatch.setattr(planning, "measure", lambda *_: measured)
     model = planned.make_model()
     model.compile(make_optimizer(), loss="mse")
-    made = make_plan(model, Alone(), None, planned_for(workers=[2]))
+    made = make_plan(lambda: model, Alone(), None, None, planned_for(workers=[2], members=[]))
     one_after_another = 0.3 + 8 * 0.032
     for prediction in made.predictions:
         # There are flags of two workers. Each sends its own.
@@ -356,11 +356,14 @@ def computation(seconds):
 
 def test_times_that_scatter_or_fall_are_told():
     rising = {32: computation(0.1), 64: computation(0.2)}
-    assert doubts_about(rising, {32: 0.1, 64: 0.1}) == []
-    (doubt,) = doubts_about(rising, {32: 0.1, 64: 0.5})
+    assert doubts_about(rising, {32: 0.1, 64: 0.1}, {}) == []
+    (doubt,) = doubts_about(rising, {32: 0.1, 64: 0.5}, {})
     assert doubt.startswith("These times are not reliable: times with 64 samples differ by 50 %.")
-    (doubt,) = doubts_about({32: computation(0.2), 64: computation(0.1)}, {32: 0.1, 64: 0.1})
+    (doubt,) = doubts_about({32: computation(0.2), 64: computation(0.1)}, {32: 0.1, 64: 0.1}, {})
     assert "64 samples take 100 ms, less than the 200 ms of 32 samples" in doubt
+    members = {2: types.SimpleNamespace(scatter=0.1), 4: types.SimpleNamespace(scatter=0.3)}
+    (doubt,) = doubts_about(rising, {32: 0.1, 64: 0.1}, members)
+    assert "not reliable: times of a member of 4 differ by 30 %. Another" in doubt
 
 
 def test_a_model_that_is_not_there_is_told_before_tensorflow_is_imported():
@@ -440,6 +443,7 @@ def test_processes_of_horovod_have_a_gpu_each(monkeypatch, local_rank, name):
         (["--latency", "inf"], "a time in ms, at least 0: 'inf'"),
         (["--target-density", "2"], "a fraction of all values, such as 0.001: '2'"),
         (["--per-replica-batch-size", "0"], "at least 1: '0'"),
+        (["--members", "1"], "at least 2: '1'"),
     ],
 )
 def test_refuses_arguments(capsys, arguments, message):
