@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import pathlib
 import subprocess
@@ -20,8 +21,9 @@ _TENSORFLOW_PORT = 2222
 def run_workers(network, script, arguments, timeout_seconds=900):
     """Runs a script on every host of a network, as one job of Horovod or TensorFlow.
 
-    Worker i runs on host i, pinned to the i-th core that this process may use. Workers share cores
-    if there are more workers than cores.
+    Worker i runs on host i, pinned to the i-th core that this process may use. If there are more
+    workers than cores, consecutive workers share a core. So members of a group share one, and no
+    other group computes there while they wait for each other.
 
     Args:
         network: `Network`.
@@ -36,12 +38,13 @@ def run_workers(network, script, arguments, timeout_seconds=900):
         RuntimeError: if a worker fails or the time is over. All other workers are ended.
     """
     cores = sorted(os.sched_getaffinity(0))
+    workers_per_core = math.ceil(network.num_hosts / len(cores))
     with contextlib.ExitStack() as undo:
         directory = pathlib.Path(undo.enter_context(tempfile.TemporaryDirectory()))
         environment = undo.enter_context(_rendezvous(network))
         processes = []
         for rank in range(network.num_hosts):
-            pin = ["taskset", "--cpu-list", str(cores[rank % len(cores)])]
+            pin = ["taskset", "--cpu-list", str(cores[rank // workers_per_core])]
             process = subprocess.Popen(
                 network.command(rank, [*pin, sys.executable, str(script), *arguments]),
                 env=os.environ | environment | _worker_environment(network, rank),

@@ -1,18 +1,19 @@
-"""Measures steps of the papers' DNN in groups of processes, against a prediction.
+"""Compares steps of the papers' DNN in groups of processes with what `tf-onebit plan` predicts.
 
     sudo .venv/bin/python benchmarks/model_parallel.py --rate 10gbit 1gbit
 
-Workers in network namespaces with shaped links, each pinned to its own core, train the DNN
+Workers in network namespaces with shaped links, each pinned to a core, train the DNN
 429 - 7x2048 - 9304 (45M parameters), as K groups of M members. The number of samples of all groups
-together is the same for all rows. Groups exchange gradients by `OneBit`. Each row also runs with
-nothing sent, which is the computation of the prediction.
+together is the same for all rows. Groups exchange gradients by `OneBit`. In each round the workers
+first plan together, and then each row takes its turn.
+
+`--hidden 8x4096 --optimizer Adam` trains a DNN of 157M parameters, to show what a member holds.
 """
 
 import argparse
 import os
 from typing import NamedTuple
 
-import numpy as np
 from launch import run_workers
 from report import Spread, print_table, verdict
 from rows import (
@@ -25,123 +26,98 @@ from rows import (
     reports_by_rate,
     write_reports,
 )
-from step_worker import HIDDEN_LAYERS, NUM_CLASSES
-
-from tf_onebit.planner import ModelParallelism
 
 WORKER = STEP_WORKER.with_name("model_parallel_worker.py")
-# Part of the computation that a backward pass takes, in which messages can hide.
-BACKWARD = 2 / 3
+PLAN_WORKER = STEP_WORKER.with_name("plan_worker.py")
+METHOD = "1-bit"
 MOST_OF_PREDICTION = 0.15
+MOST_BEYOND_SHARE = 0.10
+THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "2"}
 
 
 class Row(NamedTuple):
-    """K groups of M members, with or without messages."""
+    """K groups of M members."""
 
     groups: int
     members: int
-    sends: bool
 
     @property
     def name(self):
-        return f"{self.groups}x{self.members}{'' if self.sends else ', nothing sent'}"
+        return f"{self.groups}x{self.members}"
 
 
 def rows_of(workers):
-    """Returns the rows for a number of workers: list."""
-    sizes = [members for members in range(1, workers + 1) if workers % members == 0]
-    return [Row(workers // m, m, sends) for m in sizes for sends in (False, True)]
+    """Returns the rows for a number of workers, from those without groups: list."""
+    return [Row(workers // m, m) for m in range(1, workers + 1) if workers % m == 0]
 
 
-def predicted_seconds(row, computed_seconds, exchange_bytes, samples, bytes_per_second):
-    """Predicts the time of a step.
-
-    Members wait for activations, forward and backward. Gradients travel during the backward pass.
-
-    Args:
-        row: `Row`.
-        computed_seconds: time of the same step with nothing sent.
-        exchange_bytes: bytes that a worker sends for gradients.
-        samples: number of samples of all groups.
-        bytes_per_second: goodput of a link.
-    """
-    if row.members == 1:
-        waiting = 0.0
-    else:
-        paper = ModelParallelism(
-            parameters=1,  # the computation is measured
-            operations_per_second=1,
-            bytes_per_second=bytes_per_second,
-            minibatch_size=samples / row.groups,
-            activations=sum(HIDDEN_LAYERS) + NUM_CLASSES,
-        )
-        waiting = 2 * paper.communication_seconds(row.members)
-    exchanging = exchange_bytes / bytes_per_second if row.groups > 1 else 0.0
-    return computed_seconds + waiting + max(0.0, exchanging - BACKWARD * computed_seconds)
+def predicted_seconds(rows, network, arguments):
+    """Has the workers plan together. Returns the predicted time of a step by row: dictionary."""
+    workers = network.num_hosts
+    options = [
+        *("--hidden", arguments.hidden, "--optimizer", arguments.optimizer),
+        *("--per-replica-batch-size", str(arguments.samples // workers)),
+        *("--workers", str(workers), "--members", *(str(r.members) for r in rows[1:])),
+    ]
+    plan = run_workers(network, PLAN_WORKER, options)[0]["plan"]
+    by_members = {
+        one["members"]: one["step_seconds"]
+        for one in plan["predictions"]
+        if one["method"] == METHOD or one["members"] == workers
+    }
+    return {row: by_members[row.members] for row in rows}
 
 
 def measured(row, network, arguments):
     options = [
         *("--members", str(row.members), "--samples", str(arguments.samples)),
+        *("--hidden", arguments.hidden, "--optimizer", arguments.optimizer),
         *("--interface", network.interface, "--steps", str(arguments.steps)),
-        *(() if row.sends else ("--send-nothing",)),
     ]
     results = run_workers(network, WORKER, options)
-    if row.sends:
-        check(row.name, results, ends_alike=False)
+    check(row.name, results, ends_alike=False)
     return results
 
 
-def summaries_of(rows, rounds, arguments, bytes_per_second):
-    summaries = []
-    for row in rows:
-        if not row.sends:
-            continue
-        results = [result for workers in rounds[row] for result in workers]
-        silent = [r for workers in rounds[row._replace(sends=False)] for r in workers]
-        seconds = Spread.of(pooled(results, "step_seconds"))
-        predicted = predicted_seconds(
-            row,
-            float(np.median(pooled(silent, "step_seconds"))),
-            results[0]["exchange_bytes"],
-            arguments.samples,
-            bytes_per_second,
-        )
-        summaries.append(
-            {
-                "row": row.name,
-                "step_seconds": seconds,
-                "predicted_seconds": predicted,
-                "interface_bytes": Spread.of([r["interface_bytes_per_step"] for r in results]),
-                "peak_memory_bytes": Spread.of([r["peak_memory_bytes"] for r in results]),
-                "held_values": results[0]["held_values"],
-            }
-        )
-    return summaries
+def summary_of(row, rounds, predictions):
+    results = [result for workers in rounds for result in workers]
+    return {
+        "row": row.name,
+        "step_seconds": Spread.of(pooled(results, "step_seconds")),
+        "predicted_seconds": Spread.of([prediction[row] for prediction in predictions]),
+        "interface_bytes": Spread.of([r["interface_bytes_per_step"] for r in results]),
+        "peak_memory_bytes": Spread.of([r["peak_memory_bytes"] for r in results]),
+        "held_bytes": results[0]["held_bytes"],
+        "held_share": 1 / row.members,
+    }
 
 
 def report(title, summaries):
-    table = [
-        [
-            summary["row"],
-            milliseconds_text(summary["step_seconds"]),
-            f"{1e3 * summary['predicted_seconds']:.1f}",
-            f"{summary['interface_bytes'].median / 1e6:.3f}",
-            f"{summary['held_values'] / 1e6:.2f}",
-            f"{summary['peak_memory_bytes'].median / 1e6:.0f}",
-        ]
-        for summary in summaries
-    ]
-    header = ["groups x members", "ms per step", "predicted", "MB on the interface"]
-    print_table(title, [*header, "M weights", "peak MB"], table)
-    return [
-        verdict(
-            f"{summary['row']}: differs from its prediction by a fraction of",
-            abs(summary["step_seconds"].median / summary["predicted_seconds"] - 1),
-            MOST_OF_PREDICTION,
+    whole = sum(summaries[0]["held_bytes"].values())
+    table, verdicts = [], []
+    for summary in summaries:
+        name, held = summary["row"], sum(summary["held_bytes"].values())
+        ratio = summary["predicted_seconds"].median / summary["step_seconds"].median
+        table.append(
+            [
+                name,
+                milliseconds_text(summary["step_seconds"]),
+                milliseconds_text(summary["predicted_seconds"]),
+                f"{ratio:.2f}",
+                f"{summary['interface_bytes'].median / 1e6:.3f}",
+                f"{held / 1e6:.0f}",
+                f"{held / whole:.3f}",
+                f"{summary['peak_memory_bytes'].median / 1e6:.0f}",
+            ]
         )
-        for summary in summaries
-    ]
+        claim = f"{title}, {name}: predicted over measured differs from 1 by"
+        verdicts.append(verdict(claim, abs(ratio - 1), MOST_OF_PREDICTION))
+        claim = f"{title}, {name}: part of the bytes that a worker without groups holds"
+        verdicts.append(verdict(claim, held / whole, summary["held_share"] + MOST_BEYOND_SHARE))
+    header = ["groups x members", "ms per step", "predicted", "predicted / measured"]
+    header += ["MB on the interface", "MB held", "of all", "peak MB"]
+    print_table(title, header, table)
+    return verdicts
 
 
 def main():
@@ -149,19 +125,28 @@ def main():
     add_rates(parser, "10gbit", "1gbit")
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--samples", type=int, default=256, help="of all groups together")
+    parser.add_argument("--hidden", default="7x2048", help="number and size of hidden layers")
+    parser.add_argument("--optimizer", choices=["SGD", "Adam"], default="SGD")
     parser.add_argument("--steps", type=int, default=10, help="timed steps per round")
     parser.add_argument("--rounds", type=int, default=3, help="times that each row is measured")
     parser.add_argument("--output", default="results/model_parallel.json")
     arguments = parser.parse_args()
+    os.environ.update(THREADS)
     cores = len(os.sched_getaffinity(0))
     if arguments.workers > cores:
-        print(f"{arguments.workers} workers share {cores} cores: times mean little.")
+        print(f"{arguments.workers} workers share {cores} cores.")
     rows = rows_of(arguments.workers)
 
     def measure(rate, network):
-        rounds = in_turns(rows, arguments.rounds, lambda row: measured(row, network, arguments))
-        bytes_per_second = network.goodput_bits_per_second() / 8
-        summaries = summaries_of(rows, rounds, arguments, bytes_per_second)
+        predictions = []
+
+        def turn(row):
+            if row == rows[0]:
+                predictions.append(predicted_seconds(rows, network, arguments))
+            return measured(row, network, arguments)
+
+        rounds = in_turns(rows, arguments.rounds, turn)
+        summaries = [summary_of(row, rounds[row], predictions) for row in rows]
         title = f"{arguments.workers} workers, {arguments.samples} samples, links of {rate}"
         return summaries, report(title, summaries)
 

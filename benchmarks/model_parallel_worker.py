@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import os
 import pathlib
 import time
@@ -11,29 +12,49 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras
 import numpy as np
 import tensorflow as tf
-from step_worker import NUM_CLASSES, NUM_FEATURES, NobodyElse, make_model, peak_memory_bytes
+from step_worker import (
+    NUM_CLASSES,
+    NUM_FEATURES,
+    make_model,
+    make_optimizer,
+    peak_memory_bytes,
+)
 
 import tf_onebit.horovod as hvd
 from tf_onebit import OneBit, model_parallel
+
+
+def held_bytes(model, optimizer):
+    """Returns the bytes that this worker holds of the model, by what they are for: dictionary."""
+    residuals = [v for e in optimizer.gradient_exchange.built for v in e.variables]
+    held = {
+        "weights": model.variables,
+        "gradients": model.trainable_variables,
+        "state of the optimizer": optimizer.variables,
+        "residuals": residuals,
+    }
+    return {
+        what: sum(math.prod(v.shape) * tf.as_dtype(v.dtype).size for v in variables)
+        for what, variables in held.items()
+    }
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--members", type=int, required=True, help="processes of a group")
     parser.add_argument("--samples", type=int, required=True, help="of all groups together")
+    parser.add_argument("--hidden", required=True)
+    parser.add_argument("--optimizer", required=True)
     parser.add_argument("--interface", required=True)
     parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--send-nothing", action="store_true", help="compute all the same")
     arguments = parser.parse_args()
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(2)
     hvd.init(process_sets="dynamic")
     groups = model_parallel.Groups(arguments.members)
-    if arguments.send_nothing:
-        groups.within, groups.between = NobodyElse(groups.within), NobodyElse(groups.between)
-    model = model_parallel.split(make_model(), groups)
-    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), exchange=OneBit())
+    model = model_parallel.split(make_model(arguments.hidden), groups)
+    optimizer = hvd.DistributedOptimizer(make_optimizer(arguments.optimizer), exchange=OneBit())
     optimizer.build(model.trainable_variables)
 
     random = np.random.default_rng(groups.number)
@@ -65,8 +86,7 @@ def main():
         "losses": losses,
         "interface_bytes_per_step": (int(counter.read_text()) - sent_before) / arguments.steps,
         "peak_memory_bytes": peak_memory_bytes(),
-        "exchange_bytes": sum(e.bytes_sent() for e in optimizer.gradient_exchange.built),
-        "held_values": sum(int(np.prod(v.shape)) for v in model.trainable_variables),
+        "held_bytes": held_bytes(model, optimizer),
     }
     print(json.dumps(result))
     hvd.shutdown()

@@ -24,7 +24,7 @@ from tf_onebit.distribute import MultiWorkerMirroredStrategy
 from tf_onebit.horovod import DistributedOptimizer
 
 NUM_FEATURES = 429
-HIDDEN_LAYERS = 7 * [2048]
+HIDDEN = "7x2048"
 NUM_CLASSES = 9304
 SAMPLES_PER_WORKER = 64
 HOROVOD_COMPRESSION = {
@@ -40,13 +40,23 @@ SETTINGS = {
 }
 
 
-def make_model():
-    """Returns the papers' DNN, 429 - 7x2048 - 9304, with the same weights on every worker."""
+def make_model(hidden=HIDDEN):
+    """Returns the papers' DNN, 429 - 7x2048 - 9304, with the same weights on every worker.
+
+    Args:
+        hidden: str, such as "7x2048", for other numbers and sizes of hidden layers.
+    """
     keras.utils.set_random_seed(0)
-    layers = [keras.layers.Dense(units, activation="sigmoid") for units in HIDDEN_LAYERS]
+    count, units = map(int, hidden.split("x"))
+    layers = [keras.layers.Dense(units, activation="sigmoid") for _ in range(count)]
     model = keras.Sequential([*layers, keras.layers.Dense(NUM_CLASSES)])
     model.build((None, NUM_FEATURES))
     return model
+
+
+def make_optimizer(name):
+    """Returns an optimizer of Keras whose steps are of the usual size."""
+    return {"SGD": keras.optimizers.SGD(0.1), "Adam": keras.optimizers.Adam(0.001)}[name]
 
 
 def make_batch(rank):

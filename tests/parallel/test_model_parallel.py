@@ -99,6 +99,18 @@ def test_peers_hold_the_same_bits(exchange, world_size):
     assert_same_bits_on_all_ranks([v for v in model.trainable_weights if not is_part(v)])
 
 
+@pytest.mark.workers(4)
+def test_a_member_holds_its_part_of_weights_gradients_state_and_residuals(world_size):
+    held = []
+    for members in (1, 2):
+        model = trained("mlp", members, clipped_adam, tf_onebit.OneBit(min_size=0), epochs=1)
+        residuals = [v for e in model.optimizer.gradient_exchange.built for v in e.variables]
+        kinds = model.weights, model.trainable_weights, model.optimizer.variables, residuals
+        held.append([sum(np.size(v) for v in variables) for variables in kinds])
+    whole, half = held
+    assert all(part <= 0.6 * all_of_it for part, all_of_it in zip(half, whole, strict=True)), held
+
+
 SETTINGS = {
     "global_clipnorm": (clipped_adam, {}),
     "clipnorm": (lambda: keras.optimizers.SGD(0.05, clipnorm=0.1), {"steps_per_execution": 4}),
