@@ -65,7 +65,10 @@ def predicted_seconds(rows, network, arguments):
         for one in plan["predictions"]
         if one["method"] == METHOD or one["members"] == workers
     }
-    return {row: by_members[row.members] for row in rows}
+    predicted = {row: by_members[row.members] for row in rows}
+    text = ", ".join(f"{row.name}: {1e3 * seconds:.1f} ms" for row, seconds in predicted.items())
+    print(f"  predicted, {text}", flush=True)
+    return predicted
 
 
 def measured(row, network, arguments):
