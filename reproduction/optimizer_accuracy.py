@@ -125,9 +125,9 @@ def report(optimizer, rows, seeds):
     _, full = best_rate(rows[FULL_PRECISION], seeds)
     table, losses = [], {}
     for name, runs in rows.items():
-        if best_rate(runs, seeds) is None:  # its comparison was interrupted
+        if (chosen := best_rate(runs, seeds)) is None:  # its comparison was interrupted
             continue
-        rate, best = best_rate(runs, seeds)
+        rate, best = chosen
         is_edge = rate in (min(runs, key=float), max(runs, key=float))
         points = interval([a["accuracy"] - b["accuracy"] for a, b in zip(full, best, strict=True)])
         nats = interval([b["loss"] - a["loss"] for a, b in zip(full, best, strict=True)])

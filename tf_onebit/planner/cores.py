@@ -15,9 +15,8 @@ class _Core:
     __slots__ = ("tasks", "remaining", "speed", "since", "version")
 
     def __init__(self) -> None:
-        self.tasks: list[
-            list[Any]
-        ] = []  # heap of [priority, number, seconds, function to call at the end]
+        # Heap of [priority, number, seconds, function to call at the end].
+        self.tasks: list[list[Any]] = []
         self.remaining = 0.0  # seconds of the first task
         self.speed = 1.0
         self.since = 0.0
