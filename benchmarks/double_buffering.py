@@ -20,7 +20,7 @@ import argparse
 
 import numpy as np
 from network import hosts_on_a_bridge, rate_argument
-from report import Spread, plain, print_table, verdict
+from report import plain, print_table, verdict
 from rows import (
     Row,
     add_turns,
@@ -87,11 +87,6 @@ def measure(engine, arguments):
     return slow, in_turns(ROWS, arguments.rounds, train_row, note=f"{engine}, ")
 
 
-def summary_of(row, rounds):
-    busy = [result["processor_seconds_per_step"] for workers in rounds for result in workers]
-    return {**summarize(row, rounds), "processor_seconds": Spread.of(busy)}
-
-
 def report(engine, rate, summaries):
     """Prints the table of an engine, and returns its verdicts."""
     alone = summaries[COMPUTATION]
@@ -126,7 +121,7 @@ def report(engine, rate, summaries):
 def reports_by_engine(arguments):
     for engine in arguments.engine:
         rate, rounds = measure(engine, arguments)
-        summaries = {row: summary_of(row, rounds[row]) for row in ROWS}
+        summaries = {row: summarize(row, rounds[row]) for row in ROWS}
         verdicts = report(engine, rate, summaries)
         rows = [plain(summary) for summary in summaries.values()]
         yield {"engine": engine, "slow_rate": rate, "rows": rows, "verdicts": verdicts}

@@ -13,8 +13,6 @@ here, as the last column shows.
 """
 
 import argparse
-import concurrent.futures
-import ctypes
 import json
 import os
 import resource
@@ -24,6 +22,7 @@ import time
 
 import numpy as np
 from report import Spread, machine_facts, print_machine_facts, print_table, write_json
+from yardsticks import make_yardsticks
 
 NUM_VALUES = 22_000 * 2048  # about the papers' DNN
 
@@ -73,12 +72,7 @@ def run_benchmark(script, description, make_ops, judge, threads, output, setting
 
 def _measure(script, threads, repeats, settings):
     """Runs the benchmark in a process with that many threads. Returns its rows."""
-    environment = {
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-        # NumPy asks for huge pages, and TensorFlow does not. The yardsticks get the same pages as
-        # ops.
-        "NUMPY_MADVISE_HUGEPAGE": "0",
-    }
+    environment = {"TF_CPP_MIN_LOG_LEVEL": "3", "NUMPY_MADVISE_HUGEPAGE": "0"}
     setting = json.dumps({"threads": threads, "repeats": repeats, "settings": settings})
     process = subprocess.run(
         [sys.executable, script, "--measure", setting],
@@ -92,7 +86,7 @@ def _measure(script, threads, repeats, settings):
 
 def _measure_here(make_ops, threads, repeats, settings):
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
-    rows = _make_yardsticks(threads) | make_ops(threads, **settings)
+    rows = make_yardsticks(NUM_VALUES, threads) | make_ops(threads, **settings)
     samples = {name: {"seconds": [], "page_faults": []} for name in rows}
     for name in rows:
         rows[name]()
@@ -105,27 +99,6 @@ def _measure_here(make_ops, threads, repeats, settings):
             faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
             samples[name]["page_faults"].append(faults)
     return samples
-
-
-def _make_yardsticks(threads):
-    """Returns two functions of memory traffic: NumPy's add (with plain stores), libc's memset."""
-    a, b, c = (np.ones(NUM_VALUES, np.float32) for _ in range(3))
-    parts = list(zip(*(np.array_split(array, threads) for array in (a, b, c)), strict=True))
-    memset = ctypes.CDLL(None).memset
-    memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
-    pool = concurrent.futures.ThreadPoolExecutor(threads)
-
-    def add_part(part):
-        np.add(part[1], part[2], out=part[0])
-
-    def set_part(part):
-        # Some processors write zeros several times faster than other values, so the value is 1.
-        memset(part[0].ctypes.data, 1, part[0].nbytes)
-
-    return {
-        "triad": lambda: list(pool.map(add_part, parts)),
-        "memset": lambda: list(pool.map(set_part, parts)),
-    }
 
 
 def paired_ratio(samples, numerator, denominator):

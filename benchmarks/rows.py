@@ -13,6 +13,7 @@ from launch import run_workers
 from network import hosts_on_a_bridge, rate_argument
 from report import Spread, machine_facts, plain, print_machine_facts, write_json
 
+NO_COMMUNICATION = "no communication"
 STEP_WORKER = pathlib.Path(__file__).with_name("step_worker.py")
 
 
@@ -25,6 +26,7 @@ class Row(NamedTuple):
         options: tuple of further arguments.
         engine: "horovod" or "tensorflow".
         ends_alike: whether all workers must end with the same weights.
+        alone: name of the row that takes the same steps without communication.
     """
 
     name: str
@@ -32,6 +34,7 @@ class Row(NamedTuple):
     options: tuple = ()
     engine: str = "horovod"
     ends_alike: bool = True
+    alone: str = NO_COMMUNICATION
 
 
 def add_rates(parser, *default):
@@ -107,12 +110,42 @@ def summarize(row, rounds):
     return {
         "row": row.name,
         "step_seconds": Spread.of(pooled(results, "step_seconds")),
-        "round_medians_seconds": [
-            float(np.median(pooled(workers, "step_seconds"))) for workers in rounds
-        ],
+        "round_medians_seconds": _medians(rounds, "step_seconds"),
+        "round_triads_seconds": _medians(rounds, "triad_seconds"),
+        "processor_seconds": Spread.of([r["processor_seconds_per_step"] for r in results]),
+        "system_seconds": Spread.of([r["system_seconds_per_step"] for r in results]),
         "interface_bytes": Spread.of([r["interface_bytes_per_step"] for r in results]),
         "peak_memory_bytes": Spread.of([r["peak_memory_bytes"] for r in results]),
     }
+
+
+def _medians(rounds, key):
+    return [float(np.median(pooled(workers, key))) for workers in rounds]
+
+
+def added_triads(summary, alone):
+    """Returns the spread of what a row adds to a step, in triads of the model's length.
+
+    A triad is the addition of two arrays, a = b + c. Unlike the ratio of two steps, what is added
+    in triads does not depend on how fast a core computes.
+
+    Args:
+        summary: summary of the row.
+        alone: summary of the row that takes the same steps without communication.
+    """
+    both = zip(
+        summary["round_medians_seconds"],
+        alone["round_medians_seconds"],
+        summary["round_triads_seconds"],
+        strict=True,
+    )
+    return Spread.of([(step - step_alone) / triad for step, step_alone, triad in both])
+
+
+def scatter(summary):
+    """Returns the range of a row's medians over the rounds, in relation to their median."""
+    seconds = summary["round_medians_seconds"]
+    return (max(seconds) - min(seconds)) / np.median(seconds)
 
 
 def paired_ratio(numerator, denominator):

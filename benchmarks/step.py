@@ -8,6 +8,10 @@ in the exchange of gradients. All have one intra-op thread and two inter-op thre
 inter-op thread, TensorFlow's executor gets to answered collectives only after the backward pass.
 Every figure comes from fresh workers, so that each row has its own peak memory. The rows take
 turns, so that all see the same drift of the machine.
+
+What a row adds to a step is also given in triads, a = b + c, of the model's length. Each worker
+measures triads after its steps, at the same time as the others. An exchange mostly moves memory, so
+this figure hardly depends on how fast a core computes.
 """
 
 import argparse
@@ -15,37 +19,38 @@ import itertools
 import math
 import os
 
-from report import print_table, verdict
+from report import Spread, print_table, verdict
 from rows import (
+    NO_COMMUNICATION,
     Row,
     add_rates,
     add_turns,
+    added_triads,
     in_turns,
     interface_and_memory_cells,
     milliseconds_text,
     paired_ratio,
     reports_by_rate,
+    scatter,
     summarize,
     train,
     write_reports,
 )
 
-NO_COMMUNICATION = "no communication"
 HOROVOD_FP32 = "Horovod fp32"
 HOROVOD_ONE_BIT = "1-bit"
 TENSORFLOW_STOCK = "TensorFlow's strategy"
 TENSORFLOW_FULL_PRECISION = "full precision, our strategy"
 TENSORFLOW_ONE_BIT = "1-bit, our strategy"
 
-# Rows with momentum, and where it is. With local moments, aggregates have two bits per value.
-WITH_MOMENTUM = {"1-bit, momentum after": "after", "1-bit, local momentum": "local"}
-
+MOST_SCATTER = 0.1  # of steps without communication, between rounds
 TARGET_DENSITY = 0.001
 # The most that a step with threshold-sparse updates may take, in steps without communication.
 THRESHOLD_LIMITS = {"1gbit": 1.2, "100mbit": 1.25}
 
 
 def make_rows(arguments):
+    """Returns the rows that the command line selects, and those that they are compared with."""
     methods, engines = arguments.method, arguments.engine
     threshold = "--target-density", str(TARGET_DENSITY)
     threshold += "--warm-up-steps", str(arguments.warm_up_steps)
@@ -58,12 +63,8 @@ def make_rows(arguments):
             Row(TENSORFLOW_FULL_PRECISION, "none", engine="tensorflow"),
             Row(TENSORFLOW_ONE_BIT, "one_bit", engine="tensorflow"),
         ]
-    if "horovod" in engines and "moments" in methods:
-        momentum = "--momentum", "0.9"
-        rows.append(Row("no communication, momentum", "none", momentum, ends_alike=False))
-        for name, moments in WITH_MOMENTUM.items():
-            options = *momentum, "--moments", moments, "--warm-start", "1"
-            rows.append(Row(name, "one_bit", options))
+    if "moments" in methods:
+        rows += _moments_rows(engines)
     if "horovod" in engines and "threshold" in methods:
         coding = "--coding", "golomb_rice"
         rows += [
@@ -72,6 +73,33 @@ def make_rows(arguments):
         ]
     if "tensorflow" in engines and "threshold" in methods:
         rows.append(Row("threshold, our strategy", "threshold", threshold, "tensorflow"))
+    return _selected(rows, arguments.rows)
+
+
+def _selected(rows, names):
+    if names is None:
+        return rows
+    known = [row.name for row in rows]
+    if unknown := set(names) - set(known):
+        raise SystemExit(f"There are no rows {sorted(unknown)}. The rows are {known}.")
+    needed = {row.alone for row in rows if row.name in names}
+    return [row for row in rows if row.name in needed.union(names)]
+
+
+def _moments_rows(engines):
+    rows = []
+    for optimizer in ("momentum", "Adam"):
+        alone, options = f"{NO_COMMUNICATION}, {optimizer}", ("--optimizer", optimizer)
+        rows.append(Row(alone, "none", options, ends_alike=False, alone=alone))
+        for moments in ("after", "local"):
+            # With local moments, aggregates have two bits per value.
+            of_row = *options, "--moments", moments, "--warm-start", "1"
+            row = Row(f"1-bit, {optimizer}, {moments}", "one_bit", of_row, alone=alone)
+            rows += [
+                row._replace(name=row.name + suffix, engine=engine)
+                for engine, suffix in (("horovod", ""), ("tensorflow", ", our strategy"))
+                if engine in engines
+            ]
     return rows
 
 
@@ -106,6 +134,7 @@ def summary_of(row, rounds, num_workers):
     result = rounds[0][0]  # of the first worker: all send alike
     return {
         **summarize(row, rounds),
+        "alone": row.alone,
         "sent_bytes": sent_bytes(row, result, num_workers),
         "tensor_shapes": result["tensor_shapes"],
         "measures": result["measures"],
@@ -114,27 +143,52 @@ def summary_of(row, rounds, num_workers):
 
 def report(title, summaries):
     by_name = {summary["row"]: summary for summary in summaries}
-    alone, horovod = by_name[NO_COMMUNICATION], by_name[HOROVOD_FP32]
+    horovod = by_name.get(HOROVOD_FP32)
     table = []
     for summary in summaries:
+        alone = by_name[summary["alone"]]
         table.append(
             [
                 summary["row"],
                 milliseconds_text(summary["step_seconds"]),
                 paired_ratio(summary, alone).text(2),
-                paired_ratio(horovod, summary).text(2),
+                added_triads(summary, alone).text(2),
+                paired_ratio(horovod, summary).text(2) if horovod else "",
                 f"{sum(summary['sent_bytes'].values()) / 1e6:.3f}",
                 *interface_and_memory_cells(summary, alone),
             ]
         )
-    header = ["", "ms per step", "x no communication", "speed-up over fp32"]
+    header = ["", "ms per step", "x no communication", "triads added", "speed-up over fp32"]
     header += ["MB sent", "MB on the interface", "peak MB"]
     print_table(title, header, table)
     print(
-        "  Medians [quartiles]: of steps, and for ratios of rounds. MB sent per worker and step, by"
-        "\n  the exchange's arithmetic and by the interface's counter (with TCP/IP headers). Peak"
-        "\n  memory of a worker beyond no communication."
+        "  Medians [quartiles]: of steps, and for ratios and triads of rounds. MB sent per worker"
+        "\n  and step, by the exchange's arithmetic and by the interface's counter (with TCP/IP"
+        "\n  headers). Peak memory of a worker beyond no communication."
     )
+    report_cores(summaries)
+    triads = [seconds for summary in summaries for seconds in summary["round_triads_seconds"]]
+    print(f"  A triad takes {milliseconds_text(Spread.of(triads))} ms.")
+    for summary in summaries:
+        if summary["row"] == summary["alone"] and scatter(summary) > MOST_SCATTER:
+            print(
+                f"  The machine was not quiet: rounds of {summary['row']!r} scatter by "
+                f"{scatter(summary):.0%}."
+            )
+
+
+def report_cores(summaries):
+    """Prints what the core of a worker does in a step: its own work, the kernel's, and nothing."""
+    table = []
+    for summary in summaries:
+        step, busy, system = (
+            1e3 * summary[key].median
+            for key in ("step_seconds", "processor_seconds", "system_seconds")
+        )
+        table.append(
+            [summary["row"], *(f"{ms:.0f}" for ms in (busy - system, system, step - busy))]
+        )
+    print_table("a core, ms per step", ["", "in the process", "in the kernel", "idle"], table)
 
 
 def report_one_bit_bytes(summary, num_workers):
@@ -153,7 +207,7 @@ def report_one_bit_bytes(summary, num_workers):
 def judge(rate, summaries, num_workers):
     """Prints and returns the verdicts on the rows."""
     by_name = {summary["row"]: summary for summary in summaries}
-    alone, horovod = by_name[NO_COMMUNICATION], by_name[HOROVOD_FP32]
+    horovod = by_name.get(HOROVOD_FP32)
     verdicts = []
     for row, baseline, most in (
         (TENSORFLOW_FULL_PRECISION, TENSORFLOW_STOCK, 1.05),
@@ -163,7 +217,7 @@ def judge(rate, summaries, num_workers):
             ratio = paired_ratio(by_name[row], by_name[baseline]).median
             verdicts.append(verdict(f"{row}: step time over that of {baseline}", ratio, most))
     for summary in summaries:
-        name = summary["row"]
+        name, alone = summary["row"], by_name[summary["alone"]]
         if "updates" in summary["sent_bytes"]:
             density = summary["measures"]["density"]
             print(f"  {name}: density {density:.2e}")
@@ -171,16 +225,16 @@ def judge(rate, summaries, num_workers):
                 slowdown = paired_ratio(summary, alone).median
                 claim = f"{name}: step time over no communication"
                 verdicts.append(verdict(claim, slowdown, THRESHOLD_LIMITS[rate]))
-        if "codes" not in summary["sent_bytes"] or name in WITH_MOMENTUM:
+        if "codes" not in summary["sent_bytes"] or summary["alone"] != NO_COMMUNICATION:
             continue
         if rate == "1gbit" and num_workers == 2:
             slowdown = paired_ratio(summary, alone).median
+            verdicts.append(verdict(f"{name}: step time over no communication", slowdown, 1.35))
+        if rate == "1gbit" and num_workers == 2 and horovod:
             speedup = paired_ratio(horovod, summary).median
-            verdicts += [
-                verdict(f"{name}: step time over no communication", slowdown, 1.35),
-                verdict(f"{name}: times faster than Horovod fp32", speedup, 4.5, at_most=False),
-            ]
-        if rate == "none":
+            claim = f"{name}: times faster than Horovod fp32"
+            verdicts.append(verdict(claim, speedup, 4.5, at_most=False))
+        if rate == "none" and horovod:
             relative = paired_ratio(summary, horovod).median
             verdicts.append(verdict(f"{name}: step time over Horovod fp32", relative, 0.75))
         if num_workers > 1:
@@ -191,9 +245,10 @@ def judge(rate, summaries, num_workers):
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_rates(parser, "1gbit", "none")
-    add_turns(parser, rounds=3)
+    add_turns(parser, rounds=5)
     methods = ["one_bit", "threshold", "moments"]
     parser.add_argument("--method", nargs="+", choices=methods, default=methods[:2])
+    parser.add_argument("--rows", nargs="+", help="names; default: all of the methods and engines")
     parser.add_argument(
         "--warm-up-steps",
         type=int,

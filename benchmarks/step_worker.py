@@ -3,18 +3,22 @@
 import argparse
 import contextlib
 import json
+import math
 import os
 import pathlib
 import re
+import resource
 import time
 import zlib
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ.setdefault("NUMPY_MADVISE_HUGEPAGE", "0")  # the pages of TensorFlow's tensors
 
 import horovod.tensorflow as hvd
 import keras
 import numpy as np
 import tensorflow as tf
+from yardsticks import make_yardsticks
 
 from tf_onebit import Delayed, FullPrecision, OneBit, Threshold, WarmStart
 from tf_onebit._layout import WORD_BYTES
@@ -27,6 +31,7 @@ NUM_FEATURES = 429
 HIDDEN = "7x2048"
 NUM_CLASSES = 9304
 SAMPLES_PER_WORKER = 64
+TRIADS = 7
 HOROVOD_COMPRESSION = {
     "horovod_fp32": hvd.Compression.none,
     "horovod_fp16": hvd.Compression.fp16,
@@ -54,9 +59,16 @@ def make_model(hidden=HIDDEN):
     return model
 
 
+OPTIMIZERS = {
+    "SGD": lambda: keras.optimizers.SGD(0.1),
+    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+    "Adam": lambda: keras.optimizers.Adam(0.001),
+}
+
+
 def make_optimizer(name):
     """Returns an optimizer of Keras whose steps are of the usual size."""
-    return {"SGD": keras.optimizers.SGD(0.1), "Adam": keras.optimizers.Adam(0.001)}[name]
+    return OPTIMIZERS[name]()
 
 
 def make_batch(rank):
@@ -215,6 +227,17 @@ def sent_bytes(optimizer, num_workers):
     return {"codes": codes, "levels": levels, "full precision": full_precision}
 
 
+def triad_seconds(num_values):
+    """Returns the times of a = b + c over `num_values` values: list of floats."""
+    triad = make_yardsticks(num_values)["triad"]
+    triad()
+    times = [time.perf_counter()]
+    for _ in range(TRIADS):
+        triad()
+        times.append(time.perf_counter())
+    return np.diff(times).tolist()
+
+
 def peak_memory_bytes():
     status = pathlib.Path("/proc/self/status").read_text()
     return 1024 * int(re.search(r"VmHWM:\s+(\d+) kB", status)[1])
@@ -227,8 +250,7 @@ def main():
     parser.add_argument("--interface", required=True)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--inter-op-threads", type=int, required=True)
-    parser.add_argument("--learning-rate", type=float, default=0.1)
-    parser.add_argument("--momentum", type=float, default=0.0)
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, default="SGD")
     parser.add_argument("--moments", choices=["local", "after"])
     parser.add_argument("--max-column-size", type=int)
     parser.add_argument("--bucket-bytes", type=int)
@@ -256,8 +278,7 @@ def main():
     counter = pathlib.Path(f"/sys/class/net/{arguments.interface}/statistics/tx_bytes")
     with job.scope():
         model = make_model()
-        sgd = keras.optimizers.SGD(arguments.learning_rate, arguments.momentum)
-        optimizer = job.distributed(sgd)
+        optimizer = job.distributed(make_optimizer(arguments.optimizer))
         optimizer.build(model.trainable_variables)
         if arguments.send_nothing:
             gradient_exchange = optimizer.gradient_exchange
@@ -272,22 +293,28 @@ def main():
     job.wait_for_all()
     sent_before = int(counter.read_text())
     step_seconds, losses = [], []
-    processor_seconds_before = time.process_time()
+    before = resource.getrusage(resource.RUSAGE_SELF)
     for _ in range(arguments.steps):
         start = time.perf_counter()
         losses.append(float(train_step().numpy()))
         step_seconds.append(time.perf_counter() - start)
-    processor_seconds = time.process_time() - processor_seconds_before
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    system_seconds = after.ru_stime - before.ru_stime
+    processor_seconds = after.ru_utime - before.ru_utime + system_seconds
     job.wait_for_all()
     interface_bytes = int(counter.read_text()) - sent_before
     peak_bytes = peak_memory_bytes()
+    # All workers do this at the same time, like the steps.
+    triads = triad_seconds(sum(math.prod(v.shape) for v in model.trainable_variables))
 
     weights_checksum = 0
     for variable in model.trainable_variables:
         weights_checksum = zlib.crc32(variable.numpy(), weights_checksum)
     result = {
         "step_seconds": step_seconds,
+        "triad_seconds": triads,
         "processor_seconds_per_step": processor_seconds / arguments.steps,
+        "system_seconds_per_step": system_seconds / arguments.steps,
         "losses": losses,
         "interface_bytes_per_step": interface_bytes / arguments.steps,
         "peak_memory_bytes": peak_bytes,
