@@ -64,7 +64,7 @@ def make_rows(arguments):
             Row(TENSORFLOW_ONE_BIT, "one_bit", engine="tensorflow"),
         ]
     if "moments" in methods:
-        rows += _moments_rows(engines)
+        rows += _moments_rows(engines, threshold)
     if "horovod" in engines and "threshold" in methods:
         coding = "--coding", "golomb_rice"
         rows += [
@@ -86,15 +86,20 @@ def _selected(rows, names):
     return [row for row in rows if row.name in needed.union(names)]
 
 
-def _moments_rows(engines):
+def _moments_rows(engines, threshold):
     rows = []
     for optimizer in ("momentum", "Adam"):
         alone, options = f"{NO_COMMUNICATION}, {optimizer}", ("--optimizer", optimizer)
         rows.append(Row(alone, "none", options, ends_alike=False, alone=alone))
-        for moments in ("after", "local"):
-            # With local moments, aggregates have two bits per value.
-            of_row = *options, "--moments", moments, "--warm-start", "1"
-            row = Row(f"1-bit, {optimizer}, {moments}", "one_bit", of_row, alone=alone)
+        exchanges = Row("1-bit", "one_bit"), Row("threshold", "threshold", threshold)
+        for moments, row in itertools.product(("after", "local"), exchanges):
+            # With local moments, 1-bit aggregates have two bits per value.
+            of_moments = "--moments", moments, "--warm-start", "1"
+            row = row._replace(
+                name=f"{row.name}, {optimizer}, {moments}",
+                options=(*row.options, *options, *of_moments),
+                alone=alone,
+            )
             rows += [
                 row._replace(name=row.name + suffix, engine=engine)
                 for engine, suffix in (("horovod", ""), ("tensorflow", ", our strategy"))

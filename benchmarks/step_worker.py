@@ -41,7 +41,7 @@ HOROVOD_COMPRESSION = {
 SETTINGS = {
     "full_precision": (FullPrecision, ("bucket_bytes",)),
     "one_bit": (OneBit, ("max_column_size", "bucket_bytes", "moments")),
-    "threshold": (Threshold, ("target_density", "coding", "bucket_bytes")),
+    "threshold": (Threshold, ("target_density", "coding", "bucket_bytes", "moments")),
 }
 
 

@@ -30,6 +30,7 @@ from report import machine_facts, print_machine_facts, print_table, verdict, wri
 
 FULL_PRECISION = "full precision"
 RATE_FACTOR = 2
+SMALLEST_PART = 2**-10  # of the first rate of a search, for rows that diverge at any rate
 
 
 class Comparison:
@@ -73,8 +74,8 @@ class Comparison:
         self._train(optimizer, exchange, [(float(best), seed) for seed in others])
 
     def _search(self, optimizer, exchange, rate):
-        first = self._seeds[0]
-        while True:
+        first, smallest = self._seeds[0], SMALLEST_PART * rate
+        while rate > smallest:
             tried = (rate / RATE_FACTOR, rate, RATE_FACTOR * rate)
             self._train(optimizer, exchange, [(each, first) for each in tried])
             best, _ = best_rate(self.results[optimizer][exchange], [first])
@@ -110,14 +111,18 @@ def best_rate(by_rate, seeds):
     """Returns the rate with the lowest mean loss, and its runs in the order of the seeds.
 
     Rates that have not been trained with all of the seeds do not count. Without any, it is None.
+    If training diverges with all rates, it is the lowest.
     """
     runs = {
         rate: [by_seed[str(seed)] for seed in seeds]
         for rate, by_seed in by_rate.items()
         if all(str(seed) in by_seed for seed in seeds)
     }
-    by_loss = sorted(runs.items(), key=lambda item: np.mean([run["loss"] for run in item[1]]))
-    return by_loss[0] if by_loss else None
+
+    def loss_and_rate(item):
+        return np.mean([run["loss"] for run in item[1]]), float(item[0])
+
+    return min(runs.items(), key=loss_and_rate, default=None)
 
 
 def report(optimizer, rows, seeds):

@@ -54,8 +54,8 @@ class ThresholdOnCpu {
     return absl::OkStatus();
   }
 
-  absl::Status Apply(tensorflow::OpKernelContext*, const Parts& parts, const ThresholdRows& rows,
-                     const std::vector<void*>& variables) {
+  absl::Status Update(tensorflow::OpKernelContext*, const Parts& parts, const ThresholdRows& rows,
+                      ThresholdUpdate update, const std::vector<void*>& variables) {
     for (int64_t r = 0; r < rows.num_rows; ++r) {
       CodeRun run = CodesOfRow(rows.row(r));
       int64_t first = -parts.part_begin(r % parts.num_parts());  // of the variable, in the part
@@ -63,7 +63,7 @@ class ThresholdOnCpu {
         const int64_t end = first + parts.tensor_size(t);
         const uint32_t* const begin = run.next;
         run.next = FirstFrom(run, end);
-        Subtract({begin, run.next, run.step}, first, static_cast<float*>(variables[t]));
+        UpdateRun({begin, run.next, run.step}, update, first, static_cast<float*>(variables[t]));
         first = end;
       }
     }
@@ -203,12 +203,14 @@ class ThresholdOnCpu {
   // in another page.
   static constexpr int64_t kPrefetchCodes = 32;
 
-  static void Subtract(const CodeRun& run, int64_t first, float* variable) {
+  static void UpdateRun(const CodeRun& run, ThresholdUpdate update, int64_t first,
+                        float* variable) {
     for (const uint32_t* code = run.next; code != run.end; ++code) {
       if (run.end - code > kPrefetchCodes) {
         __builtin_prefetch(variable + (IndexOf(code[kPrefetchCodes]) - first), 1);
       }
-      variable[IndexOf(*code) - first] -= SignedStep(*code, run.step);
+      float* const value = variable + (IndexOf(*code) - first);
+      *value = Updated(*value, update, *code, run.step);
     }
   }
 };

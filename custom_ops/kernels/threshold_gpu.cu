@@ -345,11 +345,11 @@ __global__ __launch_bounds__(kThreads) void DecodeSumBlocks(
   }
 }
 
-// Subtracts the values of one row from variables.
-__global__ __launch_bounds__(kThreads) void ApplyRow(
+// Updates variables by the values of one row.
+__global__ __launch_bounds__(kThreads) void UpdateByRow(
     const __grid_constant__ TensorPointers<float*> tensors, const __grid_constant__ PartsView parts,
-    const __grid_constant__ ThresholdRows rows, int64_t row, int64_t first_tensor,
-    int64_t end_tensor) {
+    const __grid_constant__ ThresholdRows rows, int64_t row, ThresholdUpdate update,
+    int64_t first_tensor, int64_t end_tensor) {
   const Codes codes(rows, row);
   const int64_t part = row % parts.num_parts;
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
@@ -363,7 +363,7 @@ __global__ __launch_bounds__(kThreads) void ApplyRow(
     return;
   }
   float* const variable = tensors.at[stripe.tensor - first_tensor] + stripe.offset + in_stripe;
-  *variable -= SignedStep(codes.codes[i], codes.step);
+  *variable = Updated(*variable, update, codes.codes[i], codes.step);
 }
 
 // Calls work(pointers, first tensor, end tensor, first block, end block) for all tensors.
@@ -435,8 +435,9 @@ const char* ThresholdDecodeSum(const DeviceParts& parts, FloatType type,
   return TextOf(status);
 }
 
-const char* ThresholdApply(const DeviceParts& parts, const ThresholdRows& messages,
-                           const std::vector<void*>& variables, void* stream_of_op) {
+const char* UpdateVariables(const DeviceParts& parts, const ThresholdRows& messages,
+                            ThresholdUpdate update, const std::vector<void*>& variables,
+                            void* stream_of_op) {
   const cudaStream_t stream = static_cast<cudaStream_t>(stream_of_op);
   const PartsView view = parts.parts.view(parts.table);
   cudaError_t status = cudaSuccess;
@@ -445,7 +446,7 @@ const char* ThresholdApply(const DeviceParts& parts, const ThresholdRows& messag
                                                 int64_t first_tensor, int64_t end_tensor, int64_t,
                                                 int64_t) {
     for (int64_t row = 0; row < messages.num_rows; ++row) {
-      Launch(stream, blocks, kThreads, &status, ApplyRow, pointers, view, messages, row,
+      Launch(stream, blocks, kThreads, &status, UpdateByRow, pointers, view, messages, row, update,
              first_tensor, end_tensor);
     }
   });

@@ -35,8 +35,9 @@ const char* ThresholdDecodeSum(const DeviceParts& parts, FloatType type,
                                const ThresholdRows& messages, float scale,
                                const std::vector<void*>& gradients, void* stream);
 
-const char* ThresholdApply(const DeviceParts& parts, const ThresholdRows& messages,
-                           const std::vector<void*>& variables, void* stream);
+const char* UpdateVariables(const DeviceParts& parts, const ThresholdRows& messages,
+                            ThresholdUpdate update, const std::vector<void*>& variables,
+                            void* stream);
 
 }  // namespace gpu
 }  // namespace tf_onebit

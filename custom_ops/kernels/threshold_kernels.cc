@@ -57,11 +57,12 @@ class ThresholdOnGpu {
         gpu::ThresholdDecodeSum({parts, table}, type, rows, scale, gradients, StreamOf(context)));
   }
 
-  absl::Status Apply(OpKernelContext* context, const Parts& parts, const ThresholdRows& rows,
-                     const std::vector<void*>& variables) {
+  absl::Status Update(OpKernelContext* context, const Parts& parts, const ThresholdRows& rows,
+                      ThresholdUpdate update, const std::vector<void*>& variables) {
     const int64_t* table;
     TF_RETURN_IF_ERROR(table_.Get(context, parts, &table));
-    return StatusOf(gpu::ThresholdApply({parts, table}, rows, variables, StreamOf(context)));
+    return StatusOf(
+        gpu::UpdateVariables({parts, table}, rows, update, variables, StreamOf(context)));
   }
 
  private:
@@ -165,6 +166,9 @@ class ThresholdApplyOp : public OpKernel {
  public:
   explicit ThresholdApplyOp(OpKernelConstruction* context) : OpKernel(context) {
     OP_REQUIRES_OK(context, GetParts(*context, Device::kStripeSize, &parts_));
+    bool clears;
+    OP_REQUIRES_OK(context, context->GetAttr("clears", &clears));
+    update_ = clears ? ThresholdUpdate::kClear : ThresholdUpdate::kSubtract;
   }
 
   void Compute(OpKernelContext* context) override {
@@ -180,7 +184,7 @@ class ThresholdApplyOp : public OpKernel {
       OP_REQUIRES_OK(context, variables[t].Open(context, t, "variable", parts_.tensor_size(t)));
       values.push_back(variables[t].at(0));
     }
-    OP_REQUIRES_OK(context, device_.Apply(context, parts_, rows, values));
+    OP_REQUIRES_OK(context, device_.Update(context, parts_, rows, update_, values));
   }
 
  private:
@@ -199,6 +203,7 @@ class ThresholdApplyOp : public OpKernel {
   }
 
   Parts parts_;
+  ThresholdUpdate update_;
   Device device_;
 };
 

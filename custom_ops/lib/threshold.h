@@ -46,6 +46,15 @@ TF_ONEBIT_HOST_DEVICE float SignedStep(uint32_t code, float step) {
   return FloatOf(BitsOf(step) | (code & kNegativeBit));
 }
 
+// What a message does to variables: it subtracts its values from them, or clears them where it has
+// values.
+enum class ThresholdUpdate { kSubtract, kClear };
+
+TF_ONEBIT_HOST_DEVICE float Updated(float value, ThresholdUpdate update, uint32_t code,
+                                    float step) {
+  return update == ThresholdUpdate::kClear ? 0.0f : value - SignedStep(code, step);
+}
+
 // Returns whether codes have ascending indices below `size`.
 static inline bool AreAscending(const uint32_t* codes, int64_t count, int64_t size) {
   int64_t previous = -1;

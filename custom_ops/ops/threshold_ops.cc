@@ -96,10 +96,12 @@ REGISTER_OP("TfOnebit>ThresholdApply")
     .Attr("N: int >= 1")
     .Attr("sizes: list(int)")
     .Attr("part_size: int = 2147483648")
+    .Attr("clears: bool = false")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
     .Doc(R"doc(
-Subtracts what messages say from variables, in place: a step of gradient descent.
+Subtracts what messages say from variables, in place: a step of gradient descent. Or clears variables
+where messages have values, if `clears`.
 
 variables: float32, as many values each as `sizes` says.
 messages: `[number of messages, parts, words]`; applied in that order.

@@ -16,6 +16,7 @@ using tf_onebit::LevelRule;
 using tf_onebit::OneBitQuantizer;
 using tf_onebit::Parts;
 using tf_onebit::StateOf;
+using tf_onebit::ThresholdUpdate;
 
 namespace gpu = tf_onebit::gpu;
 
@@ -136,11 +137,12 @@ const char* threshold_decode_sum(const Parts* parts, const int64_t* table, int32
                             ListOf(gradients, parts->num_tensors()), stream);
 }
 
-const char* threshold_apply(const Parts* parts, const int64_t* table, const int32_t* messages,
-                            int64_t num_rows, int64_t num_words, void* const* variables,
-                            void* stream) {
-  return gpu::ThresholdApply({*parts, table}, {messages, num_rows, num_words},
-                        ListOf(variables, parts->num_tensors()), stream);
+const char* threshold_update(const Parts* parts, const int64_t* table, const int32_t* messages,
+                             int64_t num_rows, int64_t num_words, int32_t update,
+                             void* const* variables, void* stream) {
+  return gpu::UpdateVariables({*parts, table}, {messages, num_rows, num_words},
+                              static_cast<ThresholdUpdate>(update),
+                              ListOf(variables, parts->num_tensors()), stream);
 }
 
 int64_t adagrad_scratch_bytes(const Parts* runs) {

@@ -125,9 +125,21 @@ def test_variables_move_by_what_messages_say(device, rng):
         messages.append(message)
         for values, sent in zip(expected, kernels.decode_sum(message[np.newaxis]), strict=True):
             values -= sent
-    kernels.apply(variables, np.stack(messages))
+    kernels.update(variables, np.stack(messages))
     for variable, values in zip(variables, expected, strict=True):
         np.testing.assert_array_equal(kernels.numpy(variable), values)
+
+
+def test_variables_are_cleared_where_messages_have_values(device, rng):
+    sizes = [400, 0, 5000, 1]
+    kernels = ThresholdKernels(device, sizes, part_size=3000)
+    residual = kernels.to_device(np.zeros(sum(sizes), np.float32))
+    message = kernels.encode(values_of(rng, sizes), residual, 2.0, 0.5, 300)[np.newaxis]
+    before = values_of(rng, sizes)
+    variables = [kernels.to_device(values) for values in before]
+    kernels.update(variables, message, clears=True)
+    for variable, values, sent in zip(variables, before, kernels.decode_sum(message), strict=True):
+        np.testing.assert_array_equal(kernels.numpy(variable), np.where(sent, 0, values))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -196,7 +208,7 @@ def test_a_corrupt_message_changes_nothing_else(device, rng, words):
         message[0, 0, at] = word
     room = kernels.to_device(np.full(3 * 8192, 5, np.float32))
     variables = [room[8192:][:100], room[8192 + 100 :][:4096]]
-    kernels.apply(variables, message)
+    kernels.update(variables, message)
     after = kernels.numpy(room)
     assert (after[:8192] == 5).all()
     assert (after[8192 + 4196 :] == 5).all()

@@ -62,10 +62,14 @@ class ThresholdKernels(Kernels):
         )
         return [self.numpy(gradient) for gradient in gradients]
 
-    def apply(self, variables, messages):
+    def update(self, variables, messages, clears=False):
         messages = self.to_device(messages)
         self.call(
-            "threshold_apply", *self.arguments, *self.rows(messages), self.pointers(variables)
+            "threshold_update",
+            *self.arguments,
+            *self.rows(messages),
+            ctypes.c_int32(clears),
+            self.pointers(variables),
         )
 
     def rows(self, messages):

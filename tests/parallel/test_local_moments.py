@@ -5,6 +5,7 @@ import pathlib
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tf_onebit.horovod as hvd
 from tests.parallel.apart import Apart
@@ -13,7 +14,7 @@ from tests.parallel.ranks import assert_same_bits_on_all_ranks, from_first, gath
 from tests.parallel.test_delayed import batches, is_horovod
 from tests.parallel.training import compiled, embedding_model, make_model
 from tests.support.nightly import nightly
-from tf_onebit import Auto, Delayed, FullPrecision, OneBit, WarmStart
+from tf_onebit import Auto, Delayed, FullPrecision, OneBit, Threshold, WarmStart
 from tf_onebit.callbacks import BackupAndRestore
 
 STEPS = 5
@@ -114,6 +115,19 @@ def test_a_resumed_run_has_the_same_bits(world_size, tmp_path):
     resumed, expected = fit("interrupted", epochs=3), fit("whole", epochs=3)
     for mine, theirs in zip(resumed, expected, strict=True):
         np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.workers(2)
+def test_velocities_begin_again_where_values_are_sent():
+    exchange = WarmStart(Threshold(target_density=0.1), steps=1)
+    optimizer = hvd.DistributedOptimizer(momentum()(), exchange)
+    variable = keras.Variable(np.zeros(1000, np.float32))
+    rng = np.random.default_rng(hvd.rank())
+    for _ in range(20):
+        optimizer.apply([tf.constant(rng.normal(size=1000), tf.float32)], [variable])
+    begun_again = np.mean(gather(np.mean(optimizer.momentums[0].numpy() == 0)))
+    assert begun_again == pytest.approx(optimizer.gradient_exchange.metrics()["density"], rel=0.01)
+    assert 0.03 < begun_again < 0.3
 
 
 @in_a_strategy

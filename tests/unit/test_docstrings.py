@@ -35,7 +35,7 @@ PUBLIC = [
     *(hvd.SyncBatchNormalization, hvd.broadcast_variables, hvd.join, hvd.init),
     *(ops.one_bit_encode, ops.one_bit_decode_sum, ops.one_bit_encode_shard),
     *(ops.one_bit_aggregate, ops.one_bit_decode, ops.one_bit_learn_scales),
-    *(ops.threshold_encode, ops.threshold_decode_sum, ops.threshold_apply),
+    *(ops.threshold_encode, ops.threshold_decode_sum, ops.threshold_apply, ops.threshold_clear),
     *(ops.golomb_rice_encode, ops.golomb_rice_decode),
     *(ops.block_difference, ops.block_update, ops.moments_update),
     *(ops.adagrad_accumulate, ops.adagrad_normalize, ops.momentum),

@@ -6,7 +6,7 @@ from tf_onebit._preflight.doubts import doubts_about
 from tf_onebit._preflight.groups import measure_members, predict_groups
 from tf_onebit._preflight.measurements import measure
 from tf_onebit._preflight.program import lines_for, lines_for_groups
-from tf_onebit._preflight.suitable import as_computed, as_exchanged, suitable, with_notes
+from tf_onebit._preflight.suitable import as_computed, as_exchanged, with_notes
 from tf_onebit.planner import advise, advise_groups, interpolated, predict
 
 
@@ -83,7 +83,7 @@ def make_plan(make_model, workers, links, links_within, options):
     }
     advice = {
         n: advise(
-            suitable(methods[n], optimizer),
+            methods[n],
             {size: computation} if measured.has_sparse else computations,
             measured.links_of(n),
             n,
@@ -97,8 +97,7 @@ def make_plan(make_model, workers, links, links_within, options):
     programs = {n: lines_for(chosen[n], one.bucket_bytes) for n, one in advice.items()}
     group_advice = {}
     for n, pairs in in_groups.items():
-        suited = suitable([method for method, _ in pairs], optimizer)
-        predictions = [prediction for method, prediction in pairs if method in suited]
+        predictions = [prediction for _, prediction in pairs]
         one = group_advice[n] = advise_groups(whole[n][advice[n].method], predictions)
         if one.members > 1:
             of_size = [method for method, p in pairs if p.members == one.members]

@@ -1,4 +1,4 @@
-"""Methods that a plan may recommend for an optimizer, and notes on them."""
+"""What an optimizer and a model mean for the methods of a plan, and notes on them."""
 
 import dataclasses
 
@@ -9,17 +9,6 @@ from tf_onebit._training.model_optimizers import inner_optimizer
 from tf_onebit.collectives.requests import all_reduce_bytes
 from tf_onebit.exchanges.base import FLOAT_BYTES
 from tf_onebit.planner import Bucket, Collective
-
-
-def suitable(methods, optimizer):
-    """Returns the methods that suit a model's optimizer: list.
-
-    Args:
-        methods: list of `planner.Method`.
-        optimizer: Keras optimizer.
-    """
-    plain = _is_plain_sgd(inner_optimizer(optimizer))
-    return [method for method in methods if plain or method.template.suits_moments]
 
 
 def checks_gradients_first(optimizer):
@@ -93,7 +82,3 @@ def notes_on(method, model):
         instead = f"tf_onebit.optimizers.{name}, which takes the same arguments, or {instead}"
     notes.append(f"BlockMomentum does not correct the moments of {name}. Use {instead}.")
     return notes
-
-
-def _is_plain_sgd(optimizer):
-    return isinstance(optimizer, keras.optimizers.SGD) and not optimizer.momentum

@@ -58,7 +58,7 @@ class BuiltExchanges:
             with tf.init_scope():
                 for setting in self._settings.values():
                     for exchange in exchanges:
-                        setting(exchange)
+                        setting(exchange, variables)
             # The variables are kept because Python reuses the ids of freed objects.
             self._built[key] = Built(exchanges, variables)
         return self._built[key].exchanges
@@ -68,10 +68,12 @@ class BuiltExchanges:
 
         Args:
             name: name of the setting. It replaces an earlier setting of this name.
-            setting: function of a `Bucketed`, or None to leave new exchanges unchanged.
+            setting: function of a `Bucketed` and the list of its variables, or None to leave new
+                exchanges unchanged.
         """
         self._settings.pop(name, None)
         if setting is not None:
             self._settings[name] = setting
-            for exchange in self.all:
-                setting(exchange)
+            for exchanges, variables in self:
+                for exchange in exchanges:
+                    setting(exchange, variables)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
+from tf_onebit._framework_internals.tf_variables import copies_of
 from tf_onebit._training.auto import decide
 from tf_onebit._training.building import build, with_moments
 from tf_onebit._training.built_exchanges import BuiltExchanges
@@ -138,7 +139,9 @@ class GradientExchange:
             ValueError: if `samples` is not a positive whole number.
         """
         samples = self.global_batch_size = number_of_samples("global_batch_size", samples)
-        self.exchanges.set("batch size", lambda exchange: exchange.set_global_batch_size(samples))
+        self.exchanges.set(
+            "batch size", lambda exchange, _: exchange.set_global_batch_size(samples)
+        )
 
     def record_times(self, recorder):
         """Records times in graphs that are traced from now on, except in flushes.
@@ -147,7 +150,26 @@ class GradientExchange:
             recorder: `Recorder`, or None to record nothing.
         """
         self._recorder = recorder
-        self.exchanges.set("stages", functools.partial(self._set_stages, recorder))
+        self.exchanges.set("stages", lambda exchange, _: self._set_stages(recorder, exchange))
+
+    def clear_where_sent(self, velocity_of):
+        """Lets exchanges clear the velocities of workers where they send values.
+
+        Args:
+            velocity_of: function from a variable to its velocity, or None if it has none.
+        """
+
+        def set_velocities(exchange, variables):
+            velocities = list(map(velocity_of, variables))
+            if any(velocity is None for velocity in velocities):
+                return
+            # Device i belongs to the worker i % workers.
+            workers = len(self.group.ranks)
+            first = self.group.ranks.index(exchange.rank)
+            copies = [copies_of(velocity)[first::workers] for velocity in velocities]
+            exchange.set_velocities(list(zip(*copies, strict=True)))
+
+        self.exchanges.set("velocities", set_velocities)
 
     def _set_stages(self, recorder, exchange):
         worker = self.group.members[exchange.rank]
@@ -156,7 +178,7 @@ class GradientExchange:
     def set_delay(self, on):
         """Turns delay on or off. No gradients may be held at that time."""
         self.delays = on
-        self.exchanges.set("delay", lambda exchange: exchange.set_delay(on))
+        self.exchanges.set("delay", lambda exchange, _: exchange.set_delay(on))
 
     def load_states(self, states, scale):
         """Restores the states of an earlier run: see `ExchangeState.load`.

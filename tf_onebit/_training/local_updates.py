@@ -5,7 +5,11 @@ import warnings
 import keras
 import tensorflow as tf
 
-from tf_onebit._framework_internals.keras_optimizers import original_class, plain_update_step
+from tf_onebit._framework_internals.keras_optimizers import (
+    original_class,
+    plain_update_step,
+    velocities_of,
+)
 from tf_onebit._training.branches import choose
 from tf_onebit.exchanges.schedule import innermost
 
@@ -116,6 +120,11 @@ class LocalUpdates:
     def _on_this_replica(self, kept):
         """Returns this replica's tensors, of a list of tuples with those of all replicas."""
         return [tensors[0] for tensors in kept]
+
+    def velocity_of(self, variable):
+        """Returns the velocity of a trained variable, or None if the optimizer has no momentum."""
+        velocities = velocities_of(self)
+        return velocities[self._get_variable_index(variable)] if velocities else None
 
     def add_updates(self, updates, variables, learning_rate):
         """Adds updates to variables, and makes those of sparse gradients.

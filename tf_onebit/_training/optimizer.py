@@ -62,6 +62,7 @@ class Distributed:
         """Decides what workers exchange, as late as a backup can still change it."""
         if self.gradient_exchange.exchanges_updates and not isinstance(self, self.of_updates):
             mix_in(self, self.of_updates)
+            self.gradient_exchange.clear_where_sent(self.velocity_of)
 
     def apply(self, grads, trainable_variables=None):
         self._begin_exchange()

@@ -14,6 +14,7 @@ from tf_onebit.exchanges.deprecated_names import DeprecatedNames
 from tf_onebit.exchanges.gradients import Gradient, GradientSpec
 from tf_onebit.exchanges.stages import Delivered
 from tf_onebit.exchanges.state import State
+from tf_onebit.exchanges.velocities import Velocities
 
 FLOAT_BYTES = 4
 
@@ -90,10 +91,11 @@ class Exchange(DeprecatedNames, Configurable, tf.Module):
             sent beside them, which costs a small all-gather per bucket.
         can_be_delayed: whether a later step can deliver its messages.
         trains_apart: whether workers keep their own gradients.
-        suits_moments: whether it suits optimizers that average gradients (momentum, Adam).
         moments: "local" or "after", see above. Without moments, as in plain SGD, both are the same.
             None is "local" where that is possible, and otherwise "after".
         advised_warm_up: number of steps in full precision that a plan advises before it.
+        velocities: `Velocities` of this worker's optimizer, or None. An exchange that lets values
+            wait clears them where it sends.
         built: whether `build` has been called, which sets `specs`, `rank`, `world_size`, `scope`
             and `unit` to its arguments.
 
@@ -107,9 +109,9 @@ class Exchange(DeprecatedNames, Configurable, tf.Module):
     carries_flags = False
     can_be_delayed = True
     trains_apart = False
-    suits_moments = True
     moments: Moments | None = "after"
     advised_warm_up = 0
+    velocities: Velocities | None = None
     built = False
     specs: tuple[GradientSpec, ...]
     rank: int

@@ -23,6 +23,7 @@ from tf_onebit.exchanges.schedule import AnyExchange, Schedule, schedule_of
 from tf_onebit.exchanges.scheduled_bucket import Answered, ScheduledBucket
 from tf_onebit.exchanges.stages import Stages
 from tf_onebit.exchanges.state import State, part_of, prefixed, require_same_kind, summed
+from tf_onebit.exchanges.velocities import Velocities
 
 # Fraction of a model's gradients that counts as early in a backward pass. Their first stage takes
 # a little longer than the rest of the pass: links are busy until the end of a step, and not much
@@ -249,6 +250,17 @@ class Bucketed(Configurable, tf.Module):
         """Turns the delay on or off, if there is any. No gradients may be held at that time."""
         for bucket in self.buckets:
             bucket.set_delay(on)
+
+    def set_velocities(self, by_device: Sequence[Sequence[tf.Variable]]) -> None:
+        """Lets exchanges clear velocities of this worker where they send values.
+
+        Args:
+            by_device: list of lists of variables, as in `specs`, one for each device.
+        """
+        for bucket in self.buckets:
+            own = [[variables[i] for i in bucket.indices] for variables in by_device]
+            if all(variable.dtype == tf.float32 for variables in own for variable in variables):
+                bucket.exchange.velocities = Velocities(own)
 
     def state(self) -> State:
         """See `Exchange`."""

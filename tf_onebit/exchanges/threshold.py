@@ -52,6 +52,15 @@ class Threshold(Exchange):
     workers and the last few exchanges (`exchanges/adaptive_threshold.py` has the rule). Tau is
     the same on all workers, and each bucket has its own.
 
+    With `moments="local"` and momentum, the velocity of a value that has been sent begins again at
+    zero: momentum factor masking (Lin et al. 2018, "Deep Gradient Compression", section 3.2)::
+
+        velocity_t <- 0 where sent_t is not 0, else velocity_t
+
+    A value waits for many steps, and its velocity comes from gradients of that time. Otherwise it
+    would go on to move the weight for about 1 / (1 - momentum) steps. Velocities of float16 and
+    bfloat16 variables stay as they are.
+
     Messages have room for a few more values than exceed tau on average. This capacity changes
     rarely: every 32 exchanges, and when more than twice as many values are to be sent. Values
     that do not fit wait in the residual.
@@ -81,8 +90,6 @@ class Threshold(Exchange):
     """
 
     carries_flags = True
-    # With optimizers that average gradients it lost more than `OneBit` in first comparisons.
-    suits_moments = False
     # Number of values that one part of a message covers.
     part_size = words.MAX_PART_SIZE
 
@@ -181,6 +188,8 @@ class Threshold(Exchange):
             dtype=WIRE_DTYPE,
             **self._parts,
         )[tf.newaxis]
+        if self.velocities is not None:
+            self.velocities.clear_where_sent(encoded, self.part_size)
         if self.coding == "golomb_rice":
             encoded = ops.golomb_rice_encode(encoded, pad=pad, **self._parts)
         return encoded
@@ -221,6 +230,10 @@ class Threshold(Exchange):
         self, message: Sequence[tf.Tensor], like: Sequence[Gradient], scale: float
     ) -> Exchanging[tuple[list[Gradient], tf.Tensor]]:
         encoded, step = message
+        if self.velocities is not None:
+            # A velocity is often an update as well, in the same memory. It would have to be copied
+            # before a change, if the update were needed until now.
+            like = [tf.raw_ops.Empty(shape=tf.shape(g), dtype=g.dtype) for g in like]
         gathered = yield AllGather(encoded, f"{self.scope}/all_gather", variant=step)
         exchanged = ops.threshold_decode_sum(
             self.decode(gathered), like, scale=scale, **self._parts

@@ -13,6 +13,7 @@ from tf_onebit.ops.threshold import (
     golomb_rice_decode,
     golomb_rice_encode,
     threshold_apply,
+    threshold_clear,
     threshold_decode_sum,
     threshold_encode,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "record_time",
     "take_times",
     "threshold_apply",
+    "threshold_clear",
     "threshold_decode_sum",
     "threshold_encode",
 ]

@@ -150,10 +150,45 @@ def threshold_apply(
         >>> weights.numpy().tolist()
         [1.0, 1.5]
     """
-    sizes = [variable.shape.num_elements() for variable in variables]
-    handles = [variable.handle for variable in variables]
+    return _update(variables, messages, part_size, clears=False)
+
+
+def threshold_clear(
+    variables: Sequence[tf.Variable], messages: tf.Tensor, part_size: int = MAX_PART_SIZE
+) -> tf.Operation | None:
+    """Sets variables to zero where messages have values (Lin et al. 2018, section 3.2).
+
+        variable = 0 where a value is sent, else variable
+
+    Args:
+        variables, messages, part_size: as in `threshold_apply`.
+
+    Returns:
+        The operation, in a graph.
+
+    Raises:
+        InvalidArgumentError: as in `threshold_apply`.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> momentum, residual = tf.Variable([1.0, 1.0]), tf.Variable(tf.zeros([2]))
+        >>> message = threshold_encode([tf.constant([0.1, -3.0])], residual, 2.0, 0.5, 2, [2])
+        >>> threshold_clear([momentum], message[tf.newaxis])
+        >>> momentum.numpy().tolist()
+        [1.0, 0.0]
+    """
+    return _update(variables, messages, part_size, clears=True)
+
+
+def _update(
+    variables: Sequence[tf.Variable], messages: tf.Tensor, part_size: int, clears: bool
+) -> tf.Operation | None:
     return library.tf_onebit_threshold_apply(
-        variables=handles, messages=messages, sizes=sizes, part_size=part_size
+        variables=[variable.handle for variable in variables],
+        messages=messages,
+        sizes=[variable.shape.num_elements() for variable in variables],
+        part_size=part_size,
+        clears=clears,
     )
 
 

@@ -293,6 +293,19 @@ def test_apply_subtracts_one_message_after_another(rng, part_size, number):
     np.testing.assert_array_equal(flat(variables), expected)
 
 
+@every_part_size
+def test_variables_are_cleared_where_a_value_is_sent(rng, part_size):
+    received, messages = messages_of(1, part_size)
+    expected = gradients_of(rng, SHAPES)
+    variables = list(map(tf.Variable, expected))
+    ops.threshold_clear(variables, received, part_size)
+    sent = oracle.decode_sum(
+        [sent_by(messages[0], part_size)], steps_of(messages), SIZE, np.float32
+    )
+    assert 0 < np.count_nonzero(sent) < SIZE / 2
+    np.testing.assert_array_equal(flat(variables), np.where(sent, 0, flat(expected)))
+
+
 # ------------------------------------------------------------------------------------- Golomb-Rice
 
 

@@ -23,7 +23,7 @@ from tf_onebit._preflight.doubts import doubts_about
 from tf_onebit._preflight.measurements import Measurements
 from tf_onebit._preflight.planning import Plan, make_plan
 from tf_onebit._preflight.program import lines_for
-from tf_onebit._preflight.suitable import notes_on, suitable
+from tf_onebit._preflight.suitable import notes_on
 from tf_onebit.planner import (
     Bucket,
     Collective,
@@ -231,28 +231,8 @@ def planned_for(**options):
     return types.SimpleNamespace(sync_period=16, target_density=0.001, **options)
 
 
-METHODS = [
-    Method("full precision", [], template=FullPrecision()),
-    Method("1-bit", [], template=OneBit()),
-    Method("threshold", [], template=Threshold()),
-    Method("threshold, delayed", [], delay=1, template=Threshold()),
-]
-
-
-@pytest.mark.parametrize(
-    "optimizer, names",
-    [
-        (keras.optimizers.SGD(0.1), [method.name for method in METHODS]),
-        (keras.optimizers.SGD(0.1, momentum=0.9), ["full precision", "1-bit"]),
-        (keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam()), ["full precision", "1-bit"]),
-    ],
-)
-def test_threshold_is_recommended_for_plain_sgd(optimizer, names):
-    assert [method.name for method in suitable(METHODS, optimizer)] == names
-
-
 IN_BLOCKS = Method("blocks of 16, 1-bit", [], sync_period=16, template=OneBit())
-ONE_BIT = METHODS[1]
+ONE_BIT = Method("1-bit", [], template=OneBit())
 
 
 def notes_with(optimizer, method=IN_BLOCKS, jit_compile=False):

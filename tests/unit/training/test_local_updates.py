@@ -8,11 +8,12 @@ import pytest
 import tensorflow as tf
 
 import tf_onebit
+from tests.reference.threshold import Cluster
 from tests.support.nightly import nightly
 from tf_onebit._framework_internals.tf_variables import copies_of
 from tf_onebit._training.local_updates import expected_moments_of
 from tf_onebit.callbacks import BackupAndRestore
-from tf_onebit.exchanges import FullPrecision
+from tf_onebit.exchanges import FullPrecision, Threshold
 from tf_onebit.transforms import Momentum
 
 DEVICES = ["CPU:0", "CPU:1"]
@@ -24,6 +25,12 @@ class Exact(FullPrecision):
     """The exact sum, of updates."""
 
     moments = "local"
+
+
+class Roomy(Threshold):
+    """Threshold whose messages have room for all values."""
+
+    expected_density = 1.0
 
 
 class Heavy(keras.optimizers.SGD):
@@ -163,6 +170,36 @@ def trained(make, exchange, initial, gradients):
     for of_step in gradients:
         step(*(np.stack(of_variable) for of_variable in zip(*of_step, strict=True)))
     return [variable.numpy() for variable in variables], optimizer
+
+
+@pytest.mark.parametrize("name", ["momentum", "nesterov"])
+def test_threshold_clears_velocities_where_it_sends(rng, name):
+    rate, momentum, tau = 0.1, 0.9, 0.15
+    initial, gradients = gradients_of(rng), gradients_of_steps(rng)
+    weights, optimizer = trained(OPTIMIZERS[name], Roomy(tau, moments="local"), initial, gradients)
+    expected = flat(initial).astype(np.float64)
+    velocities = [np.zeros_like(expected) for _ in DEVICES]
+    cluster = Cluster(len(DEVICES), expected.size)
+    for of_step in gradients:
+        mine = [flat(of_worker) for of_worker in of_step]
+        velocities = [momentum * v - rate * g for v, g in zip(velocities, mine, strict=True)]
+        updates = velocities
+        if name == "nesterov":
+            updates = [momentum * v - rate * g for v, g in zip(velocities, mine, strict=True)]
+        corrected = [r + u for r, u in zip(cluster.residuals, updates, strict=True)]
+        expected += cluster.exchange(updates, tau) / len(DEVICES)
+        velocities = [
+            np.where(abs(c) > tau, 0, v) for c, v in zip(corrected, velocities, strict=True)
+        ]
+    np.testing.assert_allclose(flat(weights), expected, rtol=1e-5, atol=1e-6)
+    copies = [copies_of(velocity) for velocity in optimizer.momentums]
+    for on_device, velocity in zip(zip(*copies, strict=True), velocities, strict=True):
+        np.testing.assert_allclose(flat(on_device), velocity, rtol=1e-5, atol=1e-6)
+        assert 0 < np.count_nonzero(velocity) < velocity.size
+
+
+def flat(arrays):
+    return np.concatenate([np.ravel(array) for array in arrays])
 
 
 @pytest.mark.parametrize("rows", [6, 6000])  # with a copy, and with a branch
