@@ -1,9 +1,9 @@
 """Model-parallel groups of a plan: their members, their exchanges and their links."""
 
 from tf_onebit._preflight.command import announce
+from tf_onebit._preflight.effects import as_computed, as_exchanged
 from tf_onebit._preflight.member import measure_member
 from tf_onebit._preflight.methods import Candidates, Exchanges, runs_for
-from tf_onebit._preflight.suitable import as_computed, as_exchanged
 from tf_onebit.exchanges import FullPrecision
 from tf_onebit.planner import Method, links_of_groups, predict, with_more_workers
 

@@ -3,10 +3,10 @@
 import dataclasses
 
 from tf_onebit._preflight.doubts import doubts_about
+from tf_onebit._preflight.effects import as_computed, as_exchanged, with_notes
 from tf_onebit._preflight.groups import measure_members, predict_groups
 from tf_onebit._preflight.measurements import measure
 from tf_onebit._preflight.program import lines_for, lines_for_groups
-from tf_onebit._preflight.suitable import as_computed, as_exchanged, with_notes
 from tf_onebit.planner import advise, advise_groups, interpolated, predict
 
 

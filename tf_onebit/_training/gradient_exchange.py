@@ -152,6 +152,18 @@ class GradientExchange:
         self._recorder = recorder
         self.exchanges.set("stages", lambda exchange, _: self._set_stages(recorder, exchange))
 
+    def of_worker(self, worker, by_device):
+        """Returns the entries of a list by device that belong to a worker of this process.
+
+        Device i belongs to worker i % workers: to the only one, or to a member of a model-parallel
+        group.
+
+        Args:
+            worker: index in `group.ranks`.
+            by_device: list with an entry for each device of this process.
+        """
+        return by_device[worker :: len(self.group.ranks)]
+
     def clear_where_sent(self, velocity_of):
         """Lets exchanges clear the velocities of workers where they send values.
 
@@ -163,10 +175,8 @@ class GradientExchange:
             velocities = list(map(velocity_of, variables))
             if any(velocity is None for velocity in velocities):
                 return
-            # Device i belongs to the worker i % workers.
-            workers = len(self.group.ranks)
-            first = self.group.ranks.index(exchange.rank)
-            copies = [copies_of(velocity)[first::workers] for velocity in velocities]
+            worker = self.group.ranks.index(exchange.rank)
+            copies = [self.of_worker(worker, copies_of(velocity)) for velocity in velocities]
             exchange.set_velocities(list(zip(*copies, strict=True)))
 
         self.exchanges.set("velocities", set_velocities)

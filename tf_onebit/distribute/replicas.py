@@ -28,9 +28,7 @@ def exchange(context, gradient_exchange, gradients, variables, exchanging=None, 
         by_device = _by_device(strategy, gradients)
         workers = len(gradient_exchange.group.ranks)
         if len(by_device) > workers:
-            # Device i belongs to the worker i % workers: to the only one, or to a member of a
-            # model-parallel group.
-            of_workers = [by_device[worker::workers] for worker in range(workers)]
+            of_workers = [gradient_exchange.of_worker(i, by_device) for i in range(workers)]
             by_worker = [own[0] if are_alike else _sums(own) for own in of_workers]
             exchanged = exchanging(by_worker, variables) * (len(by_device) // workers)
         else:

@@ -20,10 +20,10 @@ from tf_onebit import _cli as cli
 from tf_onebit._measurement import Alone
 from tf_onebit._preflight import jobs, planning, report
 from tf_onebit._preflight.doubts import doubts_about
+from tf_onebit._preflight.effects import notes_on
 from tf_onebit._preflight.measurements import Measurements
 from tf_onebit._preflight.planning import Plan, make_plan
 from tf_onebit._preflight.program import lines_for
-from tf_onebit._preflight.suitable import notes_on
 from tf_onebit.planner import (
     Bucket,
     Collective,

@@ -1,4 +1,4 @@
-"""What an optimizer and a model mean for the methods of a plan, and notes on them."""
+"""Effects of an optimizer and a model on the methods of a plan, and notes on them."""
 
 import dataclasses
 
