@@ -14,10 +14,12 @@ PROGRAM = """
 import collections, json
 from tensorflow.python.framework import kernels
 from tf_onebit.ops import library
-from tf_onebit import ops
 
 counts = {}
-for name in ops.__all__:
+for function in dir(library.library):
+    name = function.removeprefix("tf_onebit_")
+    if name == function or name.endswith("_eager_fallback"):
+        continue
     op = "TfOnebit>" + "".join(part.capitalize() for part in name.split("_"))
     registered = kernels.get_registered_kernels_for_op(op).kernel
     counts[name] = collections.Counter(kernel.device_type for kernel in registered)
