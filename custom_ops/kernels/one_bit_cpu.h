@@ -84,6 +84,25 @@ class OneBitOnCpu {
     return absl::OkStatus();
   }
 
+  absl::Status DecodeAdd(tensorflow::OpKernelContext* context, const Layout& layout,
+                         const int32_t* messages, int bits, const float* plain, float scale,
+                         const float* value_scales, const float* factor,
+                         const std::vector<void*>& variables) {
+    ForDecodedColumns<float>(
+        context, layout, messages, bits, scale, value_scales,
+        [&, decoded = std::vector<float>()](const Column& column, const auto& decode) mutable {
+          decoded.resize(std::max<size_t>(decoded.size(), column.count));
+          decode(/*stream=*/false, decoded.data());
+          AddMultiple(decoded.data(), column.count, *factor,
+                      static_cast<float*>(variables[column.tensor]) + column.offset);
+        });
+    for (const PlainRun& run : layout.plain_runs()) {
+      float* const values = static_cast<float*>(variables[run.tensor]);
+      for (int64_t i = 0; i < run.size; ++i) values[i] += *factor * (plain[run.first + i] * scale);
+    }
+    return absl::OkStatus();
+  }
+
   absl::Status LearnScales(tensorflow::OpKernelContext* context, const Layout& layout,
                            FloatType type, const std::vector<const void*>& updates,
                            float* squares) {
@@ -262,27 +281,40 @@ class OneBitOnCpu {
     *quantizer.sum_of_squares = sums.total();
   }
 
-  template <typename T>
-  static void DecodeAs(tensorflow::OpKernelContext* context, const Layout& layout,
-                       const int32_t* messages, int bits, const float* plain, float scale,
-                       const float* value_scales, const std::vector<void*>& gradients) {
+  // Calls work(column, decode) for all columns. decode(stream, out) decodes the column's values.
+  template <typename T, typename Work>
+  static void ForDecodedColumns(tensorflow::OpKernelContext* context, const Layout& layout,
+                                const int32_t* messages, int bits, float scale,
+                                const float* value_scales, const Work& work) {
     const ColumnsOf<T>& columns = GetOneBitColumns().of<T>();
     const int64_t words = layout.shard_message_words();
-    const bool stream = layout.size() * static_cast<int64_t>(sizeof(T)) > kStreamBytes;
     const LayoutView view = layout.view();
-    ForColumns(context, layout, 0, layout.num_columns(), [&](int64_t index) {
+    ForColumns(context, layout, 0, layout.num_columns(),
+               [&, mine = Work(work)](int64_t index) mutable {
       const Column column = view.column(index);
       const int64_t shard = view.shard_of(index);
       const int32_t* const message = messages + shard * bits * words;
       const int32_t* const levels = message + view.levels_of(index, shard);
       const int32_t* const codes = message + view.codes_of(column, shard);
-      T* const out = static_cast<T*>(gradients[column.tensor]) + column.offset;
-      if (value_scales == nullptr) {
-        columns.decode(levels, codes, words, bits, column.count, scale, stream, out);
-      } else {
-        columns.decode_scaled(levels, codes, words, bits, column.count, scale,
-                              value_scales + column.value, stream, out);
-      }
+      mine(column, [&](bool stream, T* out) {
+        if (value_scales == nullptr) {
+          columns.decode(levels, codes, words, bits, column.count, scale, stream, out);
+        } else {
+          columns.decode_scaled(levels, codes, words, bits, column.count, scale,
+                                value_scales + column.value, stream, out);
+        }
+      });
+    });
+  }
+
+  template <typename T>
+  static void DecodeAs(tensorflow::OpKernelContext* context, const Layout& layout,
+                       const int32_t* messages, int bits, const float* plain, float scale,
+                       const float* value_scales, const std::vector<void*>& gradients) {
+    const bool stream = layout.size() * static_cast<int64_t>(sizeof(T)) > kStreamBytes;
+    ForDecodedColumns<T>(context, layout, messages, bits, scale, value_scales,
+                         [&](const Column& column, const auto& decode) {
+      decode(stream, static_cast<T*>(gradients[column.tensor]) + column.offset);
     });
     for (const PlainRun& run : layout.plain_runs()) {
       T* const values = static_cast<T*>(gradients[run.tensor]);
@@ -290,6 +322,12 @@ class OneBitOnCpu {
         values[i] = FromFloat<T>(plain[run.first + i] * scale);
       }
     }
+  }
+
+  // sums_i = sums_i + factor * values_i
+  static void AddMultiple(const float* __restrict values, int64_t count, float factor,
+                          float* __restrict sums) {
+    for (int64_t i = 0; i < count; ++i) sums[i] += factor * values[i];
   }
 
   static float* At(float* values, int64_t i) { return values == nullptr ? nullptr : values + i; }

@@ -1,4 +1,5 @@
-// The decoding of one-bit messages on a GPU. Time goes to memory: the values are written once.
+// The decoding of one-bit messages on a GPU. Time goes to memory: the values are written once, or
+// added to variables.
 
 #include "kernels/one_bit_gpu.h"
 
@@ -147,11 +148,12 @@ constexpr int DecodeBlocks(int bits, bool scaled) {
   return bits == 1 ? 6 : 4;
 }
 
-template <typename T, int kBits, bool kScaled>
-__global__ __launch_bounds__(kThreads, DecodeBlocks(kBits, kScaled)) void DecodeColumns(
+template <typename T, int kBits, bool kScaled, bool kAdds>
+__global__ __launch_bounds__(kThreads, DecodeBlocks(kBits, kScaled || kAdds)) void DecodeColumns(
     const __grid_constant__ TensorPointers<T*> tensors, const __grid_constant__ LayoutView layout,
     int first_tensor, const int32_t* messages, float scale, const float* value_scales,
-    int64_t first, int64_t end) {
+    const float* factor, int64_t first, int64_t end) {
+  const float times = kAdds ? *factor : 1.0f;
   const auto row_of = [&](const Place& place, int bit) {
     return messages + (place.shard * kBits + bit) * layout.shard_message_words();
   };
@@ -204,6 +206,12 @@ __global__ __launch_bounds__(kThreads, DecodeBlocks(kBits, kScaled)) void Decode
               decoded[j] = FromFloat<T>(ToFloat(decoded[j]) * factors[v][j]);
             }
           }
+          if constexpr (kAdds) {
+            float old[4];
+            Load4(out + at, existing.OfFour(at), aligned, old);
+#pragma unroll
+            for (int j = 0; j < 4; ++j) decoded[j] = old[j] + times * decoded[j];
+          }
           if (existing.Has(at)) Store4(decoded, existing.OfFour(at), aligned, out + at);
         }
       });
@@ -212,16 +220,21 @@ __global__ __launch_bounds__(kThreads, DecodeBlocks(kBits, kScaled)) void Decode
   ForPlaces<kDecodeRounds>(layout, first, end, read, work);
 }
 
-template <typename T>
+template <typename T, bool kAdds>
 __global__ __launch_bounds__(kThreads) void DecodePlain(
     const __grid_constant__ TensorPointers<T*> tensors, const __grid_constant__ LayoutView layout,
-    const float* plain, float scale, int64_t first_run, int64_t num_runs) {
+    const float* plain, float scale, const float* factor, int64_t first_run, int64_t num_runs) {
   const PlainRun* const runs = layout.plain_runs + first_run;
   const PlainRun& last = runs[num_runs - 1];
   const int64_t i = runs[0].first + static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (i >= last.first + last.size) return;
   const int64_t run = LastBy(i, runs, num_runs, &PlainRun::first);
-  tensors.at[run][i - runs[run].first] = FromFloat<T>(plain[i] * scale);
+  T* const value = tensors.at[run] + i - runs[run].first;
+  if constexpr (kAdds) {
+    *value += *factor * (plain[i] * scale);
+  } else {
+    *value = FromFloat<T>(plain[i] * scale);
+  }
 }
 
 }  // namespace
@@ -243,30 +256,48 @@ const char* OneBitDecodeSum(const DeviceLayout& layout, int64_t rank, const int3
   return TextOf(status);
 }
 
-const char* OneBitDecode(const DeviceLayout& layout, FloatType type, const int32_t* messages,
-                         int bits, const float* plain, float scale, const float* value_scales,
-                         const std::vector<void*>& gradients, void* stream_of_op) {
-  const cudaStream_t stream = static_cast<cudaStream_t>(stream_of_op);
+// Decodes into tensors, or adds `factor` times the decoded values to them.
+template <typename T, bool kAdds>
+cudaError_t Decode(const DeviceLayout& layout, const int32_t* messages, int bits,
+                   const float* plain, float scale, const float* value_scales, const float* factor,
+                   const std::vector<void*>& tensors, cudaStream_t stream) {
   cudaError_t status = cudaSuccess;
   const LayoutView view = layout.layout.view(layout.table);
-  WithType(type, [&](auto zero) {
-    using T = decltype(zero);
-    const auto one_kind = [](int64_t) { return 0; };
-    const auto unscaled = bits == 1 ? DecodeColumns<T, 1, false> : DecodeColumns<T, 2, false>;
-    const auto scaled = bits == 1 ? DecodeColumns<T, 1, true> : DecodeColumns<T, 2, true>;
-    ForColumnRuns(layout.layout, one_kind, [&](const ColumnRun& run) {
-      const int64_t blocks = CeilDiv(run.end - run.first, kDecodeRounds * kWarps);
-      Launch(stream, blocks, kThreads, &status, value_scales == nullptr ? unscaled : scaled,
-             PointersOf<T>(gradients, run.first_tensor, run.end_tensor), view, run.first_tensor,
-             messages, scale, value_scales, run.first, run.end);
-    });
-    ForPlainRuns<T>(layout.layout, gradients, [&](const TensorPointers<T*>& pointers, int64_t first,
-                                                  int64_t runs, int64_t values) {
-      Launch(stream, CeilDiv(values, kThreads), kThreads, &status, DecodePlain<T>, pointers, view,
-             plain, scale, first, runs);
-    });
+  const auto one_kind = [](int64_t) { return 0; };
+  const auto unscaled =
+      bits == 1 ? DecodeColumns<T, 1, false, kAdds> : DecodeColumns<T, 2, false, kAdds>;
+  const auto scaled =
+      bits == 1 ? DecodeColumns<T, 1, true, kAdds> : DecodeColumns<T, 2, true, kAdds>;
+  ForColumnRuns(layout.layout, one_kind, [&](const ColumnRun& run) {
+    const int64_t blocks = CeilDiv(run.end - run.first, kDecodeRounds * kWarps);
+    Launch(stream, blocks, kThreads, &status, value_scales == nullptr ? unscaled : scaled,
+           PointersOf<T>(tensors, run.first_tensor, run.end_tensor), view, run.first_tensor,
+           messages, scale, value_scales, factor, run.first, run.end);
   });
-  return TextOf(status);
+  ForPlainRuns<T>(layout.layout, tensors, [&](const TensorPointers<T*>& pointers, int64_t first,
+                                              int64_t runs, int64_t values) {
+    Launch(stream, CeilDiv(values, kThreads), kThreads, &status, DecodePlain<T, kAdds>, pointers,
+           view, plain, scale, factor, first, runs);
+  });
+  return status;
+}
+
+const char* OneBitDecode(const DeviceLayout& layout, FloatType type, const int32_t* messages,
+                         int bits, const float* plain, float scale, const float* value_scales,
+                         const std::vector<void*>& gradients, void* stream) {
+  return WithType(type, [&](auto zero) {
+    return TextOf(Decode<decltype(zero), false>(layout, messages, bits, plain, scale, value_scales,
+                                                nullptr, gradients,
+                                                static_cast<cudaStream_t>(stream)));
+  });
+}
+
+const char* OneBitDecodeAdd(const DeviceLayout& layout, const int32_t* messages, int bits,
+                            const float* plain, float scale, const float* value_scales,
+                            const float* factor, const std::vector<void*>& variables,
+                            void* stream) {
+  return TextOf(Decode<float, true>(layout, messages, bits, plain, scale, value_scales, factor,
+                                    variables, static_cast<cudaStream_t>(stream)));
 }
 
 }  // namespace gpu

@@ -47,6 +47,12 @@ const char* OneBitDecode(const DeviceLayout& layout, FloatType type, const int32
                          int bits, const float* plain, float scale, const float* value_scales,
                          const std::vector<void*>& gradients, void* stream);
 
+// Adds `factor` times the decoded values to float32 variables. `factor` is on the device.
+const char* OneBitDecodeAdd(const DeviceLayout& layout, const int32_t* messages, int bits,
+                            const float* plain, float scale, const float* value_scales,
+                            const float* factor, const std::vector<void*>& variables,
+                            void* stream);
+
 const char* OneBitLearnScales(const Layout& layout, FloatType type,
                               const std::vector<const void*>& updates, float* squares,
                               void* stream);

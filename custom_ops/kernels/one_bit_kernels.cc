@@ -83,6 +83,15 @@ class OneBitOnGpu {
                                       value_scales, gradients, StreamOf(context)));
   }
 
+  absl::Status DecodeAdd(OpKernelContext* context, const Layout& layout, const int32_t* messages,
+                         int bits, const float* plain, float scale, const float* value_scales,
+                         const float* factor, const std::vector<void*>& variables) {
+    const int64_t* table;
+    TF_RETURN_IF_ERROR(table_.Get(context, layout, &table));
+    return StatusOf(gpu::OneBitDecodeAdd({layout, table}, messages, bits, plain, scale,
+                                         value_scales, factor, variables, StreamOf(context)));
+  }
+
   absl::Status LearnScales(OpKernelContext* context, const Layout& layout, FloatType type,
                            const std::vector<const void*>& updates, float* squares) {
     return StatusOf(gpu::OneBitLearnScales(layout, type, updates, squares, StreamOf(context)));
@@ -292,24 +301,47 @@ class OneBitAggregateOp : public EncodeShardBase {
   Device device_;
 };
 
-template <typename Device, typename T>
-class OneBitDecodeOp : public OpKernel {
+// The common part of the ops that decode the messages of all shards.
+class OneBitDecodeBase : public OpKernel {
  public:
-  explicit OneBitDecodeOp(OpKernelConstruction* context) : OpKernel(context) {
+  explicit OneBitDecodeBase(OpKernelConstruction* context) : OpKernel(context) {
     OP_REQUIRES_OK(context, GetLayout(*context, &layout_));
     OP_REQUIRES_OK(context, context->GetAttr("scale", &scale_));
     OP_REQUIRES_OK(context, GetBits(context, &bits_));
   }
 
-  void Compute(OpKernelContext* context) override {
-    const Tensor& messages = context->input(0);
-    const Tensor& plain = context->input(1);
-    OP_REQUIRES_OK(
-        context,
-        CheckMessages(messages, layout_.num_shards() * bits_, layout_.shard_message_words()));
-    OP_REQUIRES_OK(context, CheckSize("plain", plain.NumElements(), layout_.plain_size()));
+ protected:
+  struct Encoded {
+    const int32_t* messages;
+    const float* plain;
     const float* value_scales;
-    OP_REQUIRES_OK(context, GetValueScales(context->input(2), layout_, &value_scales));
+  };
+
+  // Reads the inputs from `first` on: messages, plain values, and scales of values.
+  absl::Status GetEncoded(OpKernelContext* context, int first, Encoded* encoded) const {
+    const Tensor& messages = context->input(first);
+    const Tensor& plain = context->input(first + 1);
+    TF_RETURN_IF_ERROR(
+        CheckMessages(messages, layout_.num_shards() * bits_, layout_.shard_message_words()));
+    TF_RETURN_IF_ERROR(CheckSize("plain", plain.NumElements(), layout_.plain_size()));
+    encoded->messages = WordsOf(messages);
+    encoded->plain = static_cast<const float*>(plain.data());
+    return GetValueScales(context->input(first + 2), layout_, &encoded->value_scales);
+  }
+
+  Layout layout_;
+  float scale_;
+  int bits_;
+};
+
+template <typename Device, typename T>
+class OneBitDecodeOp : public OneBitDecodeBase {
+ public:
+  using OneBitDecodeBase::OneBitDecodeBase;
+
+  void Compute(OpKernelContext* context) override {
+    Encoded encoded;
+    OP_REQUIRES_OK(context, GetEncoded(context, 0, &encoded));
     const int num_tensors = context->num_outputs();
     OP_REQUIRES_OK(context, CheckSize("gradients", num_tensors, layout_.num_tensors()));
     std::vector<void*> gradients(num_tensors);
@@ -322,15 +354,37 @@ class OneBitDecodeOp : public OpKernel {
                      context->forward_input_or_allocate_output({input}, t, shape, &gradient));
       gradients[t] = gradient->data();
     }
-    OP_REQUIRES_OK(context, device_.Decode(context, layout_, Storage<T>::kType, WordsOf(messages),
-                                           bits_, static_cast<const float*>(plain.data()), scale_,
-                                           value_scales, gradients));
+    OP_REQUIRES_OK(context, device_.Decode(context, layout_, Storage<T>::kType, encoded.messages,
+                                           bits_, encoded.plain, scale_, encoded.value_scales,
+                                           gradients));
   }
 
  private:
-  Layout layout_;
-  float scale_;
-  int bits_;
+  Device device_;
+};
+
+template <typename Device>
+class OneBitDecodeAddOp : public OneBitDecodeBase {
+ public:
+  using OneBitDecodeBase::OneBitDecodeBase;
+
+  void Compute(OpKernelContext* context) override {
+    const int num_variables = context->num_inputs() - 4;
+    const Tensor& factor = context->input(num_variables + 3);
+    Encoded encoded;
+    OP_REQUIRES_OK(context, GetEncoded(context, num_variables, &encoded));
+    OP_REQUIRES_OK(context, CheckSize("factor", factor.NumElements(), 1));
+    OP_REQUIRES_OK(context, CheckSize("variables", num_variables, layout_.num_tensors()));
+    LockedVariables variables;
+    OP_REQUIRES_OK(context, variables.Open(context, num_variables,
+                                           [&](int t) { return layout_.tensor_size(t); }));
+    OP_REQUIRES_OK(context, device_.DecodeAdd(context, layout_, encoded.messages, bits_,
+                                              encoded.plain, scale_, encoded.value_scales,
+                                              static_cast<const float*>(factor.data()),
+                                              variables.values()));
+  }
+
+ private:
   Device device_;
 };
 
@@ -374,6 +428,8 @@ class OneBitLearnScalesOp : public OpKernel {
   REGISTER_FOR(ON, NAME, Eigen::bfloat16);                                                        \
   REGISTER_KERNEL_BUILDER(Name("TfOnebit>OneBitDecodeSum").Device(NAME),                          \
                           OneBitDecodeSumOp<ON>);                                                 \
+  REGISTER_KERNEL_BUILDER(Name("TfOnebit>OneBitDecodeAdd").Device(NAME).HostMemory("variables"),  \
+                          OneBitDecodeAddOp<ON>);                                                 \
   REGISTER_KERNEL_BUILDER(Name("TfOnebit>OneBitEncodeShard").Device(NAME).HostMemory("residual"), \
                           OneBitEncodeShardOp<ON>);                                               \
   REGISTER_KERNEL_BUILDER(Name("TfOnebit>OneBitAggregate").Device(NAME).HostMemory("residual"),   \

@@ -3,9 +3,11 @@
 #ifndef TF_ONEBIT_KERNELS_OP_COMMON_H_
 #define TF_ONEBIT_KERNELS_OP_COMMON_H_
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "tensorflow/core/framework/op_kernel.h"
@@ -127,6 +129,42 @@ class LockedVariable {
  private:
   tensorflow::core::RefCountPtr<tensorflow::Var> variable_;
   float* values_ = nullptr;
+};
+
+// The float32 variables that an op has as its first inputs, and updates in place.
+class LockedVariables {
+ public:
+  // size_of(i) is the expected number of values of variable i.
+  template <typename SizeOf>
+  absl::Status Open(tensorflow::OpKernelContext* context, int64_t count, const SizeOf& size_of) {
+    std::vector<std::pair<const void*, int>> in_order;
+    for (int i = 0; i < count; ++i) {
+      tensorflow::core::RefCountPtr<tensorflow::Var> variable;
+      TF_RETURN_IF_ERROR(LookupResource(context, HandleFromInput(context, i), &variable));
+      in_order.emplace_back(variable.get(), i);
+    }
+    // All ops lock in this order. Otherwise two of them could wait for each other.
+    std::sort(in_order.begin(), in_order.end());
+    variables_ = std::vector<LockedVariable>(count);
+    values_.resize(count);
+    const void* previous = nullptr;
+    for (const auto& [variable, i] : in_order) {
+      // To lock it twice would be a deadlock.
+      if (variable == previous) {
+        return tensorflow::errors::InvalidArgument(
+            "All variables must be different ones. Received: variables[", i, "] a second time.");
+      }
+      TF_RETURN_IF_ERROR(variables_[i].Open(context, i, "variable", size_of(i)));
+      values_[i] = variables_[i].at(0);
+      previous = variable;
+    }
+    return absl::OkStatus();
+  }
+  const std::vector<void*>& values() const { return values_; }
+
+ private:
+  std::vector<LockedVariable> variables_;
+  std::vector<void*> values_;
 };
 
 }  // namespace tf_onebit

@@ -54,6 +54,16 @@ class ThresholdOnCpu {
     return absl::OkStatus();
   }
 
+  absl::Status DecodeAdd(tensorflow::OpKernelContext* context, const Parts& parts,
+                         const ThresholdRows& rows, float scale, const float* factor,
+                         const std::vector<void*>& variables) {
+    ForStripes(context, parts.stripes(), [&](const Stripe& stripe, int64_t) {
+      float* const variable = static_cast<float*>(variables[stripe.tensor]) + stripe.offset;
+      AddStripe(rows, parts, stripe, scale, *factor, variable);
+    });
+    return absl::OkStatus();
+  }
+
   absl::Status Update(tensorflow::OpKernelContext*, const Parts& parts, const ThresholdRows& rows,
                       ThresholdUpdate update, const std::vector<void*>& variables) {
     for (int64_t r = 0; r < rows.num_rows; ++r) {
@@ -182,9 +192,9 @@ class ThresholdOnCpu {
                                 [index](uint32_t code) { return IndexOf(code) < index; });
   }
 
-  template <typename T>
-  static void DecodeStripe(const ThresholdRows& rows, const Parts& parts, const Stripe& stripe,
-                           float scale, bool stream, T* out) {
+  // Returns the codes of each message from the first value of a stripe on.
+  static std::vector<CodeRun> RunsFrom(const ThresholdRows& rows, const Parts& parts,
+                                       const Stripe& stripe) {
     const int64_t first_index = stripe.value - parts.part_begin(stripe.part);
     std::vector<CodeRun> runs;
     for (int64_t r = stripe.part; r < rows.num_rows; r += parts.num_parts()) {
@@ -192,10 +202,46 @@ class ThresholdOnCpu {
       run.next = FirstFrom(run, first_index);
       runs.push_back(run);
     }
+    return runs;
+  }
+
+  template <typename T>
+  static void DecodeStripe(const ThresholdRows& rows, const Parts& parts, const Stripe& stripe,
+                           float scale, bool stream, T* out) {
+    const int64_t first_index = stripe.value - parts.part_begin(stripe.part);
+    std::vector<CodeRun> runs = RunsFrom(rows, parts, stripe);
     const auto decode = GetThresholdBlocks().decode(out);
     for (int64_t begin = 0; begin < stripe.count; begin += kBlockSize) {
       decode(runs.data(), runs.size(), static_cast<uint32_t>(first_index + begin),
              std::min(kBlockSize, stripe.count - begin), scale, stream, out + begin);
+    }
+  }
+
+  // Adds up the messages block by block, and touches only the values that they have.
+  static void AddStripe(const ThresholdRows& rows, const Parts& parts, const Stripe& stripe,
+                        float scale, float factor, float* variable) {
+    const int64_t first_index = stripe.value - parts.part_begin(stripe.part);
+    std::vector<CodeRun> runs = RunsFrom(rows, parts, stripe);
+    float sums[kBlockSize] = {};  // all zero between blocks
+    for (int64_t begin = 0; begin < stripe.count; begin += kBlockSize) {
+      const int64_t first = first_index + begin;
+      const int64_t count = std::min(kBlockSize, stripe.count - begin);
+      const auto for_codes = [&](CodeRun run, const auto& work) {
+        for (; run.next != run.end && IndexOf(*run.next) - first < count; ++run.next) {
+          work(*run.next, IndexOf(*run.next) - first);
+        }
+        return run.next;
+      };
+      for (const CodeRun& run : runs) {
+        for_codes(run, [&](uint32_t code, int64_t i) { sums[i] += SignedStep(code, run.step); });
+      }
+      for (CodeRun& run : runs) {
+        run.next = for_codes(run, [&](uint32_t, int64_t i) {
+          // A value of several messages is added by the first.
+          if (sums[i] != 0) variable[begin + i] += factor * (scale * sums[i]);
+          sums[i] = 0;
+        });
+      }
     }
   }
 

@@ -294,11 +294,13 @@ struct Span {
   float step;
 };
 
-// Decodes a block of values. A block of threads adds up the messages in shared memory.
-template <typename T>
+// Decodes a block of values. A block of threads adds up the messages in shared memory. With a factor
+// the sums are added to the values that are there, and most of these are not even read.
+template <typename T, bool kAdds>
 __global__ __launch_bounds__(kThreads) void DecodeSumBlocks(
     const __grid_constant__ TensorPointers<T*> tensors, const __grid_constant__ PartsView parts,
-    const __grid_constant__ ThresholdRows rows, float scale, int64_t first_tensor, int64_t first) {
+    const __grid_constant__ ThresholdRows rows, float scale, const float* factor,
+    int64_t first_tensor, int64_t first) {
   __shared__ float4 memory[kBlockSize / 4];
   __shared__ Block block;
   __shared__ Span spans[kWarps];
@@ -336,6 +338,12 @@ __global__ __launch_bounds__(kThreads) void DecodeSumBlocks(
     __syncthreads();
   }
   T* const out = tensors.at[block.tensor - first_tensor] + block.offset;
+  if constexpr (kAdds) {
+    for (int i = thread; i < count; i += kThreads) {
+      if (sums[i] != 0) out[i] += *factor * (scale * sums[i]);
+    }
+    return;
+  }
   const bool aligned = IsAligned(out);
   for (int i = thread * 4; i < count; i += kThreads * 4) {
     const float4 four = memory[i / 4];
@@ -428,9 +436,24 @@ const char* ThresholdDecodeSum(const DeviceParts& parts, FloatType type,
     ForTensors<T>(parts.parts, gradients, [&](const TensorPointers<T*>& pointers,
                                               int64_t first_tensor, int64_t, int64_t first,
                                               int64_t end) {
-      Launch(stream, end - first, kThreads, &status, DecodeSumBlocks<T>, pointers, view, messages,
-             scale, first_tensor, first);
+      Launch(stream, end - first, kThreads, &status, DecodeSumBlocks<T, false>, pointers, view,
+             messages, scale, static_cast<const float*>(nullptr), first_tensor, first);
     });
+  });
+  return TextOf(status);
+}
+
+const char* ThresholdDecodeAdd(const DeviceParts& parts, const ThresholdRows& messages, float scale,
+                               const float* factor, const std::vector<void*>& variables,
+                               void* stream_of_op) {
+  const cudaStream_t stream = static_cast<cudaStream_t>(stream_of_op);
+  const PartsView view = parts.parts.view(parts.table);
+  cudaError_t status = cudaSuccess;
+  ForTensors<float>(parts.parts, variables, [&](const TensorPointers<float*>& pointers,
+                                                int64_t first_tensor, int64_t, int64_t first,
+                                                int64_t end) {
+    Launch(stream, end - first, kThreads, &status, DecodeSumBlocks<float, true>, pointers, view,
+           messages, scale, factor, first_tensor, first);
   });
   return TextOf(status);
 }

@@ -35,6 +35,11 @@ const char* ThresholdDecodeSum(const DeviceParts& parts, FloatType type,
                                const ThresholdRows& messages, float scale,
                                const std::vector<void*>& gradients, void* stream);
 
+// Adds `factor` times the decoded sums to variables. `factor` is on the device.
+const char* ThresholdDecodeAdd(const DeviceParts& parts, const ThresholdRows& messages, float scale,
+                               const float* factor, const std::vector<void*>& variables,
+                               void* stream);
+
 const char* UpdateVariables(const DeviceParts& parts, const ThresholdRows& messages,
                             ThresholdUpdate update, const std::vector<void*>& variables,
                             void* stream);

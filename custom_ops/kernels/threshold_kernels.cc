@@ -1,7 +1,6 @@
 // The inputs and outputs of the threshold ops. Their computation is in threshold_cpu.h and
 // threshold_gpu.h.
 
-#include <set>
 #include <vector>
 
 #include "tensorflow/core/framework/op_kernel.h"
@@ -55,6 +54,14 @@ class ThresholdOnGpu {
     TF_RETURN_IF_ERROR(table_.Get(context, parts, &table));
     return StatusOf(
         gpu::ThresholdDecodeSum({parts, table}, type, rows, scale, gradients, StreamOf(context)));
+  }
+
+  absl::Status DecodeAdd(OpKernelContext* context, const Parts& parts, const ThresholdRows& rows,
+                         float scale, const float* factor, const std::vector<void*>& variables) {
+    const int64_t* table;
+    TF_RETURN_IF_ERROR(table_.Get(context, parts, &table));
+    return StatusOf(gpu::ThresholdDecodeAdd({parts, table}, rows, scale, factor, variables,
+                                            StreamOf(context)));
   }
 
   absl::Status Update(OpKernelContext* context, const Parts& parts, const ThresholdRows& rows,
@@ -161,6 +168,13 @@ class ThresholdDecodeSumOp : public OpKernel {
   Device device_;
 };
 
+// Opens the op's variables, which are its first inputs.
+absl::Status Open(OpKernelContext* context, const Parts& parts, int num_variables,
+                  LockedVariables* variables) {
+  TF_RETURN_IF_ERROR(CheckSize("variables", num_variables, parts.num_tensors()));
+  return variables->Open(context, num_variables, [&](int t) { return parts.tensor_size(t); });
+}
+
 template <typename Device>
 class ThresholdApplyOp : public OpKernel {
  public:
@@ -176,34 +190,42 @@ class ThresholdApplyOp : public OpKernel {
     ThresholdRows rows;
     OP_REQUIRES_OK(context, GetRows(context->input(num_variables), parts_, &rows));
     OP_REQUIRES_OK(context, CheckMessages(device_, rows, parts_));
-    OP_REQUIRES_OK(context, CheckSize("variables", num_variables, parts_.num_tensors()));
-    OP_REQUIRES_OK(context, CheckDistinct(context, num_variables));
-    std::vector<LockedVariable> variables(num_variables);
-    std::vector<void*> values;
-    for (int t = 0; t < num_variables; ++t) {
-      OP_REQUIRES_OK(context, variables[t].Open(context, t, "variable", parts_.tensor_size(t)));
-      values.push_back(variables[t].at(0));
-    }
-    OP_REQUIRES_OK(context, device_.Update(context, parts_, rows, update_, values));
+    LockedVariables variables;
+    OP_REQUIRES_OK(context, Open(context, parts_, num_variables, &variables));
+    OP_REQUIRES_OK(context, device_.Update(context, parts_, rows, update_, variables.values()));
   }
 
  private:
-  // To lock a variable twice would be a deadlock.
-  static absl::Status CheckDistinct(OpKernelContext* context, int num_variables) {
-    std::set<const tensorflow::Var*> distinct;
-    for (int t = 0; t < num_variables; ++t) {
-      tensorflow::core::RefCountPtr<tensorflow::Var> variable;
-      TF_RETURN_IF_ERROR(LookupResource(context, HandleFromInput(context, t), &variable));
-      if (!distinct.insert(variable.get()).second) {
-        return errors::InvalidArgument("All variables must be different ones. Received: variables[",
-                                       t, "] a second time.");
-      }
-    }
-    return absl::OkStatus();
-  }
-
   Parts parts_;
   ThresholdUpdate update_;
+  Device device_;
+};
+
+template <typename Device>
+class ThresholdDecodeAddOp : public OpKernel {
+ public:
+  explicit ThresholdDecodeAddOp(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, GetParts(*context, Device::kStripeSize, &parts_));
+    OP_REQUIRES_OK(context, context->GetAttr("scale", &scale_));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    const int num_variables = context->num_inputs() - 2;
+    const Tensor& factor = context->input(num_variables + 1);
+    ThresholdRows rows;
+    OP_REQUIRES_OK(context, GetRows(context->input(num_variables), parts_, &rows));
+    OP_REQUIRES_OK(context, CheckMessages(device_, rows, parts_));
+    OP_REQUIRES_OK(context, CheckSize("factor", factor.NumElements(), 1));
+    LockedVariables variables;
+    OP_REQUIRES_OK(context, Open(context, parts_, num_variables, &variables));
+    OP_REQUIRES_OK(context, device_.DecodeAdd(context, parts_, rows, scale_,
+                                              static_cast<const float*>(factor.data()),
+                                              variables.values()));
+  }
+
+ private:
+  Parts parts_;
+  float scale_;
   Device device_;
 };
 
@@ -221,7 +243,10 @@ class ThresholdApplyOp : public OpKernel {
   REGISTER_FOR(ON, NAME, Eigen::half);                                                          \
   REGISTER_FOR(ON, NAME, Eigen::bfloat16);                                                      \
   REGISTER_KERNEL_BUILDER(Name("TfOnebit>ThresholdApply").Device(NAME).HostMemory("variables"), \
-                          ThresholdApplyOp<ON>)
+                          ThresholdApplyOp<ON>);                                                \
+  REGISTER_KERNEL_BUILDER(                                                                      \
+      Name("TfOnebit>ThresholdDecodeAdd").Device(NAME).HostMemory("variables"),                 \
+      ThresholdDecodeAddOp<ON>)
 TF_ONEBIT_REGISTER(REGISTER, ThresholdOnCpu, ThresholdOnGpu);
 #undef REGISTER
 #undef REGISTER_FOR

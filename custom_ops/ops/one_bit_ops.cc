@@ -189,6 +189,30 @@ exchanged: Like `gradients`, multiplied by `scale`: 1 for the sum over the worke
   1 / world_size for their mean.
 )doc");
 
+REGISTER_OP("TfOnebit>OneBitDecodeAdd")
+    .Input("variables: N * resource")
+    .Input("messages: W")
+    .Input("plain: float")
+    .Input("value_scales: float")
+    .Input("factor: float")
+    .Attr("W: {int32, float} = DT_INT32")
+    .Attr("N: int >= 1")
+    .Attr("sizes: list(int)")
+    .Attr("row_sizes: list(int)")
+    .Attr("column_sizes: list(int)")
+    .Attr("shard_starts: list(int)")
+    .Attr("scale: float = 1.0")
+    .Attr("bits: int >= 1 = 1")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc(R"doc(
+Adds what OneBitDecode would return to variables, in place: variable + factor * exchanged.
+
+variables: float32, as many values each as `sizes` says.
+messages, plain, value_scales: As in OneBitDecode.
+factor: A scalar.
+)doc");
+
 REGISTER_OP("TfOnebit>OneBitLearnScales")
     .Input("updates: N * T")
     .Input("squares: resource")

@@ -89,6 +89,27 @@ gradients: The local gradients. Their values are not read; where nothing else ne
 exchanged: Like `gradients`: `scale` times the sum of the workers' steps, each with its sign.
 )doc");
 
+REGISTER_OP("TfOnebit>ThresholdDecodeAdd")
+    .Input("variables: N * resource")
+    .Input("messages: W")
+    .Input("factor: float")
+    .Attr("W: {int32, float} = DT_INT32")
+    .Attr("N: int >= 1")
+    .Attr("sizes: list(int)")
+    .Attr("part_size: int = 2147483648")
+    .Attr("scale: float = 1.0")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc(R"doc(
+Adds what ThresholdDecodeSum would return to variables, in place: variable + factor * exchanged.
+
+Only values that messages have are read and written.
+
+variables: float32, as many values each as `sizes` says.
+messages: As in ThresholdDecodeSum.
+factor: A scalar.
+)doc");
+
 REGISTER_OP("TfOnebit>ThresholdApply")
     .Input("variables: N * resource")
     .Input("messages: W")

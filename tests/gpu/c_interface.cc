@@ -98,6 +98,13 @@ const char* one_bit_decode(const CDeviceLayout* layout, int32_t type, const int3
                       value_scales, ListOf(gradients, layout->layout->num_tensors()), stream);
 }
 
+const char* one_bit_decode_add(const CDeviceLayout* layout, const int32_t* messages, int32_t bits,
+                               const float* plain, float scale, const float* value_scales,
+                               const float* factor, void* const* variables, void* stream) {
+  return gpu::OneBitDecodeAdd(Of(layout), messages, bits, plain, scale, value_scales, factor,
+                         ListOf(variables, layout->layout->num_tensors()), stream);
+}
+
 const char* one_bit_learn_scales(const CDeviceLayout* layout, int32_t type,
                                  const void* const* updates, float* squares, void* stream) {
   return gpu::OneBitLearnScales(*layout->layout, static_cast<FloatType>(type),
@@ -135,6 +142,13 @@ const char* threshold_decode_sum(const Parts* parts, const int64_t* table, int32
   return gpu::ThresholdDecodeSum({*parts, table}, static_cast<FloatType>(type),
                             {messages, num_rows, num_words}, scale,
                             ListOf(gradients, parts->num_tensors()), stream);
+}
+
+const char* threshold_decode_add(const Parts* parts, const int64_t* table, const int32_t* messages,
+                                 int64_t num_rows, int64_t num_words, float scale,
+                                 const float* factor, void* const* variables, void* stream) {
+  return gpu::ThresholdDecodeAdd({*parts, table}, {messages, num_rows, num_words}, scale, factor,
+                                 ListOf(variables, parts->num_tensors()), stream);
 }
 
 const char* threshold_update(const Parts* parts, const int64_t* table, const int32_t* messages,

@@ -160,6 +160,23 @@ class OneBitKernels(Kernels):
         )
         return [self.numpy(gradient) for gradient in gradients]
 
+    def decode_add(self, variables, messages, plain, factor, scale=1.0, scales=None):
+        """Adds to float32 arrays of the device."""
+        scales = None if scales is None else self.to_device(scales)
+        messages, plain = self.to_device(messages), self.to_device(plain)
+        factor = self.to_device(np.float32([factor]))
+        self.call(
+            "one_bit_decode_add",
+            self.device_layout,
+            self.pointer(messages),
+            ctypes.c_int32(self._bits),
+            self.pointer(plain),
+            ctypes.c_float(scale),
+            self.pointer_or_null(scales),
+            self.pointer(factor),
+            self.pointers(variables),
+        )
+
     def learn_scales(self, updates, squares, dtype="float32"):
         """Returns the averages of squares behind `squares`."""
         updates, squares = [self.to_device(update) for update in updates], self.to_device(squares)

@@ -247,6 +247,23 @@ def test_scales_are_divisors_before_and_factors_behind(device, rng, dtype, misal
     np.testing.assert_array_equal(coded(scaled, SHAPES, dtype), to_float64(products, dtype))
 
 
+@pytest.mark.parametrize("is_scaled", [False, True], ids=["unscaled", "scaled"])
+@pytest.mark.parametrize("bits", [1, 2])
+@pytest.mark.parametrize("misaligned", [False, True], ids=["aligned", "misaligned"])
+def test_decoded_values_are_added_to_variables(device, rng, misaligned, bits, is_scaled):
+    workers = Workers(device, 2, misaligned=misaligned, bits=bits)
+    kernels, scales = workers.kernels, scales_of(SHAPES) if is_scaled else None
+    _, sums, sent, _, _ = workers.exchange([values_of(rng, SHAPES) for _ in range(2)])
+    received = np.concatenate([message for message, _ in sent]), sums[0][1]
+    decoded = kernels.decode(*received, 0.7, scales=scales)
+    before = values_of(rng, SHAPES)
+    variables = [kernels.to_device(values.ravel()) for values in before]
+    kernels.decode_add(variables, *received, -0.3, 0.7, scales)
+    for variable, values, change in zip(variables, before, decoded, strict=True):
+        expected = values.ravel() + np.float32(-0.3) * change
+        np.testing.assert_array_equal(kernels.numpy(variable), expected)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("misaligned", [False, True], ids=["aligned", "misaligned"])
 def test_squares_of_updates_are_followed(device, rng, dtype, misaligned):

@@ -130,6 +130,22 @@ def test_variables_move_by_what_messages_say(device, rng):
         np.testing.assert_array_equal(kernels.numpy(variable), values)
 
 
+def test_decoded_sums_are_added_to_variables(device, rng):
+    sizes = [400, 0, 5000, 1]
+    kernels = ThresholdKernels(device, sizes, part_size=3000)
+    messages = []
+    for _ in range(3):
+        residual = kernels.to_device(np.zeros(sum(sizes), np.float32))
+        messages.append(kernels.encode(values_of(rng, sizes), residual, 2.0, 0.5, 300))
+    messages, before = np.stack(messages), values_of(rng, sizes)
+    variables = [kernels.to_device(values) for values in before]
+    kernels.decode_add(variables, messages, -0.3, 0.7)
+    decoded = kernels.decode_sum(messages, 0.7)
+    assert 0 < sum(map(np.count_nonzero, decoded)) < sum(sizes) / 2
+    for variable, values, change in zip(variables, before, decoded, strict=True):
+        np.testing.assert_array_equal(kernels.numpy(variable), values + np.float32(-0.3) * change)
+
+
 def test_variables_are_cleared_where_messages_have_values(device, rng):
     sizes = [400, 0, 5000, 1]
     kernels = ThresholdKernels(device, sizes, part_size=3000)

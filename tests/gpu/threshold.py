@@ -62,6 +62,17 @@ class ThresholdKernels(Kernels):
         )
         return [self.numpy(gradient) for gradient in gradients]
 
+    def decode_add(self, variables, messages, factor, scale=1.0):
+        messages, factor = self.to_device(messages), self.to_device(np.float32([factor]))
+        self.call(
+            "threshold_decode_add",
+            *self.arguments,
+            *self.rows(messages),
+            ctypes.c_float(scale),
+            self.pointer(factor),
+            self.pointers(variables),
+        )
+
     def update(self, variables, messages, clears=False):
         messages = self.to_device(messages)
         self.call(

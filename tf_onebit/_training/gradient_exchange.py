@@ -13,6 +13,7 @@ from tf_onebit._training.auto import decide
 from tf_onebit._training.building import build, with_moments
 from tf_onebit._training.built_exchanges import BuiltExchanges
 from tf_onebit._training.exchange_state import ExchangeState
+from tf_onebit._training.gathered import Gathered
 from tf_onebit._training.recorder import stages_of
 from tf_onebit._validation import number_of_samples
 from tf_onebit.exchanges import Auto, GradientSpec
@@ -256,6 +257,23 @@ class GradientExchange:
             for i, tensor in zip(present[0], tensors, strict=True):
                 mine[i] = tensor
         return exchanged
+
+    @tf.autograph.experimental.do_not_convert
+    def gather(self, gradients, variables):
+        """Does the same as a call, but leaves most of the decoding to `Gathered.add`.
+
+        Args:
+            gradients, variables: as in a call. The variables are float32, and no gradient is None.
+
+        Returns:
+            `Gathered`.
+        """
+        exchanges = self._exchanges_of(_present(gradients[0]), variables)
+        results = self.group.run(
+            exchange.gather(list(_present(mine).values()), self.scale)
+            for exchange, mine in zip(exchanges, gradients, strict=True)
+        )
+        return Gathered(self, exchanges, results, variables)
 
     @property
     def changes_gradients(self):

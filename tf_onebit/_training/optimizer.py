@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from tf_onebit._framework_internals.keras_optimizers import mix_in
 from tf_onebit._framework_internals.tf_variables import assign_all, copies_of
+from tf_onebit._training.adds_exchanged import AddsExchanged, is_plain_descent
 from tf_onebit._training.group_gradients import clipped_by_whole
 
 
@@ -24,12 +25,13 @@ class Update:
         variables: list of the variables that are updated.
         gradients: list of their exchanged gradients.
         exchanging: function that takes the place of a call of the `GradientExchange`, or None.
+        gathered: `Gathered`, if what workers have exchanged is still to be added, or None.
         flushes: dictionary of traced flush functions, by (index of the exchange, number of steps
             held).
     """
 
     def __init__(self):
-        self.variables = self.gradients = self.exchanging = None
+        self.variables = self.gradients = self.exchanging = self.gathered = None
         self.flushes = {}
 
 
@@ -40,9 +42,12 @@ class Distributed:
         gradient_exchange: `GradientExchange`.
         of_updates: subclass of `ExchangesUpdates`, which is mixed in on top of this class where
             workers exchange updates.
+        of_gradients: subclass of `AddsGradients`, which is mixed in where updates are a multiple of
+            the exchanged gradients.
     """
 
     of_updates: type
+    of_gradients: type
 
     @functools.cached_property
     def _current_update(self):
@@ -60,9 +65,18 @@ class Distributed:
 
     def _begin_exchange(self):
         """Decides what workers exchange, as late as a backup can still change it."""
-        if self.gradient_exchange.exchanges_updates and not isinstance(self, self.of_updates):
+        if isinstance(self, AddsExchanged):
+            return
+        if self.gradient_exchange.exchanges_updates:
             mix_in(self, self.of_updates)
             self.gradient_exchange.clear_where_sent(self.velocity_of)
+        elif self._adds_gradients:
+            mix_in(self, self.of_gradients)
+
+    @property
+    def _adds_gradients(self):
+        """Whether updates are a multiple of the exchanged gradients."""
+        return self.gradient_exchange.changes_gradients and is_plain_descent(self)
 
     def apply(self, grads, trainable_variables=None):
         self._begin_exchange()

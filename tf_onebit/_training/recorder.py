@@ -111,12 +111,13 @@ class _TimedStages(Stages):
             return stop.value  # a stage without collectives is not recorded
         return (yield from self._timed("aggregate", _resumed(generator, request), message))
 
-    def deliver(self, exchange, message, like, scale):
+    def deliver(self, exchange, message, like, scale, decodes=True):
         if like is not self._encoded:  # a message of an earlier step
             waits = self._span("deliver", WAITS)
             self._recorder.begin(waits, message)
             self._recorder.end(waits, [message, like])
-        return self._timed("deliver", super().deliver(exchange, message, like, scale), message)
+        generator = super().deliver(exchange, message, like, scale, decodes)
+        return self._timed("deliver", generator, message)
 
     def hold(self, message):
         span = self._span("hold")

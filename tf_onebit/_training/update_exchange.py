@@ -1,11 +1,14 @@
 """Keras optimizers that exchange the updates of their workers in place of gradients."""
 
+import tensorflow as tf
+
 from tf_onebit._framework_internals.tf_variables import assign_all
+from tf_onebit._training.adds_exchanged import AddsExchanged
 from tf_onebit._training.local_updates import LocalUpdates
 from tf_onebit.exchanges.gradients import values_of, with_values
 
 
-class ExchangesUpdates(LocalUpdates):
+class ExchangesUpdates(AddsExchanged, LocalUpdates):
     """Mixin on top of `Distributed` that makes the mean of the workers' updates.
 
     The update of a worker is what its optimizer would do with its gradients alone. It is made
@@ -41,12 +44,13 @@ class ExchangesUpdates(LocalUpdates):
         raise NotImplementedError(f"{type(self).__name__} must define _exchange_updates.")
 
     def _clip_gradients(self, grads):
-        update = self._current_update
-        update.gradients = self._exchange(grads, update.variables, update.exchanging)
-        return update.gradients
+        return self._exchange_to_add(grads)
 
-    def _backend_update_step(self, grads, trainable_variables, learning_rate):
-        self.add_updates(grads, trainable_variables, learning_rate)
+    def _factor(self, learning_rate):
+        return tf.constant(1.0)
+
+    def _make_updates(self, gradients, variables, learning_rate):
+        self.add_updates(gradients, variables, learning_rate)
 
     def _hold(self, gradients, variables):
         super()._hold(gradients, variables)

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tf_onebit._framework_internals.keras_optimizers import mix_in, trained_variables_of
 from tf_onebit._shares import group_of
+from tf_onebit._training.adds_exchanged import AddsExchanged, AddsGradients
 from tf_onebit._training.gradient_exchange import GradientExchange
 from tf_onebit._training.group_gradients import mean_over_members
 from tf_onebit._training.group_optimizer import follow_group, mark_slots
@@ -44,7 +45,21 @@ def _is_adopted(optimizer):
     return isinstance(optimizer, (Distributed, GlobalLossScale))
 
 
-class _UpdatesUnderStrategy(ExchangesUpdates):
+class _AddsUnderStrategy(AddsExchanged):
+    """Mixin on top of `_UnderStrategy`. Each device adds to its own copies of variables."""
+
+    def _add(self, gathered, factor):
+        def merged(strategy, factor):
+            gathered.add(list(strategy.experimental_local_results(factor)))
+
+        self.replica_context.merge_call(merged, (factor,))
+
+
+class _GradientsUnderStrategy(_AddsUnderStrategy, AddsGradients):
+    """Mixin on top of `_UnderStrategy` for gradient descent without moments."""
+
+
+class _UpdatesUnderStrategy(_AddsUnderStrategy, ExchangesUpdates):
     """Mixin on top of `_UnderStrategy`. The devices of a worker have the same moments."""
 
     def _on_this_replica(self, kept):
@@ -60,7 +75,7 @@ class _UpdatesUnderStrategy(ExchangesUpdates):
 class _UnderStrategy(Distributed):
     """Mixin that exchanges gradients through the strategy in whose scope the optimizer was made."""
 
-    of_updates = _UpdatesUnderStrategy
+    of_updates, of_gradients = _UpdatesUnderStrategy, _GradientsUnderStrategy
 
     @functools.cached_property
     def gradient_exchange(self):

@@ -1,7 +1,8 @@
 """Bucketed: the gradients of a whole model, exchanged in buckets."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -156,7 +157,69 @@ class Bucketed(Configurable, tf.Module):
         ) -> Exchanging[Answered]:
             return bucket.run(own, scale, answers)
 
-        return (yield from self._run_buckets(run_bucket, gradients))
+        exchanged, flags = yield from self._run_buckets(run_bucket, gradients)
+        return self._in_order(exchanged), flags
+
+    def gather(
+        self, gradients: Sequence[Gradient], scale: float
+    ) -> Exchanging[list[list[Gradient]]]:
+        """Generator: does the same as `run`, but leaves the decoding to `add_to`.
+
+        Args:
+            gradients, scale: see `run`.
+
+        Returns:
+            List of lists of tensors for `gradients_of` and `add_to`, one for each bucket.
+
+        Raises:
+            InvalidArgumentError: see `run`.
+        """
+
+        def run_bucket(
+            bucket: ScheduledBucket, own: list[Gradient], answers: Sequence[tf.Tensor]
+        ) -> Exchanging[Answered]:
+            return bucket.run(own, scale, answers, decodes=not bucket.adds)
+
+        exchanged, _ = yield from self._run_buckets(run_bucket, gradients)
+        return exchanged
+
+    def gradients_of(self, gathered: Sequence[list[Gradient]]) -> list[Gradient | None]:
+        """Returns the exchanged gradients that `add_to` does not add. None stands for others.
+
+        Args:
+            gathered: what `gather` returned.
+        """
+        return self._in_order(
+            [None] * len(bucket.indices) if bucket.adds else own
+            for bucket, own in zip(self.buckets, gathered, strict=True)
+        )
+
+    def add_to(
+        self,
+        variables: Sequence[tf.Variable],
+        gathered: Sequence[list[Gradient]],
+        scale: float,
+        factor: tf.Tensor | float,
+    ) -> None:
+        """Adds `factor` times exchanged gradients to variables, where buckets can do so.
+
+        Args:
+            variables: list of float32 variables, as in `specs`.
+            gathered: what `gather` returned.
+            scale: the same as in `gather`.
+            factor: float32 scalar.
+        """
+        for bucket, own in zip(self.buckets, gathered, strict=True):
+            if bucket.adds:
+                bucket.add_to([variables[i] for i in bucket.indices], own, scale, factor)
+
+    def _in_order(self, by_bucket: Iterable[Sequence[Gradient | None]]) -> list[Gradient | None]:
+        """Returns the entries of lists for each bucket in the order of `specs`."""
+        ordered: list[Gradient | None] = [None] * len(self.specs)
+        for bucket, own in zip(self.buckets, by_bucket, strict=True):
+            for index, entry in zip(bucket.indices, own, strict=True):
+                ordered[index] = entry
+        return ordered
 
     def _run_buckets(
         self,
@@ -164,36 +227,41 @@ class Bucketed(Configurable, tf.Module):
             [ScheduledBucket, list[Gradient], Sequence[tf.Tensor]], Exchanging[Answered]
         ],
         tensors: Sequence[Gradient],
-    ) -> Exchanging[tuple[list[Gradient], tf.Tensor]]:
-        """Generator: runs all buckets, and returns their gradients in the order of `specs`.
+    ) -> Exchanging[tuple[list[list[Gradient]], tf.Tensor]]:
+        """Generator: runs all buckets, and checks the flags of all workers.
 
         Args:
             run_bucket: function of a bucket, its part of `tensors`, and answers to wait for.
             tensors: list like the gradients.
+
+        Returns:
+            List of what each bucket returned, and the flags.
         """
-        exchanged: list[Gradient] = [None] * len(self.specs)
+        exchanged: dict[ScheduledBucket, list[Gradient]] = {}
         flags: list[tf.Tensor] = []
         answers: list[tf.Tensor] = []
         # Late buckets go first, because early ones have less left to send.
         for bucket in sorted(self.buckets, key=lambda bucket: bucket.is_early):
             own = [tensors[index] for index in bucket.indices]
-            gradients, own_flags, answer = yield from run_bucket(bucket, own, tuple(answers))
+            exchanged[bucket], own_flags, answer = yield from run_bucket(
+                bucket, own, tuple(answers)
+            )
             if not bucket.is_early:
                 answers.append(answer)
-            for index, gradient in zip(bucket.indices, gradients, strict=True):
-                exchanged[index] = gradient
             # Converts 1 + the index in the bucket to 1 + the index in the list.
             flags.append(tf.gather([0, *(1 + index for index in bucket.indices)], own_flags))
         flags = tf.reduce_max(tf.stack(flags), axis=0)
         names = [spec.name for spec in self.specs]
         # Flags are checked when all buckets are done. An earlier check could end the step of one
         # worker while the others still wait for its part of another bucket.
-        with tf.control_dependencies(tf.nest.flatten(exchanged, expand_composites=True)):
+        by_bucket = [exchanged[bucket] for bucket in self.buckets]
+        with tf.control_dependencies(tf.nest.flatten(by_bucket, expand_composites=True)):
             flags = tf.identity(flags)
         # An error cancels the ops that still run. A bucket with a delay would then keep its
         # message, and raise the same error in every later step.
         kept = [tf.convert_to_tensor(bucket.delivers()) for bucket in self.buckets]
-        return require_finite(exchanged, flags, names, kept), flags
+        checked = iter(require_finite(list(itertools.chain(*by_bucket)), flags, names, kept))
+        return [list(itertools.islice(checked, len(own))) for own in by_bucket], flags
 
     @property
     def delay(self) -> int:
@@ -235,7 +303,8 @@ class Bucketed(Configurable, tf.Module):
         ) -> Exchanging[Answered]:
             return bucket.release(number, own, scale, answers)
 
-        return (yield from self._run_buckets(release_bucket, like))
+        exchanged, flags = yield from self._run_buckets(release_bucket, like)
+        return self._in_order(exchanged), flags
 
     def set_stages(self, stages_of: Callable[[str], Stages]) -> None:
         """Sets the objects that run the stages in graphs traced from now on.

@@ -11,6 +11,7 @@ from tf_onebit import ops
 from tf_onebit._configurable import deserialize, serialize
 from tf_onebit._layout import CODES_PER_WORD, WORD_BYTES, Layout, column_cut, plain_cut
 from tf_onebit.collectives.requests import AllGather, AllToAll, Cond, Exchanging
+from tf_onebit.exchanges.adding import Adding
 from tf_onebit.exchanges.base import (
     WIRE_DTYPE,
     Exchange,
@@ -19,7 +20,7 @@ from tf_onebit.exchanges.base import (
     required_moments,
     runs_of,
 )
-from tf_onebit.exchanges.gradients import Gradient, GradientSpec, with_narrow_overflow
+from tf_onebit.exchanges.gradients import Gradient, GradientSpec
 from tf_onebit.exchanges.state import State
 from tf_onebit.exchanges.transforming import (
     require_transforms,
@@ -32,7 +33,7 @@ from tf_onebit.exchanges.value_scales import LearningScales, ValueScales
 from tf_onebit.transforms import Transform
 
 
-class OneBit(Exchange):
+class OneBit(Adding):
     """1-bit SGD (Seide et al. 2014, section 3).
 
     Each worker quantizes its gradients to one bit per value and keeps the quantization error as
@@ -95,7 +96,7 @@ class OneBit(Exchange):
         1024
     """
 
-    carries_flags = True
+    num_gathered = 2
     # The gradients of an untrained model are uneven.
     advised_warm_up = 1000
 
@@ -223,19 +224,38 @@ class OneBit(Exchange):
         # One axis, because messages that wait are in backups, where they always had one.
         return [tf.reshape(shard, [-1]), plain, integers(received[:, 0])]
 
-    def deliver(
-        self, message: Sequence[tf.Tensor], like: Sequence[Gradient], scale: float
-    ) -> Exchanging[tuple[list[Gradient], tf.Tensor]]:
+    def gather(self, message: Sequence[tf.Tensor]) -> Exchanging[tuple[list[tf.Tensor], tf.Tensor]]:
         shard, plain, worker_flags = message
         bits = self.aggregate_bits
         rows = tf.reshape(shard, [bits, self.layout.shard_message_bytes // WORD_BYTES])
         gathered = yield AllGather(rows, f"{self.scope}/all_gather")
-        like = [tf.convert_to_tensor(gradient) for gradient in like]
-        exchanged = ops.one_bit_decode(
-            gathered, plain, like, self.layout, scale, bits, self._value_scales()
-        )
         flags = tf.where(worker_flags > 0, worker_flags, integers(gathered[::bits, 0]))
-        return exchanged, with_narrow_overflow(flags, exchanged)
+        return [gathered, plain], flags
+
+    def decoded(
+        self, gathered: Sequence[tf.Tensor], like: Sequence[Gradient], scale: float
+    ) -> list[tf.Tensor]:
+        like = [tf.convert_to_tensor(gradient) for gradient in like]
+        return ops.one_bit_decode(
+            *gathered, like, self.layout, scale, self.aggregate_bits, self._value_scales()
+        )
+
+    def add_to(
+        self,
+        variables: Sequence[tf.Variable],
+        gathered: Sequence[tf.Tensor],
+        scale: float,
+        factor: tf.Tensor | float,
+    ) -> None:
+        ops.one_bit_decode_add(
+            variables,
+            *gathered,
+            self.layout,
+            factor,
+            scale,
+            self.aggregate_bits,
+            self._value_scales(),
+        )
 
     def _value_scales(self) -> tf.Tensor | None:
         return None if self._scales is None else self._scales.values()

@@ -6,6 +6,7 @@ from typing import TypeAlias
 import tensorflow as tf
 
 from tf_onebit.collectives.requests import Cond, Exchanging
+from tf_onebit.exchanges.adding import Adding
 from tf_onebit.exchanges.base import Exchange
 from tf_onebit.exchanges.full_precision import FullPrecision
 from tf_onebit.exchanges.gradients import Gradient, GradientSpec
@@ -89,8 +90,19 @@ class ScheduledBucket(tf.Module):
         delivers = self._queue.is_full() | ~self._is_on
         return delivers if self._warm_up is None else self._warm_up.is_warm() | delivers
 
+    @property
+    def adds(self) -> bool:
+        """Whether `add_to` can take the place of exchanged gradients."""
+        return isinstance(self.exchange, Adding) and all(
+            spec.dtype == "float32" for spec in self.exchange.specs
+        )
+
     def run(
-        self, gradients: Sequence[Gradient], scale: float, answers: Sequence[tf.Tensor]
+        self,
+        gradients: Sequence[Gradient],
+        scale: float,
+        answers: Sequence[tf.Tensor],
+        decodes: bool = True,
     ) -> Exchanging[Answered]:
         """Generator: takes gradients, and returns exchanged ones, with a delay earlier ones.
 
@@ -98,44 +110,93 @@ class ScheduledBucket(tf.Module):
             gradients: list of tensors.
             scale: factor on the sum.
             answers: list of tensors. The last messages of early gradients wait for them.
+            decodes: if False, it returns tensors for `add_to` in place of exchanged gradients.
 
         Returns:
             The exchanged gradients, the flags of all workers, and an empty tensor. If the
             gradients are late ones, it is ready as soon as their first collective has completed.
         """
         if self._warm_up is None:
-            return (yield from self._scheduled(gradients, scale, answers))
+            return (yield from self._scheduled(gradients, scale, answers, decodes))
         warm = self._warm_up.is_warm()
         # After the end of the data there are no gradients, and nothing must be counted.
         with tf.control_dependencies(tf.nest.flatten(gradients, expand_composites=True)):
             self._warm_up.count(warm)
         uncompressed = self._uncompressed
         if uncompressed is None:
-            return (yield from self._scheduled(gradients, scale, answers))
-        return (
-            yield Cond(
-                warm,
-                lambda: self._at_once(uncompressed, gradients, scale),
-                lambda: self._scheduled(gradients, scale, answers),
-            )
-        )
+            return (yield from self._scheduled(gradients, scale, answers, decodes))
+        # Both branches return as many tensors: gradients, and without `decodes` gathered ones.
+        before, behind = (0, 0) if decodes else (len(gradients), self._num_gathered)
+
+        def in_full_precision() -> Exchanging[Answered]:
+            return _with_nothing(self._at_once(uncompressed, gradients, scale), behind=behind)
+
+        def scheduled() -> Exchanging[Answered]:
+            answering = self._scheduled(gradients, scale, answers, decodes)
+            return _with_nothing(answering, before=before)
+
+        return (yield Cond(warm, in_full_precision, scheduled))
+
+    def add_to(
+        self,
+        variables: Sequence[tf.Variable],
+        exchanged: Sequence[tf.Tensor],
+        scale: float,
+        factor: tf.Tensor | float,
+    ) -> None:
+        """Adds `factor` times the exchanged gradients to variables: see `Adding.add_to`.
+
+        Args:
+            variables: list of float32 variables.
+            exchanged: list of tensors that `run` returned without `decodes`.
+            scale: the same as in `run`.
+            factor: float32 scalar.
+        """
+        gradients, gathered = exchanged[: -self._num_gathered], exchanged[-self._num_gathered :]
+
+        def add_gathered() -> bool:
+            self.exchange.add_to(variables, gathered, scale, factor)  # type: ignore[attr-defined]
+            return True
+
+        def add_gradients() -> bool:
+            for variable, gradient in zip(variables, gradients, strict=True):
+                variable.assign_add(factor * tf.ensure_shape(gradient, variable.shape))
+            return True
+
+        if gradients:
+            tf.cond(tf.equal(tf.size(gathered[0]), 0), add_gradients, add_gathered)
+        else:
+            add_gathered()
+
+    @property
+    def _num_gathered(self) -> int:
+        return self.exchange.num_gathered  # type: ignore[attr-defined]  # of an `Adding` exchange
 
     def _at_once(
-        self, exchange: Exchange, gradients: Sequence[Gradient], scale: float
+        self,
+        exchange: Exchange,
+        gradients: Sequence[Gradient],
+        scale: float,
+        decodes: bool = True,
     ) -> Exchanging[Answered]:
-        exchanged, flags = yield from run_stages(exchange, gradients, scale, self.stages)
+        exchanged, flags = yield from run_stages(exchange, gradients, scale, self.stages, decodes)
         return exchanged, flags, _nothing()
 
     def _scheduled(
-        self, gradients: Sequence[Gradient], scale: float, answers: Sequence[tf.Tensor]
+        self,
+        gradients: Sequence[Gradient],
+        scale: float,
+        answers: Sequence[tf.Tensor],
+        decodes: bool,
     ) -> Exchanging[Answered]:
         if not self.delay:
-            return (yield from self._at_once(self.exchange, gradients, scale))
+            return (yield from self._at_once(self.exchange, gradients, scale, decodes))
         like, newest = yield from self._taken(gradients)
         oldest = self._queue.oldest()
         # Only the choice is in the branch, so that an old message does not wait for the new one.
         message = tf.cond(self._is_on, lambda: oldest, lambda: newest)
-        delivered = yield from self._deliver(self._queue.typed(message), like, scale, answers)
+        message = self._queue.typed(message)
+        delivered = yield from self._deliver(message, like, scale, answers, decodes)
         self._queue.push(newest)
         return delivered
 
@@ -196,6 +257,7 @@ class ScheduledBucket(tf.Module):
         like: Sequence[Gradient],
         scale: float,
         answers: Sequence[tf.Tensor],
+        decodes: bool = True,
     ) -> Exchanging[Answered]:
         if self.is_early:
             first_answer = _nothing()
@@ -206,8 +268,10 @@ class ScheduledBucket(tf.Module):
             message, first_answer = yield from _with_first_answer(
                 self.stages.aggregate(self.exchange, message)
             )
-        gradients, flags = yield from self.stages.deliver(self.exchange, message, like, scale)
-        return gradients, flags, first_answer
+        exchanged, flags = yield from self.stages.deliver(
+            self.exchange, message, like, scale, decodes
+        )
+        return exchanged, flags, first_answer
 
     def set_global_batch_size(self, samples: int) -> None:
         """See `Exchange`."""
@@ -263,6 +327,15 @@ class ScheduledBucket(tf.Module):
 
 def _nothing() -> tf.Tensor:
     return tf.zeros([0])
+
+
+def _with_nothing(
+    generator: Exchanging[Answered], before: int = 0, behind: int = 0
+) -> Exchanging[Answered]:
+    """Generator: runs another, and puts empty tensors beside the tensors that it returns."""
+    exchanged, *others = yield from generator
+    nothing = _nothing()
+    return [*[nothing] * before, *exchanged, *[nothing] * behind], *others
 
 
 def _with_first_answer(

@@ -65,8 +65,14 @@ class Stages:
         message: Sequence[tf.Tensor],
         like: Sequence[Gradient],
         scale: float,
+        decodes: bool = True,
     ) -> Exchanging[tuple[list[Gradient], tf.Tensor]]:
-        """Generator: returns the exchanged gradients, and the flags of all workers."""
+        """Generator: returns the exchanged gradients, and the flags of all workers.
+
+        Without `decodes` it returns what an `Adding` exchange gathers, in place of gradients.
+        """
+        if not decodes:
+            return (yield from exchange.gather(message))  # type: ignore[attr-defined]  # `Adding`
         if exchange.carries_flags:
             # With flags these are pairs.
             return (yield from exchange.deliver(message, like, scale))  # type: ignore[return-value]
@@ -84,6 +90,7 @@ def run_stages(
     gradients: Sequence[Gradient],
     scale: float = 1.0,
     stages: Stages | None = None,
+    decodes: bool = True,
 ) -> Exchanging[tuple[list[Gradient], tf.Tensor]]:
     """Generator: runs the stages of an exchange one after another.
 
@@ -92,6 +99,7 @@ def run_stages(
         gradients: list of tensors, as in `exchange.specs`. Sums or means over the local minibatch.
         scale: factor on the sum: `1 / world_size` for the mean over the workers.
         stages: `Stages`.
+        decodes: see `Stages.deliver`.
 
     Returns:
         A list of tensors with the shapes and dtypes of `gradients`, the same on all workers, and
@@ -101,7 +109,7 @@ def run_stages(
     stages = stages or Stages()
     message = stages.encode(exchange, gradients)
     message = yield from stages.aggregate(exchange, message)
-    return (yield from stages.deliver(exchange, message, gradients, scale))
+    return (yield from stages.deliver(exchange, message, gradients, scale, decodes))
 
 
 def flag_bytes(exchange: StagedExchange) -> int:

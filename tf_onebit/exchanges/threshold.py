@@ -12,15 +12,15 @@ import tensorflow as tf
 from tf_onebit import ops
 from tf_onebit.collectives.requests import AllGather, Exchanging
 from tf_onebit.exchanges.adaptive_threshold import Tau
+from tf_onebit.exchanges.adding import Adding
 from tf_onebit.exchanges.base import (
     WIRE_DTYPE,
-    Exchange,
     Moments,
     integers,
     required_moments,
     runs_of,
 )
-from tf_onebit.exchanges.gradients import Gradient, GradientSpec, with_narrow_overflow
+from tf_onebit.exchanges.gradients import Gradient, GradientSpec
 from tf_onebit.exchanges.message_capacity import Capacity
 from tf_onebit.exchanges.state import State, require_same_kind
 from tf_onebit.ops import threshold as words
@@ -33,7 +33,7 @@ DEFAULT_DENSITY = 0.001
 _EXPECTED_DENSITY = 0.01
 
 
-class Threshold(Exchange):
+class Threshold(Adding):
     """Threshold-sparse updates (Strom 2015).
 
     Each worker adds its gradients to a residual. For each value that exceeds the threshold tau,
@@ -89,7 +89,7 @@ class Threshold(Exchange):
         0.01
     """
 
-    carries_flags = True
+    num_gathered = 1
     # Number of values that one part of a message covers.
     part_size = words.MAX_PART_SIZE
 
@@ -194,8 +194,8 @@ class Threshold(Exchange):
             encoded = ops.golomb_rice_encode(encoded, pad=pad, **self._parts)
         return encoded
 
-    def decode(self, messages: tf.Tensor) -> tf.Tensor:
-        """Decodes messages of any workers, words `[number, parts, words]`, into packed ones."""
+    def packed(self, messages: tf.Tensor) -> tf.Tensor:
+        """Returns messages of any workers, words `[number, parts, words]`, as packed ones."""
         if self.coding == "golomb_rice":
             return ops.golomb_rice_decode(messages, **self._parts)
         return messages
@@ -226,19 +226,10 @@ class Threshold(Exchange):
         step = tf.convert_to_tensor(self._capacity.step)
         return [self.message(gradients, self._capacity.at(step)), step]
 
-    def deliver(
-        self, message: Sequence[tf.Tensor], like: Sequence[Gradient], scale: float
-    ) -> Exchanging[tuple[list[Gradient], tf.Tensor]]:
+    def gather(self, message: Sequence[tf.Tensor]) -> Exchanging[tuple[list[tf.Tensor], tf.Tensor]]:
         encoded, step = message
-        if self.velocities is not None:
-            # A velocity is often an update as well, in the same memory. It would have to be copied
-            # before a change, if the update were needed until now.
-            like = [tf.raw_ops.Empty(shape=tf.shape(g), dtype=g.dtype) for g in like]
         gathered = yield AllGather(encoded, f"{self.scope}/all_gather", variant=step)
-        exchanged = ops.threshold_decode_sum(
-            self.decode(gathered), like, scale=scale, **self._parts
-        )
-        flags = with_narrow_overflow(integers(gathered[:, 0, words.FLAG]), exchanged)
+        flags = integers(gathered[:, 0, words.FLAG])
 
         def follow() -> bool:
             self._capacity.follow(self.follow(gathered, self.rank))
@@ -247,7 +238,25 @@ class Threshold(Exchange):
         # All workers change this common state, or none. So an error of this step must wait for it.
         followed = tf.cond(tf.reduce_all(tf.equal(flags, 0)), follow, lambda: False)
         with tf.control_dependencies([followed]):
-            return exchanged, tf.identity(flags)
+            return [self.packed(gathered)], tf.identity(flags)
+
+    def decoded(
+        self, gathered: Sequence[tf.Tensor], like: Sequence[Gradient], scale: float
+    ) -> list[tf.Tensor]:
+        if self.velocities is not None:
+            # A velocity is often an update as well, in the same memory. It would have to be copied
+            # before a change, if the update were needed until now.
+            like = [tf.raw_ops.Empty(shape=tf.shape(g), dtype=g.dtype) for g in like]
+        return ops.threshold_decode_sum(*gathered, like, scale=scale, **self._parts)
+
+    def add_to(
+        self,
+        variables: Sequence[tf.Variable],
+        gathered: Sequence[tf.Tensor],
+        scale: float,
+        factor: tf.Tensor | float,
+    ) -> None:
+        ops.threshold_decode_add(variables, *gathered, factor, scale=scale, **self._parts)
 
     def state(self) -> State:
         return {

@@ -12,6 +12,7 @@ from tf_onebit._framework_internals.keras_calls import find_fit
 from tf_onebit._framework_internals.keras_optimizers import mix_in, trained_variables_of
 from tf_onebit._framework_internals.tf_functions import drawn_tensors
 from tf_onebit._framework_internals.tf_variables import plain_variables
+from tf_onebit._training.adds_exchanged import AddsGradients
 from tf_onebit._training.building import RequestedExchange
 from tf_onebit._training.group_gradients import mean_over_members
 from tf_onebit._training.group_optimizer import follow_group, mark_slots
@@ -238,7 +239,11 @@ class _OverHorovod(Distributed):
     """Mixin that can skip steps, and that refuses a loss scaled by Keras."""
 
     loss_scaled = False
-    of_updates = _UpdatesOverHorovod
+    of_updates, of_gradients = _UpdatesOverHorovod, AddsGradients
+
+    @property
+    def _adds_gradients(self):
+        return super()._adds_gradients and self.conversion.keeps_sums
 
     def register_local_var(self, variable):
         """Registers a variable that each worker updates by its own, unchecked gradients.

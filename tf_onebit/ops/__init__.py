@@ -4,6 +4,7 @@ from tf_onebit.ops.block_momentum import block_difference, block_update, moments
 from tf_onebit.ops.one_bit import (
     one_bit_aggregate,
     one_bit_decode,
+    one_bit_decode_add,
     one_bit_decode_sum,
     one_bit_encode,
     one_bit_encode_shard,
@@ -14,6 +15,7 @@ from tf_onebit.ops.threshold import (
     golomb_rice_encode,
     threshold_apply,
     threshold_clear,
+    threshold_decode_add,
     threshold_decode_sum,
     threshold_encode,
 )
@@ -31,6 +33,7 @@ __all__ = [
     "momentum",
     "one_bit_aggregate",
     "one_bit_decode",
+    "one_bit_decode_add",
     "one_bit_decode_sum",
     "one_bit_encode",
     "one_bit_encode_shard",
@@ -39,6 +42,7 @@ __all__ = [
     "take_times",
     "threshold_apply",
     "threshold_clear",
+    "threshold_decode_add",
     "threshold_decode_sum",
     "threshold_encode",
 ]

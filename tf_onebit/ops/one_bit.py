@@ -257,6 +257,56 @@ def one_bit_decode(
     )
 
 
+def one_bit_decode_add(
+    variables: Sequence[tf.Variable],
+    messages: tf.Tensor,
+    plain: tf.Tensor,
+    layout: Layout,
+    factor: tf.Tensor | float,
+    scale: float = 1.0,
+    bits: int = 1,
+    value_scales: tf.Tensor | None = None,
+) -> tf.Operation | None:
+    """Decodes the messages of all shards, and adds the values to variables.
+
+        variable = variable + factor * gradient             with the gradient of `one_bit_decode`
+
+    It makes one pass over memory, and gives the same bits as `one_bit_decode` and an addition.
+
+    Args:
+        variables: list of float32 variables. Updated in place, each under its lock.
+        messages, plain, layout, scale, bits, value_scales: as in `one_bit_decode`.
+        factor: float32 scalar.
+
+    Returns:
+        The operation, in a graph.
+
+    Raises:
+        InvalidArgumentError: as in `one_bit_decode`, here for variables in place of gradients. All
+            variables then keep their values.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from tf_onebit._layout import Layout
+        >>> layout = Layout([(64, 64, 64)], world_size=1)
+        >>> residual, weights = tf.Variable(tf.zeros([64])), tf.Variable(tf.ones([1, 64]))
+        >>> message, _ = one_bit_encode_shard(tf.fill([64], 3.0), residual, layout, rank=0)
+        >>> one_bit_decode_add([weights], message, tf.zeros([0]), layout, -0.5)
+        >>> float(weights[0, 0])
+        -0.5
+    """
+    return library.tf_onebit_one_bit_decode_add(
+        variables=[variable.handle for variable in variables],
+        messages=messages,
+        plain=plain,
+        value_scales=_or_ones(value_scales),
+        factor=factor,
+        scale=scale,
+        bits=bits,
+        **layout.attributes(),
+    )
+
+
 def one_bit_learn_scales(
     updates: Sequence[tf.Tensor], squares: tf.Variable, layout: Layout
 ) -> tf.Operation | None:

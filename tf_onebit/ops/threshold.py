@@ -124,6 +124,51 @@ def threshold_decode_sum(
     )
 
 
+def threshold_decode_add(
+    variables: Sequence[tf.Variable],
+    messages: tf.Tensor,
+    factor: tf.Tensor | float,
+    sizes: Sequence[int],
+    part_size: int = MAX_PART_SIZE,
+    scale: float = 1.0,
+) -> tf.Operation | None:
+    """Decodes the messages of all workers, and adds their sum to variables.
+
+        variable = variable + factor * (scale * sum over k of step_k * sent_k)
+
+    Only values that were sent are read and written. They get the same bits as with
+    `threshold_decode_sum` and an addition.
+
+    Args:
+        variables: list of float32 variables. Updated in place, each under its lock.
+        messages, sizes, part_size, scale: as in `threshold_decode_sum`.
+        factor: float32 scalar.
+
+    Returns:
+        The operation, in a graph.
+
+    Raises:
+        InvalidArgumentError: if a message is corrupt, or the variables do not have these sizes. All
+            variables then keep their values.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> weights, residual = tf.Variable([1.0, 1.0]), tf.Variable(tf.zeros([2]))
+        >>> message = threshold_encode([tf.constant([0.1, 3.0])], residual, 2.0, 2.0, 2, [2])
+        >>> threshold_decode_add([weights], tf.stack([message, message]), -0.5, [2], scale=0.5)
+        >>> weights.numpy().tolist()
+        [1.0, 0.0]
+    """
+    return library.tf_onebit_threshold_decode_add(
+        variables=[variable.handle for variable in variables],
+        messages=messages,
+        factor=factor,
+        sizes=sizes,
+        part_size=part_size,
+        scale=scale,
+    )
+
+
 def threshold_apply(
     variables: Sequence[tf.Variable], messages: tf.Tensor, part_size: int = MAX_PART_SIZE
 ) -> tf.Operation | None:

@@ -195,6 +195,22 @@ def test_scaled_ops_have_the_bits_of_a_division_and_of_a_multiplication(rng, dty
     assert bytes_of(fused) == bytes_of([tf.cast(product, dtype) for product in products])
 
 
+@pytest.mark.parametrize("is_scaled", [False, True], ids=["unscaled", "scaled"])
+@pytest.mark.parametrize("bits", [1, 2])
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_decoded_values_are_added_with_the_bits_of_an_addition(rng, world_size, bits, is_scaled):
+    result = run(world_size, "float32", "mean", bits=bits)
+    before = [tf.constant(rng.normal(size=shape), tf.float32) for shape in SHAPES]
+    variables = list(map(tf.Variable, before))
+    size, factor = result.layout.size, tf.constant(-0.3)
+    scales = tf.constant(rng.uniform(0.01, 3.0, size=size), tf.float32) if is_scaled else None
+    received = result.messages, result.plain
+    decoded = ops.one_bit_decode(*received, before, result.layout, 0.7, bits, scales)
+    ops.one_bit_decode_add(variables, *received, result.layout, factor, 0.7, bits, scales)
+    expected = [value + factor * change for value, change in zip(before, decoded, strict=True)]
+    assert bytes_of(variables) == bytes_of(expected) != bytes_of(before)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_squares_of_updates_are_followed(rng, dtype):
     layout = run(1, dtype, "mean").layout

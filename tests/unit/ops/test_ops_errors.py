@@ -180,6 +180,25 @@ def test_decode_refuses_gradients_that_do_not_fit_the_layout():
 
 
 @pytest.mark.parametrize(
+    ("expected", "variables", "words", "factor"),
+    [
+        ("variable must have 64 values", [variable(65), variable(5)], SHARD_WORDS, 1.0),
+        ("variables must have 2 values", [variable(64)], SHARD_WORDS, 1.0),
+        ("must be a float32 variable", [variable(64), variable(5, tf.half)], SHARD_WORDS, 1.0),
+        ("messages must have shape", [variable(64), variable(5)], WORKER_WORDS, 1.0),
+        ("factor must have 1 values", [variable(64), variable(5)], SHARD_WORDS, [1.0, 2.0]),
+    ],
+)
+def test_nothing_is_added_to_variables_that_do_not_fit(expected, variables, words, factor):
+    with refuses(expected):
+        ops.one_bit_decode_add(
+            variables, messages([2, words]), tf.ones([5]), LAYOUT, tf.constant(factor)
+        )
+    assert not any(value.numpy().any() for value in variables)
+    variables[0].assign_add(tf.ones_like(variables[0]))  # it is unlocked
+
+
+@pytest.mark.parametrize(
     "change",
     [
         {"sizes": (64,)},

@@ -280,6 +280,26 @@ def test_decoding_no_messages_gives_zeros(rng):
 
 
 @every_part_size
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_decoded_sums_are_added_with_the_bits_of_an_addition(rng, part_size, world_size):
+    received, _ = messages_of(world_size, part_size)
+    before = gradients_of(rng, SHAPES)
+    variables, factor = list(map(tf.Variable, before)), tf.constant(-0.3)
+    decoded = ops.threshold_decode_sum(received, before, SIZES, part_size, 0.7)
+    ops.threshold_decode_add(variables, received, factor, SIZES, part_size, 0.7)
+    expected = [value + factor * change for value, change in zip(before, decoded, strict=True)]
+    assert 0 < np.count_nonzero(flat(decoded)) < SIZE / 2
+    np.testing.assert_array_equal(flat(variables), flat(expected))
+
+
+def test_adding_no_messages_changes_nothing(rng):
+    before = gradients_of(rng, SHAPES)
+    variables = list(map(tf.Variable, before))
+    ops.threshold_decode_add(variables, tf.zeros([0, 1, 10], tf.int32), 1.0, SIZES)
+    np.testing.assert_array_equal(flat(variables), flat(before))
+
+
+@every_part_size
 @pytest.mark.parametrize("number", [0, 1, 3])
 def test_apply_subtracts_one_message_after_another(rng, part_size, number):
     received, messages = messages_of(3, part_size)

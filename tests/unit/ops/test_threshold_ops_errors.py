@@ -300,6 +300,20 @@ def test_apply_refuses_a_variable_twice():
     twice = [variable(35)] * 2
     with refuses(r"All variables must be different ones. Received: variables\[1\] a second time"):
         ops.threshold_apply(twice, GOOD, **PARTS)
+    with refuses(r"All variables must be different ones. Received: variables\[1\] a second time"):
+        ops.threshold_decode_add(twice, GOOD, 1.0, [35, 35], **PARTS)
+
+
+def test_nothing_is_added_to_variables_that_do_not_fit():
+    fitting = variable(64), variable(6)
+    for expected, variables, factor in [
+        ("variable must have 64 values", [variable(65), variable(6)], 1.0),
+        ("variables must have 2 values", fitting[:1], 1.0),
+        ("factor must have 1 values", fitting, [1.0, 2.0]),
+    ]:
+        with refuses(expected):
+            ops.threshold_decode_add(variables, GOOD, factor, SIZES, **PARTS)
+    assert not any(value.numpy().any() for value in fitting)
 
 
 def test_parts_are_known_while_a_graph_is_made():
