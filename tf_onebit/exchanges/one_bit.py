@@ -235,10 +235,10 @@ class OneBit(Adding):
     def decoded(
         self, gathered: Sequence[tf.Tensor], like: Sequence[Gradient], scale: float
     ) -> list[tf.Tensor]:
+        messages, plain = gathered
         like = [tf.convert_to_tensor(gradient) for gradient in like]
-        return ops.one_bit_decode(
-            *gathered, like, self.layout, scale, self.aggregate_bits, self._value_scales()
-        )
+        bits, scales = self.aggregate_bits, self._value_scales()
+        return ops.one_bit_decode(messages, plain, like, self.layout, scale, bits, scales)
 
     def add_to(
         self,
@@ -247,15 +247,9 @@ class OneBit(Adding):
         scale: float,
         factor: tf.Tensor | float,
     ) -> None:
-        ops.one_bit_decode_add(
-            variables,
-            *gathered,
-            self.layout,
-            factor,
-            scale,
-            self.aggregate_bits,
-            self._value_scales(),
-        )
+        messages, plain = gathered
+        bits, scales = self.aggregate_bits, self._value_scales()
+        ops.one_bit_decode_add(variables, messages, plain, self.layout, factor, scale, bits, scales)
 
     def _value_scales(self) -> tf.Tensor | None:
         return None if self._scales is None else self._scales.values()

@@ -155,7 +155,7 @@ class ScheduledBucket(tf.Module):
         gradients, gathered = exchanged[: -self._num_gathered], exchanged[-self._num_gathered :]
 
         def add_gathered() -> bool:
-            self.exchange.add_to(variables, gathered, scale, factor)  # type: ignore[attr-defined]
+            self.exchange.add_to(variables, gathered, scale, factor)
             return True
 
         def add_gradients() -> bool:
@@ -170,7 +170,7 @@ class ScheduledBucket(tf.Module):
 
     @property
     def _num_gathered(self) -> int:
-        return self.exchange.num_gathered  # type: ignore[attr-defined]  # of an `Adding` exchange
+        return self.exchange.num_gathered
 
     def _at_once(
         self,

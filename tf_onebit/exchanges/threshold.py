@@ -243,11 +243,12 @@ class Threshold(Adding):
     def decoded(
         self, gathered: Sequence[tf.Tensor], like: Sequence[Gradient], scale: float
     ) -> list[tf.Tensor]:
+        (messages,) = gathered
         if self.velocities is not None:
             # A velocity is often an update as well, in the same memory. It would have to be copied
             # before a change, if the update were needed until now.
             like = [tf.raw_ops.Empty(shape=tf.shape(g), dtype=g.dtype) for g in like]
-        return ops.threshold_decode_sum(*gathered, like, scale=scale, **self._parts)
+        return ops.threshold_decode_sum(messages, like, scale=scale, **self._parts)
 
     def add_to(
         self,
@@ -256,7 +257,8 @@ class Threshold(Adding):
         scale: float,
         factor: tf.Tensor | float,
     ) -> None:
-        ops.threshold_decode_add(variables, *gathered, factor, scale=scale, **self._parts)
+        (messages,) = gathered
+        ops.threshold_decode_add(variables, messages, factor, scale=scale, **self._parts)
 
     def state(self) -> State:
         return {

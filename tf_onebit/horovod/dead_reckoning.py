@@ -97,7 +97,7 @@ class DeadReckoning(GradientExchange):
 
     def _apply(self, exchange, variables, messages):
         values = [v.value if isinstance(v, keras.Variable) else v for v in variables]
-        ops.threshold_apply(values, exchange.decode(messages), exchange.part_size)
+        ops.threshold_apply(values, exchange.packed(messages), exchange.part_size)
 
     def drain(self, occasion, last=False):
         if self._pump is None:
