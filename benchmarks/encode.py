@@ -3,8 +3,9 @@
     .venv/bin/python benchmarks/encode.py
 
 It encodes 45M float32 values in columns of 2048. The same mathematics in plain TensorFlow ops runs
-beside it. The rows with scales are those of local moments: they are compared with the separate
-division and multiplication that they replace, and with the bytes that they must move.
+beside it. The rows with scales are those of local moments. They are compared with the separate
+division and multiplication that they replace, and with the bytes that they must move. So is the row
+that adds decoded values to weights. The separate update is that of Keras.
 `op_timing.py` describes the method.
 """
 
@@ -14,9 +15,10 @@ from report import verdict
 
 NUM_MESSAGES = 4
 TRIAD_BYTES = 12  # for each value
-# Bytes that ops with scales must move for each value: gradient or update, scale or square, residual
-# (read and written), codes.
-SCALED_BYTES = {
+# Bytes that fused ops must move for each value: gradient or update, scale or square, residual or
+# weight (read and written), codes.
+FUSED_BYTES = {
+    "decode and add": 8 + 1 / 8,
     "encode, scaled": 16 + 1 / 8,
     "decode 2 bits, scaled": 8 + 2 / 8,
     "learn scales": 12,
@@ -44,7 +46,7 @@ def make_ops(threads, columns, spacing):
         tf.Variable(tf.zeros([NUM_VALUES])) for _ in range(4)
     )
     scales = tf.random.stateless_uniform([NUM_VALUES], seed=[0, 1], minval=0.01, maxval=2.0)
-    plain = tf.zeros([0])
+    plain, factor = tf.zeros([0]), tf.constant(-0.01)
     cut = (NUM_VALUES, columns, columns)
     layout = Layout([cut], world_size=NUM_MESSAGES)
     # The whole is so large that one worker's shard has NUM_VALUES.
@@ -84,6 +86,16 @@ def make_ops(threads, columns, spacing):
         return ops.one_bit_decode_sum(messages, sum_layout, rank=0)
 
     @tf.function
+    def decode_and_add(messages):
+        ops.one_bit_decode_add([residual], messages, plain, layout, factor)
+        return factor
+
+    @tf.function
+    def decode_and_update(messages):
+        residual.assign_sub(decode(messages, bits=1)[0] * -factor)
+        return factor
+
+    @tf.function
     def aggregate(messages, bits):
         return ops.one_bit_aggregate(messages, shard_residual, sum_layout, rank=0, bits=bits)
 
@@ -96,6 +108,8 @@ def make_ops(threads, columns, spacing):
         "encode": lambda: encode(gradient),
         "decode": lambda: decode(messages, bits=1),
         "decode 2 bits": lambda: decode(messages_of_two_bits, bits=2),
+        "decode and add": lambda: decode_and_add(messages),
+        "decode, update": lambda: decode_and_update(messages),
         "encode, scaled": lambda: encode_scaled(gradient),
         "division, encode": lambda: divide_and_encode(gradient),
         "decode 2 bits, scaled": lambda: decode_scaled(messages_of_two_bits),
@@ -162,7 +176,7 @@ def judge(measured):
         ):
             ratio = paired_ratio(measured[1], name, yardstick).median
             verdicts.append(verdict(f"{name} over {yardstick}", ratio, limit))
-        for name, num_bytes in SCALED_BYTES.items():
+        for name, num_bytes in FUSED_BYTES.items():
             ratio = paired_ratio(measured[1], name, "triad").median * TRIAD_BYTES / num_bytes
             claim = f"{name} over triad, per byte to move"
             verdicts.append(verdict(claim, ratio, MOST_TIME_PER_BYTE))

@@ -44,7 +44,10 @@ LIMITS = {
     "block update": 0.90,
 }
 COPY, EXCHANGE = "copy", "whole exchange"
-OF_TWO_BITS = ("1-bit decode", "1-bit decode, scaled", "1-bit aggregate of 8")
+OF_TWO_BITS = (
+    *("1-bit decode", "1-bit decode, scaled", "1-bit decode and add"),
+    "1-bit aggregate of 8",
+)
 PEERS = ("CuPy", "PyTorch", "PyTorch, compiled")
 EXCHANGE_SECONDS, EXCHANGE_SPEEDUP = 0.4e-3, 5.0
 
@@ -100,6 +103,7 @@ def one_bit_rows(device, shapes, rng, bits=1):
     scale = ctypes.c_float(1 / WORLD_SIZE)
     scales = device.array(rng.uniform(0.1, 1.0, plan.size).astype(np.float32))
     squares = device.array(np.zeros(plan.size, np.float32))
+    factor = device.array(np.float32([1e-6]))
 
     def encode(value_scales=None):
         kernels.call(
@@ -153,6 +157,19 @@ def one_bit_rows(device, shapes, rng, bits=1):
             pointers,
         )
 
+    def decode_add():
+        kernels.call(
+            "one_bit_decode_add",
+            kernels.device_layout,
+            kernels.pointer(gathered),
+            ctypes.c_int32(bits),
+            kernels.pointer(plain),
+            scale,
+            kernels.pointer_or_null(None),
+            kernels.pointer(factor),
+            pointers,
+        )
+
     def learn_scales():
         kernels.call(
             "one_bit_learn_scales",
@@ -191,6 +208,7 @@ def one_bit_rows(device, shapes, rng, bits=1):
         "1-bit encode, scaled": Row(lambda: encode(scales), encode_bytes + scales.nbytes),
         "1-bit decode": Row(decode, decode_bytes),
         "1-bit decode, scaled": Row(lambda: decode(scales), decode_bytes + scales.nbytes),
+        "1-bit decode and add": Row(decode_add, decode_bytes + FLOAT_BYTES * plan.size),
         "1-bit scales learned": Row(learn_scales, 3 * scales.nbytes),
         "1-bit aggregate of 8": Row(aggregate_messages, aggregate_bytes),
         EXCHANGE: Row(exchange, encode_bytes + aggregate_bytes + decode_bytes),

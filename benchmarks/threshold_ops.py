@@ -54,13 +54,25 @@ def make_ops(threads, spacing):
     for seed in range(NUM_MESSAGES):
         residual.assign(tf.zeros([NUM_VALUES]))
         messages.append(encode(sparse_gradient(DENSITIES["1/1000"], seed)))
-    messages = tf.stack(messages)
+    messages, factor = tf.stack(messages), tf.constant(-0.01)
 
     @tf.function
     def decode_sum():
         return ops.threshold_decode_sum(messages, [gradient], [NUM_VALUES])
 
+    @tf.function
+    def decode_add():
+        ops.threshold_decode_add([residual], messages, factor, [NUM_VALUES])
+        return factor
+
+    @tf.function
+    def decode_and_update():
+        residual.assign_sub(decode_sum()[0] * -factor)
+        return factor
+
     rows[f"decode and sum {NUM_MESSAGES}, 1/1000"] = decode_sum
+    rows[f"decode and add {NUM_MESSAGES}, 1/1000"] = decode_add
+    rows[f"decode, sum {NUM_MESSAGES}, update, 1/1000"] = decode_and_update
     for name, density in DENSITIES.items():
         rows |= make_codec(name, positions(density))
     return rows

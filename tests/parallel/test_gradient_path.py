@@ -13,8 +13,8 @@ import tf_onebit.horovod as hvd
 from tests.parallel.training import make_model
 
 PACKAGE = pathlib.Path(tf_onebit.__file__).parent
-# The most functions and files, where an optimizer gets exchanged gradients, and where they are added
-# to the weights while they are decoded. The second path contains the update.
+# The most functions and files, where an optimizer gets exchanged gradients, and where they are
+# added to the weights while they are decoded. The second path contains the update.
 CLIPPED, ADDED = (66, 18), (74, 20)
 
 
