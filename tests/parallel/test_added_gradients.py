@@ -69,6 +69,15 @@ def test_weights_stay_as_they_were_if_an_exchange_fails():
 
 
 @pytest.mark.workers(2)
+def test_a_variable_may_be_given_twice():
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), OneBit(min_size=0))
+    variable, ones = keras.Variable(np.zeros((64, 64), np.float32)), np.ones((64, 64), np.float32)
+    optimizer.build([variable])
+    optimizer.apply([ones, 2 * ones], [variable, variable])
+    np.testing.assert_allclose(np.array(variable), -3.0)
+
+
+@pytest.mark.workers(2)
 def test_settings_that_change_between_steps_count():
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), OneBit(min_size=0))
     variable = keras.Variable(np.zeros((64, 64), np.float32))

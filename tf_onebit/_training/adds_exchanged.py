@@ -5,6 +5,7 @@ import tensorflow as tf
 
 from tf_onebit._framework_internals.keras_optimizers import original_class
 from tf_onebit._framework_internals.tf_variables import copies_of
+from tf_onebit.ops.variables import can_update
 
 
 def is_plain_descent(optimizer):
@@ -30,8 +31,8 @@ class AddsExchanged:
         """Returns exchanged gradients, or empty tensors in place of those that are still added."""
         update = self._current_update
         update.gathered, exchanging = None, update.exchanging
-        copies = [copy for variable in update.variables for copy in copies_of(variable)]
-        if exchanging is None and all(copy.dtype == tf.float32 for copy in copies):
+        by_device = zip(*map(copies_of, update.variables), strict=True)
+        if exchanging is None and all(map(can_update, by_device)):
             exchanging = self._gather
         update.gradients = self._exchange(gradients, update.variables, exchanging)
         return update.gradients

@@ -25,6 +25,7 @@ from tf_onebit.exchanges.scheduled_bucket import Answered, ScheduledBucket
 from tf_onebit.exchanges.stages import Stages
 from tf_onebit.exchanges.state import State, part_of, prefixed, require_same_kind, summed
 from tf_onebit.exchanges.velocities import Velocities
+from tf_onebit.ops.variables import can_update
 
 # Fraction of a model's gradients that counts as early in a backward pass. Their first stage takes
 # a little longer than the rest of the pass: links are busy until the end of a step, and not much
@@ -328,7 +329,7 @@ class Bucketed(Configurable, tf.Module):
         """
         for bucket in self.buckets:
             own = [[variables[i] for i in bucket.indices] for variables in by_device]
-            if all(variable.dtype == tf.float32 for variables in own for variable in variables):
+            if all(map(can_update, own)):
                 bucket.exchange.velocities = Velocities(own)
 
     def state(self) -> State:
