@@ -9,7 +9,7 @@ from tests.gpu.devices import Emulated
 from tests.gpu.formats import to_float64, to_storage
 from tests.gpu.one_bit import OneBitKernels, layout
 from tests.reference.one_bit import Cluster, columns_of
-from tests.support.nightly import nightly
+from tests.support.nightly import nightly, nightly_rows
 
 # Columns for every kernel: of 1, 33, 128, 512 and 1024 values, and of more than a block of threads
 # takes at once. Lists in full precision, too.
@@ -114,10 +114,14 @@ class Workers:
     [{"bits": 1}, {"bits": 2}, {"error_feedback": False}, {"bits": 2, "scales": scales_of(SHAPES)}],
     ids=["feedback", "two_bits", "no_feedback", "scaled"],
 )
-@pytest.mark.parametrize("levels", ["mean", "symmetric"])
 @pytest.mark.parametrize(
-    "world_size, dtype",
-    [(5, "float32"), (2, "float16"), pytest.param(1, "bfloat16", marks=pytest.mark.nightly)],
+    "world_size, dtype, levels",
+    [
+        (5, "float32", "mean"),
+        (2, "float16", "symmetric"),
+        *nightly_rows((5, "float32", "symmetric"), (2, "float16", "mean")),
+        *nightly_rows((1, "bfloat16", "mean"), (1, "bfloat16", "symmetric")),
+    ],
 )
 def test_an_exchange_is_that_of_the_oracle(device, rng, world_size, dtype, levels, settings):
     settings = settings | {"levels": levels}
@@ -195,6 +199,9 @@ def test_the_smallest_values_count_as_zero(device):
     assert not workers.numpy(workers.residuals)[0].any()
 
 
+SCALES = scales_of(SHAPES)
+
+
 def bits_of(results):
     if isinstance(results, np.ndarray):
         return results.tobytes()
@@ -203,8 +210,11 @@ def bits_of(results):
     return b"".join(map(bits_of, results))
 
 
-@pytest.mark.parametrize("scales", [None, scales_of(SHAPES)], ids=["unscaled", "scaled"])
-@pytest.mark.parametrize("bits", [1, 2])
+@pytest.mark.parametrize(
+    "bits, scales",
+    [(1, None), (2, SCALES), *nightly_rows((1, SCALES), (2, None))],
+    ids=["1-unscaled", "2-scaled", "1-scaled", "2-unscaled"],
+)
 @pytest.mark.parametrize("dtype", ["float32", *nightly("float16", "bfloat16")])
 @pytest.mark.parametrize("misaligned", [False, True], ids=["aligned", "misaligned"])
 def test_every_run_has_the_bits_of_the_emulation(device, rng, dtype, misaligned, bits, scales):
@@ -218,7 +228,7 @@ def test_every_run_has_the_bits_of_the_emulation(device, rng, dtype, misaligned,
     assert results[2] == results[0]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float16", *nightly("float32", "bfloat16")])
 @pytest.mark.parametrize("misaligned", [False, True], ids=["aligned", "misaligned"])
 def test_scales_are_divisors_before_and_factors_behind(device, rng, dtype, misaligned):
     """Same bits as without scales, with a division before and a multiplication behind."""

@@ -16,6 +16,7 @@ from tests.gpu.threshold import (
     ThresholdKernels,
 )
 from tests.reference import threshold as oracle
+from tests.support.nightly import nightly
 
 # Blocks of 4,096 values, whole and partial, and parts that begin in the middle of blocks.
 SIZES = [33, 4096, 0, 1, 9000, 511]
@@ -92,7 +93,7 @@ def test_every_run_has_the_bits_of_the_emulation(device, rng, dtype, misaligned)
 
 
 @pytest.mark.parametrize("part_size", PART_SIZES)
-@pytest.mark.parametrize("workers", [1, 3, 130])
+@pytest.mark.parametrize("workers", [1, 3, *nightly(130)])
 def test_sums_are_those_of_the_oracle(device, rng, workers, part_size):
     kernels = ThresholdKernels(device, SIZES, part_size)
     steps = rng.uniform(0.1, 2, workers).astype(np.float32)

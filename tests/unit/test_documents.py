@@ -30,6 +30,7 @@ from tests.support.documents import (
     name_of,
     spans,
 )
+from tests.support.nightly import nightly
 from tests.support.programs import ROOT
 from tf_onebit import _cli as cli
 from tf_onebit import _launch as launch
@@ -71,7 +72,19 @@ def as_it_was(monkeypatch, tmp_path):
     keras.config.set_dtype_policy(policy)
 
 
-@pytest.mark.parametrize("path", [p for p in PATHS if blocks(p, "python")], ids=name_of)
+# What takes longest. docs/callbacks.md has the same callbacks.
+LONG = "docs/large_minibatches.md"
+WITH_PYTHON = [path for path in PATHS if blocks(path, "python")]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *(path for path in WITH_PYTHON if name_of(path) != LONG),
+        *nightly(*(path for path in WITH_PYTHON if name_of(path) == LONG)),
+    ],
+    ids=name_of,
+)
 def test_python_runs(path, as_it_was, monkeypatch):
     if name_of(path) in ("docs/clusters.md", "docs/gpu.md"):
         stand_ins.stand_in_for_a_cluster(monkeypatch)

@@ -8,6 +8,7 @@ import pytest
 
 import tf_onebit.horovod as hvd
 from tests.support.bits import assert_same_bits
+from tests.support.nightly import nightly, nightly_rows
 from tf_onebit import FullPrecision, Local, OneBit, optimizers
 from tf_onebit._bmuf.equations import BlockFilter
 from tf_onebit.callbacks import BackupAndRestore, BlockMomentum
@@ -100,8 +101,11 @@ WAYS = {
 @pytest.mark.parametrize(
     "optimizer, way",
     [
-        *((name, "plain") for name in OPTIMIZERS),
-        *(("adam_amsgrad", way) for way in WAYS if way != "plain"),
+        ("sgd_momentum", "validation"),
+        ("nadam", "unbuilt"),
+        ("adam_amsgrad", "steps_per_execution"),
+        *nightly_rows(*((name, "plain") for name in OPTIMIZERS)),
+        *nightly_rows(("adam_amsgrad", "validation"), ("adam_amsgrad", "unbuilt")),
     ],
 )
 def test_one_worker_without_momentum_trains_as_ever(optimizer, way):
@@ -360,7 +364,7 @@ def fit_interrupted(model):
     return seen[-1]
 
 
-@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize("steps", [2, *nightly(1)])
 def test_a_backup_in_a_block_remembers_how_many_batches_it_has(steps, tmp_path):
     """Among them are batches after which the optimizer has made no step yet."""
 

@@ -118,8 +118,8 @@ class Blocks:
             return arrays + [np.array(v) for v in self.models[0].parts[part].variables]
 
 
-@pytest.mark.parametrize("template", [None, OneBit(min_size=1)], ids=["full", "one_bit"])
-@pytest.mark.parametrize("names", [("adam", "sgd"), ("adagrad", "adam")])
+@pytest.mark.parametrize("template", [OneBit(min_size=1), *nightly(None)], ids=["one_bit", "full"])
+@pytest.mark.parametrize("names", [("adam", "sgd"), *nightly(("adagrad", "adam"))])
 def test_two_halves_train_as_two_models_with_an_optimizer_each(names, template, eagerly):
     halves = [(names[0], 2), (names[1], 1)]
     both = Blocks(halves, template)

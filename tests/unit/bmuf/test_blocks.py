@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tests.reference.bmuf import BmufAdam
-from tests.support.nightly import nightly
+from tests.support.nightly import nightly, nightly_rows
 from tf_onebit import OneBit, optimizers
 from tf_onebit._bmuf.equations import BlockFilter
 from tf_onebit._bmuf.synchronization import BlockSynchronization
@@ -156,7 +156,7 @@ def close(ours, theirs, tolerance):
     return np.abs(ours - theirs).max() <= tolerance * np.abs(theirs).max()
 
 
-@pytest.mark.parametrize("block_filter", FILTERS)
+@pytest.mark.parametrize("block_filter", [*FILTERS[1:3], *nightly(FILTERS[0], FILTERS[3])])
 def test_every_synchronization_is_that_of_algorithm_1_in_float32(block_filter):
     workers = Workers(block_filter, "float32")
     oracle = oracle_of(workers, block_filter)
@@ -337,8 +337,14 @@ def built(optimizer, model):
 ONE_BIT = OneBit(min_size=1, min_column_size=1)
 
 
-@pytest.mark.parametrize("steps", [EVEN, UNEVEN, NO_DATA], ids=["even", "uneven", "no_data"])
-@pytest.mark.parametrize("name", ["Adam", "Nadam"])
+@pytest.mark.parametrize(
+    ("name", "steps"),
+    [
+        ("Adam", NO_DATA),
+        ("Nadam", UNEVEN),
+        *nightly_rows(("Adam", EVEN), ("Adam", UNEVEN), ("Nadam", EVEN), ("Nadam", NO_DATA)),
+    ],
+)
 def test_moments_that_workers_keep_are_corrected_for_their_own_steps(name, steps, eagerly):
     def make():
         return _linear_model(optimizer=getattr(optimizers, name)(0.01))
@@ -375,8 +381,14 @@ AVERAGING = {
 }
 
 
-@pytest.mark.parametrize("exchange", [None, ONE_BIT], ids=["full_precision", "one_bit"])
-@pytest.mark.parametrize("name", AVERAGING)
+# Of them, one has a product, one a maximum, and one a velocity.
+AVERAGED = ("stock_nadam", "ours", "momentum")
+
+
+@pytest.mark.parametrize("exchange", [ONE_BIT, *nightly(None)], ids=["one_bit", "full_precision"])
+@pytest.mark.parametrize(
+    "name", [*AVERAGED, *nightly(*(name for name in AVERAGING if name not in AVERAGED))]
+)
 def test_state_of_optimizers_is_averaged_on_request(name, exchange, eagerly):
     steps = UNEVEN[:2]
     workers = Workers(
@@ -414,7 +426,9 @@ OURS = {
 }
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize(
+    "name", ["nadam", "rmsprop", *nightly("adamw", "rectified_adam", "normalized_adagrad")]
+)
 def test_workers_with_the_same_batches_train_as_one(name, eagerly):
     """There is no block momentum, and the moments of all workers have the same form."""
     make = OURS[name]

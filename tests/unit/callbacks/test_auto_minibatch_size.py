@@ -11,6 +11,7 @@ import tensorflow as tf
 import tf_onebit.horovod as hvd
 from tests.support import tuned
 from tests.support.bits import assert_same_bits
+from tests.support.nightly import nightly, nightly_rows
 from tests.support.tuned import (
     At,
     Interruption,
@@ -44,7 +45,7 @@ def fit(model, data, callbacks=(), epochs=2):
     return model.fit(data, epochs=epochs, callbacks=list(callbacks), verbose=0).history
 
 
-@pytest.mark.parametrize("steps_per_execution", [1, 2])
+@pytest.mark.parametrize("steps_per_execution", [2, *nightly(1)])
 def test_a_search_leaves_no_trace(steps_per_execution):
     """If the size stays, weights, optimizer and logs are as if nothing had been tried."""
     plain = make_model(steps_per_execution=steps_per_execution)
@@ -71,7 +72,9 @@ def slow_adam():
     return keras.optimizers.Adam(0.01)
 
 
-@pytest.mark.parametrize(("make_optimizer", "power"), [(slow_sgd, 1), (slow_adam, 0.5)])
+@pytest.mark.parametrize(
+    ("make_optimizer", "power"), [(slow_adam, 0.5), *nightly_rows((slow_sgd, 1))]
+)
 def test_criterion_is_that_of_training_with_this_size_from_there(make_optimizer, power):
     """It includes the learning rate of this size, on the samples that come next."""
     data = batches()
@@ -93,8 +96,8 @@ def test_criterion_is_that_of_training_with_this_size_from_there(make_optimizer,
 
 @pytest.mark.parametrize(
     "learning_rate",
-    [0.1, keras.optimizers.schedules.ExponentialDecay(0.1, 5, 0.9)],
-    ids=["number", "schedule"],
+    [keras.optimizers.schedules.ExponentialDecay(0.1, 5, 0.9), *nightly(0.1)],
+    ids=["schedule", "number"],
 )
 def test_learning_rate_per_sample_stays(learning_rate):
     data = batches()
@@ -128,7 +131,7 @@ def adagrad(momentum):
 
 
 @pytest.mark.parametrize(
-    ("make_optimizer", "first"), [(sgd, []), (adagrad, [NormalizedAdaGrad(1e4, 8)])]
+    ("make_optimizer", "first"), [(sgd, []), *nightly_rows((adagrad, [NormalizedAdaGrad(1e4, 8)]))]
 )
 def test_momentum_follows_the_size(make_optimizer, first):
     """An exchange sums up gradients. An optimizer sums up gradients or, as Keras' SGD, steps."""
@@ -167,7 +170,7 @@ def test_learning_rate_of_others_is_scaled_and_left_to_them():
     assert callback.history["position"] == [0, 192, 384, 576]
 
 
-@pytest.mark.parametrize("rate_first", [True, False])
+@pytest.mark.parametrize("rate_first", [True, *nightly(False)])
 def test_factor_is_in_force_in_fit_only_and_goes_on_in_the_next(rate_first):
     data, model = batches(), untrained()
     size = tuning(data, 192, 192, max_size=16, error_margin=ANYTHING_GOES)
@@ -452,10 +455,10 @@ def with_momentum_in_the_exchange():
     ("backup_first", "step", "make", "epochs"),
     # A search is due after 24 steps.
     [
-        (False, 70, make_model, 3),
         (True, 25, lambda: make_small_model(with_momentum_in_the_exchange()), 2),
+        *nightly_rows((False, 70, make_model, 3)),
     ],
-    ids=["late", "in the exchange"],
+    ids=["in the exchange", "late"],
 )
 def test_resumed_run_has_the_same_sizes_and_bits(backup_first, step, make, epochs, tmp_path):
     def train(*callbacks, directory=tmp_path / "other"):
@@ -477,7 +480,7 @@ def test_resumed_run_has_the_same_sizes_and_bits(backup_first, step, make, epoch
     }
 
 
-@pytest.mark.parametrize("backup_first", [True, False])
+@pytest.mark.parametrize("backup_first", [True, *nightly(False)])
 def test_other_workers_go_on_with_a_size_that_they_can_share(backup_first, tmp_path):
     """The learning rate follows that size."""
 

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tests.parallel.ranks import count_bytes
 from tests.support.gradients import SHAPES, flat, gradients_of, specs_of
+from tests.support.nightly import nightly, nightly_rows
 from tests.support.transforms import DivideByTotal
 from tf_onebit import Delayed, Exchange, FullPrecision, Local, OneBit, Threshold, WarmStart
 from tf_onebit._training.gradient_exchange import GradientExchange
@@ -28,7 +29,10 @@ EXCHANGES = {
     "threshold": Threshold(20.0),
     "golomb_rice": Threshold(20.0, coding="golomb_rice", bucket_bytes=4000),
 }
-every_exchange = pytest.mark.parametrize("name", EXCHANGES)
+USUAL = ("momentum_and_excluded", "full_precision", "golomb_rice")
+every_exchange = pytest.mark.parametrize(
+    "name", [*USUAL, *nightly(*(name for name in EXCHANGES if name not in USUAL))]
+)
 
 
 def build(template, world_size, specs=None):
@@ -69,7 +73,7 @@ def assert_same_bits(exchanged, expected):
 
 
 @every_exchange
-@pytest.mark.parametrize("world_size, steps", [(1, 1), (3, 1), (2, 3)])
+@pytest.mark.parametrize("world_size, steps", [(2, 3), *nightly_rows((1, 1), (3, 1))])
 def test_gives_what_the_exchange_gives_so_many_steps_later(rng, name, world_size, steps):
     given = random_steps(rng, world_size, 5)
     plain = build(EXCHANGES[name], world_size)
@@ -150,7 +154,7 @@ def test_the_last_messages_of_early_gradients_let_the_first_of_late_ones_pass(rn
             assert last not in awaited
 
 
-@pytest.mark.parametrize("name", ["one_bit", "threshold", "full_precision"])
+@pytest.mark.parametrize("name", ["one_bit", *nightly("threshold", "full_precision")])
 def test_gives_the_same_in_a_graph(rng, name):
     given = random_steps(rng, 2, 3)
     plain, delayed = build(EXCHANGES[name], 2), build(Delayed(EXCHANGES[name]), 2)
@@ -259,7 +263,7 @@ def test_sparse_gradients_are_as_late_as_others():
     assert rows.indices.numpy().tolist() == [0, 5]
 
 
-@pytest.mark.parametrize("transforms", [[], [Momentum(0.9)]])
+@pytest.mark.parametrize("transforms", [[Momentum(0.9)], *nightly([])])
 def test_delay_begins_where_a_warm_start_ends(rng, transforms):
     template = OneBit(bucket_bytes=2000, exclude=["layer_1"], transforms=transforms)
     given = random_steps(rng, 2, 5)

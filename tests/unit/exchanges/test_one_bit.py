@@ -15,6 +15,7 @@ from tests.support.gradients import (
     gradients_of,
     specs_of,
 )
+from tests.support.nightly import nightly
 from tests.support.transforms import DivideByTotal
 from tf_onebit import OneBit
 from tf_onebit._layout import Layout, column_cut
@@ -23,9 +24,9 @@ from tf_onebit.exchanges import Bucketed
 MATRICES = [(31, 1), (10, 100), (1, 33), (3, 3, 4, 24), (4, 200)]
 PLAIN = [(33,), (), (0,)]
 SMALL = {"min_column_size": 32, "max_column_size": 64, "min_size": 31}
-every_world_size = pytest.mark.parametrize("world_size", [1, 2, 5])
+every_world_size = pytest.mark.parametrize("world_size", [1, 5, *nightly(2)])
 every_rule = pytest.mark.parametrize("levels", ["mean", "symmetric"])
-every_dtype = pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+every_dtype = pytest.mark.parametrize("dtype", ["float32", "bfloat16", *nightly("float16")])
 
 
 def columns(shape):

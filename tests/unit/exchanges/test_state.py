@@ -1,10 +1,13 @@
 """The state of exchanges survives, also when the number of workers changes."""
 
+import itertools
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests.parallel.ranks import digest
+from tests.support.nightly import nightly, nightly_rows
 from tf_onebit import FullPrecision, Local, OneBit, Threshold, WarmStart
 from tf_onebit._training.gradient_exchange import GradientExchange
 from tf_onebit.collectives import lockstep
@@ -58,7 +61,7 @@ def run(exchanges, steps, scale=1.0):
 
 
 @pytest.mark.parametrize("name", EXCHANGES)
-@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("world_size", [3, *nightly(1)])
 def test_resumed_exchanges_go_on_as_before(name, world_size):
     exchanges, resumed = build(name, world_size), build(name, world_size)
     run(exchanges, range(3))
@@ -84,15 +87,29 @@ def unsent(exchanges):
     return total
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("one_bit", "buckets", "warmed", "without_error_feedback"),
-        *("threshold", "density_in_buckets", "threshold_warmed"),
-    ],
-)
-@pytest.mark.parametrize("before, after", [(2, 3), (4, 2), (3, 1), (1, 4)])
-@pytest.mark.parametrize("ratio", [1.0, 1.5])
+WITH_RESIDUALS = [
+    *("one_bit", "buckets", "warmed", "without_error_feedback"),
+    *("threshold", "density_in_buckets", "threshold_warmed"),
+]
+CHANGES = [(2, 3), (4, 2), (3, 1), (1, 4)]
+# Each exchange, each change of the number of workers, and each ratio.
+USUAL = [
+    ("one_bit", 2, 3, 1.5),
+    ("buckets", 4, 2, 1.5),
+    ("warmed", 3, 1, 1.0),
+    ("without_error_feedback", 1, 4, 1.5),
+    ("threshold", 1, 4, 1.0),
+    ("density_in_buckets", 2, 3, 1.5),
+    ("threshold_warmed", 4, 2, 1.0),
+]
+OTHERS = [
+    case
+    for name, change, ratio in itertools.product(WITH_RESIDUALS, CHANGES, [1.0, 1.5])
+    if (case := (name, *change, ratio)) not in USUAL
+]
+
+
+@pytest.mark.parametrize("name, before, after, ratio", [*USUAL, *nightly_rows(*OTHERS)])
 def test_pending_update_is_conserved_by_another_number_of_workers(name, before, after, ratio):
     exchanges, resumed = build(name, before), build(name, after)
     run(exchanges, range(3))
@@ -103,7 +120,7 @@ def test_pending_update_is_conserved_by_another_number_of_workers(name, before, 
         np.testing.assert_allclose(mine, ratio * expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("before, after", [(2, 3), (4, 2), (3, 1), (1, 4)])
+@pytest.mark.parametrize("before, after", [(2, 3), (3, 1), *nightly_rows((4, 2), (1, 4))])
 def test_tau_and_capacity_stay_common_to_all_when_the_number_of_workers_changes(before, after):
     exchanges, resumed = build("density_in_buckets", before), build("density_in_buckets", after)
     run(exchanges, range(3))

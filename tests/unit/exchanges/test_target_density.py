@@ -14,6 +14,7 @@ from tests.support.gradients import (
     gradients_of,
     specs_of,
 )
+from tests.support.nightly import nightly
 from tf_onebit import Threshold
 from tf_onebit.exchanges.adaptive_threshold import Tau
 
@@ -27,7 +28,7 @@ def tau_of(worker):
     return worker.metrics()["tau"]
 
 
-@pytest.mark.parametrize("target", [0.5, 0.01, 0.001])
+@pytest.mark.parametrize("target", [0.01, *nightly(0.5, 0.001)])
 def test_tau_follows_its_rule(rng, target):
     tau, expected = Tau(None, target), oracle.Tau(target)
     follow = tf.function(tau.follow)
@@ -77,7 +78,7 @@ def step_with_normal_gradients(workers, size):
     return lambda seed, scale: step(tf.constant(seed), tf.constant(scale))
 
 
-@pytest.mark.parametrize("target", [0.1, 0.01])
+@pytest.mark.parametrize("target", [0.01, *nightly(0.1)])
 def test_density_is_kept_when_gradients_grow_and_shrink(target):
     size = 10_000
     workers = build_workers(Threshold(target_density=target), specs_of([(size,)]), 2)
@@ -107,7 +108,7 @@ def test_gradients_that_grow_all_at_once_are_sent_densely_for_a_moment_only(scal
     assert np.mean(densities[-50:]) < 3 * target
 
 
-@pytest.mark.parametrize("coding", ["packed", "golomb_rice"])
+@pytest.mark.parametrize("coding", ["packed", *nightly("golomb_rice")])
 def test_tau_and_capacity_are_the_same_on_all_workers(rng, coding):
     workers = build_workers(Threshold(target_density=0.05, coding=coding), specs_of(SHAPES), 5)
     for _ in range(4):

@@ -16,13 +16,14 @@ from tests.support.gradients import (
     gradients_of,
     specs_of,
 )
+from tests.support.nightly import nightly
 from tf_onebit import Threshold, WarmStart
 from tf_onebit.exchanges import Bucketed
 from tf_onebit.ops.threshold import HEADER_WORDS
 
 CODINGS = ["packed", "golomb_rice"]
 
-every_world_size = pytest.mark.parametrize("world_size", [1, 2, 5])
+every_world_size = pytest.mark.parametrize("world_size", [1, 5, *nightly(2)])
 every_dtype = pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 every_coding = pytest.mark.parametrize("coding", CODINGS)
 
@@ -56,7 +57,7 @@ def test_exchange_is_that_of_the_paper(rng, world_size, dtype, coding):
             np.testing.assert_allclose(worker.residual, residual, rtol=1e-5, atol=1e-6)
 
 
-@every_world_size
+@pytest.mark.parametrize("world_size", [2, *nightly(1, 5)])
 @pytest.mark.parametrize(
     "template",
     [Threshold(1.0), Threshold(target_density=0.03), InParts(target_density=0.03)],

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tests.support.gradients import build_workers, exchange, gradients_of, specs_of
+from tests.support.nightly import nightly
 from tf_onebit import Delayed, FullPrecision, OneBit, WarmStart
 from tf_onebit.exchanges import Bucketed
 from tf_onebit.transforms import Momentum
@@ -26,7 +27,7 @@ def run_in_a_graph():
 
 @pytest.mark.parametrize("run", [lambda: run_eagerly, run_in_a_graph], ids=["eager", "graph"])
 @pytest.mark.parametrize("steps", [0, 1, 3])
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("world_size", [2, *nightly(1, 3)])
 def test_switches_after_exactly_so_many_exchanges(rng, run, steps, world_size):
     workers, step = workers_of(steps, world_size), run()
     compressed = build_workers(OneBit(), specs_of(SHAPES), world_size)

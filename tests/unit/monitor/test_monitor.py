@@ -10,6 +10,7 @@ import pytest
 
 import tf_onebit
 import tf_onebit.horovod as hvd
+from tests.support.nightly import nightly, nightly_rows
 from tests.support.scalars import scalars_in, scalars_named
 from tests.support.two_optimizers import TwoOptimizers
 from tf_onebit import OneBit
@@ -95,12 +96,14 @@ def test_batch_logs_have_what_was_sent():
 @pytest.mark.parametrize(
     ("update_freq", "steps_per_execution", "steps"),
     [
-        (1, 1, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]),
-        (2, 1, [1, 3, 5, 7, 9, 11]),
         (9, 1, [1, 7]),
-        (1, 2, [2, 4, 6, 8, 10, 12]),
         (4, 2, [2, 6, 8, 12]),
-        (5, 3, [3, 9]),
+        *nightly_rows(
+            (1, 1, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]),
+            (2, 1, [1, 3, 5, 7, 9, 11]),
+            (1, 2, [2, 4, 6, 8, 10, 12]),
+            (5, 3, [3, 9]),
+        ),
     ],
 )
 def test_tensorboard_gets_a_scalar_every_so_many_batches_of_an_epoch(
@@ -253,7 +256,7 @@ def test_all_optimizers_of_a_model_are_shown(tmp_path):
     assert all(optimizer.gradient_exchange._recorder is None for optimizer in optimizers)
 
 
-@pytest.mark.parametrize("accumulated", [None, 2])
+@pytest.mark.parametrize("accumulated", [2, *nightly(None)])
 def test_size_of_a_batch_of_fit_is_shown(tmp_path, accumulated):
     model = exchanging_model(gradient_accumulation_steps=accumulated)
     x, y = np.ones([12, 4]), np.ones([12, 2])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.support.nightly import nightly
 from tf_onebit import Delayed, FullPrecision, OneBit, Threshold, WarmStart, ops
 from tf_onebit._measurement.exchange_work import ops_before
 from tf_onebit._training.gradient_exchange import GradientExchange
@@ -29,7 +30,9 @@ EXCHANGES = {
     "delayed": lambda: Delayed(OneBit(bucket_bytes=2**14)),
     "warm_start_delayed": lambda: WarmStart(Delayed(OneBit()), steps=2),
 }
-every_exchange = pytest.mark.parametrize("make", EXCHANGES.values(), ids=EXCHANGES)
+USUAL = ("transforms", "threshold", "warm_start_delayed")
+OTHERS = [name for name in EXCHANGES if name not in USUAL]
+every_exchange = pytest.mark.parametrize("name", [*USUAL, *nightly(*OTHERS)])
 
 
 class Job:
@@ -76,7 +79,7 @@ def op_types(function, gradients):
 
 
 @every_exchange
-def test_times_are_in_order_change_no_bit_and_leave_nothing_where_none_are_taken(make, monkeypatch):
+def test_times_are_in_order_change_no_bit_and_leave_nothing_where_none_are_taken(name, monkeypatch):
     recorded, take = [], ops.take_times
 
     def take_times(recorder):
@@ -85,6 +88,7 @@ def test_times_are_in_order_change_no_bit_and_leave_nothing_where_none_are_taken
 
     monkeypatch.setattr(ops, "take_times", take_times)
     recorder = Recorder()
+    make = EXCHANGES[name]
     timed, plain = Job(make(), recorder), Job(make())
     for a, b in zip(arrays(timed.run()), arrays(plain.run()), strict=True):
         np.testing.assert_array_equal(a, b)

@@ -10,6 +10,7 @@ import tensorflow as tf
 import tf_onebit.horovod as hvd
 from tests.reference import rectified_adam
 from tests.support.bits import assert_same_bits
+from tests.support.nightly import nightly_rows
 from tests.support.programs import run_python
 from tf_onebit import optimizers
 
@@ -21,7 +22,15 @@ KERAS = {
 CLASSES = [*(ours for ours, _ in KERAS.values()), optimizers.RectifiedAdam]
 # Powers of two: Keras rounds betas to float32 in places, and so rounds nothing.
 BETAS = {"beta_1": 0.5, "beta_2": 0.875}
-every_class = pytest.mark.parametrize("optimizer_class", CLASSES, ids=lambda c: c.__name__)
+every_class = pytest.mark.parametrize(
+    "optimizer_class",
+    # AdamW is an Adam with weight decay.
+    [
+        c if c is not optimizers.AdamW else pytest.param(c, marks=pytest.mark.nightly)
+        for c in CLASSES
+    ],
+    ids=lambda c: c.__name__,
+)
 
 
 def schedule():
@@ -54,7 +63,12 @@ IN_GRAPHS = [
     *(("adamw", "accumulated"), ("nadam", "accumulated"), ("nadam", "scheduled")),
     *(("adam", "amsgrad"), ("adamw", "decayed")),
 ]
-IN_FIT = [("adam", "accumulated"), ("adamw", "scheduled"), ("nadam", "averaged")]
+IN_FIT = [
+    ("nadam", "averaged"),
+    *nightly_rows(("adam", "accumulated"), ("adamw", "scheduled")),
+]
+# Eagerly: what is in no graph above.
+EAGERLY = [("adam", "decayed"), ("adam", "scheduled"), ("nadam", "averaged")]
 
 
 def weights(dtype="float32"):
@@ -105,7 +119,11 @@ def trained(optimizer, steps=3):
 
 @pytest.mark.parametrize(
     "name, option, in_graph",
-    [*((*case, False) for case in CASES), *((*case, True) for case in IN_GRAPHS)],
+    [
+        *((*case, False) for case in EAGERLY),
+        *((*case, True) for case in IN_GRAPHS),
+        *nightly_rows(*((*case, False) for case in CASES if case not in EAGERLY)),
+    ],
 )
 def test_unmoved_weights_have_the_bits_of_keras(name, option, in_graph):
     results = []
@@ -369,8 +387,12 @@ def inner_of(model):
 @pytest.mark.parametrize(
     "optimizer_class, wrapper",
     [
-        *((optimizer_class, "both") for optimizer_class in CLASSES),
-        *((optimizers.Nadam, wrapper) for wrapper in ("plain", "loss_scaled", "distributed")),
+        *((optimizers.Nadam, wrapper) for wrapper in ("plain", "both")),
+        (optimizers.RectifiedAdam, "distributed"),
+        *nightly_rows(
+            *((c, "both") for c in CLASSES if c is not optimizers.Nadam),
+            *((optimizers.Nadam, wrapper) for wrapper in ("loss_scaled", "distributed")),
+        ),
     ],
 )
 def test_saved_models_train_on(optimizer_class, wrapper, tmp_path):

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import tf_onebit
 from tests.reference.threshold import Cluster
-from tests.support.nightly import nightly
+from tests.support.nightly import nightly, nightly_rows
 from tf_onebit._framework_internals.tf_variables import copies_of
 from tf_onebit._training.local_updates import expected_moments_of
 from tf_onebit.callbacks import BackupAndRestore
@@ -122,8 +122,8 @@ def plainly(make, initial, gradients):
     return weights
 
 
-# Those of which most programs consist, and a rule of each kind.
-USUAL = ("momentum", "nesterov", "adam", "adamw", "nadam", "clipped", "of_a_user")
+# A velocity, moments that are counted, and a rule of a user.
+USUAL = ("momentum", "adam", "of_a_user")
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def trained(make, exchange, initial, gradients):
     return [variable.numpy() for variable in variables], optimizer
 
 
-@pytest.mark.parametrize("name", ["momentum", "nesterov"])
+@pytest.mark.parametrize("name", ["momentum", *nightly("nesterov")])
 def test_threshold_clears_velocities_where_it_sends(rng, name):
     rate, momentum, tau = 0.1, 0.9, 0.15
     initial, gradients = gradients_of(rng), gradients_of_steps(rng)
@@ -223,8 +223,9 @@ def test_a_gradient_that_is_not_finite_reaches_no_moment(rows):
     "make",
     [
         lambda: Heavy(0.1, momentum=0.9),
-        lambda: keras.optimizers.Ftrl(0.1),
-        lambda: keras.optimizers.ScheduleFreeAdamW(0.01),
+        *nightly(
+            lambda: keras.optimizers.Ftrl(0.1), lambda: keras.optimizers.ScheduleFreeAdamW(0.01)
+        ),
     ],
     ids=["of_a_user", "ftrl", "schedule_free"],
 )
@@ -248,12 +249,14 @@ def momentum():
     [
         (tf_onebit.OneBit(), momentum, "local"),
         (tf_onebit.OneBit(), lambda: keras.optimizers.SGD(0.1), "after"),
-        (tf_onebit.OneBit(moments="after"), momentum, "after"),
+        *nightly_rows((tf_onebit.OneBit(moments="after"), momentum, "after")),
         (tf_onebit.OneBit(transforms=[Momentum(0.9)]), momentum, "after"),
-        (tf_onebit.OneBit(local_transforms=[Momentum(0.9)]), momentum, "after"),
+        *nightly_rows((tf_onebit.OneBit(local_transforms=[Momentum(0.9)]), momentum, "after")),
         (tf_onebit.Threshold(), momentum, "local"),
         (tf_onebit.Threshold(tau=1.0), momentum, "after"),
-        (tf_onebit.Delayed(tf_onebit.Threshold(target_density=0.1)), momentum, "local"),
+        *nightly_rows(
+            (tf_onebit.Delayed(tf_onebit.Threshold(target_density=0.1)), momentum, "local")
+        ),
         (FullPrecision(), momentum, "after"),
     ],
     ids=[
@@ -274,6 +277,7 @@ def test_moments_are_local_by_default_where_updates_are_compressed(rng, exchange
     assert optimizer.gradient_exchange.moments == moments
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "exchange", [tf_onebit.OneBit(min_size=0), tf_onebit.Threshold()], ids=["one_bit", "threshold"]
 )

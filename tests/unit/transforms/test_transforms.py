@@ -1,5 +1,7 @@
 """Normalized AdaGrad and momentum against their oracles, in every place of use."""
 
+import itertools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -15,6 +17,7 @@ from tests.support.gradients import (
     gradients_of,
     specs_of,
 )
+from tests.support.nightly import nightly, nightly_rows
 from tests.support.transforms import DivideByTotal
 from tf_onebit import OneBit, WarmStart
 from tf_onebit._training.gradient_exchange import GradientExchange
@@ -27,7 +30,7 @@ SMALL = {"min_column_size": 32, "max_column_size": 64, "min_size": 31}
 # Matrices that straddle two or more shards, plain ones, and empty ones.
 SHAPES = [(33,), (31, 1), (40, 100), (), (0,), (3, 3, 4, 24), (1, 1)]
 TIME_CONSTANT, SAMPLES, EPSILON = 50.0, 16, 1e-2
-every_world_size = pytest.mark.parametrize("world_size", [1, 2, 3, 8])
+every_world_size = pytest.mark.parametrize("world_size", [1, 3, *nightly(2, 8)])
 
 
 def adagrad():
@@ -43,6 +46,13 @@ CHAINS = {
 }
 PLACEMENTS = "transforms", "local_transforms"
 every_chain = pytest.mark.parametrize("chain", CHAINS)
+# Each chain, and each number of workers.
+RUNS = [
+    *(("adagrad", 2), ("momentum", 3), ("nesterov", 1)),
+    *(("adagrad_then_momentum", 8), ("momentum_then_adagrad", 3)),
+]
+OTHER_RUNS = [run for run in itertools.product(CHAINS, [1, 2, 3, 8]) if run not in RUNS]
+every_run = pytest.mark.parametrize("chain, world_size", [*RUNS, *nightly_rows(*OTHER_RUNS)])
 
 
 class Oracle:
@@ -71,8 +81,7 @@ def assert_all_close(exchanged, expected, relative=1e-4):
         assert_close(tensor, value, relative)
 
 
-@every_world_size
-@every_chain
+@every_run
 def test_transforms_the_sum_as_one_worker_would_whatever_the_shards(rng, world_size, chain):
     template = OneBit(transforms=CHAINS[chain](), **SMALL).uncompressed()
     workers, oracle = build_workers(template, specs_of(SHAPES), world_size), Oracle(chain)
@@ -99,8 +108,7 @@ def test_averages_are_of_unit_gain_from_the_first_step_on(rng):
         np.testing.assert_allclose(np.sqrt(averages), oracle.deviations, rtol=1e-5)
 
 
-@every_world_size
-@every_chain
+@every_run
 def test_transforms_each_workers_own_gradients(rng, world_size, chain):
     template = OneBit(local_transforms=CHAINS[chain](), **SMALL).uncompressed()
     workers = build_workers(template, specs_of(SHAPES), world_size)
@@ -155,10 +163,15 @@ def test_quantizes_what_local_transforms_made(rng, dtype):
 @pytest.mark.parametrize(
     "chain, placement, in_a_graph",
     [
-        *((chain, where, False) for chain in CHAINS for where in PLACEMENTS),
         ("adagrad_then_momentum", "transforms", True),
-        ("momentum_then_adagrad", "local_transforms", True),
-        ("nesterov", "transforms", True),
+        ("momentum_then_adagrad", "local_transforms", False),
+        *nightly_rows(*((chain, "transforms", False) for chain in CHAINS)),
+        *nightly_rows(
+            *((c, "local_transforms", False) for c in CHAINS if c != "momentum_then_adagrad")
+        ),
+        *nightly_rows(
+            ("momentum_then_adagrad", "local_transforms", True), ("nesterov", "transforms", True)
+        ),
     ],
 )
 def test_warm_start_transforms_from_the_first_step_on(rng, chain, placement, in_a_graph):
@@ -318,8 +331,10 @@ def test_a_mere_sum_needs_nothing_but_full_precision():
     assert isinstance(OneBit(transforms=[adagrad()]).uncompressed(), Uncompressed)
 
 
-@pytest.mark.parametrize("before, after", [(1, 3), (3, 2), (2, 1)])
-@pytest.mark.parametrize("wrap", [lambda e: e, lambda e: WarmStart(e, 9)], ids=["", "warm_start"])
+@pytest.mark.parametrize("before, after", [(1, 3), (3, 2), *nightly_rows((2, 1))])
+@pytest.mark.parametrize(
+    "wrap", [lambda e: WarmStart(e, 9), *nightly(lambda e: e)], ids=["warm_start", ""]
+)
 def test_another_number_of_workers_goes_on_with_the_same_averages(rng, before, after, wrap):
     template = wrap(OneBit(transforms=CHAINS["adagrad_then_momentum"](), **SMALL))
     variables = [tf.Variable(tf.zeros(shape)) for shape in SHAPES]
