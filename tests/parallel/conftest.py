@@ -8,7 +8,14 @@ The test's body runs on every rank of two jobs, with two and with three processe
 passes on all ranks. All tests share a job of each size, because a job takes seconds to start.
 
 Jobs are Horovod's. `@pytest.mark.workers(2, engines=["horovod", "tensorflow"])` runs the test
-once more in a cluster of TensorFlow's.
+once more in a cluster of TensorFlow's. A test may also list its jobs, each with the values of
+further parameters:
+
+    @pytest.mark.workers(
+        jobs=[("horovod", 3, "arrays"), *nightly_rows(("tensorflow", 2, "arrays"))], also=["form"]
+    )
+    def test_ranks_agree(form):
+        ...
 """
 
 import gc
@@ -45,7 +52,8 @@ _PYTEST = (
 def pytest_configure(config):
     config.addinivalue_line(
         "markers",
-        "workers(*world_sizes, engines=[...]): run on every rank of jobs of so many processes",
+        "workers(*world_sizes, engines=[...]), or workers(jobs=[...], also=[...]): "
+        "run on every rank of jobs of so many processes",
     )
     if _IS_WORKER:
         import keras  # noqa: F401
@@ -67,6 +75,10 @@ def pytest_generate_tests(metafunc):
     marker = metafunc.definition.get_closest_marker("workers")
     if marker is not None:
         metafunc.fixturenames += ["engine", "world_size"]
+        if "jobs" in marker.kwargs:
+            names = ["engine", "world_size", *marker.kwargs.get("also", [])]
+            metafunc.parametrize(names, marker.kwargs["jobs"])
+            return
         metafunc.parametrize("engine", marker.kwargs.get("engines", ["horovod"]))
         metafunc.parametrize("world_size", marker.args)
 

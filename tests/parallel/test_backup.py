@@ -75,7 +75,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", ["horovod", "tensorflow", *nightly("alone", "a_block", "a_trial")])
+@pytest.mark.parametrize("case", ["tensorflow", *nightly("horovod", "alone", "a_block", "a_trial")])
 def test_resumed_run_has_the_same_bits(case, tmp_path):
     engine, death, arguments = CASES[case]
     directory, expected = train_and_copy(engine, tmp_path, *arguments, *death)
@@ -125,6 +125,7 @@ def newest(directory):
     return max(directory.glob("backup-*"))
 
 
+@pytest.mark.nightly
 def test_killed_run_of_two_devices_has_the_same_bits(killed, tmp_path):
     expected = killed("mirrored", tmp_path / "backups")
     arguments = KILLED["mirrored"][1]
@@ -154,6 +155,7 @@ def test_resumed_by_one_worker_more(killed, tmp_path):
     assert_same_bits([weights[0]], [weights[1]])
 
 
+@pytest.mark.nightly
 def test_resumed_with_more_devices(killed, tmp_path):
     killed("mirrored", tmp_path / "backups")
     arguments = [*KILLED["mirrored"][1], "--devices", "3"]

@@ -15,16 +15,12 @@ import tensorflow as tf
 import tf_onebit
 from tests.parallel.ranks import gather, rank
 from tests.parallel.training import compiled, fit_part, make_data, make_model
-from tests.support.nightly import nightly
+from tests.support.nightly import nightly_rows
 from tf_onebit.callbacks import BackupAndRestore
 from tf_onebit.callbacks.workers import Workers
 
-# The step before which each worker is asked to end. Engines differ only in how workers tell each
-# other.
-ENDS = {
-    "horovod": {"one": {1: 5}, "all": {0: 6, 1: 5}, "at_end": {0: 3}},
-    "tensorflow": {"all": {0: 6, 1: 5}},
-}
+# The step before which each worker is asked to end.
+ENDS = {"one": {1: 5}, "all": {0: 6, 1: 5}, "at_end": {0: 3}}
 
 
 @pytest.fixture
@@ -65,24 +61,28 @@ class Termination(keras.callbacks.Callback):
             time.sleep(0.01)
 
 
-@pytest.mark.workers(2, engines=["horovod", *nightly("tensorflow")])
-def test_workers_of_which_one_is_asked_to_end_save_together(engine, world_size, directory):
-    expected = fit(make(engine), directory / "expected")
-    for name, steps in ENDS[engine].items():
-        with pytest.raises(SystemExit) as error:
-            fit(make(engine), directory / name, Termination(steps), save_before_exit=True)
-        assert error.value.code == 143, name
-        # After the step in which the first worker was asked, but no other yet.
-        model, seen = make(engine), []
-        begin = keras.callbacks.LambdaCallback(
-            on_train_begin=lambda logs, model=model, seen=seen: seen.append(
-                model.optimizer.iterations.numpy()
-            )
-        )
-        weights = fit(model, directory / name, begin, save_before_exit=True)
-        assert seen == [min(steps.values()) + 1], name
-        for mine, theirs in zip(weights, expected, strict=True):
-            np.testing.assert_array_equal(mine, theirs, err_msg=name)
+# Engines differ only in how workers tell each other.
+@pytest.mark.workers(
+    jobs=[
+        ("horovod", 2, "one"),
+        *nightly_rows(("horovod", 2, "all"), ("horovod", 2, "at_end"), ("tensorflow", 2, "all")),
+    ],
+    also=["name"],
+)
+def test_workers_of_which_one_is_asked_to_end_save_together(engine, name, world_size, directory):
+    expected, steps = fit(make(engine), directory / "expected"), ENDS[name]
+    with pytest.raises(SystemExit) as error:
+        fit(make(engine), directory / name, Termination(steps), save_before_exit=True)
+    assert error.value.code == 143
+    # After the step in which the first worker was asked, but no other yet.
+    model, seen = make(engine), []
+    begin = keras.callbacks.LambdaCallback(
+        on_train_begin=lambda logs: seen.append(model.optimizer.iterations.numpy())
+    )
+    weights = fit(model, directory / name, begin, save_before_exit=True)
+    assert seen == [min(steps.values()) + 1]
+    for mine, theirs in zip(weights, expected, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
 
 
 @pytest.mark.workers(2)

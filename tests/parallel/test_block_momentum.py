@@ -19,7 +19,6 @@ from tf_onebit.callbacks import BlockMomentum, Monitor
 PERIOD = 3
 ETA = 0.5
 
-both_engines = pytest.mark.workers(2, engines=["horovod", "tensorflow"])
 horovod_first = pytest.mark.workers(2, engines=["horovod", *nightly("tensorflow")])
 normalized_model = with_layer(lambda: keras.layers.BatchNormalization(momentum=0.5))
 
@@ -90,7 +89,7 @@ def trained_in_lockstep(make, optimizer, *epochs, **arguments):
     return [reference.epoch(batches, PERIOD) for batches in epochs][-1]
 
 
-@both_engines
+@horovod_first
 def test_workers_train_as_in_one_process(tmp_path, engine, world_size):
     """All begin with the weights of worker 0, and the data of worker 1 end first, unannounced."""
     batches = batches_of(7, 4)
@@ -127,6 +126,7 @@ def with_weights_of_its_own(model):
     return model
 
 
+@pytest.mark.nightly
 @pytest.mark.workers(2)
 @pytest.mark.parametrize("count", [1, *nightly(0)])
 def test_a_worker_whose_data_have_ended_waits(count, world_size):
@@ -156,6 +156,7 @@ def make_gan(engine):
     return model, lambda data: strategy.distribute_datasets_from_function(lambda _: data)
 
 
+@pytest.mark.nightly
 @horovod_first
 def test_workers_agree_in_all_that_the_optimizers_of_a_gan_have_trained(engine, world_size):
     model, distributed = make_gan(engine)
@@ -226,6 +227,7 @@ def test_blocks_that_are_exchanged_with_one_bit_leave_equal_replicas(world_size)
     assert_close(worker.arrays, expected)
 
 
+@pytest.mark.nightly
 @pytest.mark.workers(2)
 def test_monitor_counts_the_moments_that_are_averaged(world_size):
     worker = Worker("horovod", optimizer=lambda: keras.optimizers.Adam(0.01))
@@ -251,7 +253,7 @@ MESSAGES = {
 }
 
 
-@both_engines
+@horovod_first
 def test_settings_that_differ_are_an_error_on_every_rank(engine, world_size):
     worker = Worker(engine)
     for difference, make in DIFFERENCES.items():
@@ -259,6 +261,7 @@ def test_settings_that_differ_are_an_error_on_every_rank(engine, world_size):
             worker.fit(batches_of(1, 1), block_momentum=make())
 
 
+@pytest.mark.nightly
 @pytest.mark.workers(2)
 def test_what_else_a_rank_has_made_does_not_matter(world_size):
     if rank() == 0:
@@ -268,6 +271,7 @@ def test_what_else_a_rank_has_made_does_not_matter(world_size):
     assert_same_bits_on_all_ranks(worker.arrays)
 
 
+@pytest.mark.nightly
 @pytest.mark.workers(2)
 def test_workers_that_train_apart_may_use_xla(world_size):
     worker = Worker("horovod")
@@ -305,6 +309,7 @@ def test_weights_that_one_rank_alone_assigns_are_an_error_on_every_rank(world_si
         worker.fit(batches_of(3, 3), [changing], epochs=2)
 
 
+@pytest.mark.nightly
 @horovod_first
 def test_state_that_is_not_finite_is_an_error_on_every_rank(engine, world_size):
     worker = Worker(engine)

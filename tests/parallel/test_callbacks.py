@@ -23,6 +23,7 @@ from tests.parallel.training import (
     make_data,
     make_model,
 )
+from tests.support.nightly import nightly
 from tests.support.scalars import scalars_in, scalars_named
 from tests.support.two_optimizers import TwoOptimizers
 from tf_onebit import FullPrecision, OneBit, WarmStart
@@ -63,7 +64,7 @@ def test_broadcast_of_weights_and_optimizer_state(world_size):
 
 
 @pytest.mark.workers(2)
-@pytest.mark.parametrize("wrapper", [lambda o: o, keras.optimizers.LossScaleOptimizer])
+@pytest.mark.parametrize("wrapper", [keras.optimizers.LossScaleOptimizer, *nightly(lambda o: o)])
 def test_broadcast_within_fit(wrapper, world_size):
     adam, exchange = wrapper(keras.optimizers.Adam(0.01)), OneBit(moments="after")
     optimizer = hvd.DistributedOptimizer(adam, exchange)
@@ -85,7 +86,7 @@ class Unbuilt(keras.Model):
 
 
 @pytest.mark.workers(2)
-@pytest.mark.parametrize("run_eagerly", [False, True], ids=["graph", "eager"])
+@pytest.mark.parametrize("run_eagerly", [False, *nightly(True)], ids=["graph", "eager"])
 def test_broadcast_of_a_model_that_is_not_built(run_eagerly, world_size):
     keras.utils.set_random_seed(rank())
     adam, exchange = keras.optimizers.Adam(0.01), OneBit(moments="after")
@@ -271,6 +272,7 @@ def test_monitor_shows_the_warm_start(world_size):
     assert min(norms[3:]) > 0
 
 
+@pytest.mark.nightly
 @pytest.mark.workers(2)
 def test_monitor_reads_every_nth_batch(world_size):
     batches = LogsOfBatches()

@@ -1,16 +1,21 @@
 """ResizableBatches over several processes."""
 
+import itertools
+
 import keras
 import numpy as np
 import pytest
 
 import tf_onebit.horovod as hvd
 from tests.parallel.ranks import assert_same_bits_on_all_ranks, gather, rank
+from tests.support.nightly import nightly, nightly_rows
 from tests.support.recording import DATA, Between, Recording, fit, numbered, resizing, times_each
 from tf_onebit import FullPrecision, OneBit, ResizableBatches
 from tf_onebit.distribute import MultiWorkerMirroredStrategy
 
-both_engines = pytest.mark.workers(3, engines=["horovod", "tensorflow"])
+JOBS = [("horovod", 3), ("tensorflow", 2)]
+both_engines = pytest.mark.workers(jobs=[*JOBS, *nightly_rows(("tensorflow", 3))])
+horovod_first = pytest.mark.workers(3, engines=["horovod", *nightly("tensorflow")])
 
 
 def recording(engine, exchange, **arguments):
@@ -27,12 +32,21 @@ def recording(engine, exchange, **arguments):
     return model
 
 
-@both_engines
-@pytest.mark.parametrize("steps_per_execution", [1, 2])
-@pytest.mark.parametrize("make_data", [DATA["arrays"], DATA["PyDataset"]], ids=["arrays", "stream"])
-def test_every_sample_once_on_one_worker(engine, world_size, make_data, steps_per_execution):
+EVERY_SAMPLE = [
+    (*job, *kind)
+    for job in [*JOBS, ("tensorflow", 3)]
+    for kind in itertools.product(["arrays", "PyDataset"], [1, 2])
+]
+USUAL = [("horovod", 3, "PyDataset", 1), ("tensorflow", 2, "arrays", 2)]
+
+
+@pytest.mark.workers(
+    jobs=[*USUAL, *nightly_rows(*(run for run in EVERY_SAMPLE if run not in USUAL))],
+    also=["kind", "steps_per_execution"],
+)
+def test_every_sample_once_on_one_worker(engine, world_size, kind, steps_per_execution):
     model = recording(engine, OneBit(), steps_per_execution=steps_per_execution)
-    batches = ResizableBatches(make_data(), 6, seed=1)
+    batches = ResizableBatches(DATA[kind](), 6, seed=1)
     sizes = {1: 30, 2: 6, 4: 48, 5: 12}
     fit(model, batches, resizing(batches, sizes), epochs=2)
     assert batches.position == 210
@@ -65,7 +79,7 @@ def test_workers_train_as_one_would(engine, world_size):
         np.testing.assert_allclose(weights, expected, rtol=1e-4)
 
 
-@both_engines
+@horovod_first
 def test_trials_are_the_same_on_all_workers(engine, world_size):
     model = recording(engine, OneBit())
     batches = ResizableBatches(numbered(96), 12, seed=1)
@@ -87,7 +101,7 @@ def test_trials_are_the_same_on_all_workers(engine, world_size):
     assert sum(tried, []) == sum(trained[2:], [])[:40]
 
 
-@both_engines
+@horovod_first
 @pytest.mark.parametrize("name", ["seed", "global_batch_size", "samples"])
 def test_workers_that_differ_are_refused(engine, world_size, name):
     is_last = rank() == world_size - 1

@@ -8,7 +8,7 @@ import tensorflow as tf
 from tests.parallel.in_scope import arrays_of, sgd, workers
 from tests.parallel.ranks import assert_same_bits_on_all_ranks, from_first, gather, rank
 from tests.parallel.training import compiled, reference
-from tests.support.nightly import nightly
+from tests.support.nightly import nightly, nightly_rows
 from tf_onebit import FullPrecision, OneBit
 from tf_onebit.distribute import MultiWorkerMirroredStrategy
 
@@ -92,7 +92,7 @@ def dataset_of(x, form):
 
 
 @workers
-@pytest.mark.parametrize("name", ["string", "sparse", *nightly("numbers", "ragged")])
+@pytest.mark.parametrize("name", ["sparse", *nightly("string", "numbers", "ragged")])
 def test_data_of_any_type_train_as_in_one_process(name):
     make, x = DATA[name]()
 
@@ -118,7 +118,7 @@ def test_data_of_any_type_train_as_in_one_process(name):
 
 
 @workers
-@pytest.mark.parametrize("form", ["sparse", "ragged", "without_width"])
+@pytest.mark.parametrize("form", ["sparse", *nightly("ragged", "without_width")])
 def test_samples_without_values_are_data(form):
     """On one worker the batch has samples, but no values."""
     strategy = MultiWorkerMirroredStrategy(FullPrecision())
@@ -225,7 +225,7 @@ class OwnStep(keras.Model):
 
 
 @workers
-@pytest.mark.parametrize("built, loss", [(True, "mse"), (False, None)])
+@pytest.mark.parametrize("built, loss", [(False, None), *nightly_rows((True, "mse"))])
 def test_a_model_without_call_trains_as_in_one_process(built, loss):
     def make(**arguments):
         keras.utils.set_random_seed(0)

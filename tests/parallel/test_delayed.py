@@ -26,7 +26,7 @@ from tests.parallel.training import (
     make_data,
     make_model,
 )
-from tests.support.nightly import nightly
+from tests.support.nightly import nightly, nightly_rows
 from tf_onebit import Delayed, FullPrecision, OneBit
 from tf_onebit._training.model_optimizers import flush, without_delay
 from tf_onebit.callbacks import BackupAndRestore, Monitor
@@ -34,7 +34,6 @@ from tf_onebit.collectives.horovod import HorovodEngine
 
 STEPS = 5
 
-both_engines = pytest.mark.workers(2, engines=["horovod", "tensorflow"])
 over_horovod = pytest.mark.workers(2)
 horovod_first = pytest.mark.workers(2, engines=["horovod", *nightly("tensorflow")])
 strategy_first = pytest.mark.workers(2, engines=["tensorflow", *nightly("horovod")])
@@ -95,8 +94,15 @@ CASES = {
 }
 
 
-@both_engines
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.workers(
+    jobs=[
+        ("horovod", 2, "averages_of_embeddings"),
+        ("tensorflow", 2, "three_steps_in_a_loop"),
+        *nightly_rows(("horovod", 2, "momentum"), ("horovod", 2, "three_steps_in_a_loop")),
+        *nightly_rows(("tensorflow", 2, "momentum"), ("tensorflow", 2, "averages_of_embeddings")),
+    ],
+    also=["name"],
+)
 def test_fit_applies_gradients_late(name, world_size):
     """The length of the data is unknown, so the last step must do nothing."""
     optimizer, settings, arguments = CASES[name]
@@ -151,6 +157,7 @@ def late_by_an_update(whole):
     return seen, late.model.get_weights()
 
 
+@pytest.mark.nightly
 @horovod_first
 def test_step_that_is_skipped_delays_what_is_under_way(world_size):
     def scaled():
@@ -163,7 +170,7 @@ def test_step_that_is_skipped_delays_what_is_under_way(world_size):
     assert_like(model, expected)
 
 
-@both_engines
+@horovod_first
 def test_model_is_complete_wherever_it_is_looked_at(world_size, tmp_path):
     model = delayed_model(sgd(momentum=0.9), run_eagerly=True)
     looks = {
@@ -198,6 +205,7 @@ def test_one_worker_may_look_at_the_model_alone(world_size):
     assert model.optimizer.iterations.numpy() == 2 * STEPS
 
 
+@pytest.mark.nightly
 @strategy_first
 def test_without_delay_steps_apply_their_own_gradients(world_size):
     model = delayed_model(sgd(momentum=0.9), Delayed(OneBit(min_size=0)))
@@ -224,11 +232,13 @@ class Stop(keras.callbacks.Callback):
             raise InterruptedError
 
 
+@pytest.mark.nightly
 @horovod_first
 def test_run_resumed_in_an_epoch_has_the_same_bits(world_size, tmp_path):
     check_resumed_run(8, 3, world_size, tmp_path)
 
 
+@pytest.mark.nightly
 @over_horovod
 def test_run_resumed_at_the_end_of_an_epoch_before_the_flush_has_the_same_bits(
     world_size, tmp_path

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tests.parallel.ranks import engine, rank
+from tests.support.nightly import nightly
 from tf_onebit.collectives import lockstep
 from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, Broadcast, Cond
 
@@ -34,7 +35,7 @@ def assert_answered_as_in_lockstep(mode, generator, world_size):
         np.testing.assert_array_equal(mine.numpy(), theirs.numpy())
 
 
-@pytest.mark.workers(2, 3, engines=ENGINES)
+@pytest.mark.workers(2, *nightly(3), engines=ENGINES)
 @pytest.mark.parametrize("dtype", ["int32", "float32"])
 def test_all_to_all(mode, dtype, world_size):
     def exchange(rank, world_size):
@@ -43,7 +44,7 @@ def test_all_to_all(mode, dtype, world_size):
     assert_answered_as_in_lockstep(mode, exchange, world_size)
 
 
-@pytest.mark.workers(2, 3, engines=ENGINES)
+@pytest.mark.workers(2, *nightly(3), engines=ENGINES)
 @pytest.mark.parametrize("rows", [lambda rank: 4, lambda rank: 3 * rank], ids=["even", "uneven"])
 def test_all_gather(mode, rows, world_size):
     def exchange(rank, world_size):
@@ -53,7 +54,7 @@ def test_all_gather(mode, rows, world_size):
     assert_answered_as_in_lockstep(mode, exchange, world_size)
 
 
-@pytest.mark.workers(2, 3, engines=ENGINES)
+@pytest.mark.workers(2, *nightly(3), engines=ENGINES)
 @pytest.mark.parametrize("scale", [1.0, 0.5])
 def test_all_reduce(mode, scale, world_size):
     def exchange(rank, world_size):
@@ -64,7 +65,7 @@ def test_all_reduce(mode, scale, world_size):
     assert_answered_as_in_lockstep(mode, exchange, world_size)
 
 
-@pytest.mark.workers(2, 3, engines=ENGINES)
+@pytest.mark.workers(2, *nightly(3), engines=ENGINES)
 def test_broadcast_from_the_last_rank(mode, world_size):
     def exchange(rank, world_size):
         tensors = [numbers(rank, [3], "float32"), numbers(rank, [], "int64")]
@@ -73,7 +74,7 @@ def test_broadcast_from_the_last_rank(mode, world_size):
     assert_answered_as_in_lockstep(mode, exchange, world_size)
 
 
-@pytest.mark.workers(2, 3, engines=ENGINES)
+@pytest.mark.workers(2, *nightly(3), engines=ENGINES)
 @pytest.mark.parametrize("predicate", [True, False])
 def test_cond_communicates_in_the_chosen_branch(mode, predicate, world_size):
     def total(tensor, name):

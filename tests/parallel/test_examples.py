@@ -11,6 +11,7 @@ import shlex
 import pytest
 
 from tests.parallel.launch import LAUNCHERS, python, run_job
+from tests.support.nightly import nightly_rows
 
 pytestmark = pytest.mark.usefixtures("all_packages")
 SPEECH = ["--hours", "0.05", "--held-out-minutes", "1", "--targets", "205"]
@@ -20,9 +21,11 @@ EXAMPLE = ["examples/keras_fit/train.py", "--epochs", "3"]
 @pytest.mark.parametrize(
     "engine, options",
     [
-        ("multi_worker", []),
         ("mirrored", ["--exchange", "threshold", "--coding", "golomb_rice"]),
-        ("horovod", ["--bmuf", "--sync-period", "4", "--block-momentum", "0.5"]),
+        *nightly_rows(
+            ("multi_worker", []),
+            ("horovod", ["--bmuf", "--sync-period", "4", "--block-momentum", "0.5"]),
+        ),
     ],
 )
 def test_digits_are_learned(engine, options, tmp_path):

@@ -11,6 +11,7 @@ from tests.parallel.ranks import (
     engine,
     rank,
 )
+from tests.support.nightly import nightly, nightly_rows
 from tf_onebit import FullPrecision, OneBit, Threshold, WarmStart
 from tf_onebit.collectives import lockstep
 from tf_onebit.exchanges import Bucketed, GradientSpec
@@ -35,11 +36,15 @@ EXCHANGES = {
     "density": Threshold(target_density=0.05, bucket_bytes=32768),
 }
 DTYPES = ["float32", "float16", "bfloat16"]
-# On the wire, sparse messages have one type.
-RUNS = [
-    *((name, "float32") for name in EXCHANGES),
-    *((name, dtype) for name in ("full_precision", "one_bit") for dtype in DTYPES[1:]),
+# Each stage of each exchange, and each type. On the wire, sparse messages have one type.
+RUNS = [(name, "float32") for name in ("warm_start", "threshold", "density")]
+RUNS += [("full_precision", "bfloat16"), ("one_bit", "float16")]
+OTHER_RUNS = [
+    *((name, "float32") for name in EXCHANGES if (name, "float32") not in RUNS),
+    *(("full_precision", "float16"), ("one_bit", "bfloat16")),
 ]
+# Drivers answer every request alike: see test_driver.py.
+horovod_first = pytest.mark.workers(3, engines=["horovod", *nightly("tensorflow")])
 
 
 def gradients_of(step, rank, dtype):
@@ -58,8 +63,8 @@ def dense_exchange(name, dtype, rank, world_size):
     return build(EXCHANGES[name], specs, rank, world_size, f"exchanges/{name}/{dtype}")
 
 
-@pytest.mark.workers(3, engines=["horovod", "tensorflow"])
-@pytest.mark.parametrize(("name", "dtype"), RUNS)
+@horovod_first
+@pytest.mark.parametrize(("name", "dtype"), [*RUNS, *nightly_rows(*OTHER_RUNS)])
 def test_same_bits_as_in_lockstep(name, dtype, world_size):
     mine = dense_exchange(name, dtype, rank(), world_size)
     simulated = [dense_exchange(name, dtype, k, world_size) for k in range(world_size)]
@@ -82,7 +87,7 @@ def test_same_bits_as_in_lockstep(name, dtype, world_size):
     assert digest(mine.variables) == digest(simulated[rank()].variables)
 
 
-@pytest.mark.workers(3, engines=["horovod", "tensorflow"])
+@horovod_first
 @pytest.mark.parametrize("name", EXCHANGES)
 def test_bytes_sent_is_the_size_of_the_messages(name, world_size):
     exchange = dense_exchange(name, "float32", rank(), world_size)
@@ -93,8 +98,8 @@ def test_bytes_sent_is_the_size_of_the_messages(name, world_size):
         assert exchange.bytes_sent() == sum(sent_bytes)
 
 
-@pytest.mark.workers(3, engines=["horovod", "tensorflow"])
-@pytest.mark.parametrize("dtype", DTYPES)
+@horovod_first
+@pytest.mark.parametrize("dtype", ["float32", *nightly("float16", "bfloat16")])
 def test_indexed_slices_are_summed_exactly(dtype, world_size):
     shape = (6, 3)
     # Rows come twice on a rank and on several ranks; rank 0 has none.

@@ -12,6 +12,7 @@ import tf_onebit.horovod as hvd
 from tests.parallel.launch import horovodrun
 from tests.parallel.ranks import assert_same_bits_on_all_ranks, digest, gather, rank
 from tests.parallel.training import compiled, fit_part, make_data, make_model
+from tests.support.nightly import nightly, nightly_rows
 from tf_onebit import FullPrecision, OneBit, WarmStart
 
 SHAPES = {"kernel": (64, 32), "bias": (32,), "table": (6, 3)}
@@ -22,14 +23,11 @@ EXCHANGES = {
     "warmed": WarmStart(OneBit(), steps=1),
 }
 # An exchange, and whether it runs eagerly.
-MODES = [
-    ("one_bit", False),
-    ("warmed", True),
-    *(
-        pytest.param(name, False, marks=pytest.mark.nightly)
-        for name in ("full_precision", "warming", "warmed")
-    ),
-]
+MODES = [("one_bit", False), ("warmed", True)]
+MODES += [(name, False) for name in ("full_precision", "warming", "warmed")]
+# With the variable whose gradient is not finite.
+POISONED = [("one_bit", False, "table"), ("warmed", True, "kernel")]
+OTHERS = [run for m in MODES for name in SHAPES if (run := (*m, name)) not in POISONED]
 
 
 class Training:
@@ -69,8 +67,7 @@ def gradients_of(step, poisoned=None, value=np.nan):
 
 
 @pytest.mark.workers(2)
-@pytest.mark.parametrize("poisoned", SHAPES)
-@pytest.mark.parametrize("name, run_eagerly", MODES)
+@pytest.mark.parametrize("name, run_eagerly, poisoned", [*POISONED, *nightly_rows(*OTHERS)])
 def test_not_finite_gradient_is_an_error_that_leaves_the_weights(
     name, poisoned, run_eagerly, world_size
 ):
@@ -102,7 +99,7 @@ def test_an_error_drops_what_was_accumulated_and_training_goes_on(world_size):
 
 
 @pytest.mark.workers(2)
-@pytest.mark.parametrize("on_nonfinite", ["error", "skip"])
+@pytest.mark.parametrize("on_nonfinite", ["skip", *nightly("error")])
 def test_not_finite_sample_in_fit(on_nonfinite, world_size):
     optimizer = keras.optimizers.SGD(0.01, weight_decay=0.1)
     model = compiled(
@@ -125,7 +122,7 @@ def test_not_finite_sample_in_fit(on_nonfinite, world_size):
 
 
 @pytest.mark.workers(2)
-@pytest.mark.parametrize("name, run_eagerly", MODES)
+@pytest.mark.parametrize("name, run_eagerly", [MODES[0], *nightly_rows(*MODES[1:])])
 def test_skipped_steps_never_were(name, run_eagerly, world_size):
     def train(poisoned_steps):
         optimizer = keras.optimizers.Adam(0.01, weight_decay=0.1)
@@ -322,7 +319,7 @@ def train_until_a_worker_dies():
         raise
 
 
-@pytest.mark.parametrize("death, world_size", [("exit", 2), ("kill", 3)])
+@pytest.mark.parametrize("death, world_size", [("kill", 3), *nightly_rows(("exit", 2))])
 def test_a_worker_that_dies_ends_the_job(death, world_size):
     program = f"import {__name__} as faults; faults.train_until_a_worker_dies()"
     job = horovodrun(world_size, ["-c", program], timeout_seconds=90, TEST_DEATH=death)
@@ -351,9 +348,8 @@ model.fit(data, epochs=int(epochs), verbose=0, callbacks=[callbacks[n] for n in 
 @pytest.mark.parametrize(
     "epochs, callbacks, occasion",
     [
-        (1, [], "end of fit"),
         (3, ["broadcast"], "begin of an epoch"),
-        (3, ["backup"], "begin of an epoch"),
+        *nightly_rows((1, [], "end of fit"), (3, ["backup"], "begin of an epoch")),
     ],
 )
 def test_numbers_of_batches_that_nobody_knows_end_the_job(epochs, callbacks, occasion, tmp_path):

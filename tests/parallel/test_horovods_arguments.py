@@ -15,6 +15,7 @@ from tests.parallel.training import (
     make_model,
     reference,
 )
+from tests.support.nightly import nightly, nightly_rows
 from tf_onebit import Delayed, FullPrecision, OneBit
 
 
@@ -25,7 +26,7 @@ def trained(optimizer, world_size, make=make_model, steps=4):
 
 
 @pytest.mark.workers(2)
-@pytest.mark.parametrize("averaged", [False, True])
+@pytest.mark.parametrize("averaged", [False, *nightly(True)])
 def test_passes_are_added_up_before_an_update(averaged, world_size):
     optimizer = hvd.DistributedOptimizer(
         keras.optimizers.SGD(0.1),
@@ -101,7 +102,9 @@ def test_sparse_gradients_become_dense(world_size):
 
 
 @pytest.mark.workers(2)
-@pytest.mark.parametrize(("exchange", "scaled"), [(FullPrecision(), True), (OneBit(), False)])
+@pytest.mark.parametrize(
+    ("exchange", "scaled"), [(FullPrecision(), True), *nightly_rows((OneBit(), False))]
+)
 def test_layers_stay_local(exchange, scaled, world_size):
     model = make_model()
     local, *others = model.layers

@@ -7,6 +7,7 @@ import pytest
 import tf_onebit.horovod as hvd
 from tests.parallel.ranks import digest, gather, rank
 from tests.parallel.training import compiled, fit_part, make_model
+from tests.support.nightly import nightly
 from tf_onebit import FullPrecision
 
 
@@ -66,7 +67,7 @@ OPTIMIZERS = {
 
 
 @pytest.mark.workers(2)
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", ["sgd", *nightly("rmsprop")])
 def test_momentum_is_corrected_where_the_rate_changes(name, world_size):
     callbacks = [
         hvd.LearningRateScheduleCallback(0.01, 0.5, momentum_correction=corrected)

@@ -15,6 +15,7 @@ from tests.parallel.training import (
     reference,
     with_layer,
 )
+from tests.support.nightly import nightly
 from tf_onebit import OneBit
 
 
@@ -106,7 +107,7 @@ def test_models_are_loaded_with_optimizers_and_losses_of_their_own(world_size, t
 
 
 @pytest.mark.workers(2)
-@pytest.mark.parametrize("eagerly", [False, True], ids=["graph", "eager"])
+@pytest.mark.parametrize("eagerly", [False, *nightly(True)], ids=["graph", "eager"])
 def test_batches_are_normalized_over_all_workers(eagerly, world_size):
     make = with_layer(hvd.SyncBatchNormalization)
     if rank() == 1:

@@ -13,13 +13,12 @@ from tests.parallel.in_scope import in_scope
 from tests.parallel.ranks import assert_same_bits_on_all_ranks, from_first, gather
 from tests.parallel.test_delayed import batches, is_horovod
 from tests.parallel.training import compiled, embedding_model, make_model
-from tests.support.nightly import nightly
+from tests.support.nightly import nightly, nightly_rows
 from tf_onebit import Auto, Delayed, FullPrecision, OneBit, Threshold, WarmStart
 from tf_onebit.callbacks import BackupAndRestore
 
 STEPS = 5
 
-on_both_engines = pytest.mark.workers(2, engines=["horovod", "tensorflow"])
 over_horovod = pytest.mark.workers(2, engines=["horovod", *nightly("tensorflow")])
 in_a_strategy = pytest.mark.workers(2, engines=["tensorflow", *nightly("horovod")])
 
@@ -64,15 +63,18 @@ CASES = {
     "delayed_sums": (adam(gradient_accumulation_steps=2), {"delay": 1}, {}),
 }
 
-USUAL = ("adam", "delayed_embeddings", "delayed_sums")
+USUAL = [("horovod", 2, "delayed_sums"), ("tensorflow", 2, "delayed_embeddings")]
+OTHERS = [
+    case for e in ("horovod", "tensorflow") for name in CASES if (case := (e, 2, name)) not in USUAL
+]
 
 
-@on_both_engines
-@pytest.mark.parametrize("name", [*USUAL, *nightly(*(name for name in CASES if name not in USUAL))])
+@pytest.mark.workers(jobs=[*USUAL, *nightly_rows(*OTHERS)], also=["name"])
 def test_weights_move_by_the_mean_of_the_workers_own_updates(name, world_size):
     require_the_mean_of_own_updates(Exact(), world_size, *CASES[name])
 
 
+@pytest.mark.nightly
 @pytest.mark.workers(3)
 def test_three_workers_decide_what_to_compress(world_size):
     # In full precision, whatever they decide.
@@ -99,6 +101,7 @@ def require_the_mean_of_own_updates(exchange, world_size, optimizer, settings, a
     assert int(model.optimizer.iterations.numpy()) == 2 * STEPS // steps
 
 
+@pytest.mark.nightly
 @over_horovod
 def test_a_resumed_run_has_the_same_bits(world_size, tmp_path):
     directory = pathlib.Path(gather(str(tmp_path))[0])
@@ -130,6 +133,7 @@ def test_velocities_begin_again_where_values_are_sent():
     assert 0.03 < begun_again < 0.3
 
 
+@pytest.mark.nightly
 @in_a_strategy
 def test_one_bit_updates_learn(world_size):
     """Scales are learned in the warm start, and the same on all workers."""

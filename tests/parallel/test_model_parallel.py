@@ -30,7 +30,7 @@ from tests.support.model_parallel import (
     fit,
     plain_model,
 )
-from tests.support.nightly import nightly
+from tests.support.nightly import nightly, nightly_rows
 from tf_onebit import model_parallel
 from tf_onebit._shares import is_part
 from tf_onebit.callbacks import BackupAndRestore, BlockMomentum
@@ -70,15 +70,13 @@ def clipped_adam():
     return keras.optimizers.Adam(0.01, global_clipnorm=0.5, weight_decay=0.01)
 
 
-@pytest.mark.workers(4, *nightly(2))
-@pytest.mark.parametrize(
-    ("name", "members"),
-    [
-        ("transformer", 2),
-        ("mlp", "node"),
-        pytest.param("mlp", 2, marks=pytest.mark.nightly),
-        pytest.param("cnn", 2, marks=pytest.mark.nightly),
+@pytest.mark.workers(
+    jobs=[
+        *(("horovod", 2, "transformer", 2), ("horovod", 4, "mlp", "node")),
+        *nightly_rows(("horovod", 4, "transformer", 2), ("horovod", 2, "mlp", "node")),
+        *nightly_rows(*(("horovod", n, name, 2) for n in (2, 4) for name in ("mlp", "cnn"))),
     ],
+    also=["name", "members"],
 )
 def test_weights_are_those_of_the_unsplit_model(name, members, world_size):
     weights = trained(name, members, momentum).get_weights()
@@ -86,10 +84,11 @@ def test_weights_are_those_of_the_unsplit_model(name, members, world_size):
     assert difference(weights, expected) < 1e-6
 
 
+@pytest.mark.nightly
 @pytest.mark.workers(4)
 @pytest.mark.parametrize(
     "exchange",
-    [tf_onebit.OneBit(min_size=0), *nightly(tf_onebit.Threshold(target_density=0.02))],
+    [tf_onebit.OneBit(min_size=0), tf_onebit.Threshold(target_density=0.02)],
     ids=["bits", "tau"],
 )
 def test_peers_hold_the_same_bits(exchange, world_size):
@@ -99,6 +98,7 @@ def test_peers_hold_the_same_bits(exchange, world_size):
     assert_same_bits_on_all_ranks([v for v in model.trainable_weights if not is_part(v)])
 
 
+@pytest.mark.nightly
 @pytest.mark.workers(4)
 def test_a_member_holds_its_part_of_weights_gradients_state_and_residuals(world_size):
     held = []
@@ -122,7 +122,8 @@ SETTINGS = {
 
 
 @pytest.mark.workers(4)
-@pytest.mark.parametrize("name", ["global_clipnorm", *nightly("clipnorm", "accumulation")])
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", SETTINGS)
 def test_optimizers_update_parts_as_they_update_whole_weights(name, world_size):
     optimizer, settings = SETTINGS[name]
     weights = trained("mlp", 2, optimizer, settings=settings, epochs=1).get_weights()
@@ -130,12 +131,12 @@ def test_optimizers_update_parts_as_they_update_whole_weights(name, world_size):
     assert difference(weights, expected) < 1e-6
 
 
-@pytest.mark.workers(4)
+@pytest.mark.workers(2, *nightly(4))
 def test_norms_of_local_updates_are_those_of_whole_weights(world_size):
     """A single group exchanges nothing, so its updates are those of the unsplit model."""
     exchange = tf_onebit.FullPrecision()
     exchange.moments = "local"
-    weights = trained("mlp", 4, clipped_adam, exchange, epochs=1).get_weights()
+    weights = trained("mlp", world_size, clipped_adam, exchange, epochs=1).get_weights()
     expected = from_first(lambda: plain_model("mlp", clipped_adam, epochs=1).get_weights())
     assert difference(weights[:4], expected[:4]) < 1e-6
 
@@ -197,7 +198,7 @@ def test_a_broadcast_leaves_members_their_parts(world_size):
     assert difference(model.get_weights(), expected) == 0
 
 
-@pytest.mark.workers(4)
+@pytest.mark.workers(2, *nightly(4))
 def test_a_resumed_run_has_the_same_bits(world_size, tmp_path):
     directory = pathlib.Path(gather(str(tmp_path))[0])
 
@@ -227,11 +228,11 @@ def test_members_skip_a_step_together(world_size):
     assert difference(model.trainable_weights, before) == 0
 
 
-@pytest.mark.workers(4)
+@pytest.mark.workers(2, *nightly(4))
 def test_members_hold_no_more_than_their_parts_and_copies(world_size):
     model = MODELS["transformer"]()
     kernel = weakref.ref(model.hidden.kernel.value)
-    model_parallel.split(model, groups_of(4), min_size=0)
+    model_parallel.split(model, groups_of(world_size), min_size=0)
     compiled(model, hvd.DistributedOptimizer(clipped_adam()))
     fit_group(model, "transformer", epochs=1)
     gc.collect()
@@ -239,7 +240,7 @@ def test_members_hold_no_more_than_their_parts_and_copies(world_size):
     whole = sum(np.size(w) for w in MODELS["transformer"]().get_weights())
     copied = sum(np.size(v) for v in model.weights if not is_part(v))
     sizes = [np.size(v) for v in model.weights]
-    assert sum(sizes) == (whole - copied) / 4 + copied
+    assert sum(sizes) == (whole - copied) / world_size + copied
     slots = [np.size(v) for v in model.optimizer.variables if np.size(v) > 1]
     assert sum(slots) == 2 * sum(sizes)
 
@@ -396,6 +397,7 @@ def test_a_tape_returns_gradients_as_of_the_whole_model(world_size):
     assert difference(weights, expected) < 1e-6
 
 
+@pytest.mark.nightly
 @pytest.mark.workers(4)
 def test_a_split_model_trains_within_another(world_size, tmp_path):
     def model_around(inner, optimizer):

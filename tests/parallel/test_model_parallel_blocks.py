@@ -66,6 +66,7 @@ def test_groups_train_in_blocks_as_workers_that_hold_whole_models(world_size):
     assert model.optimizer.moment_steps == reference.models[0].optimizer.moment_steps
 
 
+@pytest.mark.nightly
 @pytest.mark.workers(4)
 def test_one_bit_blocks_of_groups_resume_with_the_same_bits(world_size, tmp_path):
     directory = pathlib.Path(gather(str(tmp_path))[0])
@@ -106,6 +107,7 @@ def test_a_part_that_is_not_finite_is_an_error_on_all_members_of_all_groups(worl
     assert all(np.isfinite(np.array(weight)).all() for weight in model.weights)
 
 
+@pytest.mark.nightly
 @pytest.mark.workers(4)
 def test_members_begin_anew_together_from_weights_of_which_one_part_has_changed(world_size):
     model = split()

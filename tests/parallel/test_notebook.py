@@ -13,6 +13,7 @@ NOTEBOOK = ROOT / "examples" / "error_feedback.ipynb"
 MOST_BYTES = 300_000
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("all_packages")
 def test_error_feedback_does_what_the_notebook_says(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)

@@ -19,7 +19,7 @@ from tests.parallel.training import (
     reference,
     with_layer,
 )
-from tests.support.nightly import nightly
+from tests.support.nightly import nightly, nightly_rows
 from tf_onebit import Delayed, FullPrecision, OneBit, Threshold, WarmStart
 
 STEPS = 6
@@ -105,7 +105,7 @@ LATE = {
 
 @pytest.mark.workers(2)
 @pytest.mark.parametrize(
-    "name", ["one_bit_adam", "delayed", *nightly("one_bit", "skipping", "asynchronous")]
+    "name", ["delayed", *nightly("one_bit_adam", "one_bit", "skipping", "asynchronous")]
 )
 def test_a_step_is_traced_once_though_its_state_is_made_in_it(name, world_size):
     layer = CountsTraces()
@@ -137,7 +137,7 @@ REFERENCES = {
 
 @pytest.mark.workers(2)
 @pytest.mark.parametrize(
-    "name", ["global_clipnorm", "accumulation", "ema", *nightly("sgd", "adam")]
+    "name", ["global_clipnorm", "accumulation", *nightly("ema", "sgd", "adam")]
 )
 def test_full_precision_equals_one_process_on_the_whole_batch(name, world_size):
     optimizer = hvd.DistributedOptimizer(REFERENCES[name](), FullPrecision())
@@ -146,6 +146,7 @@ def test_full_precision_equals_one_process_on_the_whole_batch(name, world_size):
     assert_same_bits_on_all_ranks(result)
 
 
+@pytest.mark.nightly
 @pytest.mark.workers(3)
 def test_full_precision_equals_one_process_with_three_workers(world_size):
     result = trained(hvd.DistributedOptimizer(sgd(momentum=0.9)), world_size)
@@ -154,7 +155,9 @@ def test_full_precision_equals_one_process_with_three_workers(world_size):
 
 @pytest.mark.workers(2)
 @pytest.mark.parametrize(
-    "exchange, run_eagerly", [(FullPrecision(), True), (OneBit(), False)], ids=["full", "one_bit"]
+    "exchange, run_eagerly",
+    [(OneBit(), False), *nightly_rows((FullPrecision(), True))],
+    ids=["one_bit", "full"],
 )
 def test_sum_is_the_average_times_the_workers(exchange, run_eagerly, world_size):
     mean = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), exchange, op=hvd.Average)
@@ -205,6 +208,7 @@ def test_run_eagerly_computes_the_same(world_size):
     assert_close(*results)
 
 
+@pytest.mark.nightly
 @pytest.mark.workers(2)
 @pytest.mark.parametrize("name", ["warm_start_adam", *nightly("one_bit_sgd")])
 def test_run_eagerly_exchanges_one_bit(name, world_size):
@@ -225,7 +229,7 @@ def test_frozen_layers_stay_and_the_rest_is_trained(world_size):
 
 
 @pytest.mark.workers(2)
-@pytest.mark.parametrize("on_nonfinite", ["error", "skip"])
+@pytest.mark.parametrize("on_nonfinite", ["skip", *nightly("error")])
 def test_variables_without_gradients_are_left_alone(on_nonfinite, world_size):
     body = make_model()
     unused = keras.layers.Dense(64, name="unused")(body.inputs[0])
@@ -277,7 +281,7 @@ def mixed_float16():
 
 
 @pytest.mark.workers(2)
-@pytest.mark.parametrize("on_nonfinite", ["error", "skip"])
+@pytest.mark.parametrize("on_nonfinite", ["skip", *nightly("error")])
 def test_all_ranks_skip_a_step_that_overflows_on_one(mixed_float16, on_nonfinite, world_size):
     scaled = keras.optimizers.LossScaleOptimizer(adam(), initial_scale=1024)
     optimizer = hvd.DistributedOptimizer(scaled, OneBit(), on_nonfinite=on_nonfinite)
@@ -318,9 +322,8 @@ def test_mixed_float16_needs_a_loss_scale_optimizer(request, world_size):
 @pytest.mark.parametrize(
     "policy, name",
     [
-        ("mixed_bfloat16", "one_bit_adam"),
         ("bfloat16", "warm_start_adam"),
-        pytest.param("bfloat16", "full_precision_adam", marks=pytest.mark.nightly),
+        *nightly_rows(("mixed_bfloat16", "one_bit_adam"), ("bfloat16", "full_precision_adam")),
     ],
 )
 def test_bfloat16(policy, name, world_size):
@@ -337,7 +340,7 @@ def test_bfloat16(policy, name, world_size):
 
 
 @pytest.mark.workers(2)
-@pytest.mark.parametrize("name", ["none", "onebit"])
+@pytest.mark.parametrize("name", ["onebit", *nightly("none")])
 def test_compression_is_another_name_for_an_exchange(name, world_size):
     exchange = {"none": FullPrecision(), "onebit": OneBit()}[name]
     compression = getattr(hvd.Compression, name)
@@ -371,7 +374,7 @@ def test_horovods_fp16_sends_half_the_bytes(world_size):
 
 
 @pytest.mark.workers(2)
-@pytest.mark.parametrize("make", [lambda: sgd(momentum=0.9), adam], ids=["sgd", "adam"])
+@pytest.mark.parametrize("make", [adam, *nightly(lambda: sgd(momentum=0.9))], ids=["adam", "sgd"])
 def test_a_built_optimizer_keeps_its_state(make, world_size):
     model = reference(make_model(), make())
     fit_whole(model, STEPS, world_size)
@@ -444,7 +447,7 @@ WAYS_TO_APPLY_TWICE = {
 
 
 @pytest.mark.workers(2)
-@pytest.mark.parametrize("way", WAYS_TO_APPLY_TWICE)
+@pytest.mark.parametrize("way", ["in_branches", *nightly("one_after_another")])
 def test_an_optimizer_applies_twice_in_one_step(way, world_size):
     """Horovod takes a name for one collective at a time, and both have the same names."""
     variables = [keras.Variable(np.zeros([64, 32], np.float32)) for _ in range(6)]

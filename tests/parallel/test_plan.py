@@ -7,7 +7,7 @@ import pytest
 
 from tests.parallel import ranks
 from tests.parallel.launch import run_job
-from tests.support.nightly import nightly
+from tests.support.nightly import nightly, nightly_rows
 from tf_onebit._measurement import Links
 
 PLAN = ["-m", "tf_onebit._cli", "plan"]
@@ -58,9 +58,8 @@ def test_links_within_groups_and_between_them_are_told_apart(world_size):
 @pytest.mark.parametrize(
     ("engine", "function"),
     [
-        ("tensorflow", "fail"),
-        ("tensorflow", "fail_on_the_second_worker"),
         ("horovod", "fail_on_the_second_worker"),
+        *nightly_rows(("tensorflow", "fail"), ("tensorflow", "fail_on_the_second_worker")),
     ],
 )
 def test_a_model_that_fails_ends_the_job(engine, function, tmp_path):

@@ -8,6 +8,7 @@ import difflib
 import pytest
 
 from tests.parallel.launch import ROOT
+from tests.support.nightly import nightly
 from tests.support.ports import ports_of, run_all
 
 # The most lines that a diff may change, by the page and the folder of its programs.
@@ -48,10 +49,20 @@ def test_few_lines_change(port):
     assert 0 < changed <= MOST_LINES[port.page]
 
 
+# One of each way: a strategy, Horovod's callback, a tape of Horovod's, and training in blocks.
+USUAL = {
+    "tensorflow": ["strategy.py"],
+    "horovod": ["horovod_fit.py", "compressed_loop.py", "blocks.py"],
+}
+
+
 @pytest.mark.usefixtures("all_packages")
-@pytest.mark.parametrize("engine", ["tensorflow", "horovod"])
-def test_two_workers_learn_as_much_and_end_alike(engine, tmp_path):
-    ports = [port for port in PORTS if port.engine == engine]
+@pytest.mark.parametrize("usual", [True, *nightly(False)], ids=["usual", "others"])
+@pytest.mark.parametrize("engine", USUAL)
+def test_two_workers_learn_as_much_and_end_alike(engine, usual, tmp_path):
+    of_engine = [port for port in PORTS if port.engine == engine]
+    ports = [port for port in of_engine if (port.name in USUAL[engine]) == usual]
+    assert ports
     for port in ports:
         (tmp_path / port.name).write_text(port.text)
     first, second = run_all(engine, 2, [tmp_path / port.name for port in ports], tmp_path)

@@ -9,9 +9,13 @@ import tensorflow as tf
 
 from tests.parallel.in_scope import workers
 from tests.parallel.ranks import rank
+from tests.support.nightly import nightly
 from tf_onebit.distribute import MultiWorkerMirroredStrategy
 
 in_modes = pytest.mark.parametrize("in_mode", [lambda f: f, tf.function], ids=["eager", "graph"])
+in_graphs_first = pytest.mark.parametrize(
+    "in_mode", [tf.function, *nightly(lambda f: f)], ids=["graph", "eager"]
+)
 
 
 def of_replica():
@@ -27,7 +31,7 @@ REDUCED = {
 
 
 @workers
-@in_modes
+@in_graphs_first
 @pytest.mark.parametrize("name", REDUCED)
 def test_sums_and_means(name, in_mode, world_size):
     strategy = MultiWorkerMirroredStrategy()

@@ -1,5 +1,7 @@
 """`Compression.onebit` and `Compression.threshold` inside Horovod's own functions."""
 
+import itertools
+
 import horovod.tensorflow as stock
 import numpy as np
 import pytest
@@ -7,38 +9,35 @@ import tensorflow as tf
 
 from tests.parallel.ranks import assert_same_bits_on_all_ranks, rank
 from tests.parallel.test_tape import coefficients, linear, lockstep_means
+from tests.support.nightly import nightly, nightly_rows
 from tf_onebit import OneBit, Threshold
 from tf_onebit.horovod import Compression
 
 SHAPE = (64, 32)
 STEPS = 4
+COMPRESSIONS = {
+    "onebit": (Compression.onebit, OneBit()),
+    "threshold": (Compression.threshold, Threshold()),
+}
+# Options, and what the mean is multiplied by.
+SCALINGS = {
+    "sum": ({"op": stock.Sum}, lambda world_size: world_size),
+    "average": ({"op": stock.Average}, lambda world_size: 1),
+    "average_prescale": ({"op": stock.Average, "prescale_factor": 0.5}, lambda world_size: 0.5),
+    "sum_prescale_postscale": (
+        {"op": stock.Sum, "prescale_factor": 0.5, "postscale_factor": 3.0},
+        lambda world_size: 1.5 * world_size,
+    ),
+}
+USUAL = [("onebit", "sum_prescale_postscale"), ("threshold", "average")]
+OTHERS = [case for case in itertools.product(COMPRESSIONS, SCALINGS) if case not in USUAL]
 
 
 @pytest.mark.workers(3)
-@pytest.mark.parametrize(
-    "options, factor",
-    [
-        pytest.param({"op": stock.Sum}, lambda world_size: world_size, marks=pytest.mark.nightly),
-        ({"op": stock.Average}, lambda world_size: 1),
-        pytest.param(
-            *({"op": stock.Average, "prescale_factor": 0.5}, lambda world_size: 0.5),
-            marks=pytest.mark.nightly,
-        ),
-        (
-            {"op": stock.Sum, "prescale_factor": 0.5, "postscale_factor": 3.0},
-            lambda world_size: 1.5 * world_size,
-        ),
-    ],
-    ids=["sum", "average", "average_prescale", "sum_prescale_postscale"],
-)
-@pytest.mark.parametrize(
-    "compression, exchange",
-    [(Compression.onebit, OneBit()), (Compression.threshold, Threshold())],
-    ids=["onebit", "threshold"],
-)
-def test_allreduce_scales_as_it_was_asked_to(
-    compression, exchange, options, factor, world_size, request
-):
+@pytest.mark.parametrize("name, scaling", [*USUAL, *nightly_rows(*OTHERS)])
+def test_allreduce_scales_as_it_was_asked_to(name, scaling, world_size, request):
+    (compression, exchange), (options, factor) = COMPRESSIONS[name], SCALINGS[scaling]
+
     @tf.function
     def total(tensor):
         return stock.allreduce(tensor, compression=compression, **options)
@@ -103,7 +102,7 @@ def test_residuals_in_a_loop_and_in_a_branch(world_size):
 
 
 @pytest.mark.workers(2)
-@pytest.mark.parametrize("eager", [False, True], ids=["graph", "eager"])
+@pytest.mark.parametrize("eager", [False, *nightly(True)], ids=["graph", "eager"])
 def test_stock_gradient_tape(eager, world_size):
     shapes = [(64, 32), (32,), (32, 40)]
     variables = [tf.Variable(tf.zeros(shape)) for shape in shapes]

@@ -54,8 +54,8 @@ REFERENCES = {
 @pytest.mark.parametrize(
     "name",
     [
-        *("adam_in_a_loop", "accumulation", "synchronized_batch_normalization_in_a_loop"),
-        *nightly("sgd", "run_eagerly", "embeddings"),
+        *("accumulation", "synchronized_batch_normalization_in_a_loop"),
+        *nightly("adam_in_a_loop", "sgd", "run_eagerly", "embeddings"),
     ],
 )
 def test_full_precision_equals_one_process_on_the_whole_batch(name, world_size):
@@ -75,7 +75,7 @@ def test_full_precision_equals_one_process_on_the_whole_batch(name, world_size):
         np.testing.assert_allclose(history[metric], values, rtol=1e-5)
 
 
-@pytest.mark.workers(3, engines=["tensorflow"])
+@pytest.mark.workers(2, *nightly(3), engines=["tensorflow"])
 def test_one_bit_repeats_and_learns(world_size):
     models = [in_scope(OneBit(bucket_bytes=4096), optimizer=adam()) for _ in range(2)]
     losses = [fit(model, world_size, epochs=2).history["loss"] for model in models]
@@ -95,6 +95,7 @@ def test_plain_batch_normalization_averages_nothing(world_size):
     assert len(set(gather(statistics))) == world_size
 
 
+@pytest.mark.nightly
 @workers
 def test_mixed_precision_learns(world_size):
     before = keras.config.dtype_policy()
@@ -296,6 +297,7 @@ def test_monitor_shows_the_exchange(tmp_path, world_size):
     assert [event["name"] for event in events].count("STEP") == STEPS - 1
 
 
+@pytest.mark.nightly
 @workers
 def test_monitor_times_steps_that_are_executed_together(world_size):
     weights = []
@@ -389,6 +391,7 @@ def unnamed_model():
     return keras.Sequential([keras.Input((INPUTS,)), keras.layers.Dense(10)])
 
 
+@pytest.mark.nightly
 @workers
 def test_a_worker_may_have_made_another_model_before(world_size):
     if rank() == 1:

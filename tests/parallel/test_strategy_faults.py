@@ -10,6 +10,7 @@ import time
 import pytest
 
 from tests.parallel.launch import ROOT, python
+from tests.support.nightly import nightly
 from tf_onebit._launch import free_addresses, tf_config
 
 TIMEOUT_SECONDS = 15
@@ -112,7 +113,11 @@ def cluster(ranks, world_size, *arguments, program=TRAINING):
 
 @pytest.mark.parametrize(
     "arguments",
-    [["raise"], [str(int(signal.SIGKILL))], [str(int(signal.SIGSTOP))], ["raise", "blocks"]],
+    [
+        *([str(int(signal.SIGKILL))], [str(int(signal.SIGSTOP))]),
+        *nightly(["raise"], ["raise", "blocks"]),
+    ],
+    ids=" ".join,
 )
 def test_the_others_end_and_name_the_one_that_died(arguments):
     with cluster(range(3), 3, *arguments) as (workers, _):

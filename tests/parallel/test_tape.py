@@ -9,15 +9,17 @@ import tensorflow as tf
 
 import tf_onebit.horovod as hvd
 from tests.parallel.ranks import assert_same_bits_on_all_ranks, digest, rank
+from tests.support.nightly import nightly
 from tf_onebit import FullPrecision, OneBit, WarmStart
 from tf_onebit.collectives import lockstep
 from tf_onebit.exchanges import Bucketed, GradientSpec
 
 MODES = {"eager": lambda function: function, "graph": tf.function}
+in_graphs_first = pytest.mark.parametrize("mode", ["graph", *nightly("eager")], indirect=True)
 SHAPES = [(64, 32), (32,), (32, 40)]
 
 
-@pytest.fixture(params=MODES)
+@pytest.fixture
 def mode(request):
     """Returns a function that compiles another one, or leaves it as it is."""
     return MODES[request.param]
@@ -57,9 +59,10 @@ def assert_equal(tensors, others):
 @pytest.mark.workers(2)
 @pytest.mark.parametrize(
     "template",
-    [FullPrecision(), OneBit(), WarmStart(OneBit(), steps=2)],
-    ids=["full_precision", "one_bit", "warm_start"],
+    [WarmStart(OneBit(), steps=2), *nightly(FullPrecision(), OneBit())],
+    ids=["warm_start", "full_precision", "one_bit"],
 )
+@pytest.mark.parametrize("mode", ["graph", "eager"], indirect=True)
 def test_residuals_are_kept_from_tape_to_tape(mode, template, world_size):
     variables = [tf.Variable(tf.zeros(shape), name=f"v{i}") for i, shape in enumerate(SHAPES)]
     exchange = template.clone()
@@ -77,7 +80,8 @@ def test_residuals_are_kept_from_tape_to_tape(mode, template, world_size):
 
 
 @pytest.mark.workers(2)
-@pytest.mark.parametrize("named_alike", [False, True], ids=["named", "named_alike"])
+@pytest.mark.parametrize("named_alike", [True, *nightly(False)], ids=["named_alike", "named"])
+@in_graphs_first
 def test_two_models_with_one_exchange_have_residuals_of_their_own(mode, named_alike, world_size):
     shapes = [(64, 32)]
     names = ["variable"] * 2 if named_alike else ["generator", "discriminator"]
@@ -99,6 +103,7 @@ def test_two_models_with_one_exchange_have_residuals_of_their_own(mode, named_al
 
 
 @pytest.mark.workers(2)
+@in_graphs_first
 def test_keras_models_train_alternately(mode, world_size):
     """A GAN does this: two tapes per step, each for a model of its own."""
     keras.utils.set_random_seed(0)
@@ -135,6 +140,7 @@ def test_keras_models_train_alternately(mode, world_size):
 
 
 @pytest.mark.workers(2)
+@in_graphs_first
 def test_structure_of_sources_is_kept(mode, world_size):
     a, b, c = (tf.Variable(tf.ones([2]) * i, name=f"v{i}") for i in range(3))
     sources = {"first": a, "rest": [b, (c,)]}
@@ -168,6 +174,7 @@ def test_one_source_and_options_of_the_tape(world_size):
 
 
 @pytest.mark.workers(2)
+@in_graphs_first
 def test_indexed_slices_are_exact(mode, world_size):
     table = tf.Variable(tf.zeros([6, 3]), name="table")
     kernel = tf.Variable(tf.zeros([64, 32]), name="kernel")
@@ -191,7 +198,8 @@ def test_indexed_slices_are_exact(mode, world_size):
 
 
 @pytest.mark.workers(2)
-@pytest.mark.parametrize("compression", ["none", "fp16", "onebit"])
+@pytest.mark.parametrize("compression", ["fp16", "onebit", *nightly("none")])
+@in_graphs_first
 def test_compression(mode, compression, world_size):
     variables = [tf.Variable(tf.zeros(shape), name=f"v{i}") for i, shape in enumerate(SHAPES)]
 
@@ -212,6 +220,7 @@ def test_compression(mode, compression, world_size):
 
 
 @pytest.mark.workers(2)
+@in_graphs_first
 def test_not_finite_gradient_is_an_error_on_all_ranks(mode, world_size):
     variable = tf.Variable(tf.zeros([64, 32]), name="kernel")
     poison = np.nan if rank() == 1 else 1.0

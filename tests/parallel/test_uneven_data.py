@@ -15,6 +15,7 @@ from tests.parallel.training import (
     reference,
     with_layer,
 )
+from tests.support.nightly import nightly_rows
 from tf_onebit import FullPrecision, OneBit
 from tf_onebit.distribute import MultiWorkerMirroredStrategy
 
@@ -56,17 +57,20 @@ def number_of_steps(uneven_data, world_size):
     return (max if uneven_data == "continue" else min)(UNEVEN[:world_size])
 
 
-@pytest.mark.workers(3, engines=["tensorflow"])
-@pytest.mark.parametrize(
-    "form, steps_per_execution",
-    [
-        ("of_unknown_length", 4),
-        ("not_sharded", 1),
-        pytest.param("from_function", 1, marks=pytest.mark.nightly),
-        pytest.param("of_unknown_length", 1, marks=pytest.mark.nightly),
-    ],
+FORMS = [("of_unknown_length", 4), ("of_unknown_length", 1), ("not_sharded", 1)]
+FORMS += [("from_function", 1)]
+USUAL = [
+    ("tensorflow", 2, "continue", "of_unknown_length", 4),
+    ("tensorflow", 2, "stop", "not_sharded", 1),
+]
+OTHERS = [
+    ("tensorflow", 3, uneven_data, *form) for uneven_data in ("continue", "stop") for form in FORMS
+]
+
+
+@pytest.mark.workers(
+    jobs=[*USUAL, *nightly_rows(*OTHERS)], also=["uneven_data", "form", "steps_per_execution"]
 )
-@pytest.mark.parametrize("uneven_data", ["continue", "stop"])
 def test_data_that_end_at_different_steps(uneven_data, form, steps_per_execution, world_size):
     strategy = MultiWorkerMirroredStrategy(OneBit(), uneven_data=uneven_data)
     model = in_scope(

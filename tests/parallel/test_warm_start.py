@@ -8,6 +8,7 @@ import pytest
 from tests.parallel.in_scope import in_scope, samples
 from tests.parallel.ranks import rank
 from tests.parallel.training import BATCH_SIZE, compiled, fit_part, make_model
+from tests.support.nightly import nightly
 from tf_onebit import Auto, OneBit, WarmStart
 
 STEPS = 3  # of a `fit`
@@ -26,7 +27,7 @@ def fitting(engine, exchange, world_size):
     return lambda: model.fit(x, labels, BATCH_SIZE * world_size, verbose=0)
 
 
-@pytest.mark.workers(2, engines=["horovod", "tensorflow"])
+@pytest.mark.workers(2, engines=["horovod", *nightly("tensorflow")])
 def test_worker_0_says_once_that_training_has_ended_in_its_warm_start(engine, world_size):
     fit = fitting(engine, WarmStart(OneBit(), steps=100), world_size)
     message = r"after 3 of 100 steps.*Use for example steps=1\."
@@ -40,6 +41,7 @@ def test_worker_0_says_once_that_training_has_ended_in_its_warm_start(engine, wo
         fit()
 
 
+@pytest.mark.nightly
 @pytest.mark.workers(2)
 def test_training_that_compresses_by_now_ends_without_a_word(world_size):
     for exchange in (WarmStart(OneBit(), steps=STEPS), Auto(WarmStart(OneBit(), steps=STEPS))):

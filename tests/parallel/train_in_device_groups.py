@@ -1,6 +1,6 @@
 """Trains models that the devices of a process hold together, and prints what came of it as JSON.
 
-python -m tests.parallel.train_in_device_groups [more | cluster directory]
+python -m tests.parallel.train_in_device_groups [more | resume directory | cluster directory]
 """
 
 import collections
@@ -221,19 +221,17 @@ def in_other_scope(strategy):
         model_parallel.split(mlp(), mirrored().model_groups)
 
 
-def alone(folder):
+def alone(_):
     """Returns the results of one process."""
     strategy = mirrored()
     x, _, _ = data_of("mlp")
     in_pairs = digests(trained(mirrored(one_bit(), 4), "mlp", clipped_adam))
     return {
-        "transformer": distance(strategy, "transformer", epochs=5),
         "two groups": distance(mirrored(devices=4), epochs=5),
         "global_clipnorm": distance(mirrored(devices=4), "mlp", clipped_adam),
         "digests": in_pairs,
         "places": places(mirrored(one_bit(), 4)),
         "file": filed(strategy),
-        "resumed": resumed(folder, mirrored(tf_onebit.Delayed(one_bit()), 4))[0],
         "errors": {
             "outside": error_of(split(strategy), x[:4]),
             "unsplit": error_of(unsplit, mirrored()),
@@ -248,6 +246,7 @@ def more(folder):
     """Returns the results of more cases."""
     strategy = mirrored()
     return {
+        "transformer": distance(strategy, "transformer", epochs=5),
         "mlp": distance(strategy, epochs=5),
         "cnn": distance(strategy, "cnn", epochs=5),
         "accumulation": distance(mirrored(devices=4), "mlp", accumulating, run_eagerly=True),
@@ -256,6 +255,11 @@ def more(folder):
         "steps_per_execution": distance(strategy, steps_per_execution=4),
         "resumed with one group": resumed_with_one_group(folder),
     }
+
+
+def resume(folder):
+    """Compares a delayed run of one process with one that goes on from a backup."""
+    return resumed(folder, mirrored(tf_onebit.Delayed(one_bit()), 4))[0]
 
 
 def cluster(folder):
@@ -285,7 +289,8 @@ def main(action="alone", folder=None):
     parts = [tf.config.LogicalDeviceConfiguration()] * count
     tf.config.set_logical_device_configuration(cpu, parts)
     with tempfile.TemporaryDirectory() as own:
-        results = {"alone": alone, "more": more, "cluster": cluster}[action](folder or own)
+        actions = {"alone": alone, "more": more, "resume": resume, "cluster": cluster}
+        results = actions[action](folder or own)
     print(json.dumps(results))
 
 
