@@ -83,14 +83,15 @@ def test_resumed_run_has_the_same_bits(case, tmp_path):
     assert_same_results(results(tmp_path / "output"), results(expected))
 
 
-def test_run_that_was_killed_while_it_saved_has_the_same_bits(tmp_path):
+@pytest.mark.parametrize("engine", ["alone", *nightly("tensorflow")])
+def test_run_that_was_killed_while_it_saved_has_the_same_bits(engine, tmp_path):
     arguments = ["--data", "dataset", "--save-freq", "2", "--steps-per-execution", "2", "--built"]
     # Rank 0 flushes two files when it begins: one to test the folder, and the lock. For a backup it
     # flushes four: its state, then the manifest and two directories when all workers are done.
     death = ["--die-at-file", "28"]
-    directory, expected = train_and_kill("tensorflow", tmp_path, *arguments, *death)
+    directory, expected = train_and_kill(engine, tmp_path, *arguments, *death)
     assert list(directory.glob("unfinished-*"))
-    assert_success(train("tensorflow", directory, tmp_path / "output", *arguments))
+    assert_success(train(engine, directory, tmp_path / "output", *arguments))
     assert_same_results(results(tmp_path / "output"), results(expected))
 
 

@@ -375,6 +375,7 @@ def test_numbers_of_batches_that_differ_are_an_error_on_every_rank(callback, wor
     assert "Give every worker the same number of batches" in str(error.value)
 
 
+@pytest.mark.nightly
 def test_a_job_that_hangs_is_ended():
     job = "import time, horovod.tensorflow as hvd; hvd.init(); time.sleep(hvd.rank() * 1000)"
     with pytest.raises(TimeoutError, match="did not end within 10 seconds"):

@@ -63,7 +63,7 @@ CASES = {
     "delayed_sums": (adam(gradient_accumulation_steps=2), {"delay": 1}, {}),
 }
 
-USUAL = [("horovod", 2, "delayed_sums"), ("tensorflow", 2, "delayed_embeddings")]
+USUAL = [("horovod", 2, "delayed_sums"), ("tensorflow", 2, "adam")]
 OTHERS = [
     case for e in ("horovod", "tensorflow") for name in CASES if (case := (e, 2, name)) not in USUAL
 ]

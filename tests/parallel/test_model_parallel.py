@@ -369,6 +369,7 @@ def test_errors_say_what_to_do(world_size):
             model.fit(x[:samples], y[:samples], size, verbose=0, callbacks=[blocks])
 
 
+@pytest.mark.nightly
 @pytest.mark.workers(4)
 def test_delayed_messages_of_peers_arrive_in_both(world_size):
     exchange = tf_onebit.WarmStart(tf_onebit.Delayed(tf_onebit.OneBit(min_size=0)), steps=5)

@@ -49,10 +49,10 @@ def test_few_lines_change(port):
     assert 0 < changed <= MOST_LINES[port.page]
 
 
-# One of each way: a strategy, Horovod's callback, a tape of Horovod's, and training in blocks.
+# One of each way: a strategy, Horovod, and training in blocks.
 USUAL = {
     "tensorflow": ["strategy.py"],
-    "horovod": ["horovod_fit.py", "compressed_loop.py", "blocks.py"],
+    "horovod": ["horovod_fit.py", "blocks.py"],
 }
 
 

@@ -13,6 +13,7 @@ from tf_onebit import Delayed, Local, OneBit, ResizableBatches
 from tf_onebit.callbacks import AutoLearningRate, AutoMinibatchSize
 from tf_onebit.distribute import MultiWorkerMirroredStrategy
 
+both_engines = pytest.mark.workers(2, engines=["horovod", "tensorflow"])
 over_horovod = pytest.mark.workers(2, engines=["horovod", *nightly("tensorflow")])
 in_a_strategy = pytest.mark.workers(2, engines=["tensorflow", *nightly("horovod")])
 SAMPLES = 384
@@ -46,7 +47,8 @@ def state_of(model):
     return [np.array(v) for v in (*model.variables, *model.optimizer.variables)] + arrays
 
 
-@over_horovod
+@pytest.mark.nightly
+@both_engines
 def test_workers_decide_alike_and_a_search_leaves_no_trace(engine, world_size):
     """Residuals differ between workers, and a trial must not change them."""
     plain, data = make(engine, OneBit(min_size=0))

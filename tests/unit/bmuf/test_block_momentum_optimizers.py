@@ -159,7 +159,8 @@ class Overlapping(Gan):
     "arguments",
     [
         {"model_class": Overlapping, "slow": True, "critic_steps": 2},
-        *nightly({"steps_per_execution": 3}, {"jit_compile": True}),
+        {"jit_compile": True},
+        *nightly({"steps_per_execution": 3}),
     ],
     ids=str,
 )
@@ -205,6 +206,7 @@ def test_all_optimizers_of_a_model_look_ahead():
         assert optimizer.moment_steps == pytest.approx(7 * steps + ahead)
 
 
+@pytest.mark.nightly
 def test_a_backup_in_a_block_is_resumed_to_the_same_bits(tmp_path):
     def interrupt(batch, logs):
         if batch == 4:

@@ -8,6 +8,7 @@ import tensorflow as tf
 import tf_onebit.horovod as hvd
 from tests.support.bits import assert_same_bits
 from tests.support.gradients import build_workers
+from tests.support.nightly import nightly
 from tests.support.scalars import scalars_named
 from tests.support.tuned import (
     At,
@@ -75,7 +76,7 @@ def test_learning_rate_of_the_steps_is_the_reduced_one():
     assert_same_bits(model.get_weights(), expected.get_weights())
 
 
-@pytest.mark.parametrize("worse", [2.0, np.nan])
+@pytest.mark.parametrize("worse", [np.nan, *nightly(2.0)])
 def test_model_goes_back_to_its_best(worse):
     data, model, states = batches(), make_model(), {}
 
@@ -200,7 +201,7 @@ class Drawing(keras.utils.PyDataset):
         return x[:32] + np.random.normal(size=[32, 1]).astype(np.float32), labels[:32]
 
 
-@pytest.mark.parametrize("make", [make_model, make_small_model])
+@pytest.mark.parametrize("make", [make_model, *nightly(make_small_model)])
 def test_evaluation_leaves_logs_and_random_numbers_alone(make):
     """This includes the evaluation before the first step, of a model that is built."""
     expected = fit(plain := make(), batches(), [])

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tests.parallel.training import INPUTS, compiled, make_data, make_model
 from tests.support.bits import assert_same_bits
+from tests.support.nightly import nightly
 from tf_onebit.callbacks import BackupAndRestore, training_state
 
 
@@ -53,7 +54,9 @@ def test_settings_that_are_variables_are_the_backups_and_others_the_programs(tmp
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize("content", ['{"epoch": 3}', "[]", '{"manifest": {}, "checksum": ""}'])
+@pytest.mark.parametrize(
+    "content", ['{"manifest": {}, "checksum": ""}', *nightly('{"epoch": 3}', "[]")]
+)
 def test_damaged_manifest_is_passed_over_for_the_backup_before(content, tmp_path):
     fit(tmp_path, epochs=3)
     (newest(tmp_path) / "manifest.json").write_text(content)

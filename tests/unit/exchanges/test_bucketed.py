@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tests.support.gradients import build_workers, exchange, gradients_of, specs_of
+from tests.support.nightly import nightly
 from tf_onebit import FullPrecision, OneBit, Threshold, WarmStart
 from tf_onebit.collectives.requests import AllGather, AllToAll
 from tf_onebit.exchanges import Bucketed, GradientSpec
@@ -149,7 +150,7 @@ def test_error_in_a_graph_names_the_rank_and_the_variable():
     assert step.experimental_get_tracing_count() == 1
 
 
-@every_mode
+@pytest.mark.parametrize("in_graph", [False, *nightly(True)], ids=["eager", "graph"])
 @pytest.mark.parametrize(
     "template",
     [FullPrecision(), WarmStart(OneBit(), steps=1), OneBit(error_feedback=False), Threshold()],

@@ -156,7 +156,7 @@ def test_one_value_is_held_per_value():
 
 @every_coding
 @pytest.mark.parametrize("given", [{"tau": 1.0}, {"target_density": 0.5}], ids=str)
-@pytest.mark.parametrize("cls", [Threshold, InParts])
+@pytest.mark.parametrize("cls", [InParts, *nightly(Threshold)])
 def test_buckets_without_values_are_exchanged(rng, given, coding, cls):
     shapes = [(0,), (4,), (5, 0)]
     template = Bucketed(cls(**given, coding=coding, bucket_bytes=1))

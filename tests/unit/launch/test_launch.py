@@ -13,6 +13,7 @@ import time
 import pytest
 
 import tf_onebit
+from tests.support.nightly import nightly
 
 PROGRAM = str(pathlib.Path(sys.executable).with_name("tf-onebit"))
 
@@ -226,7 +227,7 @@ def test_what_workers_have_started_ends_with_the_launcher(signum, tmp_path):
     assert_ends(pid)
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL], ids=str)
+@pytest.mark.parametrize("signum", [signal.SIGKILL, *nightly(signal.SIGINT)], ids=str)
 def test_who_saves_before_it_ends_is_given_the_time(signum, tmp_path):
     # The worker itself, a shell, ends at once. Its output may have no reader.
     saving = f"exec 2> /dev/null; trap 'sleep 1; touch {tmp_path}/saved; exit' TERM; "
