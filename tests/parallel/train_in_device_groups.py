@@ -119,9 +119,8 @@ def filed(strategy):
     }
 
 
-def places(strategy):
+def places(strategy, model):
     """Returns the devices of parts, slots, residuals and products of matrices."""
-    model = trained(strategy, "mlp", clipped_adam)
     kernel, slot = model.layers[0].kernel, model.optimizer.variables[2]
     residuals = [
         exchange.buckets[0].exchange.worker_residual
@@ -225,12 +224,12 @@ def alone(_):
     """Returns the results of one process."""
     strategy = mirrored()
     x, _, _ = data_of("mlp")
-    in_pairs = digests(trained(mirrored(one_bit(), 4), "mlp", clipped_adam))
+    of_pairs = mirrored(one_bit(), 4)
+    in_pairs = trained(of_pairs, "mlp", clipped_adam)
     return {
-        "two groups": distance(mirrored(devices=4), epochs=5),
         "global_clipnorm": distance(mirrored(devices=4), "mlp", clipped_adam),
-        "digests": in_pairs,
-        "places": places(mirrored(one_bit(), 4)),
+        "digests": digests(in_pairs),
+        "places": places(of_pairs, in_pairs),
         "file": filed(strategy),
         "errors": {
             "outside": error_of(split(strategy), x[:4]),
@@ -248,6 +247,7 @@ def more(folder):
     return {
         "transformer": distance(strategy, "transformer", epochs=5),
         "mlp": distance(strategy, epochs=5),
+        "two groups": distance(mirrored(devices=4), epochs=5),
         "cnn": distance(strategy, "cnn", epochs=5),
         "accumulation": distance(mirrored(devices=4), "mlp", accumulating, run_eagerly=True),
         "delay": distance_with_delay(),
