@@ -115,6 +115,7 @@ def test_a_step_is_traced_once_though_its_state_is_made_in_it(name, world_size):
     assert layer.traces == 1
 
 
+@pytest.mark.nightly
 @pytest.mark.workers(2)
 def test_one_bit_differs_from_full_precision_and_learns(world_size):
     losses = {}

@@ -242,6 +242,7 @@ def test_local_trains_every_worker_on_its_own_part(world_size):
     assert len(set(gather(digest(model.get_weights())))) == world_size
 
 
+@pytest.mark.nightly
 @workers
 def test_rank_0_alone_writes_checkpoints_and_logs_for_tensorboard(tmp_path, world_size):
     model = in_scope(OneBit(), with_layer(keras.layers.BatchNormalization), metrics=["accuracy"])
