@@ -1,5 +1,7 @@
 """Plain gradient descent: exchanged gradients are added to weights while they are decoded."""
 
+import itertools
+
 import keras
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from tests.parallel.test_delayed import batches
 from tests.parallel.test_local_moments import model_with
 from tests.parallel.training import embedding_model, make_model
 from tests.support.bits import assert_same_bits
-from tests.support.nightly import nightly
+from tests.support.nightly import nightly_rows
 from tf_onebit import Delayed, FullPrecision, OneBit, Threshold, WarmStart
 
 # So large that it changes nothing. But it takes gradients, so that no update can be added.
@@ -34,7 +36,13 @@ CASES = {
     "full_precision": (FullPrecision, {}, {}),
     "embeddings": (lambda: OneBit(min_size=0), {}, {"make": embedding_model}),
 }
-USUAL = ("warm_one_bit", "delayed_sums", "coded_threshold")
+USUAL = [
+    *(("horovod", 2, name) for name in ("warm_one_bit", "delayed_sums")),
+    ("tensorflow", 2, "coded_threshold"),
+]
+OTHERS = [
+    row for row in itertools.product(("horovod", "tensorflow"), [2], CASES) if row not in USUAL
+]
 
 
 def trained(world_size, name, **clip):
@@ -47,8 +55,7 @@ def trained(world_size, name, **clip):
     return model
 
 
-@pytest.mark.workers(2, engines=["horovod", "tensorflow"])
-@pytest.mark.parametrize("name", [*USUAL, *nightly(*(name for name in CASES if name not in USUAL))])
+@pytest.mark.workers(jobs=[*USUAL, *nightly_rows(*OTHERS)], also=["name"])
 def test_weights_have_the_bits_of_exchanged_gradients(name, world_size):
     weights = trained(world_size, name).get_weights()
     assert_same_bits_on_all_ranks(weights)

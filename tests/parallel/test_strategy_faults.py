@@ -13,7 +13,7 @@ from tests.parallel.launch import ROOT, python
 from tests.support.nightly import nightly
 from tf_onebit._launch import free_addresses, tf_config
 
-TIMEOUT_SECONDS = 10
+TIMEOUT_SECONDS = 15
 
 TRAINING = f"""
 import json, os, sys
