@@ -305,9 +305,9 @@ def test_apply_refuses_a_variable_twice():
 
 
 def test_nothing_is_added_to_variables_that_do_not_fit():
-    fitting = variable(64), variable(6)
+    fitting = [variable(64), variable(5)]
     for expected, variables, factor in [
-        ("variable must have 64 values", [variable(65), variable(6)], 1.0),
+        ("variable must have 64 values", [variable(65), variable(5)], 1.0),
         ("variables must have 2 values", fitting[:1], 1.0),
         ("factor must have 1 values", fitting, [1.0, 2.0]),
     ]:
