@@ -37,7 +37,7 @@ CASES = {
     "embeddings": (lambda: OneBit(min_size=0), {}, {"make": embedding_model}),
 }
 USUAL = [
-    *(("horovod", 2, name) for name in ("warm_one_bit", "delayed_sums")),
+    ("horovod", 2, "warm_one_bit"),
     ("tensorflow", 2, "coded_threshold"),
 ]
 OTHERS = [

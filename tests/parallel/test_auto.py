@@ -67,6 +67,7 @@ def test_a_worker_that_does_not_measure_is_told_apart():
         exchanged(GradientExchange(mine, engine(), mean=True), make_variables())
 
 
+@pytest.mark.nightly
 @pytest.mark.workers(2)
 def test_tapes_of_a_loop_share_one_decision():
     variables = make_variables()
