@@ -20,6 +20,13 @@ def is_plain_descent(optimizer):
     )
 
 
+def _can_add_to(variables):
+    """Tells whether one op can update the copies of all variables on a device."""
+    copies = list(map(copies_of, variables))
+    as_many = len({len(own) for own in copies}) == 1
+    return as_many and all(map(can_update, zip(*copies, strict=True)))
+
+
 class AddsExchanged:
     """Mixin on top of `Distributed` for updates that are a multiple of what is exchanged.
 
@@ -31,8 +38,7 @@ class AddsExchanged:
         """Returns exchanged gradients, or empty tensors in place of those that are still added."""
         update = self._current_update
         update.gathered, exchanging = None, update.exchanging
-        by_device = zip(*map(copies_of, update.variables), strict=True)
-        if exchanging is None and all(map(can_update, by_device)):
+        if exchanging is None and _can_add_to(update.variables):
             exchanging = self._gather
         update.gradients = self._exchange(gradients, update.variables, exchanging)
         return update.gradients

@@ -215,7 +215,7 @@ class Distributed:
         # `_clip_gradients` gets the accumulated gradients, but not their variables.
         self._current_update.variables = trainable_variables
         super()._backend_apply_gradients(grads, trainable_variables)
-        self._current_update.gradients = None
+        self._current_update.gradients = self._current_update.gathered = None
 
     def _clip_gradients(self, grads):
         update = self._current_update
