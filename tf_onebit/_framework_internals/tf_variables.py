@@ -38,6 +38,15 @@ def copies_of(variable):
     return [value]
 
 
+def copies_by_device(variables):
+    """Returns lists of the copies of variables, one for each device of this process.
+
+    Args:
+        variables: list of variables as in `copies_of`, with as many copies each.
+    """
+    return list(zip(*map(copies_of, variables), strict=True))
+
+
 def first_copy(scalar):
     """Returns the first copy of a scalar, because `float` and `int` reject mirrored variables.
 

@@ -4,27 +4,26 @@ import keras
 import tensorflow as tf
 
 from tf_onebit._framework_internals.keras_optimizers import original_class
-from tf_onebit._framework_internals.tf_variables import copies_of
+from tf_onebit._framework_internals.tf_variables import copies_by_device, copies_of
+from tf_onebit._training.local_updates import has_moments
 from tf_onebit.ops.variables import can_update
 
 
 def is_plain_descent(optimizer):
     """Tells whether an optimizer only subtracts a multiple of its gradients from variables."""
-    rule, plain = original_class(optimizer), keras.optimizers.SGD
+    rule = original_class(optimizer)._backend_update_step
     clips = optimizer.clipnorm, optimizer.global_clipnorm, optimizer.clipvalue
     return (
-        rule.update_step is plain.update_step
-        and rule._backend_update_step is plain._backend_update_step
-        and not optimizer.momentum
+        not has_moments(optimizer)
+        and rule is keras.optimizers.SGD._backend_update_step
         and all(clip is None for clip in clips)
     )
 
 
 def _can_add_to(variables):
     """Tells whether one op can update the copies of all variables on a device."""
-    copies = list(map(copies_of, variables))
-    as_many = len({len(own) for own in copies}) == 1
-    return as_many and all(map(can_update, zip(*copies, strict=True)))
+    as_many = len({len(copies_of(variable)) for variable in variables}) == 1
+    return as_many and all(map(can_update, copies_by_device(variables)))
 
 
 class AddsExchanged:

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from tf_onebit._framework_internals.tf_variables import copies_of
+from tf_onebit._framework_internals.tf_variables import copies_by_device
 
 
 class Gathered:
@@ -52,7 +52,7 @@ class Gathered:
             factors: list of float32 scalars, one for each device of this process.
         """
         exchange = self._gradient_exchange
-        copies = list(zip(*map(copies_of, self._variables), strict=True))  # by device
+        copies = copies_by_device(self._variables)
         for worker, (own, result) in enumerate(zip(self._exchanges, self._results, strict=True)):
             devices = exchange.of_worker(worker, copies), exchange.of_worker(worker, factors)
             for variables, factor in zip(*devices, strict=True):

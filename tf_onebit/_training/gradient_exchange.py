@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from tf_onebit._framework_internals.tf_variables import copies_of
+from tf_onebit._framework_internals.tf_variables import copies_by_device
 from tf_onebit._training.auto import decide
 from tf_onebit._training.building import build, with_moments
 from tf_onebit._training.built_exchanges import BuiltExchanges
@@ -177,8 +177,7 @@ class GradientExchange:
             if any(velocity is None for velocity in velocities):
                 return
             worker = self.group.ranks.index(exchange.rank)
-            copies = [self.of_worker(worker, copies_of(velocity)) for velocity in velocities]
-            exchange.set_velocities(list(zip(*copies, strict=True)))
+            exchange.set_velocities(self.of_worker(worker, copies_by_device(velocities)))
 
         self.exchanges.set("velocities", set_velocities)
 

@@ -74,9 +74,13 @@ def _should_be_local(optimizer, exchange):
     # It has other optimizers, which have the moments.
     if isinstance(optimizer, keras.optimizers.MultiOptimizer):
         return False
+    return innermost(exchange).moments != "after" and has_moments(optimizer)
+
+
+def has_moments(optimizer):
+    """Tells whether an optimizer is any other than SGD without momentum."""
     is_sgd = original_class(optimizer).update_step is keras.optimizers.SGD.update_step
-    has_moments = not is_sgd or optimizer.momentum
-    return innermost(exchange).moments != "after" and has_moments
+    return not is_sgd or bool(optimizer.momentum)
 
 
 class LocalUpdates:

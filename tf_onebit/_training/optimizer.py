@@ -70,12 +70,11 @@ class Distributed:
         if self.gradient_exchange.exchanges_updates:
             mix_in(self, self.of_updates)
             self.gradient_exchange.clear_where_sent(self.velocity_of)
-        elif self._adds_gradients:
+        elif self._adds_gradients():
             mix_in(self, self.of_gradients)
 
-    @property
     def _adds_gradients(self):
-        """Whether updates are a multiple of the exchanged gradients."""
+        """Tells whether updates are a multiple of the exchanged gradients."""
         return self.gradient_exchange.changes_gradients and is_plain_descent(self)
 
     def apply(self, grads, trainable_variables=None):

@@ -92,7 +92,7 @@ class ScheduledBucket(tf.Module):
 
     @property
     def adds(self) -> bool:
-        """Whether `add_to` can take the place of exchanged gradients."""
+        """Ability of `add_to` to take the place of exchanged gradients: boolean."""
         return isinstance(self.exchange, Adding) and all(
             spec.dtype == "float32" for spec in self.exchange.specs
         )

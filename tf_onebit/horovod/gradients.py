@@ -54,9 +54,8 @@ class Conversion(NamedTuple):
             gradients = [None if g is None else tf.convert_to_tensor(g) for g in gradients]
         return times(gradients, 1 / self.predivide_factor)
 
-    @property
-    def keeps_sums(self):
-        """Whether `after` returns exchanged gradients unchanged."""
+    def keeps_exchanged(self):
+        """Tells whether `after` returns exchanged gradients unchanged."""
         return self.predivide_factor * self.factor == 1.0
 
     def after(self, gradients):

@@ -241,9 +241,8 @@ class _OverHorovod(Distributed):
     loss_scaled = False
     of_updates, of_gradients = _UpdatesOverHorovod, AddsGradients
 
-    @property
     def _adds_gradients(self):
-        return super()._adds_gradients and self.conversion.keeps_sums
+        return super()._adds_gradients() and self.conversion.keeps_exchanged()
 
     def register_local_var(self, variable):
         """Registers a variable that each worker updates by its own, unchecked gradients.
