@@ -10,6 +10,7 @@
 #include "kernels/one_bit_cpu.h"
 #include "kernels/op_common.h"
 #include "kernels/op_layout.h"
+#include "kernels/op_variables.h"
 #ifdef TF_ONEBIT_GPU
 #include "kernels/one_bit_gpu.h"
 #endif
@@ -374,9 +375,8 @@ class OneBitDecodeAddOp : public OneBitDecodeBase {
     Encoded encoded;
     OP_REQUIRES_OK(context, GetEncoded(context, num_variables, &encoded));
     OP_REQUIRES_OK(context, CheckSize("factor", factor.NumElements(), 1));
-    OP_REQUIRES_OK(context, CheckSize("variables", num_variables, layout_.num_tensors()));
     LockedVariables variables;
-    OP_REQUIRES_OK(context, variables.Open(context, num_variables,
+    OP_REQUIRES_OK(context, variables.Open(context, layout_.num_tensors(),
                                            [&](int t) { return layout_.tensor_size(t); }));
     OP_REQUIRES_OK(context, device_.DecodeAdd(context, layout_, encoded.messages, bits_,
                                               encoded.plain, scale_, encoded.value_scales,

@@ -3,11 +3,9 @@
 #ifndef TF_ONEBIT_KERNELS_OP_COMMON_H_
 #define TF_ONEBIT_KERNELS_OP_COMMON_H_
 
-#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <limits>
-#include <utility>
 #include <vector>
 
 #include "tensorflow/core/framework/op_kernel.h"
@@ -101,6 +99,18 @@ inline const uint32_t* CodesOf(const int32_t* words) {
   return reinterpret_cast<const uint32_t*>(words);
 }
 
+// Makes the memory of a float32 variable, which is locked, its own. `what` is its name in errors.
+inline absl::Status OwnFloats(tensorflow::OpKernelContext* context, const char* what, int64_t size,
+                              tensorflow::Tensor* tensor) {
+  if (tensor->dtype() != tensorflow::DT_FLOAT) {
+    return tensorflow::errors::InvalidArgument(
+        what, " must be a float32 variable. Received: dtype=", DataTypeString(tensor->dtype()),
+        ".");
+  }
+  TF_RETURN_IF_ERROR(CheckSize(what, tensor->NumElements(), size));
+  return OwnTensor(context, tensor);
+}
+
 // A float32 variable that an op updates in place, locked while the op works on it.
 class LockedVariable {
  public:
@@ -109,15 +119,8 @@ class LockedVariable {
                     int64_t size) {
     TF_RETURN_IF_ERROR(LookupResource(context, HandleFromInput(context, input), &variable_));
     variable_->mu()->lock();
-    tensorflow::Tensor* tensor = variable_->tensor();
-    if (tensor->dtype() != tensorflow::DT_FLOAT) {
-      return tensorflow::errors::InvalidArgument(
-          what, " must be a float32 variable. Received: dtype=", DataTypeString(tensor->dtype()),
-          ".");
-    }
-    TF_RETURN_IF_ERROR(CheckSize(what, tensor->NumElements(), size));
-    TF_RETURN_IF_ERROR(OwnTensor(context, tensor));
-    values_ = tensor->flat<float>().data();
+    TF_RETURN_IF_ERROR(OwnFloats(context, what, size, variable_->tensor()));
+    values_ = variable_->tensor()->flat<float>().data();
     return absl::OkStatus();
   }
   ~LockedVariable() {
@@ -129,42 +132,6 @@ class LockedVariable {
  private:
   tensorflow::core::RefCountPtr<tensorflow::Var> variable_;
   float* values_ = nullptr;
-};
-
-// The float32 variables that an op has as its first inputs, and updates in place.
-class LockedVariables {
- public:
-  // size_of(i) is the expected number of values of variable i.
-  template <typename SizeOf>
-  absl::Status Open(tensorflow::OpKernelContext* context, int64_t count, const SizeOf& size_of) {
-    std::vector<std::pair<const void*, int>> in_order;
-    for (int i = 0; i < count; ++i) {
-      tensorflow::core::RefCountPtr<tensorflow::Var> variable;
-      TF_RETURN_IF_ERROR(LookupResource(context, HandleFromInput(context, i), &variable));
-      in_order.emplace_back(variable.get(), i);
-    }
-    // All ops lock in this order. Otherwise two of them could wait for each other.
-    std::sort(in_order.begin(), in_order.end());
-    variables_ = std::vector<LockedVariable>(count);
-    values_.resize(count);
-    const void* previous = nullptr;
-    for (const auto& [variable, i] : in_order) {
-      // To lock it twice would be a deadlock.
-      if (variable == previous) {
-        return tensorflow::errors::InvalidArgument(
-            "All variables must be different ones. Received: variables[", i, "] a second time.");
-      }
-      TF_RETURN_IF_ERROR(variables_[i].Open(context, i, "variable", size_of(i)));
-      values_[i] = variables_[i].at(0);
-      previous = variable;
-    }
-    return absl::OkStatus();
-  }
-  const std::vector<void*>& values() const { return values_; }
-
- private:
-  std::vector<LockedVariable> variables_;
-  std::vector<void*> values_;
 };
 
 }  // namespace tf_onebit

@@ -14,6 +14,7 @@
 #include "tensorflow/core/framework/resource_var.h"
 #include "tensorflow/core/framework/tensor.h"
 
+#include "kernels/op_common.h"
 #include "kernels/op_device.h"
 
 namespace tf_onebit {
@@ -113,6 +114,29 @@ class Lock {
  private:
   std::vector<tensorflow::mutex*> mutexes_;
   Access access_;
+};
+
+// The float32 variables in the input list "variables", locked while an op updates them in place.
+class LockedVariables {
+ public:
+  // sizes(i) is the expected number of values of variable i of `count`.
+  template <typename Sizes>
+  absl::Status Open(tensorflow::OpKernelContext* context, int count, const Sizes& sizes) {
+    TF_RETURN_IF_ERROR(variables_.Lookup(context));
+    TF_RETURN_IF_ERROR(CheckSize(variables_.name(), variables_.size(), count));
+    TF_RETURN_IF_ERROR(lock_.Open({&variables_}, Lock::kToUpdate));
+    for (int i = 0; i < count; ++i) {
+      TF_RETURN_IF_ERROR(OwnFloats(context, "variable", sizes(i), variables_[i]->tensor()));
+      values_.push_back(variables_[i]->tensor()->data());
+    }
+    return absl::OkStatus();
+  }
+  const std::vector<void*>& values() const { return values_; }
+
+ private:
+  VariableList variables_{"variables"};
+  Lock lock_;
+  std::vector<void*> values_;
 };
 
 }  // namespace tf_onebit

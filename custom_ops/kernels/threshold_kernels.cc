@@ -9,6 +9,7 @@
 #include "kernels/op_common.h"
 #include "kernels/op_parts.h"
 #include "kernels/op_threshold.h"
+#include "kernels/op_variables.h"
 #include "kernels/threshold_cpu.h"
 #ifdef TF_ONEBIT_GPU
 #include "kernels/threshold_gpu.h"
@@ -168,11 +169,8 @@ class ThresholdDecodeSumOp : public OpKernel {
   Device device_;
 };
 
-// Opens the op's variables, which are its first inputs.
-absl::Status Open(OpKernelContext* context, const Parts& parts, int num_variables,
-                  LockedVariables* variables) {
-  TF_RETURN_IF_ERROR(CheckSize("variables", num_variables, parts.num_tensors()));
-  return variables->Open(context, num_variables, [&](int t) { return parts.tensor_size(t); });
+absl::Status Open(OpKernelContext* context, const Parts& parts, LockedVariables* variables) {
+  return variables->Open(context, parts.num_tensors(), [&](int t) { return parts.tensor_size(t); });
 }
 
 template <typename Device>
@@ -191,7 +189,7 @@ class ThresholdApplyOp : public OpKernel {
     OP_REQUIRES_OK(context, GetRows(context->input(num_variables), parts_, &rows));
     OP_REQUIRES_OK(context, CheckMessages(device_, rows, parts_));
     LockedVariables variables;
-    OP_REQUIRES_OK(context, Open(context, parts_, num_variables, &variables));
+    OP_REQUIRES_OK(context, Open(context, parts_, &variables));
     OP_REQUIRES_OK(context, device_.Update(context, parts_, rows, update_, variables.values()));
   }
 
@@ -217,7 +215,7 @@ class ThresholdDecodeAddOp : public OpKernel {
     OP_REQUIRES_OK(context, CheckMessages(device_, rows, parts_));
     OP_REQUIRES_OK(context, CheckSize("factor", factor.NumElements(), 1));
     LockedVariables variables;
-    OP_REQUIRES_OK(context, Open(context, parts_, num_variables, &variables));
+    OP_REQUIRES_OK(context, Open(context, parts_, &variables));
     OP_REQUIRES_OK(context, device_.DecodeAdd(context, parts_, rows, scale_,
                                               static_cast<const float*>(factor.data()),
                                               variables.values()));

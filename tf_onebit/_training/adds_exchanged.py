@@ -36,7 +36,7 @@ class AddsExchanged:
     def _exchange_to_add(self, gradients):
         """Returns exchanged gradients, or empty tensors in place of those that are still added."""
         update = self._current_update
-        update.gathered, exchanging = None, update.exchanging
+        exchanging = update.exchanging
         if exchanging is None and _can_add_to(update.variables):
             exchanging = self._gather
         update.gradients = self._exchange(gradients, update.variables, exchanging)
@@ -75,7 +75,6 @@ class AddsGradients(AddsExchanged):
     def _clip_gradients(self, grads):
         if is_plain_descent(self):
             return self._exchange_to_add(grads)
-        self._current_update.gathered = None
         return super()._clip_gradients(grads)  # the program has changed settings meanwhile
 
     def _factor(self, learning_rate):

@@ -1,5 +1,6 @@
 """Keras optimizers that exchange gradients between workers."""
 
+import contextlib
 import functools
 
 import tensorflow as tf
@@ -33,6 +34,15 @@ class Update:
     def __init__(self):
         self.variables = self.gradients = self.exchanging = self.gathered = None
         self.flushes = {}
+
+    @contextlib.contextmanager
+    def of(self, variables):
+        """Context of an update of a list of variables. At its end, it is free of tensors."""
+        self.variables = variables
+        try:
+            yield
+        finally:
+            self.gradients = self.gathered = None
 
 
 class Distributed:
@@ -212,9 +222,8 @@ class Distributed:
 
     def _backend_apply_gradients(self, grads, trainable_variables):
         # `_clip_gradients` gets the accumulated gradients, but not their variables.
-        self._current_update.variables = trainable_variables
-        super()._backend_apply_gradients(grads, trainable_variables)
-        self._current_update.gradients = self._current_update.gathered = None
+        with self._current_update.of(trainable_variables):
+            super()._backend_apply_gradients(grads, trainable_variables)
 
     def _clip_gradients(self, grads):
         update = self._current_update

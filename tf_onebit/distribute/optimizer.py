@@ -175,11 +175,11 @@ class _UnderStrategy(Distributed):
             return
         # Keras decides on each replica whether to update, in a branch in which replicas cannot
         # exchange. Here they decide together.
-        self._current_update.variables = trainable_variables
-        if self.gradient_accumulation_steps:
-            self._accumulate(context, grads, trainable_variables)
-        else:
-            self._update(grads, trainable_variables)
+        with self._current_update.of(trainable_variables):
+            if self.gradient_accumulation_steps:
+                self._accumulate(context, grads, trainable_variables)
+            else:
+                self._update(grads, trainable_variables)
         self._update_model_variables_moving_average(self._trainable_variables)
         if overwrites:
             context.merge_call(self._overwrite_at_times)
