@@ -405,3 +405,31 @@ def test_whether_a_step_delivers_is_always_a_tensor():
         exchange = GradientExchange(template, engine, mean=True)
         delivers = exchange.delivers([tf.ones([2])], variables)
         assert tf.is_tensor(delivers) and bool(delivers) is expected
+
+
+def address_of(variable):
+    return np.asarray(memoryview(variable.read_value())).ctypes.data
+
+
+@pytest.mark.parametrize("exchange", [OneBit(min_size=0), Threshold(0.5)], ids=["one_bit", "sparse"])
+def test_variables_are_not_copied_while_a_step_reads_them(exchange):
+    (worker,) = build(Delayed(exchange), 1, specs_of([(512, 512)]))
+    variable = tf.Variable(tf.fill([512, 512], 0.001))
+
+    def gradient_of(weights):
+        product = weights
+        for _ in range(20):  # so slow that an earlier message is ready long before
+            product = tf.matmul(product, weights)
+        return product
+
+    @tf.function(autograph=False)
+    def step():
+        gradient = gradient_of(tf.convert_to_tensor(variable))
+        (gathered,) = lockstep.run([worker.gather([gradient], 1.0)])
+        worker.add_to([variable], gathered, 1.0, -1.0)
+
+    lockstep.run([worker.hold([gradient_of(tf.convert_to_tensor(variable))])])
+    before = address_of(variable)
+    for _ in range(5):
+        step()
+    assert address_of(variable) == before
