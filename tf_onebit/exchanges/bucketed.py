@@ -17,7 +17,7 @@ from tf_onebit.exchanges.base import (
     sum_of_squares,
 )
 from tf_onebit.exchanges.full_precision import FullPrecision
-from tf_onebit.exchanges.gradients import Gradient, GradientSpec, require_finite
+from tf_onebit.exchanges.gradients import Gradient, GradientSpec, require_finite, values_of
 from tf_onebit.exchanges.handshake import describe, handshake
 from tf_onebit.exchanges.indexed_slices import SparseGather
 from tf_onebit.exchanges.schedule import AnyExchange, Schedule, schedule_of
@@ -182,6 +182,12 @@ class Bucketed(Configurable, tf.Module):
             return bucket.run(own, scale, answers, decodes=not bucket.adds)
 
         exchanged, _ = yield from self._run_buckets(run_bucket, gradients)
+        if self.delay:
+            # Earlier messages wait for no gradient. Variables that a step still reads for its
+            # gradients would be copied before an update. A branch cannot wait for tensors of the
+            # outer graph; `identity` brings them in.
+            with tf.control_dependencies([tf.identity(values_of(g)) for g in gradients]):
+                exchanged = tf.nest.map_structure(tf.identity, exchanged, expand_composites=True)
         return exchanged
 
     def gradients_of(self, gathered: Sequence[list[Gradient]]) -> list[Gradient | None]:

@@ -196,13 +196,9 @@ class ScheduledBucket(tf.Module):
         # Only the choice is in the branch, so that an old message does not wait for the new one.
         message = tf.cond(self._is_on, lambda: oldest, lambda: newest)
         message = self._queue.typed(message)
-        exchanged, *others = yield from self._deliver(message, like, scale, answers, decodes)
-        if not decodes:
-            # Variables that change while this step still reads them would be copied.
-            with tf.control_dependencies(newest):
-                exchanged = [tf.identity(tensor) for tensor in exchanged]
+        delivered = yield from self._deliver(message, like, scale, answers, decodes)
         self._queue.push(newest)
-        return exchanged, *others
+        return delivered
 
     def hold(self, gradients: Sequence[Gradient]) -> Exchanging[None]:
         """Generator: takes gradients in a step that returns none."""
