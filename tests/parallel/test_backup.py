@@ -134,6 +134,14 @@ def test_killed_run_of_two_devices_has_the_same_bits(killed, tmp_path):
     assert_same_results(results(tmp_path / "output"), results(expected))
 
 
+@pytest.mark.nightly
+def test_killed_run_of_an_exchange_of_ones_own_has_the_same_bits(tmp_path):
+    arguments = ["--save-freq", "3", "--own"]
+    directory, expected = train_and_kill("mirrored", tmp_path, *arguments, "--die-at", "13")
+    assert_success(train("mirrored", directory, tmp_path / "output", *arguments))
+    assert_same_results(results(tmp_path / "output"), results(expected))
+
+
 def test_killed_run_has_the_same_bits_from_the_backup_before_a_truncated_one(killed, tmp_path):
     expected = killed("horovod", tmp_path / "damaged")
     # Only rank 1 finds the damage, but both must go on from the same place.

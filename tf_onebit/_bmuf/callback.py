@@ -110,9 +110,9 @@ class BlockMomentum(keras.callbacks.Callback):
             averages travel in full precision.
 
     Raises:
-        ValueError: for arguments of other types or values; in `fit`, for an optimizer whose state
-            it does not know, that exchanges gradients, or that begins to train during `fit`; on
-            all workers if they do not train the same model in the same way.
+        ValueError: for arguments of other types or values. In `fit`, for an optimizer whose state
+            it does not know, that exchanges gradients, or that begins to train during `fit`. On
+            all workers, if they do not train the same model in the same way.
 
     Example:
         >>> import tf_onebit, tf_onebit.horovod as hvd

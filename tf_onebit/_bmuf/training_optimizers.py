@@ -103,8 +103,8 @@ def require_trains_apart(optimizer, model, groups):
 
     Raises:
         ValueError: if the optimizer exchanges gradients between workers, or with groups does not
-            exchange them; if its exchange is delayed or asynchronous; if several workers share a
-            process; if a split model, or one in a strategy, has groups.
+            exchange them. If its exchange is delayed or asynchronous. If several workers share a
+            process. If a split model, or one in a strategy, has groups.
     """
     gradient_exchange = getattr(optimizer, "gradient_exchange", None)
     who = "no optimizer" if optimizer is None else named(optimizer)

@@ -35,9 +35,9 @@ class ExchangeState:
 
     @property
     def is_whole(self):
-        """Whether `states` is complete.
+        """Completeness of `states`: boolean.
 
-        After a restart with another number of workers, it is not before the first step.
+        After a restart with another number of workers, they are complete after the first step.
         """
         world_size = self._workers.holders.world_size
         alike = all(len(states) == world_size for states in self._waiting.values())

@@ -83,12 +83,15 @@ class BackupAndRestore(keras.callbacks.Callback):
             workers meet after every batch, which takes 1 or 2 ms.
 
     Raises:
-        ValueError: if `save_freq` is neither. On all workers when `fit` begins: if there are
-            backups, but none can be used; if the directory belongs to another job, is not the same
-            for all, or cannot be written; if workers have other numbers of batches or arguments;
-            if Horovod connects several workers and their optimizer is not distributed by
-            `tf_onebit.horovod.DistributedOptimizer`; if `save_before_exit` is set and workers
-            train apart. Later: if workers meet at different backups.
+        ValueError: if `save_freq` is neither. Later, if workers meet at different backups. And on
+            all workers when `fit` begins, in these cases:
+
+            - There are backups, but none can be used.
+            - The directory belongs to another job, is not the same for all, or cannot be written.
+            - Workers have other numbers of batches or arguments.
+            - Horovod connects several workers, and their optimizer is not distributed by
+              `tf_onebit.horovod.DistributedOptimizer`.
+            - `save_before_exit` is set, and workers train apart.
 
     Example:
         >>> callback = BackupAndRestore("/tmp/backup", save_freq=100)

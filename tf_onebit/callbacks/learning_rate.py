@@ -73,9 +73,9 @@ class AutoLearningRate(keras.callbacks.Callback):
             on, and whether the model was `reverted`.
 
     Raises:
-        ValueError: for arguments of other types or values, and for data that do not end or can be
-            read only once; in `fit`, if the number of samples of a step or the criterion is not
-            known, or workers train apart.
+        ValueError: for arguments of other types or values. For data that do not end or can be read
+            only once. In `fit`, if the number of samples of a step or the criterion is not known,
+            or workers train apart.
 
     Example:
         >>> import numpy, tf_onebit

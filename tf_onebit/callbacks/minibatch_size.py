@@ -86,9 +86,10 @@ class AutoMinibatchSize(keras.callbacks.Callback):
             `trials` is a list of (size, criterion).
 
     Raises:
-        ValueError: for arguments of other types or values. In `fit`: for other data; for sizes
-            that the workers cannot share; for too small a data set or trial; for an optimizer
-            without a known rule; for workers that train apart; for logs without the criterion.
+        ValueError: for arguments of other types or values. In `fit`, for other data, and
+            for sizes that the workers cannot share. For too small a data set or trial. For an
+            optimizer without a known rule, for workers that train apart, and for logs without the
+            criterion.
 
     Example:
         >>> import numpy, tf_onebit

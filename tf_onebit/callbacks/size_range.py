@@ -20,9 +20,9 @@ class SizeRange:
         steps_of_minibatch: as given.
 
     Raises:
-        ValueError: for sizes that the workers cannot share equally; for trials too short for the
-            current or the least size; for an epoch too short for a trial; for a range without a
-            size.
+        ValueError: for sizes that the workers cannot share equally. For trials too short for the
+            current or the least size. For an epoch too short for a trial, and for a range without
+            a size.
     """
 
     def __init__(

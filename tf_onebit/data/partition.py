@@ -56,9 +56,9 @@ def partition_in_fit(model, strategy, steps_per_execution, rank, world_size):
         `Partition`, and the `Engine` that connects the processes, or None.
 
     Raises:
-        ValueError: if rank and world_size contradict the strategy or the optimizer, or are missing
-            in a Horovod job whose optimizer does not know the workers; for a strategy whose
-            workers are not known.
+        ValueError: if rank and world_size contradict the strategy or the optimizer. If they are
+            missing in a Horovod job whose optimizer does not know the workers. For a strategy
+            whose workers are not known.
     """
     engine = getattr(strategy.extended, "engine", None) or _engine_of_optimizer(model)
     if engine is not None and len(engine.ranks) == engine.world_size:

@@ -33,9 +33,9 @@ class ResizableBatches(DataAdapter):
     before takes them, too, so that every worker has samples in each step.
 
     Args:
-        data: the same data on all workers: an array, `(x, y)` or `(x, y, sample_weight)` of arrays
-            or structures of arrays; or a `keras.utils.PyDataset` or `tf.data.Dataset` of batches
-            of any sizes, whose samples are taken in their order.
+        data: the same data on all workers. An array, or `(x, y)` or `(x, y, sample_weight)` of
+            arrays or structures of arrays. Or a `keras.utils.PyDataset` or `tf.data.Dataset` of
+            batches of any sizes, whose samples are taken in their order.
         global_batch_size: number of samples of a minibatch, over all workers.
         shuffle: whether the samples of arrays come in a random order, a function of seed and epoch
             that differs between epochs. Datasets keep their own order, which must be the same on
@@ -46,8 +46,8 @@ class ResizableBatches(DataAdapter):
             strategy or the optimizer of the trained model.
 
     Raises:
-        ValueError: for data of another kind or without an end; for a size that is not a positive
-            number, that the workers cannot share equally, or that is larger than the data; in
+        ValueError: for data of another kind or without an end. For a size that is not a positive
+            number, that the workers cannot share equally, or that is larger than the data. In
             `fit`, for other arguments that describe the data, and if `state()` differs between
             workers.
 

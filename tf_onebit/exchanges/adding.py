@@ -10,7 +10,7 @@ from tf_onebit.exchanges.gradients import Gradient, with_narrow_overflow
 
 
 class Adding(Exchange):
-    """An exchange that can add exchanged values to variables, so that they are nowhere in memory.
+    """An exchange that can add exchanged values to variables without storing them in between.
 
     Decoding writes the exchanged gradients, and an update reads them again. Both take about as long
     as a pass over the weights. If an update only adds a multiple of the gradients, `add_to` makes
@@ -19,8 +19,8 @@ class Adding(Exchange):
     A subclass defines `gather`, `decoded` and `add_to` in place of `deliver`.
 
     Attributes:
-        num_gathered: number of tensors that `gather` returns, of `WIRE_DTYPE`. None of them is
-            empty in the first place.
+        num_gathered: number of tensors that `gather` returns, of `WIRE_DTYPE`. The first of them
+            is never empty.
     """
 
     carries_flags = True

@@ -86,8 +86,8 @@ class OneBit(Adding):
             So a value that has never moved hardly moves. Without a warm start, s is 1.
 
     Raises:
-        ValueError: if a size is not positive, sizes contradict each other, a transform or
-            pattern is not one, there are transforms of gradients where moments are local, or
+        ValueError: if a size is not positive, or sizes contradict each other. If a transform or
+            pattern is not one, or there are transforms of gradients where moments are local. If
             `aggregate_bits` is neither 1 nor 2, or is 2 without error feedback.
 
     Example:

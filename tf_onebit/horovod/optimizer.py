@@ -78,7 +78,7 @@ def DistributedOptimizer(
         exchange: `tf_onebit.Exchange`, or "auto": see `tf_onebit.Auto`. Default: `FullPrecision()`.
         compression: one of `Compression`, or a compressor of Horovod's. Replaces `exchange`.
         op: `Average` or `Sum` over the workers.
-        on_nonfinite: "error" or "skip", for steps in which a gradient is not finite.
+        on_nonfinite: what a step does in which a gradient is not finite: "error" or "skip".
             "error": such a step ends in an error on all workers, before a weight changes and
             before `TerminateOnNaN` sees the loss. A single worker does as Keras does. With
             gradient accumulation the step that updates fails. A compiled step then drops the sum;

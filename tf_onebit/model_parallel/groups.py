@@ -34,8 +34,8 @@ class Groups(Group):
         member: number of this process within its group, from 0.
 
     Raises:
-        ValueError: if `members` is neither, if it does not divide the number of processes, if
-            nodes have different numbers of processes, or if Horovod has no dynamic process sets.
+        ValueError: if `members` is neither, or does not divide the number of processes. If nodes
+            have different numbers of processes, or Horovod has no dynamic process sets.
 
     Example:
         >>> import tf_onebit.horovod as hvd

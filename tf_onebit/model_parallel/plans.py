@@ -38,8 +38,8 @@ def plans_of(layers, members, min_size):
         min_size: number of weights from which on a layer is split.
 
     Returns:
-        List of pairs (layer, `LayerPlan` or a string that says why it is left whole), for the
-        layers with weights of their own, and for those that only contain others with plans.
+        List of pairs (layer, plan). A plan is a `LayerPlan`, or a string that says why the layer
+        is left whole. Layers without weights are in it only if they contain others with plans.
     """
     in_wrappers = {
         id(inner): outer

@@ -49,8 +49,8 @@ def split(model: keras.Model, groups: Group, min_size: int = 2**16) -> keras.Mod
 
     Raises:
         ValueError: for a model that is not built, is split already, or was made in the scope of
-            another strategy than that of `groups`, and for other arguments; on all processes, if
-            their models or arguments differ.
+            another strategy than that of `groups`. For other arguments. On all processes, if their
+            models or arguments differ.
 
     Example:
         >>> import tf_onebit.horovod as hvd

@@ -135,7 +135,7 @@ def one_bit_encode_shard(
         has the form of a row of `one_bit_encode`, without plain values.
 
     Raises:
-        InvalidArgumentError: if the aggregate or the residual does not have the shard's size, or
+        InvalidArgumentError: if the aggregate or the residual does not have the shard's size. If
             the number of bits is neither 1 nor 2, or is 2 without error feedback.
 
     Example:

@@ -162,7 +162,7 @@ class _Run:
             messages = activations.forward
             places = [(i + 1) / len(messages) for i in range(len(messages))]
             events = [
-                (place, self._message(index, (step, "forward", i), messages[i]))
+                (place, self._message((step, "forward", i), messages[i]))
                 for i, place in enumerate(places)
             ]
             self._compute(time, index, step, computation.forward_seconds, events, backward)
@@ -176,7 +176,7 @@ class _Run:
                 for number, ready in enumerate(itertools.accumulate(sizes))
             ]
             events += [
-                (i / len(messages), self._message(index, (step, "backward", i), message))
+                (i / len(messages), self._message((step, "backward", i), message))
                 for i, message in enumerate(messages)
             ]
             events.sort(key=lambda event: event[0])
@@ -229,7 +229,7 @@ class _Run:
 
         return ready
 
-    def _message(self, index: int, place: _Place, collective: Collective) -> _Event:
+    def _message(self, place: _Place, collective: Collective) -> _Event:
         """Returns the event that a worker needs an answer before it can go on."""
 
         def needed(time: float, go_on: Action) -> None:
