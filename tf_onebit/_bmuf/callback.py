@@ -36,8 +36,8 @@ from tf_onebit._training.group_optimizer import require_no_auto
 from tf_onebit._training.model_optimizers import gradient_exchanges_of
 from tf_onebit._training.passes import compare, follow
 from tf_onebit.collectives.requests import AllGather, one_request
-from tf_onebit.exchanges import FullPrecision
 from tf_onebit.exchanges.handshake import handshake
+from tf_onebit.exchanges.schedule import innermost
 
 # Training on after an interruption starts from the global model, too.
 _SHOWING = (*SHOWING, "fit", "train_on_batch")
@@ -209,7 +209,7 @@ class BlockMomentum(keras.callbacks.Callback):
             self.model,
             self.moment_correction,
             self._looks_ahead,
-            compresses=type(self.exchange) is not FullPrecision,
+            compresses=innermost(self.exchange).compresses,
             optimizers=self._optimizers,
         )
         self._batches_per_step = variables.batches_per_step
@@ -311,7 +311,7 @@ class BlockMomentum(keras.callbacks.Callback):
 
     @property
     def _looks_ahead(self):
-        """Whether the block momentum is above 0."""
+        """True if the block momentum is above 0."""
         if self.block_momentum == "auto":
             return self._gradient_exchange.engine.world_size > 1
         return self.block_momentum > 0

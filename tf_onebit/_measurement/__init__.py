@@ -6,8 +6,10 @@ from tf_onebit._measurement.exchange_seconds import (
     measure_work,
 )
 from tf_onebit._measurement.exchange_work import (
+    dense,
     measure_block,
     measure_exchange,
+    measured_as,
     with_block_work,
     with_world_size,
 )
@@ -18,9 +20,11 @@ __all__ = [
     "ExchangeSeconds",
     "Links",
     "compressed_buckets",
+    "dense",
     "measure_block",
     "measure_exchange",
     "measure_work",
+    "measured_as",
     "with_block_work",
     "with_world_size",
 ]

@@ -25,7 +25,7 @@ def measure_exchange(exchange, specs, world_size, rows=None, runs=_RUNS):
     """Measures the computing time of an exchange with random gradients.
 
     Args:
-        exchange: `Exchange`, as a template. Without branches: no transforms.
+        exchange: `Exchange`, as a template. It is measured as `measured_as` says.
         specs: list of `GradientSpec` of a model.
         world_size: number of workers. Only this one runs, and receives its own messages.
         rows: list with the number of rows of each sparse gradient. Default: one row.
@@ -35,7 +35,9 @@ def measure_exchange(exchange, specs, world_size, rows=None, runs=_RUNS):
         List of `planner.Bucket`, in the order in which a backward pass computes their gradients.
     """
     rows = rows or [1] * len(specs)
-    bucketed = Bucketed(exchange)
+    bucketed = Bucketed(measured_as(exchange))
+    if exchange.takes_sparse and not bucketed.template.takes_sparse:
+        specs = dense(specs)
     bucketed.build(specs, 0, world_size, "tf_onebit/_measurement")
     measured = {}  # equal layers have equal buckets, and each kind is measured once
     buckets = []
@@ -46,6 +48,16 @@ def measure_exchange(exchange, specs, world_size, rows=None, runs=_RUNS):
             measured[key] = _measured(*zip(*gradients, strict=True), exchange, runs)
         buckets.append(measured[key])
     return buckets
+
+
+def measured_as(exchange):
+    """Returns the exchange with its arguments for measurements."""
+    return exchange.from_config(exchange.get_config() | exchange.measured_with)
+
+
+def dense(specs):
+    """Returns the specs as an exchange sees them that turns sparse gradients into dense ones."""
+    return [dataclasses.replace(spec, sparse=False) for spec in specs]
 
 
 def with_world_size(buckets, before, after):

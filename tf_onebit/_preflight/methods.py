@@ -1,61 +1,84 @@
 """Methods of exchange between a number of workers, with their measured work and messages."""
 
 import dataclasses
-import functools
 
 from tf_onebit._measurement import measure_exchange, with_world_size
 from tf_onebit._training.building import with_moments
 from tf_onebit._training.local_updates import expected_moments_of
 from tf_onebit._training.model_optimizers import inner_optimizer
-from tf_onebit.exchanges import FullPrecision, OneBit, Threshold
+from tf_onebit.exchanges import Exchange, FullPrecision, OneBit, Threshold
 from tf_onebit.exchanges.schedule import innermost
 from tf_onebit.planner import Method
 
-FULL_PRECISION = "full precision"
 _RUNS_OF_OTHERS = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """Exchange to plan with.
+
+    Attributes:
+        name: name that people read.
+        exchange: the exchange, as a program writes it.
+        in_steps: the same with the moments that it has in steps, but not in blocks.
+    """
+
+    name: str
+    exchange: Exchange
+    in_steps: Exchange
 
 
 class Candidates:
     """Exchanges to plan with: ours, ordered by how much they change training, and the user's own.
 
+    The user's own has its arguments, and takes the place of ours if it is of the same class.
+
     Args:
         optimizer: Keras optimizer of the model.
-        target_density: of threshold-sparse updates.
+        target_density: of threshold-sparse updates, or None for that of the user's own, or the
+            default.
 
     Attributes:
-        exchanges: dictionary of exchanges by name.
-        in_steps: list of the same exchanges with the moments that they have in steps, but not in
-            blocks.
+        full_precision: `Candidate`, the first.
     """
 
     def __init__(self, optimizer, target_density):
         optimizer = inner_optimizer(optimizer)
-        self.exchanges = _exchanges(optimizer, target_density)
-        self.in_steps = [
-            with_moments(exchange, expected_moments_of(optimizer, exchange))
-            for exchange in self.exchanges.values()
+        self._candidates = [
+            Candidate(name, one, with_moments(one, expected_moments_of(optimizer, one)))
+            for name, one in _exchanges(optimizer, target_density).items()
         ]
+        self.full_precision = self._candidates[0]
         self._in_full_precision = _InFullPrecision()
 
+    def __iter__(self):
+        return iter(self._candidates)
+
     def measured(self, exchange, *arguments, **runs):
-        """Measures an exchange as `measure_exchange` does, those in full precision once."""
+        """Measures an exchange as `measure_exchange` does, but full precision only once."""
         measured = measure_exchange
-        if isinstance(exchange, FullPrecision):
+        if exchange is self.full_precision.exchange:
             measured = self._in_full_precision
         return measured(exchange, *arguments, **runs)
 
 
 def _exchanges(optimizer, target_density):
-    candidates = {
-        FULL_PRECISION: FullPrecision(),
+    ours = {
+        "full precision": FullPrecision(),
         "1-bit": OneBit(),
         "threshold": Threshold(target_density=target_density),
     }
-    exchange = getattr(optimizer, "gradient_exchange", None)
-    own = None if exchange is None else innermost(exchange.template)
-    if own is None or own.trains_apart or type(own) in map(type, candidates.values()):
-        return candidates
-    return candidates | {type(own).__name__: own}
+    gradient_exchange = getattr(optimizer, "gradient_exchange", None)
+    if gradient_exchange is None:
+        return ours
+    own = innermost(gradient_exchange.template)
+    if own.trains_apart:
+        return ours
+    if isinstance(own, Threshold) and target_density is not None:
+        config = own.get_config() | {"tau": None, "target_density": target_density}
+        own = own.from_config(config)
+    names = {type(one): name for name, one in ours.items()}
+    return ours | {names.get(type(own), type(own).__name__): own}
 
 
 def runs_for(world_size, workers, world_sizes):
@@ -86,49 +109,49 @@ class Exchanges:
     def __init__(self, candidates, specs, rows, workers, world_size, **runs):
         self._candidates, self._specs = candidates, specs
         self._world_size, self._runs = world_size, runs
-        self._buckets = []
-        for exchange in candidates.in_steps:
+        self._measured = []
+        for candidate in candidates:
             workers.wait_for_all()  # workers that share a processor share it all the time
-            self._buckets.append(self._measured(exchange, specs, rows))
+            self._measured.append((candidate, self._buckets(candidate.in_steps, specs, rows)))
 
-    def _measured(self, exchange, specs, rows=None):
+    def _buckets(self, exchange, specs, rows=None):
         return self._candidates.measured(exchange, specs, self._world_size, rows, **self._runs)
 
     def methods(self):
         """Returns the methods that exchange gradients in every step: list of `planner.Method`."""
         methods = []
-        exchanges = self._candidates.exchanges
-        for (name, exchange), buckets in zip(exchanges.items(), self._buckets, strict=True):
+        for candidate, buckets in self._measured:
+            exchange = candidate.exchange
             what = {"buckets": buckets, "bucket_bytes": exchange.bucket_bytes, "template": exchange}
-            methods.append(Method(name, **what))
-            if name != FULL_PRECISION and exchange.can_be_delayed:
-                methods.append(Method(f"{name}, delayed", delay=1, **what))
+            methods.append(Method(candidate.name, **what))
+            if exchange.compresses and exchange.can_be_delayed:
+                methods.append(Method(f"{candidate.name}, delayed", delay=1, **what))
         return methods
 
     def blocks(self, ends, block_seconds, sync_period):
         """Returns the methods that train in blocks: list of `planner.Method`.
 
         Args:
-            ends: list of `BlockEnd` in full precision and with 1-bit, or None in place of them.
+            ends: `BlockEnd` in full precision and with 1-bit, in this order, or None in place of
+                them.
             block_seconds: as from `measure_block`.
             sync_period: number of steps.
         """
         methods = []
-        candidates = self._candidates
-        of_weights = zip(
-            ends, candidates.exchanges.items(), candidates.in_steps, self._buckets, strict=False
-        )
-        for end, (name, exchange), in_steps, buckets in of_weights:
+        for end, (candidate, buckets) in zip(ends, self._measured, strict=False):
             if end is None:
                 continue
             # Embeddings send all rows, not only a step's.
-            if end.weights != self._specs or in_steps is not exchange:
-                buckets = self._measured(exchange, end.weights)
-            in_full_precision = functools.partial(self._measured, FullPrecision())
-            of_block = end.buckets(buckets, in_full_precision, block_seconds)
-            name = f"blocks of {sync_period}, {name}"
-            methods.append(Method(name, of_block, sync_period=sync_period, template=exchange))
+            if end.weights != self._specs or candidate.in_steps is not candidate.exchange:
+                buckets = self._buckets(candidate.exchange, end.weights)
+            of_block = end.buckets(buckets, self._in_full_precision, block_seconds)
+            name = f"blocks of {sync_period}, {candidate.name}"
+            what = {"sync_period": sync_period, "template": candidate.exchange}
+            methods.append(Method(name, of_block, **what))
         return methods
+
+    def _in_full_precision(self, specs):
+        return self._buckets(self._candidates.full_precision.exchange, specs)
 
 
 class _InFullPrecision:

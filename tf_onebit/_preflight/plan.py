@@ -86,9 +86,9 @@ def add_command(commands):
     parser.add_argument(
         "--target-density",
         type=_density,
-        default=0.001,
         metavar="D",
-        help="fraction of values that threshold-sparse updates send (default: 0.001)",
+        help="fraction of values that threshold-sparse updates send (default: that of the "
+        "optimizer's own Threshold, or 0.001)",
     )
     parser.add_argument(
         "--sync-period",

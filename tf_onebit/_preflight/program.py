@@ -1,7 +1,8 @@
 """Lines of Python for a program that uses a recommended method."""
 
 from tf_onebit._configurable import as_python, serialize
-from tf_onebit.exchanges import Delayed, FullPrecision, Local, WarmStart
+from tf_onebit._training.building import resolve_exchange
+from tf_onebit.exchanges import Delayed, Local, WarmStart
 
 
 def lines_for(method, bucket_bytes):
@@ -48,7 +49,7 @@ def _exchange_and_callbacks(method, bucket_bytes):
     if method.sync_period is None:
         return _scheduled(exchange, method.delay, bucket_bytes), []
     arguments = [f"sync_period={method.sync_period}"]
-    if not isinstance(exchange, FullPrecision):  # the default
+    if serialize(exchange) != serialize(resolve_exchange(None)):
         arguments.append(f"exchange={_python(exchange)}")
     callback = f"tf_onebit.callbacks.BlockMomentum({', '.join(arguments)})"
     return Local(), [f"callbacks = [{callback}]  # of model.fit"]

@@ -8,14 +8,19 @@ import numpy as np
 
 from tf_onebit._configurable import as_python, deserialize, serialize
 from tf_onebit._formatting import format_number
-from tf_onebit._measurement import ExchangeSeconds, Links, compressed_buckets, measure_work
+from tf_onebit._measurement import (
+    ExchangeSeconds,
+    Links,
+    compressed_buckets,
+    dense,
+    measure_work,
+    measured_as,
+)
 from tf_onebit.exchanges import Exchange, FullPrecision, Recipe
 from tf_onebit.exchanges.schedule import innermost
 from tf_onebit.planner import pays
 
 _DECISION = "decision"
-# Arguments that choose which gradients are compressed, or that transform all gradients.
-_NOT_MEASURED = "exclude", "transforms", "local_transforms"
 
 
 def decide(auto, specs, engine, states=()):
@@ -35,7 +40,7 @@ def decide(auto, specs, engine, states=()):
         if _DECISION in state:
             return deserialize(json.loads(bytes(state[_DECISION])))
     if innermost(auto).takes_sparse:  # it turns them into dense gradients
-        specs = [dataclasses.replace(spec, sparse=False) for spec in specs]
+        specs = dense(specs)
     decision = _Decision(auto.excluding(None), "all workers are in this process")
     if len(engine.ranks) < engine.world_size:
         decision = _weighed(auto, specs, *_measured(auto, engine))
@@ -151,12 +156,9 @@ def without_decision(state):
 
 
 def _as_measured(exchange):
-    """Returns the exchange to measure: it excludes no gradients, and has no transforms.
-
-    Transforms take the same time whether or not gradients are compressed.
-    """
-    without = {name: [] for name in _NOT_MEASURED if name in exchange.get_config()}
-    return exchange.from_config(exchange.get_config() | without)
+    """Returns the exchange to measure, which excludes no gradients."""
+    exchange = measured_as(exchange)
+    return exchange.from_config(exchange.get_config() | {"exclude": []})
 
 
 def _logger():

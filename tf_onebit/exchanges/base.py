@@ -1,7 +1,7 @@
 """The base class of exchanges: how the gradients of all workers become their sum."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy.typing as npt
@@ -89,6 +89,7 @@ class Exchange(DeprecatedNames, Configurable, tf.Module):
         takes_sparse: whether it takes `tf.IndexedSlices`. If not, these are gathered exactly.
         carries_flags: whether its messages say that a gradient was not finite. Otherwise a flag is
             sent beside them, which costs a small all-gather per bucket.
+        compresses: whether its messages are shorter than those in full precision.
         can_be_delayed: whether a later step can deliver its messages.
         trains_apart: whether workers keep their own gradients.
         moments: "local" or "after", see above. Without moments, as in plain SGD, both are the same.
@@ -107,6 +108,7 @@ class Exchange(DeprecatedNames, Configurable, tf.Module):
     dtypes: tuple[str, ...] = ("float32", "float16", "bfloat16")
     takes_sparse = False
     carries_flags = False
+    compresses = True
     can_be_delayed = True
     trains_apart = False
     moments: Moments | None = "after"
@@ -240,6 +242,11 @@ class Exchange(DeprecatedNames, Configurable, tf.Module):
     def bytes_sent(self) -> int:
         """Returns the bytes that this worker sent in the last exchange."""
         raise NotImplementedError(f"{type(self).__name__} must define bytes_sent.")
+
+    @property
+    def measured_with(self) -> Mapping[str, Any]:
+        """Dictionary of arguments that differ while its time is measured with random gradients."""
+        return {}
 
     def expected_bytes(self, specs: Sequence[GradientSpec], world_size: int) -> dict[str, float]:
         """Returns the bytes that each worker will send per step, by kind of collective.

@@ -24,6 +24,8 @@ class FullPrecision(Exchange):
         {'bucket_bytes': 33554432}
     """
 
+    compresses = False
+
     def __init__(self, bucket_bytes: int = 32 * 2**20) -> None:
         super().__init__(bucket_bytes)
         self._wire_bytes = 0

@@ -2,7 +2,7 @@
 
 import math
 import numbers
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -150,6 +150,11 @@ class Threshold(Adding):
         self._density = tf.Variable(0.0, trainable=False)
         self._sum_of_squares = tf.Variable(0.0, trainable=False)
         self._message_words = tf.Variable(0, dtype=tf.int64, trainable=False)
+
+    @property
+    def measured_with(self) -> Mapping[str, Any]:
+        # How much a fixed tau sends depends on the magnitude of gradients.
+        return {"tau": None, "target_density": self.expected_density}
 
     @property
     def expected_density(self) -> float:

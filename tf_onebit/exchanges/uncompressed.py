@@ -31,6 +31,7 @@ class Uncompressed(Exchange):
 
     takes_sparse = True
     carries_flags = True
+    compresses = False
 
     def __init__(self, compressed: Any) -> None:
         compressed = deserialize(compressed)

@@ -151,6 +151,7 @@ class CompressedAllReduce(FullPrecision):
             `decompress(tensor, context)`, as in Horovod; or its path, "module:class".
     """
 
+    compresses = True
     # A compressor's context may be valid only within its step.
     can_be_delayed = False
 
