@@ -118,7 +118,7 @@ def make_communication(gradient_exchange):
         return (yield AllGather(shard, f"{name}/all_gather"))
 
     def communicate():
-        engine = gradient_exchange.engine
+        engine = gradient_exchange.workers.engine
         answers = [
             engine.run_one(of_bucket(bucket))
             for exchange in gradient_exchange.built
@@ -282,7 +282,7 @@ def main():
         optimizer.build(model.trainable_variables)
         if arguments.send_nothing:
             gradient_exchange = optimizer.gradient_exchange
-            gradient_exchange.group = NobodyElse(gradient_exchange.engine)
+            gradient_exchange.workers.group = NobodyElse(gradient_exchange.workers.engine)
     train_step = make_train_step(arguments, job, model, optimizer, make_batch(job.rank))
     if arguments.compute_nothing:
         train_step().numpy()  # this builds the exchange

@@ -213,12 +213,12 @@ class BlockMomentum(keras.callbacks.Callback):
             optimizers=self._optimizers,
         )
         self._batches_per_step = variables.batches_per_step
-        if self._gradient_exchange.model_group is not None:
+        if self._gradient_exchange.workers.model_group is not None:
             require_no_auto(self.exchange, type(self).__name__)
-        if self._gradient_exchange.workers_in_step is not None:
-            compare(self._fit, self._gradient_exchange.workers_in_step)
+        if self._gradient_exchange.workers.in_step is not None:
+            compare(self._fit, self._gradient_exchange.workers.in_step)
         self._bystanders = Bystanders(self.model, self._optimizers)
-        job = self._gradient_exchange.engine
+        job = self._gradient_exchange.workers.engine
         job.run([handshake("block momentum", self._description(variables)) for _ in job.ranks])
         is_known = synchronization_of(self._gradient_exchange) is self._blocks is not None
         if not is_known or self._blocks.trained_by != variables.trained_by:
@@ -254,7 +254,7 @@ class BlockMomentum(keras.callbacks.Callback):
         self._end(End.TRAINING)
         if self.groups is not None:
             # A process that exits ends the job, and others may still communicate in their group.
-            job = self._gradient_exchange.engine
+            job = self._gradient_exchange.workers.engine
             job.run([one_request(AllGather(tf.constant([0]), "tf_onebit_blocks/end"))])
         self._unwrap()
 
@@ -279,7 +279,7 @@ class BlockMomentum(keras.callbacks.Callback):
         """Loads the states of a backup, if there are some that have not been loaded yet."""
         states = take_states(self._gradient_exchange)
         if states is not None:
-            job = self._gradient_exchange.engine
+            job = self._gradient_exchange.workers.engine
             self._blocks.load_states(states, job.ranks, as_many=len(states) == job.world_size)
             # The backup may have been made between the block's last step and its synchronization.
             self._synchronize_if_due()
@@ -313,7 +313,7 @@ class BlockMomentum(keras.callbacks.Callback):
     def _looks_ahead(self):
         """True if the block momentum is above 0."""
         if self.block_momentum == "auto":
-            return self._gradient_exchange.engine.world_size > 1
+            return self._gradient_exchange.workers.engine.world_size > 1
         return self.block_momentum > 0
 
     def _description(self, variables):
@@ -334,8 +334,8 @@ class BlockMomentum(keras.callbacks.Callback):
         ]
 
     def _synchronization(self, variables):
-        engine, within = self._gradient_exchange.engine, None
-        model_group = self._gradient_exchange.model_group
+        engine, within = self._gradient_exchange.workers.engine, None
+        model_group = self._gradient_exchange.workers.model_group
         if self.groups is not None:
             within, engine = engine.by_node()
         elif model_group is not None:

@@ -28,7 +28,7 @@ class BlockExchanges:
         for template in templates if engine.world_size > 1 else ():
             exchange = GradientExchange(template, job, False, unit=unit)
             if model_group is not None:
-                exchange.follow(model_group)
+                exchange.workers.follow(model_group)
             self._exchanges.append(exchange)
 
     def of_workers(self, count):

@@ -193,7 +193,7 @@ class BlockReplica:
 
     @property
     def is_changed(self):
-        """Whether the weights differ from the global model's, because they were assigned."""
+        """True if the weights differ from the global model's, because they were assigned."""
         weights = zip(self._weights, self._globals, strict=True)
         return not all(bool(tf.reduce_all(w == tf.cast(kept, w.dtype))) for w, kept in weights)
 

@@ -10,7 +10,7 @@ from tf_onebit._shares import group_of
 from tf_onebit._training import fit
 from tf_onebit._training.building import require_no_local_moments
 from tf_onebit._training.model_optimizers import inner_optimizer, optimizers_of
-from tf_onebit.exchanges.schedule import delay_of, innermost
+from tf_onebit.exchanges.schedule import delay_of
 
 
 def training_optimizers(model):
@@ -137,7 +137,7 @@ def require_trains_apart(optimizer, model, groups):
         gradient_exchange.template,
         "BlockMomentum takes the workers of a node for one, with the same moments.",
     )
-    is_local = innermost(gradient_exchange.template).trains_apart
+    is_local = gradient_exchange.workers.train_apart and not gradient_exchange.is_asynchronous
     template = serialize(gradient_exchange.template)["class"].split(":")[-1]
     if groups is None and not is_local:
         raise ValueError(
@@ -155,7 +155,7 @@ def require_trains_apart(optimizer, model, groups):
             'With groups="node" the workers of a node make every step together. Received: '
             'groups="node" and an AsynchronousOptimizer. Use DistributedOptimizer.'
         )
-    if len(gradient_exchange.engine.ranks) > 1:
+    if len(gradient_exchange.workers.engine.ranks) > 1:
         raise ValueError(
             "BlockMomentum synchronizes workers in processes of their own. Received: several "
             "workers in one process of a MirroredStrategy. Use MultiWorkerMirroredStrategy or "
@@ -178,7 +178,7 @@ def group_by_node(model, groups):
         if not hasattr(optimizer, "gradient_exchange"):
             continue
         exchange = require_trains_apart(optimizer, model, groups)
-        if exchange.group is not exchange.engine:
+        if exchange.workers.group is not exchange.workers.engine:
             continue
         if exchange.built:
             raise ValueError(
@@ -186,5 +186,5 @@ def group_by_node(model, groups):
                 f"first step on. Received: {named(optimizer)}, which has already exchanged with "
                 "all workers. Make a new optimizer."
             )
-        group, _ = exchange.engine.by_node()
-        exchange.divide(group)
+        group, _ = exchange.workers.engine.by_node()
+        exchange.workers.divide(group)

@@ -178,7 +178,7 @@ class Monitor(keras.callbacks.Callback):
 
     def _folder(self):
         """Returns the folder of this process: TensorBoard allows one writer per folder."""
-        engine = self._exchanges[0].engine
+        engine = self._exchanges[0].workers.engine
         if len(engine.ranks) == engine.world_size:
             return self.log_dir
         return os.path.join(self.log_dir, str(engine.ranks[0]))
@@ -223,7 +223,7 @@ class Monitor(keras.callbacks.Callback):
         if samples is None:
             return None
         # In a strategy Keras' batches hold the samples of all its workers.
-        workers = self._exchanges[0].engine.world_size
+        workers = self._exchanges[0].workers.engine.world_size
         workers //= self.model.distribute_strategy.num_replicas_in_sync
         return samples * workers * self._batches_of_update()
 

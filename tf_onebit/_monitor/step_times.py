@@ -34,7 +34,7 @@ class StepTimes:
     def __init__(self, exchanges, recorder, timeline):
         self.batches, self._seconds = 0, 0.0
         self._exchanges, self._recorder = exchanges, recorder
-        engine = exchanges[0].engine
+        engine = exchanges[0].workers.engine
         self._worker = engine.members[engine.ranks[0]]
         self._timeline = None if timeline is None else Timeline(timeline, self._worker)
         self._cost = ExchangeCost()

@@ -19,11 +19,7 @@ class TimedStep:
     def begin(self, model, exchanges):
         """Begins to time the `GradientExchange`s of a list, if they run within the step."""
         self.end()  # an interrupted `fit` did not call it
-        self._exchanges = [
-            exchange
-            for exchange in exchanges
-            if exchange.changes_gradients and not exchange.is_asynchronous
-        ]
+        self._exchanges = [exchange for exchange in exchanges if exchange.changes_gradients]
         if not self._exchanges:
             return
         self._model = model

@@ -17,28 +17,45 @@ from tf_onebit._measurement import (
     measured_as,
 )
 from tf_onebit.exchanges import Exchange, FullPrecision, Recipe
+from tf_onebit.exchanges.handshake import describe, handshake
 from tf_onebit.exchanges.schedule import innermost
 from tf_onebit.planner import pays
 
 _DECISION = "decision"
 
 
-def decide(auto, specs, engine, states=()):
-    """Decides which gradients are compressed. The decision is the same on all workers.
+def decided(auto, specs, scope, workers, states=()):
+    """Returns the exchange that `Auto` decides for, or has decided for in an earlier run.
+
+    Args:
+        auto: `Auto`.
+        specs: list of `GradientSpec`.
+        scope: prefix of the names of collectives.
+        workers: `TrainingWorkers`.
+        states: list of the workers' states in an earlier run, by rank, or an empty list.
+
+    Raises:
+        ValueError: on all workers, if they are about to decide about different gradients.
+    """
+    engine, holders = workers.group, workers.holders
+    description = describe(auto, specs, engine.world_size)
+    # Compared first: a worker that does something else would not take part in measuring.
+    engine.run([handshake(scope, description) for _ in engine.ranks])
+    own = [states[holders.ranks[0]]] if len(states) == holders.world_size else []
+    for state in (*own, *states):
+        if _DECISION in state:
+            return deserialize(json.loads(bytes(state[_DECISION])))
+    return decide(auto, specs, engine)
+
+
+def decide(auto, specs, engine):
+    """Measures, and decides which gradients are compressed: an `Exchange`, the same on all workers.
 
     Args:
         auto: `Auto`.
         specs: list of `GradientSpec`.
         engine: `Engine` of the workers that exchange these gradients.
-        states: list of the workers' states in an earlier run, this worker's first. A decision in
-            them is kept.
-
-    Returns:
-        An `Exchange`.
     """
-    for state in states:
-        if _DECISION in state:
-            return deserialize(json.loads(bytes(state[_DECISION])))
     if innermost(auto).takes_sparse:  # it turns them into dense gradients
         specs = dense(specs)
     decision = _Decision(auto.excluding(None), "all workers are in this process")

@@ -12,15 +12,14 @@ class ExchangeState:
 
     Args:
         exchanges: `BuiltExchanges`.
-        gradient_exchange: `GradientExchange` to which they belong; it knows the workers.
+        workers: `TrainingWorkers`.
 
     Attributes:
         decided: dictionary from the index of an exchange to the decision of `Auto` for it.
     """
 
-    def __init__(self, exchanges, gradient_exchange):
-        self._exchanges = exchanges
-        self._workers = gradient_exchange
+    def __init__(self, exchanges, workers):
+        self._exchanges, self._workers = exchanges, workers
         self._waiting, self._ratio = {}, 1.0
         self.decided = {}
 
@@ -30,14 +29,14 @@ class ExchangeState:
 
     @property
     def is_empty(self):
-        """Whether no state waits for an exchange that is not built yet."""
+        """True if no state waits for an exchange that is not built yet."""
         return not self._waiting
 
     @property
     def is_whole(self):
-        """Completeness of `states`: boolean.
+        """True if `states` is complete.
 
-        After a restart with another number of workers, they are complete after the first step.
+        After a restart with another number of workers, it is complete after the first step.
         """
         world_size = self._workers.holders.world_size
         alike = all(len(states) == world_size for states in self._waiting.values())
@@ -122,8 +121,8 @@ class ExchangeState:
         They then make the same update with a learning rate that is divided by `ratio`. No
         messages may be under way.
         """
-        if ratio == 1.0 or self._workers.exchanges_updates:
-            return  # updates have been multiplied by the learning rate already
+        if ratio == 1.0:
+            return
         self._ratio *= ratio  # for states that still wait for their exchange
         for exchange in self._exchanges.all:
             _load_own(exchange, exchange.state(), ratio)

@@ -51,9 +51,9 @@ class Gathered:
         Args:
             factors: list of float32 scalars, one for each device of this process.
         """
-        exchange = self._gradient_exchange
+        workers, scale = self._gradient_exchange.workers, self._gradient_exchange.scale
         copies = copies_by_device(self._variables)
         for worker, (own, result) in enumerate(zip(self._exchanges, self._results, strict=True)):
-            devices = exchange.of_worker(worker, copies), exchange.of_worker(worker, factors)
+            devices = [workers.of_worker(worker, by_device) for by_device in (copies, factors)]
             for variables, factor in zip(*devices, strict=True):
-                own.add_to(variables, result, exchange.scale, factor)
+                own.add_to(variables, result, scale, factor)

@@ -1,36 +1,23 @@
 """GradientExchange: the object to which an optimizer passes its gradients."""
 
-import collections
 import functools
-import itertools
 import warnings
-from collections.abc import Iterator
 
 import tensorflow as tf
 
 from tf_onebit._framework_internals.tf_variables import copies_by_device
-from tf_onebit._training.auto import decide
+from tf_onebit._training.auto import decided
 from tf_onebit._training.building import build, with_moments
 from tf_onebit._training.built_exchanges import BuiltExchanges
 from tf_onebit._training.exchange_state import ExchangeState
 from tf_onebit._training.gathered import Gathered
 from tf_onebit._training.recorder import stages_of
+from tf_onebit._training.training_workers import TrainingWorkers
 from tf_onebit._validation import number_of_samples
 from tf_onebit.exchanges import Auto, GradientSpec
-from tf_onebit.exchanges.gradients import all_finite, not_finite_flag, times
-from tf_onebit.exchanges.handshake import describe, handshake
+from tf_onebit.exchanges.gradients import all_finite, like_gradients, not_finite_flag, times
 from tf_onebit.exchanges.schedule import delay_of, innermost
 from tf_onebit.exchanges.state import has_unsent
-
-# Numbers the exchanges of a process in the order of first use. All workers take part in each, so
-# their numbers agree, also if one of them creates more objects (to log, test or save). Each group
-# has a counter of its own, because the other workers take no part.
-_numbers: dict[tuple[int, ...], Iterator[int]] = collections.defaultdict(itertools.count)
-
-
-def has_exchanged():
-    """Tells whether this process has exchanged gradients with all others of its job."""
-    return () in _numbers
 
 
 class GradientExchange:
@@ -46,9 +33,7 @@ class GradientExchange:
 
     Attributes:
         moments: "local" if each worker keeps moments of its own gradients, or "after".
-        engine: `Engine` of all workers of the job.
-        group: `Engine` of the workers that exchange gradients with each other. Default: all.
-        model_group: `Group` of workers that hold the model together with this one, or None.
+        workers: `TrainingWorkers`.
         exchanges: `BuiltExchanges` of all lists of variables that it has been called with.
         carried: `ExchangeState` of these exchanges.
         global_batch_size: what `set_global_batch_size` has set, or None.
@@ -61,18 +46,15 @@ class GradientExchange:
     def __init__(self, template, engine, mean, settings=(), unit=1.0, moments="after"):
         self.template = template
         self.moments = moments
-        self.engine = self.group = engine
-        self.model_group = None
-        if not self.is_in_step:
-            engine.whereabouts.are_in_step = False
+        settings = [("op", "Average" if mean else "Sum"), *settings]
+        train_apart = self.is_asynchronous or innermost(template).trains_apart
+        self.workers = TrainingWorkers(engine, train_apart, settings)
         self._mean = mean
         self._unit = unit
-        self._settings = [("op", "Average" if mean else "Sum"), *settings]
         self.exchanges = BuiltExchanges(self._build_and_restore)
-        self.carried = ExchangeState(self.exchanges, self)
+        self.carried = ExchangeState(self.exchanges, self.workers)
         self.global_batch_size = None
         self.delays = True
-        self._recorder = None
         self._has_advised = False
 
     @property
@@ -82,7 +64,7 @@ class GradientExchange:
 
     @property
     def exchanges_updates(self):
-        """Whether the optimizer passes its updates, of which the workers make the mean."""
+        """True if the optimizer passes its updates, of which the workers make the mean."""
         return self.moments == "local" and not self._is_alone
 
     def go_on_with(self, moments):
@@ -116,18 +98,13 @@ class GradientExchange:
         Args:
             gradients, variables: as in a call.
         """
-        factor = 1 if self._mean else self.group.world_size
+        factor = 1 if self._mean else self.workers.group.world_size
         return [times(mine, factor) for mine in gradients]
-
-    @property
-    def holders(self):
-        """`Engine` of the workers that hold the same variables as this one."""
-        return self.engine if self.model_group is None else self.group
 
     @property
     def scale(self):
         """Factor on the sum over the workers."""
-        return 1.0 / self.group.world_size if self._mean or self.exchanges_updates else 1.0
+        return 1.0 / self.workers.group.world_size if self._mean or self.exchanges_updates else 1.0
 
     def set_global_batch_size(self, samples):
         """Sets the number of samples per step in all exchanges, also in those not built yet.
@@ -150,20 +127,12 @@ class GradientExchange:
         Args:
             recorder: `Recorder`, or None to record nothing.
         """
-        self._recorder = recorder
-        self.exchanges.set("stages", lambda exchange, _: self._set_stages(recorder, exchange))
 
-    def of_worker(self, worker, by_device):
-        """Returns the entries of a list by device that belong to a worker of this process.
+        def set_stages(exchange, _):
+            worker = self.workers.group.members[exchange.rank]
+            exchange.set_stages(functools.partial(stages_of, recorder, worker))
 
-        Device i belongs to worker i % workers: to the only one, or to a member of a model-parallel
-        group.
-
-        Args:
-            worker: index in `group.ranks`.
-            by_device: list with an entry for each device of this process.
-        """
-        return by_device[worker :: len(self.group.ranks)]
+        self.exchanges.set("stages", set_stages)
 
     def clear_where_sent(self, velocity_of):
         """Lets exchanges clear the velocities of workers where they send values.
@@ -176,14 +145,10 @@ class GradientExchange:
             velocities = list(map(velocity_of, variables))
             if any(velocity is None for velocity in velocities):
                 return
-            worker = self.group.ranks.index(exchange.rank)
-            exchange.set_velocities(self.of_worker(worker, copies_by_device(velocities)))
+            worker = self.workers.group.ranks.index(exchange.rank)
+            exchange.set_velocities(self.workers.of_worker(worker, copies_by_device(velocities)))
 
         self.exchanges.set("velocities", set_velocities)
-
-    def _set_stages(self, recorder, exchange):
-        worker = self.group.members[exchange.rank]
-        exchange.set_stages(functools.partial(stages_of, recorder, worker))
 
     def set_delay(self, on):
         """Turns delay on or off. No gradients may be held at that time."""
@@ -208,7 +173,7 @@ class GradientExchange:
 
     def advise(self):
         """Warns once, on worker 0 only, if an exchange has advice for a training that ends."""
-        if self._has_advised or 0 not in self.engine.ranks:
+        if self._has_advised or 0 not in self.workers.engine.ranks:
             return
         advice = next(filter(None, (exchange.advice() for exchange in self.built)), None)
         if advice is not None:
@@ -247,7 +212,7 @@ class GradientExchange:
             return [list(mine) for mine in gradients]
         present = [_present(mine) for mine in gradients]
         exchanges = self._exchanges_of(present[0], variables)
-        results = self.group.run(
+        results = self.workers.group.run(
             exchange.run(list(mine.values()), self.scale)
             for exchange, mine in zip(exchanges, present, strict=True)
         )
@@ -268,7 +233,7 @@ class GradientExchange:
             `Gathered`.
         """
         exchanges = self._exchanges_of(_present(gradients[0]), variables)
-        results = self.group.run(
+        results = self.workers.group.run(
             exchange.gather(list(_present(mine).values()), self.scale)
             for exchange, mine in zip(exchanges, gradients, strict=True)
         )
@@ -276,71 +241,16 @@ class GradientExchange:
 
     @property
     def changes_gradients(self):
-        """Whether an exchange changes this worker's gradients."""
-        return not (self._is_alone or innermost(self.template).trains_apart)
-
-    @property
-    def is_in_step(self):
-        """Whether all workers make every step together.
-
-        If not, their numbers of steps may differ.
-        """
-        is_whole = self.group is self.engine or self.model_group is not None
-        return is_whole and not self.trains_apart
-
-    @property
-    def workers_in_step(self):
-        """`Engine` of the workers that make every step together with this one, or None."""
-        if not self.trains_apart:
-            return self.engine if self.is_in_step else self.group
-        group = self.model_group
-        return group.within if group is not None and group.processes > 1 else None
-
-    @property
-    def trains_apart(self):
-        """Whether each worker applies its own gradients, at its own pace."""
-        return self.is_asynchronous or innermost(self.template).trains_apart
-
-    def meet(self, occasion, iterations):
-        """Meets the other workers between two steps, if all make every step together.
-
-        Args:
-            occasion: occasion of the meeting, in a few words.
-            iterations: variable that counts the steps that this worker has made.
-
-        Raises:
-            RuntimeError: if another worker does something else.
-        """
-        ranks = self.engine.ranks
-        if self.is_in_step and len(ranks) < self.engine.world_size:
-            so_far = f"after {iterations.numpy()} steps"
-            self.engine.meet([handshake(occasion, []) for _ in ranks], occasion, so_far)
-
-    def divide(self, group):
-        """Restricts the exchange of gradients to a group of the workers.
-
-        Args:
-            group: `Engine` of the group of this worker.
-        """
-        self.group = group
-        self.engine.whereabouts.are_in_step = False
-
-    def follow(self, model_group):
-        """Restricts the exchange to the workers that hold the same parts of a model as this one.
-
-        Args:
-            model_group: `Group` of this worker.
-        """
-        self.group = model_group.between
-        self.model_group = model_group
+        """True if an exchange changes this worker's gradients."""
+        return not (self._is_alone or self.workers.train_apart)
 
     @property
     def _is_alone(self):
-        """Whether this worker needs no exchange.
+        """True if this worker needs no exchange.
 
         A single worker needs one only for transforms, or for the states of an earlier run.
         """
-        is_single = self.group.world_size == 1 and self._in_full_precision() is None
+        is_single = self.workers.group.world_size == 1 and self._in_full_precision() is None
         return is_single and self.carried.is_empty and not self.exchanges
 
     @property
@@ -371,7 +281,7 @@ class GradientExchange:
         """Takes gradients in a step that returns no exchanged ones. Returns them unchanged."""
         present = [_present(mine) for mine in gradients]
         exchanges = self._exchanges_of(present[0], variables)
-        self.group.run(
+        self.workers.group.run(
             exchange.hold(list(mine.values()))
             for exchange, mine in zip(exchanges, present, strict=True)
         )
@@ -394,14 +304,10 @@ class GradientExchange:
             A list like `like`.
         """
         exchanges, _ = self.exchanges[index]
-        for exchange in exchanges:
-            self._set_stages(None, exchange)
-        results = self.group.run(
-            exchange.release(number, _like(exchange.specs, mine), self.scale)
+        results = self.workers.group.run(
+            exchange.release(number, like_gradients(exchange.specs, mine), self.scale)
             for exchange, mine in zip(exchanges, like, strict=True)
         )
-        for exchange in exchanges:
-            self._set_stages(self._recorder, exchange)
         return [list(tensors) for tensors, _ in results]
 
     @tf.autograph.experimental.do_not_convert
@@ -420,36 +326,21 @@ class GradientExchange:
         present = [[g for g in mine if g is not None] for mine in gradients]
         if not present[0]:
             return [tf.constant(True) for _ in gradients]
-        deciding = self.workers_in_step
+        deciding = self.workers.in_step
         if deciding is None or deciding.world_size == 1:
             return [tf.equal(not_finite_flag(mine), 0) for mine in present]
-        name = f"{self._scope}/all_finite"
-        if deciding is not self.group:
-            name = f"tf_onebit_{self._number}/all_finite"  # `_scope` names this group only
+        name = f"{self.workers.scope_of(deciding)}/all_finite"
         return deciding.run(all_finite(mine, name) for mine in present)
-
-    @functools.cached_property
-    def _scope(self):
-        """Prefix of the names of this object's collectives.
-
-        The first use compares the workers.
-        """
-        members = () if self.group is self.engine else tuple(self.group.members)
-        self._number = next(_numbers[members])
-        scope = "_".join(map(str, ["tf_onebit", self._number, *members]))
-        with tf.init_scope():
-            self.group.run([handshake(scope, self._settings) for _ in self.group.ranks])
-        return scope
 
     def _in_full_precision(self):
         """Returns the uncompressed exchange of a single worker without residuals, or None."""
         states = self.carried.waiting(len(self.exchanges)) or [{}]
-        if self.group.world_size > 1 or len(states) > 1 or has_unsent(states[0]):
+        if self.workers.group.world_size > 1 or len(states) > 1 or has_unsent(states[0]):
             return None
         return self.template.uncompressed()
 
     def _build_and_restore(self, specs, index):
-        exchanges = self._build(specs, f"{self._scope}/{index}")
+        exchanges = self._build(specs, f"{self.workers.scope}/{index}")
         with tf.init_scope():
             self.carried.restore(index, exchanges)
         return exchanges
@@ -458,23 +349,13 @@ class GradientExchange:
         template = self._in_full_precision() or self.template
         template = with_moments(template, self.moments)
         if isinstance(template, Auto):
-            template = self._decide(template, specs, scope)
+            index = len(self.exchanges)
+            states = self.carried.waiting(index)
+            with tf.init_scope():
+                template = decided(template, specs, scope, self.workers, states)
+            self.carried.decided[index] = template
         unit = 1.0 if self.exchanges_updates else self._unit
-        return build(template, specs, scope, self.group, unit)
-
-    def _decide(self, auto, specs, scope):
-        """Returns the exchange that `Auto` decides for, now or in an earlier run."""
-        index = len(self.exchanges)
-        states = list(self.carried.waiting(index))
-        if len(states) == self.holders.world_size:
-            states.insert(0, states[self.holders.ranks[0]])
-        description = describe(auto, specs, self.group.world_size)
-        with tf.init_scope():
-            # Compared first: a worker that does something else would not take part in measuring.
-            self.group.run([handshake(scope, description) for _ in self.group.ranks])
-            decided = decide(auto, specs, self.group, states)
-        self.carried.decided[index] = decided
-        return decided
+        return build(template, specs, scope, self.workers.group, unit)
 
     def _exchanges_of(self, present, variables):
         variables = [variables[i] for i in present]
@@ -489,13 +370,3 @@ def _present(gradients):
         for i, gradient in enumerate(gradients)
         if gradient is not None
     }
-
-
-def _like(specs, tensors):
-    """Returns the tensors, with empty `tf.IndexedSlices` where gradients are sparse."""
-    return [
-        tf.IndexedSlices(tensor[:0], tf.zeros([0], tf.int64), tf.shape(tensor, tf.int64))
-        if spec.sparse
-        else tf.convert_to_tensor(tensor)
-        for spec, tensor in zip(specs, tensors, strict=True)
-    ]

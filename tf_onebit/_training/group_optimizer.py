@@ -28,20 +28,20 @@ def follow_group(exchange, variables, user):
     Raises:
         ValueError: if it cannot train parts of weights, or has been told to exchange with others.
     """
-    group = group_of(variables)
-    if group is None or exchange.model_group is group:
+    group, workers = group_of(variables), exchange.workers
+    if group is None or workers.model_group is group:
         return group
     name = type(user).__name__
     require_updates_of_parts(user, variables)
     require_no_auto(exchange.template, name)
     peers = list(group.between.members)
-    if exchange.group is not exchange.engine and list(exchange.group.members) != peers:
+    if workers.group is not workers.engine and list(workers.group.members) != peers:
         raise ValueError(
             "The weights of a split model are exchanged between the processes that hold the same "
             f"parts, here the ranks {peers}. Received: {name} with a process_set of the ranks "
-            f"{list(exchange.group.members)}. Leave process_set out."
+            f"{list(workers.group.members)}. Leave process_set out."
         )
-    exchange.follow(group)
+    workers.follow(group)
     return group
 
 

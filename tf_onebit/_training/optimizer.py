@@ -204,11 +204,11 @@ class Distributed:
         # Keras calls this at the end of `fit`.
         self.flush()
         self.gradient_exchange.advise()
-        self.gradient_exchange.engine.whereabouts.end_fit(self.iterations.numpy())
+        self.gradient_exchange.workers.engine.whereabouts.end_fit(self.iterations.numpy())
         super().finalize_variable_values(var_list)
         # After this meeting, files that callbacks have written can be read on any worker. It also
         # catches a worker whose data have ended too early.
-        self.gradient_exchange.meet("end of fit", self.iterations)
+        self.gradient_exchange.workers.meet("end of fit", self.iterations)
 
     def _exchange(self, gradients, variables, exchanging=None):
         """Returns the exchanged gradients of one worker.
@@ -233,7 +233,7 @@ class Distributed:
     @property
     def _clip(self):
         """Function that clips a list of gradients as Keras does."""
-        clip, group = super()._clip_gradients, self.gradient_exchange.model_group
+        clip, group = super()._clip_gradients, self.gradient_exchange.workers.model_group
         if group is None:
             return clip
         variables = self._current_update.variables

@@ -54,13 +54,13 @@ def follow_fit(fit, under_way=False):
     before = None
     if fit.number_of_batches is None:
         before = functools.partial(_meet_before_epoch, fit.model)
-    follow(fit.epoch_iterator, exchange.engine.whereabouts, before, under_way)
+    follow(fit.epoch_iterator, exchange.workers.engine.whereabouts, before, under_way)
 
 
 def _meet_before_epoch(model):
     exchange = exchange_in_step(model)
     if exchange is not None:
-        exchange.meet("begin of an epoch", optimizers_of(model)[0].iterations)
+        exchange.workers.meet("begin of an epoch", optimizers_of(model)[0].iterations)
 
 
 def exchange_in_step(model):
@@ -70,7 +70,7 @@ def exchange_in_step(model):
     """
     exchanges = [getattr(o, "gradient_exchange", None) for o in optimizers_of(model)]
     exchanges = [exchange for exchange in exchanges if exchange is not None]
-    if exchanges and all(exchange.is_in_step for exchange in exchanges):
+    if exchanges and all(exchange.workers.are_in_step for exchange in exchanges):
         return exchanges[0]
     return None
 

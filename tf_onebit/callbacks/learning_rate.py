@@ -238,8 +238,9 @@ class AutoLearningRate(keras.callbacks.Callback):
         learning_rate_factor.set_factors(self.model, self, self._reduced_by)
         best = part_of(state, "best")
         for i, exchange in enumerate(gradient_exchanges_of(self.model)):
-            workers, _ = best.get(f"exchange_{i}/built", (exchange.engine.world_size, 0))
-            if workers != exchange.engine.world_size:  # the exchange keeps its current state
+            world_size = exchange.workers.engine.world_size
+            workers, _ = best.get(f"exchange_{i}/built", (world_size, 0))
+            if workers != world_size:  # the exchange keeps its current state
                 best = {k: v for k, v in best.items() if not k.startswith(f"exchange_{i}/")}
         self._best = Snapshot(best, training_state.random_state()) if best else None
 

@@ -144,7 +144,9 @@ def rescale_pending_gradients(model, before, now):
             gathered += optimizer.velocities
         for copy in itertools.chain(*map(copies_of, gathered)):
             copy.assign(copy * tf.cast(old / new, copy.dtype))
-        if (exchange := getattr(optimizer, "gradient_exchange", None)) is not None:
+        exchange = getattr(optimizer, "gradient_exchange", None)
+        # Updates have been multiplied by the learning rate already.
+        if exchange is not None and not exchange.exchanges_updates:
             exchange.carried.scale_unsent(old / new)
 
 

@@ -81,7 +81,7 @@ def _collected(model):
             state[f"optimizer_{i}/trained"] = np.array(trained, np.int64)
     for i, exchange in enumerate(gradient_exchanges_of(model)):
         built = exchange.carried.states()
-        state[f"exchange_{i}/built"] = np.array([exchange.engine.world_size, len(built)])
+        state[f"exchange_{i}/built"] = np.array([exchange.workers.engine.world_size, len(built)])
         state[f"exchange_{i}/scale"] = np.array(exchange.scale)
         state[f"exchange_{i}/moments"] = np.array(exchange.moments)
         if exchange.steps_of_delay:
@@ -89,11 +89,11 @@ def _collected(model):
                 json.dumps([_gradients_of(places, *built) for built in exchange.exchanges])
             )
         for j, states in enumerate(built):
-            for rank, one in zip(exchange.engine.ranks, states, strict=True):
+            for rank, one in zip(exchange.workers.engine.ranks, states, strict=True):
                 prefix = f"exchange_{i}/{j}/{rank}"
                 state |= {f"{prefix}/{name}": array for name, array in one.items()}
         if (blocks := synchronization_of(exchange)) is not None:
-            for rank, one in zip(exchange.engine.ranks, blocks.states(), strict=True):
+            for rank, one in zip(exchange.workers.engine.ranks, blocks.states(), strict=True):
                 prefix = f"exchange_{i}/blocks/{rank}"
                 state |= {f"{prefix}/{name}": array for name, array in one.items()}
     return state

@@ -43,7 +43,7 @@ class Workers:
 
     def __init__(self, model, purpose):
         exchanges = gradient_exchanges_of(model)
-        engine = exchanges[0].engine if exchanges else None
+        engine = exchanges[0].workers.engine if exchanges else None
         if engine is None and horovod_size_or_1() > 1:
             raise ValueError(
                 f"{purpose} the workers of a job through their optimizer. Received: "
@@ -165,7 +165,7 @@ def by_rank(values):
 
 def may_differ_in_steps(model):
     """Tells whether the workers of a job may make different numbers of steps."""
-    return any(map(_trains_apart, gradient_exchanges_of(model)))
+    return any(map(_may_differ_in_steps, gradient_exchanges_of(model)))
 
 
 def require_together(model, callback):
@@ -176,7 +176,7 @@ def require_together(model, callback):
         callback: name of the callback whose decisions all workers make at the same step.
     """
     for exchange in gradient_exchanges_of(model):
-        if _trains_apart(exchange):
+        if _may_differ_in_steps(exchange):
             raise ValueError(
                 f"{callback} needs workers that make every step together. Received: an optimizer "
                 f"with the exchange {type(exchange.template).__name__}, whose workers train apart. "
@@ -184,6 +184,7 @@ def require_together(model, callback):
             )
 
 
-def _trains_apart(exchange):
-    alone = exchange.engine.world_size == 1 and not exchange.is_asynchronous
-    return not (exchange.is_in_step or alone)
+def _may_differ_in_steps(exchange):
+    workers = exchange.workers
+    alone = workers.engine.world_size == 1 and not exchange.is_asynchronous
+    return not (workers.are_in_step or alone)

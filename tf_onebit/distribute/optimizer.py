@@ -93,7 +93,7 @@ class _UnderStrategy(Distributed):
     def apply(self, grads, trainable_variables=None):
         grads = self._of_group(list(grads), trainable_variables)
         has_data, grads = data_of_step(), zero_without_data(grads)
-        if has_data is None or not self.gradient_exchange.trains_apart:
+        if has_data is None or not self.gradient_exchange.workers.train_apart:
             super().apply(grads, trainable_variables)
             return
         self._build_first(trainable_variables)
@@ -160,7 +160,7 @@ class _UnderStrategy(Distributed):
     def flush(self):
         if self.gradient_exchange.held():
             # If one worker flushed alone, others would take its messages for a step's messages.
-            self.gradient_exchange.engine.whereabouts.meet("flush", at_once=True)
+            self.gradient_exchange.workers.engine.whereabouts.meet("flush", at_once=True)
         super().flush()
 
     def _all_reduce_sum_gradients(self, grads_and_vars):

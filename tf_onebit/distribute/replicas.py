@@ -26,9 +26,9 @@ def exchange(context, gradient_exchange, gradients, variables, exchanging=None, 
 
     def merged(strategy, gradients):
         by_device = _by_device(strategy, gradients)
-        workers = len(gradient_exchange.group.ranks)
+        workers = len(gradient_exchange.workers.group.ranks)
         if len(by_device) > workers:
-            of_workers = [gradient_exchange.of_worker(i, by_device) for i in range(workers)]
+            of_workers = [gradient_exchange.workers.of_worker(i, by_device) for i in range(workers)]
             by_worker = [own[0] if are_alike else _sums(own) for own in of_workers]
             exchanged = exchanging(by_worker, variables) * (len(by_device) // workers)
         else:
@@ -72,7 +72,7 @@ def all_finite(context, gradient_exchange, gradients):
 
     def merged(strategy, gradients):
         by_device = _by_device(strategy, gradients)
-        each = len(by_device) // len(gradient_exchange.engine.ranks)
+        each = len(by_device) // len(gradient_exchange.workers.engine.ranks)
         of_workers = [by_device[i : i + each] for i in range(0, len(by_device), each)]
         (finite, *_) = gradient_exchange.all_finite([sum(own, []) for own in of_workers])
         return finite

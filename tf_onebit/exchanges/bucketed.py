@@ -17,7 +17,12 @@ from tf_onebit.exchanges.base import (
     sum_of_squares,
 )
 from tf_onebit.exchanges.full_precision import FullPrecision
-from tf_onebit.exchanges.gradients import Gradient, GradientSpec, require_finite, values_of
+from tf_onebit.exchanges.gradients import (
+    Gradient,
+    GradientSpec,
+    after,
+    require_finite,
+)
 from tf_onebit.exchanges.handshake import describe, handshake
 from tf_onebit.exchanges.indexed_slices import SparseGather
 from tf_onebit.exchanges.schedule import AnyExchange, Schedule, schedule_of
@@ -184,10 +189,8 @@ class Bucketed(Configurable, tf.Module):
         exchanged, _ = yield from self._run_buckets(run_bucket, gradients)
         if self.delay:
             # Earlier messages wait for no gradient. Variables that a step still reads for its
-            # gradients would be copied before an update. A branch cannot wait for tensors of the
-            # outer graph; `identity` brings them in.
-            with tf.control_dependencies([tf.identity(values_of(g)) for g in gradients]):
-                exchanged = tf.nest.map_structure(tf.identity, exchanged, expand_composites=True)
+            # gradients would be copied before an update.
+            return after(gradients, exchanged)
         return exchanged
 
     def gradients_of(self, gathered: Sequence[list[Gradient]]) -> list[Gradient | None]:

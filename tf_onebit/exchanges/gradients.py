@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, Self, TypeAlias
+from typing import Any, Self, TypeAlias, TypeVar
 
 import tensorflow as tf
 
@@ -11,6 +11,7 @@ from tf_onebit._shares import is_part
 from tf_onebit.collectives.requests import AllReduce, Exchanging
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
+T = TypeVar("T")
 
 # First words of the error in which the step ends on all workers.
 NOT_FINITE = "Gradients must be finite."
@@ -118,6 +119,36 @@ def all_finite(gradients: Sequence[Gradient], name: str) -> Exchanging[tf.Tensor
     return tf.equal(failures, 0)
 
 
+def like_gradients(specs: Sequence[GradientSpec], tensors: Sequence[tf.Tensor]) -> list[Gradient]:
+    """Returns tensors like gradients: empty `tf.IndexedSlices` where these are sparse.
+
+    Args:
+        specs: list of `GradientSpec`.
+        tensors: list of tensors with the shapes and dtypes of the gradients.
+    """
+    return [
+        tf.IndexedSlices(tensor[:0], tf.zeros([0], tf.int64), tf.shape(tensor, tf.int64))
+        if spec.sparse
+        else tf.convert_to_tensor(tensor)
+        for spec, tensor in zip(specs, tensors, strict=True)
+    ]
+
+
+def after(awaited: Sequence[Gradient], tensors: T) -> T:
+    """Returns the same tensors, which are ready when others are ready, too.
+
+    In a branch of a graph, both may come from outside of it.
+
+    Args:
+        awaited: list of tensors or `tf.IndexedSlices`.
+        tensors: structure of the same.
+    """
+    others = tf.nest.flatten(awaited, expand_composites=True)
+    # A branch cannot wait for tensors of the outer graph; `identity` brings them in.
+    with tf.control_dependencies([tf.identity(tensor) for tensor in others]):
+        return tf.nest.map_structure(tf.identity, tensors, expand_composites=True)
+
+
 def require_finite(
     gradients: Sequence[Gradient],
     flags: tf.Tensor,
@@ -157,11 +188,9 @@ def require_finite(
     )
 
     def fail() -> tf.Tensor:
-        with tf.control_dependencies([tf.identity(tensor) for tensor in awaited]):
-            failure = tf.debugging.Assert(False, [tf.identity(message)])
+        failure = tf.debugging.Assert(False, [after(awaited, message)])
         with tf.control_dependencies([failure]):
             return tf.constant(False)
 
     check = tf.cond(tf.reduce_all(tf.equal(flags, 0)), lambda: tf.constant(True), fail)
-    with tf.control_dependencies([check]):
-        return [tf.nest.map_structure(tf.identity, g, expand_composites=True) for g in gradients]
+    return after([check], list(gradients))

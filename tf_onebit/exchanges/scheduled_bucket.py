@@ -9,7 +9,7 @@ from tf_onebit.collectives.requests import Cond, Exchanging
 from tf_onebit.exchanges.adding import Adding
 from tf_onebit.exchanges.base import Exchange
 from tf_onebit.exchanges.full_precision import FullPrecision
-from tf_onebit.exchanges.gradients import Gradient, GradientSpec
+from tf_onebit.exchanges.gradients import Gradient, GradientSpec, after
 from tf_onebit.exchanges.message_queue import MessageQueue
 from tf_onebit.exchanges.schedule import Schedule
 from tf_onebit.exchanges.stages import Stages, flag_bytes, run_stages
@@ -92,7 +92,7 @@ class ScheduledBucket(tf.Module):
 
     @property
     def adds(self) -> bool:
-        """Ability of `add_to` to take the place of exchanged gradients: boolean."""
+        """True if `add_to` can take the place of exchanged gradients."""
         return isinstance(self.exchange, Adding) and all(
             spec.dtype == "float32" for spec in self.exchange.specs
         )
@@ -129,11 +129,12 @@ class ScheduledBucket(tf.Module):
         before, behind = (0, 0) if decodes else (len(gradients), self._num_gathered)
 
         def in_full_precision() -> Exchanging[Answered]:
-            return _with_nothing(self._at_once(uncompressed, gradients, scale), behind=behind)
+            exchanged, flags = yield from run_stages(uncompressed, gradients, scale, self.stages)
+            return [*exchanged, *[_nothing()] * behind], flags, _nothing()
 
         def scheduled() -> Exchanging[Answered]:
-            answering = self._scheduled(gradients, scale, answers, decodes)
-            return _with_nothing(answering, before=before)
+            exchanged, *others = yield from self._scheduled(gradients, scale, answers, decodes)
+            return [*[_nothing()] * before, *exchanged], *others
 
         return (yield Cond(warm, in_full_precision, scheduled))
 
@@ -172,16 +173,6 @@ class ScheduledBucket(tf.Module):
     def _num_gathered(self) -> int:
         return self.exchange.num_gathered
 
-    def _at_once(
-        self,
-        exchange: Exchange,
-        gradients: Sequence[Gradient],
-        scale: float,
-        decodes: bool = True,
-    ) -> Exchanging[Answered]:
-        exchanged, flags = yield from run_stages(exchange, gradients, scale, self.stages, decodes)
-        return exchanged, flags, _nothing()
-
     def _scheduled(
         self,
         gradients: Sequence[Gradient],
@@ -190,13 +181,16 @@ class ScheduledBucket(tf.Module):
         decodes: bool,
     ) -> Exchanging[Answered]:
         if not self.delay:
-            return (yield from self._at_once(self.exchange, gradients, scale, decodes))
+            exchanged, flags = yield from run_stages(
+                self.exchange, gradients, scale, self.stages, decodes
+            )
+            return exchanged, flags, _nothing()
         like, newest = yield from self._taken(gradients)
         oldest = self._queue.oldest()
         # Only the choice is in the branch, so that an old message does not wait for the new one.
         message = tf.cond(self._is_on, lambda: oldest, lambda: newest)
         message = self._queue.typed(message)
-        delivered = yield from self._deliver(message, like, scale, answers, decodes)
+        delivered = yield from self._deliver(message, like, scale, answers, self.stages, decodes)
         self._queue.push(newest)
         return delivered
 
@@ -226,7 +220,9 @@ class ScheduledBucket(tf.Module):
         Returns:
             The same as `run`.
         """
-        return (yield from self._deliver(self._queue.pop(number), like, scale, answers))
+        message = self._queue.pop(number)
+        # No times are recorded, because a flush is no part of a step.
+        return (yield from self._deliver(message, like, scale, answers, Stages()))
 
     def number_held(self) -> int:
         """Returns the number of steps whose gradients have been taken and not yet returned."""
@@ -243,10 +239,7 @@ class ScheduledBucket(tf.Module):
         """Generator: encodes gradients. Returns them, free for reuse, and their message."""
         message = self.stages.encode(self.exchange, gradients)
         # The result takes the memory of the gradients, which must have been read by then.
-        with tf.control_dependencies(message):
-            like = [
-                tf.nest.map_structure(tf.identity, g, expand_composites=True) for g in gradients
-            ]
+        like = after(message, list(gradients))
         if self.is_early:
             message = yield from self.stages.aggregate(self.exchange, message)
         return like, self._queue.typed(message)
@@ -257,20 +250,16 @@ class ScheduledBucket(tf.Module):
         like: Sequence[Gradient],
         scale: float,
         answers: Sequence[tf.Tensor],
+        stages: Stages,
         decodes: bool = True,
     ) -> Exchanging[Answered]:
         if self.is_early:
-            first_answer = _nothing()
-            # A branch cannot wait for tensors of the outer graph; `identity` brings them in.
-            with tf.control_dependencies([tf.identity(answer) for answer in answers]):
-                message = [tf.identity(tensor) for tensor in message]
+            message, first_answer = after(answers, list(message)), _nothing()
         else:
             message, first_answer = yield from _with_first_answer(
-                self.stages.aggregate(self.exchange, message)
+                stages.aggregate(self.exchange, message)
             )
-        exchanged, flags = yield from self.stages.deliver(
-            self.exchange, message, like, scale, decodes
-        )
+        exchanged, flags = yield from stages.deliver(self.exchange, message, like, scale, decodes)
         return exchanged, flags, first_answer
 
     def set_global_batch_size(self, samples: int) -> None:
@@ -327,15 +316,6 @@ class ScheduledBucket(tf.Module):
 
 def _nothing() -> tf.Tensor:
     return tf.zeros([0])
-
-
-def _with_nothing(
-    generator: Exchanging[Answered], before: int = 0, behind: int = 0
-) -> Exchanging[Answered]:
-    """Generator: runs another, and puts empty tensors beside the tensors that it returns."""
-    exchanged, *others = yield from generator
-    nothing = _nothing()
-    return [*[nothing] * before, *exchanged, *[nothing] * behind], *others
 
 
 def _with_first_answer(

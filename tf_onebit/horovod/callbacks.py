@@ -8,14 +8,17 @@ import keras
 import tensorflow as tf
 
 from tf_onebit._framework_internals.keras_calls import find_fit
-from tf_onebit._training.model_optimizers import is_built, optimizers_of
+from tf_onebit._training.model_optimizers import (
+    gradient_exchanges_of,
+    is_built,
+    optimizers_of,
+)
 from tf_onebit._training.passes import compare, exchange_in_step, follow_fit
 from tf_onebit.collectives.horovod import HorovodEngine
 from tf_onebit.collectives.requests import AllReduce
 from tf_onebit.exchanges.handshake import enumerated, handshake
 from tf_onebit.horovod.best_model import BestModelCheckpoint
 from tf_onebit.horovod.broadcast import broadcast_values, kinds_and_names
-from tf_onebit.horovod.dead_reckoning import DeadReckoning
 from tf_onebit.horovod.learning_rate import LearningRateScheduleCallback, LearningRateWarmupCallback
 from tf_onebit.horovod.local_variables import LocalVariables
 
@@ -89,7 +92,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             follow_fit(fit)
             # Before the first step a callback may still divide the workers into groups.
             if exchange.built:
-                compare(fit, exchange.engine)
+                compare(fit, exchange.workers.engine)
         if is_built(self.model):
             self._broadcast()
 
@@ -155,7 +158,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
         self._engine = HorovodEngine(device=device)
 
     def on_train_begin(self, logs=None):
-        if isinstance(getattr(self.model.optimizer, "gradient_exchange", None), DeadReckoning):
+        if any(exchange.is_asynchronous for exchange in gradient_exchanges_of(self.model)):
             raise ValueError(
                 "MetricAverageCallback makes asynchronous workers wait for each other after "
                 "every epoch. Leave it out. Then each worker logs its own metrics."

@@ -67,11 +67,12 @@ class DeadReckoning(GradientExchange):
                 f"Received: {len(specs)} gradients that differ from those of its first step. If "
                 "layers were frozen, compile the model again with a new optimizer."
             )
-        (rank,), world_size = self.engine.ranks, self.engine.world_size
+        engine = self.workers.engine
+        (rank,), world_size = engine.ranks, engine.world_size
         exchange = _InOneBucket(self.template)
         with tf.init_scope():
-            self.engine.run([exchange.handshake(specs, world_size, scope)])
-            with self.engine.place(0):
+            engine.run([exchange.handshake(specs, world_size, scope)])
+            with engine.place(0):
                 exchange.build(specs, rank, world_size, scope)
         if world_size > 1:
             self._pump = Pump(

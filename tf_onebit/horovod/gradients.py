@@ -146,5 +146,5 @@ def horovod_exchange(
     exchange = GradientExchange(template, engine, is_mean, settings, moments=moments)
     if process_set is not hvd.global_process_set:
         is_in = process_set.included()
-        exchange.divide(engine_of(process_set, device) if is_in else LockstepEngine([None]))
+        exchange.workers.divide(engine_of(process_set, device) if is_in else LockstepEngine([None]))
     return exchange

@@ -3,7 +3,7 @@
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from tf_onebit._training.gradient_exchange import has_exchanged
+from tf_onebit._training.training_workers import has_exchanged
 from tf_onebit.horovod.compression import has_compressed
 
 

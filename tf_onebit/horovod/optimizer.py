@@ -260,7 +260,7 @@ class _OverHorovod(Distributed):
 
     def _exchange(self, gradients, variables, exchanging=None):
         exchange = functools.partial(super()._exchange, exchanging=exchanging)
-        world_size = self.gradient_exchange.group.world_size
+        world_size = self.gradient_exchange.workers.group.world_size
         exchanged = self.local_variables.exchange_others(exchange, gradients, variables, world_size)
         return self.conversion.after(exchanged)
 
@@ -296,7 +296,7 @@ class _OverHorovod(Distributed):
             fit = find_fit(model)
             if fit is not None and not self.gradient_exchange.built:
                 follow_fit(fit, under_way=True)
-                compare(fit, self.gradient_exchange.workers_in_step)
+                compare(fit, self.gradient_exchange.workers.in_step)
         if self.gradient_exchange.steps_of_delay:
             flush_where_shown(model)
 

@@ -129,7 +129,7 @@ class DistributedGradientTape:
             lambda gradients, variables: self._exchange([gradients], variables)[0],
             flat,
             variables,
-            self._exchange.group.world_size,
+            self._exchange.workers.group.world_size,
         )
         return tf.nest.pack_sequence_as(sources, self._conversion.after(exchanged))
 

@@ -80,7 +80,7 @@ class Clocked(keras.optimizers.SGD):
 def of_mirrored_strategy():
     """Returns a model like one with two devices, which must be made before TensorFlow is used."""
     model = make_model()
-    model.optimizer.gradient_exchange.engine = LockstepEngine(["CPU:0"] * 2)
+    model.optimizer.gradient_exchange.workers.engine = LockstepEngine(["CPU:0"] * 2)
     return model
 
 

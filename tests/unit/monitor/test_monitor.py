@@ -22,6 +22,7 @@ from tf_onebit._training.gradient_exchange import GradientExchange
 from tf_onebit._training.recorder import Recorder
 from tf_onebit.callbacks import Monitor
 from tf_onebit.collectives.lockstep import LockstepEngine
+from tf_onebit.exchanges.stages import Stages
 
 LOGS = ["bytes_sent", "compression_ratio", "residual_norm"]
 BATCHES = 6
@@ -253,7 +254,8 @@ def test_all_optimizers_of_a_model_are_shown(tmp_path):
     events = json.loads((tmp_path / "trace.0.json").read_text())["traceEvents"]
     exchanged = [event["tid"] for event in events if event["name"] == "ENCODE"]
     assert sorted(exchanged.count(row) for row in set(exchanged)) == 2 * [BATCHES - 1]
-    assert all(optimizer.gradient_exchange._recorder is None for optimizer in optimizers)
+    built = [exchange for optimizer in optimizers for exchange in optimizer.gradient_exchange.built]
+    assert {type(bucket.stages) for exchange in built for bucket in exchange.buckets} == {Stages}
 
 
 @pytest.mark.parametrize("accumulated", [2, *nightly(None)])

@@ -24,7 +24,7 @@ class Group(LockstepEngine):
 
 def exchange_of(members, world_size=4):
     exchange = GradientExchange(OneBit(), LockstepEngine(["CPU:0"] * world_size), mean=True)
-    exchange.divide(Group(members))
+    exchange.workers.divide(Group(members))
     return exchange
 
 
