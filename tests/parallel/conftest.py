@@ -30,7 +30,7 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 import tests.support.untuned_data  # noqa: F401
-from tests.parallel.launch import run_job
+from tests.support.launch import run_job
 
 SECONDS_PER_TEST = 240
 SECONDS_TO_START = 60
@@ -58,7 +58,7 @@ def pytest_configure(config):
     if _IS_WORKER:
         import keras  # noqa: F401
 
-        from tests.parallel.ranks import engine
+        from tests.support.ranks import engine
 
         engine()
 
@@ -84,7 +84,7 @@ def pytest_generate_tests(metafunc):
 
 
 if _IS_WORKER:
-    from tests.parallel.ranks import gather, rank
+    from tests.support.ranks import gather, rank
 
     _tests = itertools.count()
 

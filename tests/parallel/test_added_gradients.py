@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 
 import tf_onebit.horovod as hvd
-from tests.parallel.ranks import assert_same_bits_on_all_ranks
-from tests.parallel.test_delayed import batches
-from tests.parallel.test_local_moments import model_with
-from tests.parallel.training import embedding_model, make_model
 from tests.support.bits import assert_same_bits
+from tests.support.both_engines import batches, model_with
 from tests.support.nightly import nightly_rows
+from tests.support.ranks import assert_same_bits_on_all_ranks
+from tests.support.training import embedding_model, make_model
 from tf_onebit import Delayed, FullPrecision, OneBit, Threshold, WarmStart
 
 # So large that it changes nothing. But it takes gradients, so that no update can be added.

@@ -12,10 +12,10 @@ import tensorflow as tf
 
 import tf_onebit
 import tf_onebit.horovod as hvd
-from tests.parallel.launch import horovodrun
-from tests.parallel.ranks import gather, rank
-from tests.parallel.training import compiled, embedding_model, fit_part, make_model
+from tests.support.launch import horovodrun
 from tests.support.nightly import nightly, nightly_rows
+from tests.support.ranks import gather, rank
+from tests.support.training import compiled, embedding_model, fit_part, make_model
 from tf_onebit import Threshold
 from tf_onebit.horovod import pump
 from tf_onebit.horovod.pump import Pump
@@ -372,7 +372,7 @@ LOSE_A_WORKER = """
 import os, pathlib, signal, sys, time
 import keras
 import tf_onebit, tf_onebit.horovod as hvd
-from tests.parallel.training import INPUTS, compiled, make_data, make_model
+from tests.support.training import INPUTS, compiled, make_data, make_model
 
 signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the launcher's, as soon as it misses one
 hvd.init()

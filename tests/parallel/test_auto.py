@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 
 import tf_onebit.horovod as hvd
-from tests.parallel.ranks import assert_same_bits_on_all_ranks, engine, gather
 from tests.support.nightly import nightly
+from tests.support.ranks import assert_same_bits_on_all_ranks, engine, gather
 from tf_onebit import Auto, OneBit, WarmStart
 from tf_onebit._configurable import serialize
 from tf_onebit._training.auto import with_decision, without_decision

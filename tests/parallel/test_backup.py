@@ -5,8 +5,8 @@ import shutil
 import numpy as np
 import pytest
 
-from tests.parallel.launch import run_job
 from tests.support.bits import assert_same_bits
+from tests.support.launch import run_job
 from tests.support.nightly import nightly
 
 

@@ -13,9 +13,9 @@ import pytest
 import tensorflow as tf
 
 import tf_onebit
-from tests.parallel.ranks import gather, rank
-from tests.parallel.training import compiled, fit_part, make_data, make_model
 from tests.support.nightly import nightly_rows
+from tests.support.ranks import gather, rank
+from tests.support.training import compiled, fit_part, make_data, make_model
 from tf_onebit.callbacks import BackupAndRestore
 from tf_onebit.callbacks.workers import Workers
 

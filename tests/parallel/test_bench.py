@@ -2,7 +2,7 @@
 
 import json
 
-from tests.parallel.launch import run_job
+from tests.support.launch import run_job
 
 
 def test_collectives_are_measured_between_the_workers(tmp_path):

@@ -6,11 +6,11 @@ import pytest
 import tensorflow as tf
 
 import tf_onebit
-from tests.parallel.blocks import Lockstep
-from tests.parallel.in_scope import in_scope, sgd
-from tests.parallel.ranks import assert_same_bits_on_all_ranks, gather, rank
-from tests.parallel.training import compiled, make_data, make_model, with_layer
+from tests.support.blocks import Lockstep
+from tests.support.in_scope import in_scope, sgd
 from tests.support.nightly import nightly
+from tests.support.ranks import assert_same_bits_on_all_ranks, gather, rank
+from tests.support.training import compiled, make_data, make_model, with_layer
 from tests.support.two_optimizers import Gan
 from tf_onebit import Local, OneBit
 from tf_onebit._bmuf.connections import synchronization_of

@@ -10,9 +10,9 @@ import tensorflow as tf
 
 import tf_onebit
 import tf_onebit.horovod as hvd
-from tests.parallel.launch import horovodrun, run_job
-from tests.parallel.ranks import rank
-from tests.parallel.training import compiled, fit_part, make_model
+from tests.support.launch import horovodrun, run_job
+from tests.support.ranks import rank
+from tests.support.training import compiled, fit_part, make_model
 
 
 @pytest.fixture(scope="module")

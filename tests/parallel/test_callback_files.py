@@ -7,9 +7,9 @@ import keras
 import numpy as np
 import pytest
 
-from tests.parallel.in_scope import in_scope, samples, workers
-from tests.parallel.ranks import assert_same_bits_on_all_ranks, gather, rank
-from tests.parallel.training import BATCH_SIZE
+from tests.support.in_scope import in_scope, samples, workers
+from tests.support.ranks import assert_same_bits_on_all_ranks, gather, rank
+from tests.support.training import BATCH_SIZE
 from tf_onebit import Delayed, OneBit
 
 

@@ -9,22 +9,22 @@ import pytest
 import tensorflow as tf
 
 import tf_onebit.horovod as hvd
-from tests.parallel.ranks import (
+from tests.support.nightly import nightly
+from tests.support.ranks import (
     assert_same_bits_on_all_ranks,
     count_bytes,
     digest,
     gather,
     rank,
 )
-from tests.parallel.training import (
+from tests.support.scalars import scalars_in, scalars_named
+from tests.support.training import (
     INPUTS,
     compiled,
     fit_part,
     make_data,
     make_model,
 )
-from tests.support.nightly import nightly
-from tests.support.scalars import scalars_in, scalars_named
 from tests.support.two_optimizers import TwoOptimizers
 from tf_onebit import FullPrecision, OneBit, WarmStart
 from tf_onebit.callbacks import BackupAndRestore, Monitor

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import tf_onebit.horovod as hvd
-from tests.parallel.ranks import assert_same_bits_on_all_ranks, gather, rank
 from tests.support.nightly import nightly, nightly_rows
+from tests.support.ranks import assert_same_bits_on_all_ranks, gather, rank
 from tests.support.recording import DATA, Between, Recording, fit, numbered, resizing, times_each
 from tf_onebit import FullPrecision, OneBit, ResizableBatches
 from tf_onebit.distribute import MultiWorkerMirroredStrategy

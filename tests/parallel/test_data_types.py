@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.parallel.in_scope import arrays_of, sgd, workers
-from tests.parallel.ranks import assert_same_bits_on_all_ranks, from_first, gather, rank
-from tests.parallel.training import compiled, reference
+from tests.support.in_scope import arrays_of, sgd, workers
 from tests.support.nightly import nightly, nightly_rows
+from tests.support.ranks import assert_same_bits_on_all_ranks, from_first, gather, rank
+from tests.support.training import compiled, reference
 from tf_onebit import FullPrecision, OneBit
 from tf_onebit.distribute import MultiWorkerMirroredStrategy
 

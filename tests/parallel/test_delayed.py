@@ -8,39 +8,29 @@ import pytest
 import tensorflow as tf
 
 import tf_onebit.horovod as hvd
-from tests.parallel.in_scope import in_scope
-from tests.parallel.late import Late, arrays_of, assert_like, whole_batches
-from tests.parallel.ranks import (
+from tests.support.both_engines import STEPS, batches, model_with
+from tests.support.late import Late, arrays_of, assert_like, whole_batches
+from tests.support.nightly import nightly, nightly_rows
+from tests.support.ranks import (
     assert_same_bits_on_all_ranks,
-    engine,
     from_first,
     gather,
     rank,
 )
-from tests.parallel.training import (
-    BATCH_SIZE,
+from tests.support.training import (
     INPUTS,
     compiled,
     embedding_model,
     gradients_of,
-    make_data,
     make_model,
 )
-from tests.support.nightly import nightly, nightly_rows
 from tf_onebit import Delayed, FullPrecision, OneBit
 from tf_onebit._training.model_optimizers import flush, without_delay
 from tf_onebit.callbacks import BackupAndRestore, Monitor
-from tf_onebit.collectives.horovod import HorovodEngine
-
-STEPS = 5
 
 over_horovod = pytest.mark.workers(2)
 horovod_first = pytest.mark.workers(2, engines=["horovod", *nightly("tensorflow")])
 strategy_first = pytest.mark.workers(2, engines=["tensorflow", *nightly("horovod")])
-
-
-def is_horovod():
-    return isinstance(engine(), HorovodEngine)
 
 
 def sgd(**arguments):
@@ -53,28 +43,7 @@ def decaying():
 
 def delayed_model(optimizer, exchange=None, make=make_model, **arguments):
     """Returns a compiled model whose exchange, by default full precision, is delayed."""
-    exchange = exchange or Delayed(FullPrecision())
-    if is_horovod():
-        return compiled(make(), hvd.DistributedOptimizer(optimizer(), exchange), **arguments)
-    return in_scope(exchange, make, optimizer, **arguments)
-
-
-def batches(world_size, steps=STEPS, spoil=None):
-    """Returns this rank's batches, or for a strategy all batches, which it divides.
-
-    Args:
-        world_size: number of workers.
-        steps: number of batches.
-        spoil: index of a batch in which rank 1 has infinities.
-    """
-    x, labels = make_data(steps, world_size)
-    if spoil is not None:
-        x[spoil, 1] = np.inf
-    if is_horovod():
-        x, labels = x[:, rank()], labels[:, rank()]
-    batch_size = BATCH_SIZE * (1 if is_horovod() else world_size)
-    samples = x.reshape(-1, INPUTS), labels.reshape(-1)
-    return tf.data.Dataset.from_tensor_slices(samples).batch(batch_size)
+    return model_with(exchange or Delayed(FullPrecision()), optimizer, make, **arguments)
 
 
 def assert_same_bits(model, other):

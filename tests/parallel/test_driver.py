@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.parallel.ranks import engine, rank
 from tests.support.nightly import nightly
+from tests.support.ranks import engine, rank
 from tf_onebit.collectives import lockstep
 from tf_onebit.collectives.requests import AllGather, AllReduce, AllToAll, Broadcast, Cond
 

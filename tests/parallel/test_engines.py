@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from tests.parallel.launch import run_job
 from tests.parallel.train_on_engine import CASES
 from tests.support.bits import assert_same_bits
+from tests.support.launch import run_job
 from tests.support.nightly import nightly
 
 # Adam with plain exchanges. The mean of three in full precision: see test_data.py.
@@ -96,7 +96,7 @@ def test_engines_agree_with_three_workers(case, trained, mirrored):
 
 ELEVEN_TASKS = """
 import numpy as np, tensorflow as tf
-from tests.parallel.ranks import engine, gather, rank
+from tests.support.ranks import engine, gather, rank
 from tf_onebit.collectives.requests import AllToAll, one_request
 
 assert gather(rank()) == list(range(11))

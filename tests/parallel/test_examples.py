@@ -10,7 +10,7 @@ import shlex
 
 import pytest
 
-from tests.parallel.launch import LAUNCHERS, python, run_job
+from tests.support.launch import LAUNCHERS, python, run_job
 from tests.support.nightly import nightly_rows
 
 pytestmark = pytest.mark.usefixtures("all_packages")

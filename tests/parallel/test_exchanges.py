@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.parallel.ranks import (
+from tests.support.nightly import nightly, nightly_rows
+from tests.support.ranks import (
     assert_same_bits_on_all_ranks,
     count_bytes,
     digest,
     engine,
     rank,
 )
-from tests.support.nightly import nightly, nightly_rows
 from tf_onebit import FullPrecision, OneBit, Threshold, WarmStart
 from tf_onebit.collectives import lockstep
 from tf_onebit.exchanges import Bucketed, GradientSpec

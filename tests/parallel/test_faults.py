@@ -9,10 +9,10 @@ import pytest
 import tensorflow as tf
 
 import tf_onebit.horovod as hvd
-from tests.parallel.launch import horovodrun
-from tests.parallel.ranks import assert_same_bits_on_all_ranks, digest, gather, rank
-from tests.parallel.training import compiled, fit_part, make_data, make_model
+from tests.support.launch import horovodrun
 from tests.support.nightly import nightly, nightly_rows
+from tests.support.ranks import assert_same_bits_on_all_ranks, digest, gather, rank
+from tests.support.training import compiled, fit_part, make_data, make_model
 from tf_onebit import FullPrecision, OneBit, WarmStart
 
 SHAPES = {"kernel": (64, 32), "bias": (32,), "table": (6, 3)}

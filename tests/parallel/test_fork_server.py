@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.parallel.launch import ROOT, SETTINGS, python
+from tests.support.launch import ROOT, SETTINGS, python
 
 
 def start(*arguments, **environment):
@@ -43,7 +43,7 @@ def test_a_fork_has_arguments_environment_folder_and_streams(tmp_path):
         expected = f"{shown} a name {ROOT} __main__ False an input"
         assert output.splitlines() == [expected, "the end"]
         assert (errors, program.returncode) == ("an error\n", 3)
-    module = start("-m", "tests.parallel.launch", "one")
+    module = start("-m", "tests.support.launch", "one")
     assert module.communicate() == ("", "") and module.returncode == 0
 
 

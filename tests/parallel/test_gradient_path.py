@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import tf_onebit
 import tf_onebit.horovod as hvd
-from tests.parallel.training import make_model
+from tests.support.training import make_model
 
 PACKAGE = pathlib.Path(tf_onebit.__file__).parent
 # The most functions and files, where an optimizer gets exchanged gradients, and where they are

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 import tf_onebit.horovod as hvd
-from tests.parallel.ranks import digest, gather, rank
-from tests.parallel.training import compiled, fit_part, make_model
 from tests.support.nightly import nightly
+from tests.support.ranks import digest, gather, rank
+from tests.support.training import compiled, fit_part, make_model
 from tf_onebit import FullPrecision
 
 

@@ -6,8 +6,9 @@ import pytest
 import tensorflow as tf
 
 import tf_onebit.horovod as hvd
-from tests.parallel.ranks import assert_same_bits_on_all_ranks, digest, gather, pair, rank
-from tests.parallel.training import (
+from tests.support.nightly import nightly
+from tests.support.ranks import assert_same_bits_on_all_ranks, digest, gather, pair, rank
+from tests.support.training import (
     compiled,
     fit_part,
     fit_whole,
@@ -15,7 +16,6 @@ from tests.parallel.training import (
     reference,
     with_layer,
 )
-from tests.support.nightly import nightly
 from tf_onebit import OneBit
 
 

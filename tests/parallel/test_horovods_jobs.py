@@ -2,7 +2,7 @@
 
 import pathlib
 
-from tests.parallel.launch import horovodrun
+from tests.support.launch import horovodrun
 
 PROGRAM = str(pathlib.Path(__file__).with_name("train_as_with_horovod.py"))
 

@@ -8,12 +8,11 @@ import pytest
 import tensorflow as tf
 
 import tf_onebit.horovod as hvd
-from tests.parallel.apart import Apart
-from tests.parallel.in_scope import in_scope
-from tests.parallel.ranks import assert_same_bits_on_all_ranks, from_first, gather
-from tests.parallel.test_delayed import batches, is_horovod
-from tests.parallel.training import compiled, embedding_model, make_model
+from tests.support.apart import Apart
+from tests.support.both_engines import batches, model_with
 from tests.support.nightly import nightly, nightly_rows
+from tests.support.ranks import assert_same_bits_on_all_ranks, from_first, gather
+from tests.support.training import embedding_model, make_model
 from tf_onebit import Auto, Delayed, FullPrecision, OneBit, Threshold, WarmStart
 from tf_onebit.callbacks import BackupAndRestore
 
@@ -27,12 +26,6 @@ class Exact(FullPrecision):
     """The exact sum of updates."""
 
     moments = "local"
-
-
-def model_with(exchange, optimizer, make=make_model, **arguments):
-    if is_horovod():
-        return compiled(make(), hvd.DistributedOptimizer(optimizer(), exchange), **arguments)
-    return in_scope(exchange, make, optimizer, **arguments)
 
 
 def adam(**arguments):

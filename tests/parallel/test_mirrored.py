@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.parallel.launch import run_apart
 from tests.parallel.train_mirrored import BATCH_SIZE, CASES, STEPS
+from tests.support.launch import run_apart
 from tests.support.nightly import nightly
 from tests.support.recording import times_each
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.parallel.compare_mirrored import cases
-from tests.parallel.launch import run_apart
+from tests.support.launch import run_apart
 
 
 @pytest.fixture(scope="module")

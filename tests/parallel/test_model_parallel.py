@@ -13,14 +13,6 @@ import tensorflow as tf
 
 import tf_onebit
 import tf_onebit.horovod as hvd
-from tests.parallel.ranks import (
-    assert_same_bits_on_all_ranks,
-    digest,
-    from_first,
-    gather,
-    rank,
-    request_bytes,
-)
 from tests.support.model_parallel import (
     MODELS,
     cnn,
@@ -31,6 +23,14 @@ from tests.support.model_parallel import (
     plain_model,
 )
 from tests.support.nightly import nightly, nightly_rows
+from tests.support.ranks import (
+    assert_same_bits_on_all_ranks,
+    digest,
+    from_first,
+    gather,
+    rank,
+    request_bytes,
+)
 from tf_onebit import model_parallel
 from tf_onebit._shares import is_part
 from tf_onebit.callbacks import BackupAndRestore, BlockMomentum

@@ -9,9 +9,9 @@ import tensorflow as tf
 
 import tf_onebit
 import tf_onebit.horovod as hvd
-from tests.parallel.blocks import Lockstep
-from tests.parallel.ranks import digest, gather, rank
+from tests.support.blocks import Lockstep
 from tests.support.model_parallel import MODELS, compiled, data_of, difference
+from tests.support.ranks import digest, gather, rank
 from tf_onebit import model_parallel
 from tf_onebit._shares import is_part
 from tf_onebit.callbacks import BackupAndRestore, BlockMomentum

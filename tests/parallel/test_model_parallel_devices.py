@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.parallel.launch import run_apart, run_job
+from tests.support.launch import run_apart, run_job
 
 MODULE = "tests.parallel.train_in_device_groups"
 

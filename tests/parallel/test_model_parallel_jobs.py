@@ -2,7 +2,7 @@
 
 import re
 
-from tests.parallel.launch import horovodrun
+from tests.support.launch import horovodrun
 
 PROGRAM = ["-m", "tests.parallel.train_in_groups"]
 

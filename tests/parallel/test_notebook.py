@@ -6,7 +6,7 @@ import nbclient
 import nbformat
 import pytest
 
-from tests.parallel.launch import ROOT
+from tests.support.launch import ROOT
 
 NOTEBOOK = ROOT / "examples" / "error_feedback.ipynb"
 # The size up to which a page of a code host shows a notebook.

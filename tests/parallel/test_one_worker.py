@@ -12,9 +12,9 @@ import tensorflow as tf
 
 import tf_onebit
 import tf_onebit.horovod as hvd
-from tests.parallel.launch import ROOT, python
-from tests.parallel.ranks import digest
-from tests.parallel.training import compiled, fit_part, make_model
+from tests.support.launch import ROOT, python
+from tests.support.ranks import digest
+from tests.support.training import compiled, fit_part, make_model
 from tf_onebit import FullPrecision, OneBit, WarmStart
 from tf_onebit.callbacks import Monitor
 

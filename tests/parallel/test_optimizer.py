@@ -9,8 +9,9 @@ import pytest
 import tensorflow as tf
 
 import tf_onebit.horovod as hvd
-from tests.parallel.ranks import assert_same_bits_on_all_ranks, digest, from_first, gather, rank
-from tests.parallel.training import (
+from tests.support.nightly import nightly, nightly_rows
+from tests.support.ranks import assert_same_bits_on_all_ranks, digest, from_first, gather, rank
+from tests.support.training import (
     compiled,
     fit_part,
     fit_whole,
@@ -19,7 +20,6 @@ from tests.parallel.training import (
     reference,
     with_layer,
 )
-from tests.support.nightly import nightly, nightly_rows
 from tf_onebit import Delayed, FullPrecision, OneBit, Threshold, WarmStart
 
 STEPS = 6

@@ -5,8 +5,8 @@ import json
 import psutil
 import pytest
 
-from tests.parallel import ranks
-from tests.parallel.launch import run_job
+from tests.support import ranks
+from tests.support.launch import run_job
 from tests.support.nightly import nightly, nightly_rows
 from tf_onebit._measurement import Links
 

@@ -7,7 +7,7 @@ import difflib
 
 import pytest
 
-from tests.parallel.launch import ROOT
+from tests.support.launch import ROOT
 from tests.support.nightly import nightly
 from tests.support.ports import ports_of, run_all
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.parallel.in_scope import workers
-from tests.parallel.ranks import rank
+from tests.support.in_scope import workers
 from tests.support.nightly import nightly
+from tests.support.ranks import rank
 from tf_onebit.distribute import MultiWorkerMirroredStrategy
 
 in_modes = pytest.mark.parametrize("in_mode", [lambda f: f, tf.function], ids=["eager", "graph"])

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.parallel.ranks import assert_same_bits_on_all_ranks, rank
 from tests.parallel.test_tape import coefficients, linear, lockstep_means
 from tests.support.nightly import nightly, nightly_rows
+from tests.support.ranks import assert_same_bits_on_all_ranks, rank
 from tf_onebit import OneBit, Threshold
 from tf_onebit.horovod import Compression
 

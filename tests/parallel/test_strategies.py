@@ -8,9 +8,11 @@ import pytest
 import tensorflow as tf
 
 import tf_onebit
-from tests.parallel.in_scope import STEPS, arrays_of, in_scope, samples, sgd, workers
-from tests.parallel.ranks import assert_same_bits_on_all_ranks, digest, from_first, gather, rank
-from tests.parallel.training import (
+from tests.support.in_scope import STEPS, arrays_of, in_scope, samples, sgd, workers
+from tests.support.nightly import nightly
+from tests.support.ranks import assert_same_bits_on_all_ranks, digest, from_first, gather, rank
+from tests.support.scalars import scalars_in, scalars_named
+from tests.support.training import (
     BATCH_SIZE,
     INPUTS,
     compiled,
@@ -20,8 +22,6 @@ from tests.parallel.training import (
     reference,
     with_layer,
 )
-from tests.support.nightly import nightly
-from tests.support.scalars import scalars_in, scalars_named
 from tf_onebit import Delayed, FullPrecision, Local, OneBit, WarmStart
 from tf_onebit.distribute import MultiWorkerMirroredStrategy
 

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tests.parallel.launch import ROOT, python
+from tests.support.launch import ROOT, python
 from tests.support.nightly import nightly
 from tf_onebit._launch import free_addresses, tf_config
 

@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 import tf_onebit.horovod as hvd
-from tests.parallel.ranks import assert_same_bits_on_all_ranks, digest, rank
 from tests.support.nightly import nightly
+from tests.support.ranks import assert_same_bits_on_all_ranks, digest, rank
 from tf_onebit import FullPrecision, OneBit, WarmStart
 from tf_onebit.collectives import lockstep
 from tf_onebit.exchanges import Bucketed, GradientSpec

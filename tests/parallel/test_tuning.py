@@ -6,9 +6,9 @@ import pytest
 import tensorflow as tf
 
 import tf_onebit.horovod as hvd
-from tests.parallel.ranks import assert_same_bits_on_all_ranks, gather, rank
-from tests.parallel.training import CLASSES, INPUTS, compiled, make_data, make_model
 from tests.support.nightly import nightly
+from tests.support.ranks import assert_same_bits_on_all_ranks, gather, rank
+from tests.support.training import CLASSES, INPUTS, compiled, make_data, make_model
 from tf_onebit import Delayed, Local, OneBit, ResizableBatches
 from tf_onebit.callbacks import AutoLearningRate, AutoMinibatchSize
 from tf_onebit.distribute import MultiWorkerMirroredStrategy

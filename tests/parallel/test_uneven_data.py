@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.parallel.in_scope import arrays_of, in_scope, samples, workers
-from tests.parallel.ranks import assert_same_bits_on_all_ranks, rank
-from tests.parallel.training import (
+from tests.support.in_scope import arrays_of, in_scope, samples, workers
+from tests.support.nightly import nightly_rows
+from tests.support.ranks import assert_same_bits_on_all_ranks, rank
+from tests.support.training import (
     BATCH_SIZE,
     INPUTS,
     make_data,
@@ -15,7 +16,6 @@ from tests.parallel.training import (
     reference,
     with_layer,
 )
-from tests.support.nightly import nightly_rows
 from tf_onebit import FullPrecision, OneBit
 from tf_onebit.distribute import MultiWorkerMirroredStrategy
 

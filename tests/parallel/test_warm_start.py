@@ -5,10 +5,10 @@ import warnings
 import keras
 import pytest
 
-from tests.parallel.in_scope import in_scope, samples
-from tests.parallel.ranks import rank
-from tests.parallel.training import BATCH_SIZE, compiled, fit_part, make_model
+from tests.support.in_scope import in_scope, samples
 from tests.support.nightly import nightly
+from tests.support.ranks import rank
+from tests.support.training import BATCH_SIZE, compiled, fit_part, make_model
 from tf_onebit import Auto, OneBit, WarmStart
 
 STEPS = 3  # of a `fit`

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 import tf_onebit.horovod as hvd
-from tests.parallel.ranks import assert_same_bits_on_all_ranks
-from tests.parallel.test_local_moments import model_with
-from tests.parallel.training import fit_part
 from tests.support.bits import assert_same_bits
+from tests.support.both_engines import model_with
 from tests.support.nightly import nightly
 from tests.support.programs import FOLDERS
+from tests.support.ranks import assert_same_bits_on_all_ranks
+from tests.support.training import fit_part
 from tf_onebit import Auto, Delayed, WarmStart
 from tf_onebit.callbacks import Monitor
 

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 import tf_onebit
-from tests.parallel.blocks import Lockstep
+from tests.support.blocks import Lockstep
 from tests.support.model_parallel import (
     BATCH_SIZE,
     MODELS,

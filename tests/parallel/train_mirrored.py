@@ -14,8 +14,10 @@ import numpy as np
 import tensorflow as tf
 
 import tf_onebit
-from tests.parallel.late import Late, whole_batches
-from tests.parallel.training import (
+from tests.support.late import Late, whole_batches
+from tests.support.recording import DATA, Recording, fit, resizing
+from tests.support.scalars import scalars_in
+from tests.support.training import (
     INPUTS,
     compiled,
     embedding_model,
@@ -23,8 +25,6 @@ from tests.parallel.training import (
     reference,
     with_layer,
 )
-from tests.support.recording import DATA, Recording, fit, resizing
-from tests.support.scalars import scalars_in
 from tf_onebit.optimizers import NormalizedAdaGrad
 
 REPLICAS = 3

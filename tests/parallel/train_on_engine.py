@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 import tf_onebit
-from tests.parallel.training import BATCH_SIZE, INPUTS, compiled, make_data, make_model
+from tests.support.training import BATCH_SIZE, INPUTS, compiled, make_data, make_model
 from tf_onebit import transforms
 from tf_onebit.optimizers import NormalizedAdaGrad
 

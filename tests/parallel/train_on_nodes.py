@@ -12,8 +12,8 @@ import tensorflow as tf
 
 import tf_onebit
 import tf_onebit.horovod as hvd
-from tests.parallel.blocks import Lockstep
-from tests.parallel.training import BATCH_SIZE, INPUTS, compiled, make_data, with_layer
+from tests.support.blocks import Lockstep
+from tests.support.training import BATCH_SIZE, INPUTS, compiled, make_data, with_layer
 from tests.support.two_optimizers import Gan
 
 STEPS, EPOCHS, PERIOD, ETA = 5, 2, 2, 0.5

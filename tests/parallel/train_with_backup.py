@@ -21,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 import tf_onebit
-from tests.parallel.training import INPUTS, compiled, make_data
+from tests.support.training import INPUTS, compiled, make_data
 
 sys.path.insert(0, str(pathlib.Path("examples/your_own_exchange").resolve()))
 from top_k import TopK  # noqa: E402

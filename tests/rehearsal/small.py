@@ -39,7 +39,7 @@ IN_NAMESPACES = {
     "--warm-up-steps 5",
     "benchmarks/plan.py": "--rate none --workers 2 --steps 1 --method 1-bit",
 }
-# The launcher of a program that does not start workers itself: see `tests.parallel.launch`.
+# The launcher of a program that does not start workers itself: see `tests.support.launch`.
 STARTED_BY = {"benchmarks/monitor.py": "horovod", "benchmarks/endurance.py": "tensorflow"}
 
 PROGRAMS = {*ON_THIS_MACHINE, *IN_NAMESPACES, "benchmarks/network.py", "examples/speech/compare.py"}

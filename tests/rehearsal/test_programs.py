@@ -6,8 +6,8 @@ import shutil
 
 import pytest
 
-from tests.parallel.launch import run_job
 from tests.rehearsal.small import IN_NAMESPACES, ON_THIS_MACHINE, STARTED_BY
+from tests.support.launch import run_job
 
 MOST_SECONDS = 600
 needs_namespaces = pytest.mark.skipif(

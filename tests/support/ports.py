@@ -4,7 +4,7 @@ import pathlib
 import re
 from typing import NamedTuple
 
-from tests.parallel.launch import ROOT, run_job
+from tests.support.launch import ROOT, run_job
 
 # Files that a program writes are in a folder of the test.
 RUN_ALL = """

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.parallel.training import INPUTS, compiled, make_data, make_model
 from tests.support.bits import assert_same_bits
 from tests.support.nightly import nightly
+from tests.support.training import INPUTS, compiled, make_data, make_model
 from tf_onebit.callbacks import BackupAndRestore, training_state
 
 

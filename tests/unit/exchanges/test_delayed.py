@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.parallel.ranks import count_bytes
 from tests.support.gradients import SHAPES, flat, gradients_of, specs_of
 from tests.support.nightly import nightly, nightly_rows
+from tests.support.ranks import count_bytes
 from tests.support.transforms import DivideByTotal
 from tf_onebit import Delayed, Exchange, FullPrecision, Local, OneBit, Threshold, WarmStart
 from tf_onebit._training.gradient_exchange import GradientExchange

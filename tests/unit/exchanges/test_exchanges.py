@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.parallel.ranks import count_bytes
 from tests.support.gradients import (
     ROUNDING,
     as_float64,
@@ -18,6 +17,7 @@ from tests.support.gradients import (
     specs_of,
 )
 from tests.support.nightly import nightly_rows
+from tests.support.ranks import count_bytes
 from tests.support.transforms import DivideByTotal
 from tf_onebit import FullPrecision, OneBit, Threshold, WarmStart
 from tf_onebit.exchanges import Bucketed

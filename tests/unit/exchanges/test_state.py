@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.parallel.ranks import digest
 from tests.support.nightly import nightly, nightly_rows
+from tests.support.ranks import digest
 from tf_onebit import FullPrecision, Local, OneBit, Threshold, WarmStart
 from tf_onebit._training.gradient_exchange import GradientExchange
 from tf_onebit.collectives import lockstep

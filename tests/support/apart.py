@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.parallel.training import built, make_data, make_model, sparse_gradients_of
+from tests.support.training import built, make_data, make_model, sparse_gradients_of
 
 
 class Apart:

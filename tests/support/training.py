@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.parallel.ranks import rank
+from tests.support.ranks import rank
 
 INPUTS, CLASSES = 64, 10
 BATCH_SIZE = 16  # per worker

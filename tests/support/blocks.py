@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tests.parallel.training import compiled
+from tests.support.training import compiled
 from tf_onebit import FullPrecision
 from tf_onebit._bmuf.equations import BlockFilter
 from tf_onebit._bmuf.synchronization import BlockSynchronization

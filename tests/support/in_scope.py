@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from tests.parallel.training import INPUTS, compiled, make_data, make_model
+from tests.support.training import INPUTS, compiled, make_data, make_model
 from tf_onebit.distribute import MultiWorkerMirroredStrategy
 
 STEPS = 6

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tests.parallel.training import INPUTS, built, gradients_of, make_data, make_model
+from tests.support.training import INPUTS, built, gradients_of, make_data, make_model
 
 
 class Late:
