@@ -5,7 +5,7 @@ from typing import Literal, TypeAlias
 import tensorflow as tf
 
 from tf_onebit.exchanges import Auto, Bucketed, FullPrecision
-from tf_onebit.exchanges.base import Moments
+from tf_onebit.exchanges.arguments import Moments
 from tf_onebit.exchanges.schedule import AnyExchange, innermost, is_exchange, with_innermost
 
 # What users pass as `exchange`.

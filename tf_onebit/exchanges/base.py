@@ -1,8 +1,7 @@
 """The base class of exchanges: how the gradients of all workers become their sum."""
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any
 
 import numpy.typing as npt
 import tensorflow as tf
@@ -10,27 +9,25 @@ import tensorflow as tf
 from tf_onebit._configurable import Configurable
 from tf_onebit.collectives.requests import Exchanging
 from tf_onebit.exchanges import tracing
+from tf_onebit.exchanges.arguments import (
+    Moments,
+    require_bucket_bytes,
+    require_gradients_and_rank,
+    require_patterns,
+)
 from tf_onebit.exchanges.deprecated_names import DeprecatedNames
 from tf_onebit.exchanges.gradients import Gradient, GradientSpec
+from tf_onebit.exchanges.residuals import sum_of_squares
 from tf_onebit.exchanges.stages import Delivered
 from tf_onebit.exchanges.state import State
 from tf_onebit.exchanges.velocities import Velocities
 
 FLOAT_BYTES = 4
 
-Moments: TypeAlias = Literal["local", "after"]
-
 # Type of the 32-bit words of messages during a collective. TensorFlow keeps the int32 tensors of a
 # GPU in host memory, and floats on the GPU. So words travel as floats with the same bits. No
 # arithmetic is done with them.
 WIRE_DTYPE = tf.float32
-
-
-class Excluding(Protocol):
-    """`Exchange` or `Recipe`, which leaves gradients uncompressed by their names."""
-
-    @property
-    def exclude(self) -> tuple[str, ...]: ...
 
 
 class Exchange(DeprecatedNames, Configurable, tf.Module):
@@ -123,25 +120,8 @@ class Exchange(DeprecatedNames, Configurable, tf.Module):
 
     def __init__(self, bucket_bytes: int = 32 * 2**20, exclude: Iterable[str] = ()) -> None:
         super().__init__()
-        if not bucket_bytes > 0:
-            raise ValueError(
-                "bucket_bytes must be a positive number of bytes. "
-                f"Received: bucket_bytes={bucket_bytes}. "
-                "Use a number larger than the model to exchange everything in one bucket."
-            )
-        if isinstance(exclude, str):
-            raise ValueError(
-                "exclude must be a list of regular expressions. "
-                f"Received: exclude={exclude!r}. Use exclude=[{exclude!r}]."
-            )
-        for pattern in exclude:
-            try:
-                re.compile(pattern)
-            except (re.error, TypeError) as error:
-                raise ValueError(
-                    f"exclude must be a list of regular expressions. Received: {pattern!r} in "
-                    f"exclude={list(exclude)!r}: {error}."
-                ) from error
+        require_bucket_bytes(bucket_bytes)
+        require_patterns(exclude)
         self.bucket_bytes = bucket_bytes
         self.exclude = tuple(exclude)
 
@@ -337,59 +317,6 @@ class Exchange(DeprecatedNames, Configurable, tf.Module):
             variable.assign(ratio * array if id(variable) in unsent else array)
 
 
-def require_gradients_and_rank(specs: Sequence[GradientSpec], rank: int, world_size: int) -> None:
-    """Raises ValueError if there are no gradients, no workers, or `rank` is not among them."""
-    if not specs:
-        raise ValueError(
-            "An exchange needs at least one gradient. Received an empty list. "
-            "Does the model have trainable variables that the loss depends on?"
-        )
-    if not 0 <= rank < world_size:
-        raise ValueError(
-            "rank must be from 0 to world_size - 1, and world_size at least 1. "
-            f"Received: rank={rank}, world_size={world_size}."
-        )
-
-
-def required_moments(moments: Moments | None) -> Moments | None:
-    """Returns the argument `moments` of an exchange, or raises ValueError."""
-    if moments not in ("local", "after", None):
-        raise ValueError(
-            'moments must be "local", for moments of each worker\'s own gradients, "after", for '
-            'moments of exchanged gradients, or None, for "local" where it is possible. Received: '
-            f"moments={moments!r}."
-        )
-    return moments
-
-
-def is_excluded(name: str, exchange: Excluding) -> bool:
-    """Tells whether `exclude` of an exchange leaves the gradient of this name uncompressed."""
-    return any(re.search(pattern, name) for pattern in exchange.exclude)
-
-
 def integers(words: tf.Tensor) -> tf.Tensor:
     """Returns the words of a message as int32 with the same bits, to read them."""
     return tf.bitcast(words, tf.int32)
-
-
-def runs_of(
-    residual: tf.Tensor | tf.Variable, runs: Sequence[tuple[str, int]]
-) -> list[tuple[str, tf.Tensor]]:
-    """Splits a residual into runs. Returns a list of (name, float32 tensor).
-
-    Args:
-        residual: float32 vector or variable.
-        runs: list of (name, number of values).
-    """
-    sizes = [size for _, size in runs]
-    if not sizes:
-        return []
-    # A split along the only axis makes views, and copies nothing.
-    parts = tf.split(residual[: sum(sizes)], sizes)
-    return [(name, part) for (name, _), part in zip(runs, parts, strict=True)]
-
-
-def sum_of_squares(values: tf.Tensor | tf.Variable) -> float:
-    """Returns the sum of squares of a tensor or variable: a float."""
-    # `l2_loss` computes the sum without a tensor of the squares.
-    return 2.0 * float(tf.nn.l2_loss(values))

@@ -1,6 +1,5 @@
 """Bucketed: the gradients of a whole model, exchanged in buckets."""
 
-import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -10,13 +9,8 @@ import tensorflow as tf
 
 from tf_onebit._configurable import Configurable, deserialize, serialize
 from tf_onebit.collectives.requests import Exchanging, all_reduce_bytes
-from tf_onebit.exchanges.base import (
-    FLOAT_BYTES,
-    is_excluded,
-    require_gradients_and_rank,
-    sum_of_squares,
-)
-from tf_onebit.exchanges.full_precision import FullPrecision
+from tf_onebit.exchanges.arguments import require_gradients_and_rank
+from tf_onebit.exchanges.base import FLOAT_BYTES
 from tf_onebit.exchanges.gradients import (
     Gradient,
     GradientSpec,
@@ -24,8 +18,9 @@ from tf_onebit.exchanges.gradients import (
     require_finite,
 )
 from tf_onebit.exchanges.handshake import describe, handshake
-from tf_onebit.exchanges.indexed_slices import SparseGather
-from tf_onebit.exchanges.schedule import AnyExchange, Schedule, schedule_of
+from tf_onebit.exchanges.partition import partition
+from tf_onebit.exchanges.residuals import sum_of_squares
+from tf_onebit.exchanges.schedule import AnyExchange, Schedule
 from tf_onebit.exchanges.scheduled_bucket import Answered, ScheduledBucket
 from tf_onebit.exchanges.stages import Stages
 from tf_onebit.exchanges.state import State, part_of, prefixed, require_same_kind, summed
@@ -92,44 +87,7 @@ class Bucketed(Configurable, tf.Module):
 
     def partition(self, specs: Sequence[GradientSpec]) -> list[tuple[Schedule, list[int]]]:
         """Assigns gradients to buckets. Returns a list of (`Schedule`, gradient indices)."""
-        schedule = schedule_of(self.template)
-        takes = schedule.exchange.dtypes
-        in_full_precision, sparse = self._beside(schedule)
-        bucket_bytes = schedule.exchange.bucket_bytes
-        partition: list[tuple[Schedule, list[int]]] = []
-        open_buckets: dict[tuple[int, str, bool], tuple[list[int], int]] = {}
-        for index, spec in reversed(list(enumerate(specs))):
-            chosen = schedule
-            if spec.sparse and not schedule.exchange.takes_sparse:
-                chosen = sparse
-            elif spec.dtype not in takes or is_excluded(spec.name, self.template):
-                chosen = in_full_precision
-            # Other workers exchange the same copies with other parts. What a bucket adapts to its
-            # gradients, such as tau, must be the same for copies.
-            kind = id(chosen), spec.dtype, spec.is_part
-            indices, filled_bytes = open_buckets.get(kind, ([], 0))
-            if not 0 < filled_bytes < bucket_bytes:
-                indices, filled_bytes = [], 0
-                partition.append((chosen, indices))
-            indices.append(index)
-            filled_bytes += max(1, spec.size) * FLOAT_BYTES
-            open_buckets[kind] = indices, filled_bytes
-        return partition
-
-    def _beside(self, schedule: Schedule) -> tuple[Schedule, Schedule]:
-        """Returns the schedules of full-precision gradients and of sparse ones.
-
-        They have the same delay as compressed gradients. A warm-up matters to them only with a
-        delay, which begins after it.
-        """
-        beside = schedule if schedule.delay else dataclasses.replace(schedule, warm_up=None)
-        uncompressed = self.template.uncompressed()
-        if uncompressed is None:
-            full = FullPrecision(schedule.exchange.bucket_bytes)
-            in_full_precision = dataclasses.replace(beside, exchange=full)
-        else:
-            in_full_precision = dataclasses.replace(schedule_of(uncompressed), delay=schedule.delay)
-        return in_full_precision, dataclasses.replace(beside, exchange=SparseGather())
+        return partition(self.template, specs)
 
     def handshake(
         self, specs: Sequence[GradientSpec], world_size: int, scope: str

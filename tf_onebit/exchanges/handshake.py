@@ -11,7 +11,7 @@ import tensorflow as tf
 from tf_onebit._configurable import serialize
 from tf_onebit._version import __version__
 from tf_onebit.collectives.requests import AllGather, Exchanging
-from tf_onebit.exchanges.base import is_excluded
+from tf_onebit.exchanges.arguments import is_excluded
 from tf_onebit.exchanges.gradients import GradientSpec
 from tf_onebit.exchanges.schedule import AnyExchange
 

@@ -1,6 +1,6 @@
 """OneBit: one bit per value, with error feedback, aggregated in two stages."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -12,18 +12,16 @@ from tf_onebit._configurable import deserialize, serialize
 from tf_onebit._layout import CODES_PER_WORD, WORD_BYTES, Layout, column_cut, plain_cut
 from tf_onebit.collectives.requests import AllGather, AllToAll, Cond, Exchanging
 from tf_onebit.exchanges.adding import Adding
-from tf_onebit.exchanges.base import (
-    WIRE_DTYPE,
-    Exchange,
-    Moments,
-    integers,
-    required_moments,
-    runs_of,
-)
+from tf_onebit.exchanges.arguments import Moments, required_moments
+from tf_onebit.exchanges.base import WIRE_DTYPE, Exchange, integers
 from tf_onebit.exchanges.gradients import Gradient, GradientSpec
+from tf_onebit.exchanges.residuals import runs_of
 from tf_onebit.exchanges.state import State
 from tf_onebit.exchanges.transforming import (
+    load_transforms,
+    require_dividable,
     require_transforms,
+    state_of_transforms,
     transformed,
     transformed_alone,
     unchanged,
@@ -316,9 +314,7 @@ class OneBit(Adding):
             "worker_residual": self.worker_residual.numpy(),
             "shard_residual": self.shard_residual.numpy(),
         }
-        for i, transform in enumerate(self._all_transforms):
-            for j, variable in enumerate(transform.variables):
-                state[f"transform_{i}/{j}"] = variable.numpy()
+        state |= state_of_transforms(self._all_transforms)
         return state if self._scales is None else state | self._scales.state()
 
     def load_state(self, states: Sequence[State], ratio: float = 1.0) -> None:
@@ -330,10 +326,11 @@ class OneBit(Adding):
             mine = states[self.rank]
             self.worker_residual.assign(ratio * mine["worker_residual"])
             self.shard_residual.assign(ratio * mine["shard_residual"])
-            self._load_transforms(lambda name, of_shard: mine[name], ratio)
+            load_transforms(self._all_transforms, lambda name, of_shard: mine[name], ratio)
             return
-        self._require_dividable(states)
-        self._load_transforms(
+        require_dividable(self.transforms, self.local_transforms, len(states), self.world_size)
+        load_transforms(
+            self._all_transforms,
             lambda name, of_shard: self._shard_of(states, name) if of_shard else states[0][name],
             ratio,
         )
@@ -342,27 +339,6 @@ class OneBit(Adding):
         unsent = np.sum([state["worker_residual"] for state in states], axis=0, dtype=np.float64)
         self.worker_residual.assign(ratio * unsent / self.world_size)
         self.shard_residual.assign(ratio * self._shard_of(states, "shard_residual"))
-
-    def _load_transforms(
-        self, array_of: Callable[[str, bool], npt.NDArray[Any]], ratio: float
-    ) -> None:
-        for i, transform in enumerate(self._all_transforms):
-            sharded = set(map(id, transform.sharded or ()))
-            pending = set(map(id, transform.pending))
-            for j, variable in enumerate(transform.variables):
-                array = array_of(f"transform_{i}/{j}", id(variable) in sharded)
-                variable.assign(ratio * array if id(variable) in pending else array)
-
-    def _require_dividable(self, states: Sequence[State]) -> None:
-        local = [transform for transform in self.local_transforms if transform.variables]
-        unknown = [t for t in self.transforms if t.variables and t.sharded is None]
-        if local or unknown:
-            raise ValueError(
-                "These transforms can only be resumed with as many workers as before: "
-                "local_transforms, and transforms that do not define `sharded`. Received: a "
-                f"state of {len(states)} workers for {self.world_size} workers, with "
-                f"{', '.join(type(transform).__name__ for transform in local + unknown)}."
-            )
 
     def _shard_of(self, states: Sequence[State], name: str) -> npt.NDArray[Any]:
         """Returns this worker's shard of the concatenated shards of an earlier run."""

@@ -13,15 +13,11 @@ from tf_onebit import ops
 from tf_onebit.collectives.requests import AllGather, Exchanging
 from tf_onebit.exchanges.adaptive_threshold import Tau
 from tf_onebit.exchanges.adding import Adding
-from tf_onebit.exchanges.base import (
-    WIRE_DTYPE,
-    Moments,
-    integers,
-    required_moments,
-    runs_of,
-)
+from tf_onebit.exchanges.arguments import Moments, required_moments
+from tf_onebit.exchanges.base import WIRE_DTYPE, integers
 from tf_onebit.exchanges.gradients import Gradient, GradientSpec
 from tf_onebit.exchanges.message_capacity import Capacity
+from tf_onebit.exchanges.residuals import runs_of
 from tf_onebit.exchanges.state import State, require_same_kind
 from tf_onebit.ops import threshold as words
 

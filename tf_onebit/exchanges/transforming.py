@@ -1,11 +1,14 @@
 """Application of transforms in exchanges."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
+import numpy.typing as npt
 import tensorflow as tf
 
 from tf_onebit._layout import Layout
 from tf_onebit.collectives.requests import Exchanging
+from tf_onebit.exchanges.state import State
 from tf_onebit.transforms import Transform
 
 
@@ -89,3 +92,57 @@ def parted(
         for tensor, column_size in zip(like, layout.column_sizes, strict=True)
     ]
     return [tf.cast(t, tensor.dtype) for t, tensor in zip(tensors, like, strict=True)]
+
+
+def state_of_transforms(transforms: Iterable[Transform]) -> State:
+    """Returns the variables of transforms: dictionary of NumPy arrays."""
+    return {
+        f"transform_{i}/{j}": variable.numpy()
+        for i, transform in enumerate(transforms)
+        for j, variable in enumerate(transform.variables)
+    }
+
+
+def load_transforms(
+    transforms: Iterable[Transform],
+    array_of: Callable[[str, bool], npt.NDArray[Any]],
+    ratio: float,
+) -> None:
+    """Restores the variables of transforms.
+
+    Args:
+        transforms: list of transforms.
+        array_of: function of a name in `state_of_transforms`, and of whether the variable has the
+            values of a shard. It returns the array.
+        ratio: factor on pending gradients.
+    """
+    for i, transform in enumerate(transforms):
+        sharded = set(map(id, transform.sharded or ()))
+        pending = set(map(id, transform.pending))
+        for j, variable in enumerate(transform.variables):
+            array = array_of(f"transform_{i}/{j}", id(variable) in sharded)
+            variable.assign(ratio * array if id(variable) in pending else array)
+
+
+def require_dividable(
+    transforms: Iterable[Transform],
+    local_transforms: Iterable[Transform],
+    earlier: int,
+    world_size: int,
+) -> None:
+    """Raises ValueError for transforms whose state belongs to one number of workers.
+
+    Args:
+        transforms, local_transforms: lists of transforms.
+        earlier: number of workers of the earlier run.
+        world_size: number of workers.
+    """
+    local = [transform for transform in local_transforms if transform.variables]
+    unknown = [t for t in transforms if t.variables and t.sharded is None]
+    if local or unknown:
+        raise ValueError(
+            "These transforms can only be resumed with as many workers as before: "
+            "local_transforms, and transforms that do not define `sharded`. Received: a "
+            f"state of {earlier} workers for {world_size} workers, with "
+            f"{', '.join(type(transform).__name__ for transform in local + unknown)}."
+        )
