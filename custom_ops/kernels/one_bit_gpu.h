@@ -1,4 +1,4 @@
-// The one-bit ops on a GPU: one_bit_kernels.cc launches them on a stream.
+// The one-bit ops on a GPU: one_bit_op.h launches them on a stream.
 //
 // Every pointer to data is a pointer to device memory. No function waits for the device. The same
 // input gives the same bits as on the CPU, because sums are in the order of lib/lanes.h. Functions
