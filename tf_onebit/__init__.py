@@ -18,7 +18,18 @@ _MODULE_OF = {
     "flush": "tf_onebit._training.model_optimizers",
     "without_delay": "tf_onebit._training.model_optimizers",
 }
-_SUBMODULES = ("callbacks", "distribute", "horovod", "model_parallel", "optimizers", "transforms")
+_SUBMODULES = (
+    "callbacks",
+    "collectives",
+    "data",
+    "distribute",
+    "exchanges",
+    "horovod",
+    "model_parallel",
+    "optimizers",
+    "planner",
+    "transforms",
+)
 
 __all__ = [*_MODULE_OF, *_SUBMODULES, "__version__"]
 

@@ -317,15 +317,23 @@ def test_every_reason_not_to_run_a_command_is_needed():
     assert used == set(NOT_RUN)
 
 
-@pytest.mark.parametrize(
-    "name", ["tf_onebit", "tf_onebit.planner", *(f"tf_onebit.{m}" for m in tf_onebit._SUBMODULES)]
-)
+@pytest.mark.parametrize("name", ["tf_onebit", *(f"tf_onebit.{m}" for m in tf_onebit._SUBMODULES)])
 def test_the_api_has_every_public_name(name):
     text = "".join(path.read_text() for path in (ROOT / "docs" / "api").glob("*.md"))
-    public = set(importlib.import_module(name).__all__) - {*tf_onebit._SUBMODULES, "__version__"}
-    entries = set(re.findall(rf"^\.\. auto\w+:: {name}\.(\w+)$", text, re.MULTILINE))
+    module = importlib.import_module(name)
+    public = set(module.__all__) - {*tf_onebit._SUBMODULES, "__version__"}
+    entries = re.findall(r"^\.\. auto\w+:: ([\w.]+)$", text, re.MULTILINE)
+    # An object may have an entry by a shorter name.
+    documented = [object_of(entry) for entry in entries]
+    missing = {one for one in public if getattr(module, one) not in documented}
     # Names of Horovod's are in a list.
-    assert public <= entries | set(re.findall(r"`(\w+)`", text)), public - entries
+    assert missing <= set(re.findall(r"`(\w+)`", text))
+
+
+def object_of(path):
+    """Returns the object that an entry of the API documents."""
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
 
 
 def test_links_lead_to_files():

@@ -82,7 +82,7 @@ class Tau(tf.Module):
         self.value.assign(tf.where(known, tau, first))
 
     def in_units(self) -> float:
-        """Returns the threshold in units of the gradient of a worker's mean loss: float."""
+        """Returns the threshold in units of a worker's mean gradient, or of its updates: float."""
         return float(self.value) / self._unit
 
     def state(self) -> npt.NDArray[np.float64]:

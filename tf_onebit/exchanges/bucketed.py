@@ -50,8 +50,8 @@ class Bucketed(Configurable, tf.Module):
         template: the user's `Exchange` or `Recipe`; only clones of it are used.
 
     Attributes:
-        buckets: list of `ScheduledBucket`; set by `build`.
-        specs, rank, world_size, scope, unit: see `Exchange`.
+        buckets: list of `ScheduledBucket`. `build` sets it, and the attributes that the `build` of
+            an `Exchange` sets.
     """
 
     def __init__(self, template: AnyExchange) -> None:
