@@ -24,6 +24,15 @@ class BlockEnd:
     averaged: list
 
     @classmethod
+    def by_compression(cls, model, optimizer):
+        """Returns the ends of blocks: dictionary by whether the callback's exchange compresses.
+
+        Args:
+            model, optimizer: see `of`.
+        """
+        return {compresses: cls.of(model, optimizer, compresses) for compresses in (False, True)}
+
+    @classmethod
     def of(cls, model, optimizer, compresses):
         """Returns the `BlockEnd` of a model, or None if it cannot be trained in blocks.
 

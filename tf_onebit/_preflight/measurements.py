@@ -89,7 +89,7 @@ def measure(model, workers, links, world_sizes, options):
         if workers.world_size > 1:
             alone_seconds = alone_seconds_of(step, size, workers) or alone_seconds
         specs, rows = step.specs(), step.rows(size)
-        ends = [BlockEnd.of(model, step.optimizer, compresses) for compresses in (False, True)]
+        ends = BlockEnd.by_compression(model, step.optimizer)
     finally:
         step.restore()
     sizes = [spec.size for spec in specs]

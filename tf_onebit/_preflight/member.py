@@ -32,7 +32,7 @@ class Member:
         whole_bytes: the same for the whole model.
         specs: list of `GradientSpec` of a member's gradients.
         rows: number of rows of each sparse gradient, and 1 for others.
-        ends: list of `BlockEnd` in full precision and with 1-bit, or None in place of them.
+        ends: what `BlockEnd.by_compression` returned.
     """
 
     computation: Computation
@@ -42,7 +42,7 @@ class Member:
     whole_bytes: int
     specs: list
     rows: list
-    ends: list
+    ends: dict
 
 
 def measure_member(model, members, samples, workers, unknown_size):
@@ -98,7 +98,7 @@ def measure_member(model, members, samples, workers, unknown_size):
         sum(_bytes(v) * (members if is_part(v) else 1) for v in held),
         step.specs(),
         step.rows(samples),
-        [BlockEnd.of(model, step.optimizer, compresses) for compresses in (False, True)],
+        BlockEnd.by_compression(model, step.optimizer),
     )
 
 

@@ -10,6 +10,9 @@ from tf_onebit.exchanges import Exchange, FullPrecision, OneBit, Threshold
 from tf_onebit.exchanges.schedule import innermost
 from tf_onebit.planner import Method
 
+_FULL_PRECISION, _ONE_BIT, _THRESHOLD = "full precision", "1-bit", "threshold"
+# Those that a plan shows for blocks, too.
+_IN_BLOCKS = _FULL_PRECISION, _ONE_BIT
 _RUNS_OF_OTHERS = 1
 
 
@@ -64,9 +67,9 @@ class Candidates:
 
 def _exchanges(optimizer, target_density):
     ours = {
-        "full precision": FullPrecision(),
-        "1-bit": OneBit(),
-        "threshold": Threshold(target_density=target_density),
+        _FULL_PRECISION: FullPrecision(),
+        _ONE_BIT: OneBit(),
+        _THRESHOLD: Threshold(target_density=target_density),
     }
     gradient_exchange = getattr(optimizer, "gradient_exchange", None)
     if gradient_exchange is None:
@@ -132,13 +135,13 @@ class Exchanges:
         """Returns the methods that train in blocks: list of `planner.Method`.
 
         Args:
-            ends: `BlockEnd` in full precision and with 1-bit, in this order, or None in place of
-                them.
+            ends: what `BlockEnd.by_compression` returned.
             block_seconds: as from `measure_block`.
             sync_period: number of steps.
         """
         methods = []
-        for end, (candidate, buckets) in zip(ends, self._measured, strict=False):
+        for candidate, buckets in self._measured:
+            end = ends[candidate.exchange.compresses] if candidate.name in _IN_BLOCKS else None
             if end is None:
                 continue
             # Embeddings send all rows, not only a step's.
