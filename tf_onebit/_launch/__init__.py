@@ -78,8 +78,8 @@ def launch(num_workers, program, verbose=False):
         addresses = free_addresses(num_workers)
         for rank in range(num_workers):
             settings = {} if verbose else _log_level(rank)
-            workers.append(_start(program, settings | os.environ | tf_config(addresses, rank)))
-            watchdog.watch(workers[-1].pid)
+            environment = settings | os.environ | tf_config(addresses, rank)
+            workers.append(_start(program, environment, watchdog))
         output.copy(workers)
         status, failure = _first_failure(workers, output, asked)
     except OSError as error:
@@ -127,7 +127,7 @@ def free_addresses(count):
         return [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]
 
 
-def _start(program, environment):
+def _start(program, environment, watchdog):
     return subprocess.Popen(
         program,
         # Without this, Python buffers many lines before it writes them to a pipe.
@@ -136,6 +136,7 @@ def _start(program, environment):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,  # so that processes of a worker end with it
+        preexec_fn=watchdog.watch_this_group,  # safe: this process has no threads yet
     )
 
 

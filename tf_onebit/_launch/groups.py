@@ -61,24 +61,25 @@ class Watchdog:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            text=True,
             start_new_session=True,
         )
 
-    def watch(self, group):
-        """Adds a group to end."""
-        self._tell(group)
+    def watch_this_group(self):
+        """Adds the group of the calling process, between its fork and its program.
+
+        The parent may be gone before it knows the child. Thus the child adds itself.
+        """
+        self._tell(os.getpgrp())
 
     def dismiss(self):
         """Ends the watchdog, but no group."""
         self._tell(_WATCHED_NO_MORE)
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
+        self._process.stdin.close()
         self._process.wait()
 
     def _tell(self, word):
         with contextlib.suppress(BrokenPipeError):  # the watchdog has been ended
-            print(word, file=self._process.stdin, flush=True)
+            os.write(self._process.stdin.fileno(), f"{word}\n".encode())
 
 
 def _watch():

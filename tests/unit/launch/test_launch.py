@@ -227,6 +227,23 @@ def test_what_workers_have_started_ends_with_the_launcher(signum, tmp_path):
     assert_ends(pid)
 
 
+KILLED_AT_ONCE = """
+import os, signal
+from tf_onebit._launch import _start
+from tf_onebit._launch.groups import Watchdog
+print(_start(["sleep", "100"], dict(os.environ), Watchdog()).pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_worker_ends_also_if_the_launcher_is_killed_as_soon_as_it_has_started_it():
+    job = subprocess.run(
+        [sys.executable, "-c", KILLED_AT_ONCE], capture_output=True, text=True, timeout=20
+    )
+    assert job.returncode == -signal.SIGKILL
+    assert_ends(int(job.stdout))
+
+
 @pytest.mark.parametrize("signum", [signal.SIGKILL, *nightly(signal.SIGINT)], ids=str)
 def test_who_saves_before_it_ends_is_given_the_time(signum, tmp_path):
     # The worker itself, a shell, ends at once. Its output may have no reader.
