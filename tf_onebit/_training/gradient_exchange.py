@@ -1,96 +1,41 @@
 """GradientExchange: the object to which an optimizer passes its gradients."""
 
 import functools
-import warnings
 
 import tensorflow as tf
 
 from tf_onebit._framework_internals.tf_variables import copies_by_device
 from tf_onebit._training.auto import decided
 from tf_onebit._training.building import build, with_moments
-from tf_onebit._training.built_exchanges import BuiltExchanges
-from tf_onebit._training.exchange_state import ExchangeState
 from tf_onebit._training.gathered import Gathered
+from tf_onebit._training.optimizer_exchange import OptimizerExchange
 from tf_onebit._training.recorder import stages_of
-from tf_onebit._training.training_workers import TrainingWorkers
-from tf_onebit._validation import number_of_samples
 from tf_onebit.exchanges import Auto, GradientSpec
 from tf_onebit.exchanges.gradients import all_finite, like_gradients, not_finite_flag, times
-from tf_onebit.exchanges.schedule import delay_of, innermost
+from tf_onebit.exchanges.schedule import delay_of
 from tf_onebit.exchanges.state import has_unsent
 
 
-class GradientExchange:
-    """Exchange of lists of gradients between the workers of a job.
+class GradientExchange(OptimizerExchange):
+    """Exchange of an optimizer's gradients, or of its updates, in each step.
 
     Args:
-        template: the user's exchange.
-        engine: `Engine`.
-        mean: whether gradients become their mean over the workers. Otherwise they become the sum.
-        settings: list of (what, value) pairs of strings on which workers must also agree.
+        template, engine, mean, settings, moments: see `OptimizerExchange`.
         unit: see `Exchange.build`.
-        moments: what `moments_of` the optimizer returned.
 
     Attributes:
-        moments: "local" if each worker keeps moments of its own gradients, or "after".
-        workers: `TrainingWorkers`.
-        exchanges: `BuiltExchanges` of all lists of variables that it has been called with.
-        carried: `ExchangeState` of these exchanges.
-        global_batch_size: what `set_global_batch_size` has set, or None.
         delays: whether delay is on, if there is any: see `set_delay`.
     """
 
-    # Whether a worker applies the gradients that have arrived, and waits for no others.
-    is_asynchronous = False
-
     def __init__(self, template, engine, mean, settings=(), unit=1.0, moments="after"):
-        self.template = template
-        self.moments = moments
-        settings = [("op", "Average" if mean else "Sum"), *settings]
-        train_apart = self.is_asynchronous or innermost(template).trains_apart
-        self.workers = TrainingWorkers(engine, train_apart, settings)
-        self._mean = mean
+        super().__init__(template, engine, mean, settings, moments)
         self._unit = unit
-        self.exchanges = BuiltExchanges(self._build_and_restore)
-        self.carried = ExchangeState(self.exchanges, self.workers)
-        self.global_batch_size = None
         self.delays = True
-        self._has_advised = False
-
-    @property
-    def built(self):
-        """Exchanges of one worker of this process, one for each list of variables."""
-        return [built.exchanges[0] for built in self.exchanges]
 
     @property
     def exchanges_updates(self):
         """True if the optimizer passes its updates, of which the workers make the mean."""
         return self.moments == "local" and not self._is_alone
-
-    def go_on_with(self, moments):
-        """Keeps the moments of an earlier run, whose residuals are of the same kind.
-
-        Args:
-            moments: value of `moments` in that run.
-
-        Raises:
-            ValueError: if this run has begun with others.
-        """
-        if moments == self.moments:
-            return
-        if self.exchanges:
-            raise ValueError(
-                f"What workers have not sent yet belongs to moments={moments!r}. Received: an "
-                f"exchange with moments={self.moments!r}, which has run. Pass "
-                f"moments={moments!r} to the exchange."
-            )
-        warnings.warn(
-            f"Training goes on with moments={moments!r}, with which it began. Received: an "
-            f"exchange with moments={self.moments!r}. To use these, begin from the model's "
-            "weights.",
-            stacklevel=2,
-        )
-        self.moments = moments
 
     def exchange_of_alike(self, gradients, variables):
         """Returns what a call would return if all workers had the gradients of this one.
@@ -100,26 +45,6 @@ class GradientExchange:
         """
         factor = 1 if self._mean else self.workers.group.world_size
         return [times(mine, factor) for mine in gradients]
-
-    @property
-    def scale(self):
-        """Factor on the sum over the workers."""
-        return 1.0 / self.workers.group.world_size if self._mean or self.exchanges_updates else 1.0
-
-    def set_global_batch_size(self, samples):
-        """Sets the number of samples per step in all exchanges, also in those not built yet.
-
-        Args:
-            samples: number of samples that all workers together take per step; the same on all
-                workers.
-
-        Raises:
-            ValueError: if `samples` is not a positive whole number.
-        """
-        samples = self.global_batch_size = number_of_samples("global_batch_size", samples)
-        self.exchanges.set(
-            "batch size", lambda exchange, _: exchange.set_global_batch_size(samples)
-        )
 
     def record_times(self, recorder):
         """Records times in graphs that are traced from now on, except in flushes.
@@ -154,46 +79,6 @@ class GradientExchange:
         """Turns delay on or off. No gradients may be held at that time."""
         self.delays = on
         self.exchanges.set("delay", lambda exchange, _: exchange.set_delay(on))
-
-    def load_states(self, states, scale):
-        """Restores the states of an earlier run: see `ExchangeState.load`.
-
-        Args:
-            states: list of lists of dictionaries.
-            scale: value of `scale` in that run.
-        """
-        # The states contain the batch size of the earlier run.
-        self.global_batch_size = None
-        self.exchanges.set("batch size", None)
-        self.carried.load(states, scale / self.scale)
-
-    def metrics(self):
-        """Returns the metrics of the last exchange, for the Monitor: dictionary of floats."""
-        return {k: v for exchange in self.built for k, v in exchange.metrics().items()}
-
-    def advise(self):
-        """Warns once, on worker 0 only, if an exchange has advice for a training that ends."""
-        if self._has_advised or 0 not in self.workers.engine.ranks:
-            return
-        advice = next(filter(None, (exchange.advice() for exchange in self.built)), None)
-        if advice is not None:
-            self._has_advised = True
-            warnings.warn(advice, stacklevel=2)
-
-    def drain(self, occasion, last=False):
-        """Waits until no messages are under way. By default none are between steps.
-
-        Args:
-            occasion: occasion of the call in a few words; the same on all workers.
-            last: whether training ends.
-        """
-
-    def rescue_with(self, save):
-        """Sets a function that is called before an error that only this worker may meet.
-
-        Args:
-            save: function that saves what this worker has learned. It returns the place, or None.
-        """
 
     @tf.autograph.experimental.do_not_convert
     def __call__(self, gradients, variables):
@@ -338,12 +223,6 @@ class GradientExchange:
         if self.workers.group.world_size > 1 or len(states) > 1 or has_unsent(states[0]):
             return None
         return self.template.uncompressed()
-
-    def _build_and_restore(self, specs, index):
-        exchanges = self._build(specs, f"{self.workers.scope}/{index}")
-        with tf.init_scope():
-            self.carried.restore(index, exchanges)
-        return exchanges
 
     def _build(self, specs, scope):
         template = self._in_full_precision() or self.template

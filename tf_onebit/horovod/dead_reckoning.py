@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_onebit import ops
-from tf_onebit._training.gradient_exchange import GradientExchange
+from tf_onebit._training.optimizer_exchange import OptimizerExchange
 from tf_onebit.exchanges import Bucketed, GradientSpec
 from tf_onebit.exchanges.base import integers
 from tf_onebit.exchanges.schedule import schedule_of
@@ -15,7 +15,7 @@ from tf_onebit.horovod.pump import Pump
 from tf_onebit.ops import threshold as message
 
 
-class DeadReckoning(GradientExchange):
+class DeadReckoning(OptimizerExchange):
     """Exchange of weight deltas between workers that do not wait for each other.
 
     The method is from Strom 2015, section 2.3.
