@@ -30,6 +30,22 @@ def test_a_program_without_an_exchange_is_planned_with_ours():
 
 
 @pytest.mark.parametrize(
+    "optimizer, bits, moments",
+    [
+        (keras.optimizers.SGD(0.1), 1, "after"),
+        (keras.optimizers.SGD(0.1, momentum=0.9), 2, "local"),
+        (keras.optimizers.Adam(), 2, "local"),
+        (keras.optimizers.Ftrl(), 1, "after"),
+    ],
+    ids=["sgd", "momentum", "adam", "ftrl"],
+)
+def test_exchanges_have_the_moments_of_the_optimizer(optimizer, bits, moments):
+    one_bit, threshold = [one.in_steps for one in Candidates(optimizer, None)][1:]
+    assert (one_bit.aggregate_bits, one_bit.moments or "after") == (bits, moments)
+    assert (threshold.moments or "after") == moments
+
+
+@pytest.mark.parametrize(
     "exchange, name",
     [
         (FullPrecision(bucket_bytes=2**20), "full precision"),
