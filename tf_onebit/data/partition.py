@@ -97,6 +97,6 @@ def _engine_of_optimizer(model):
     while optimizer is not None:
         exchange = getattr(optimizer, "gradient_exchange", None)
         if exchange is not None:
-            return getattr(exchange, "engine", None)
+            return exchange.workers.engine
         optimizer = getattr(optimizer, "inner_optimizer", None)
     return None
