@@ -69,7 +69,10 @@ class Watchdog:
 
         The parent may be gone before it knows the child. Thus the child adds itself.
         """
+        # `subprocess` has made it deadly again, as programs expect. The watchdog may be gone.
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
         self._tell(os.getpgrp())
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 
     def dismiss(self):
         """Ends the watchdog, but no group."""

@@ -14,6 +14,8 @@ import pytest
 
 import tf_onebit
 from tests.support.nightly import nightly
+from tf_onebit._launch import _start
+from tf_onebit._launch.groups import Watchdog
 
 PROGRAM = str(pathlib.Path(sys.executable).with_name("tf-onebit"))
 
@@ -242,6 +244,19 @@ def test_a_worker_ends_also_if_the_launcher_is_killed_as_soon_as_it_has_started_
     )
     assert job.returncode == -signal.SIGKILL
     assert_ends(int(job.stdout))
+
+
+def test_workers_start_also_without_their_watchdog():
+    watchdog = Watchdog()
+    watchdog._process.kill()
+    watchdog._process.wait()
+    worker = _start(["sh", "-c", "kill -PIPE $$; exit 3"], dict(os.environ), watchdog)
+    worker.communicate(timeout=20)
+    assert worker.returncode == -signal.SIGPIPE  # by itself: it ends at a closed pipe, as always
+    worker = _start(["true"], dict(os.environ), watchdog)
+    worker.communicate(timeout=20)
+    assert worker.returncode == 0
+    watchdog.dismiss()
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, *nightly(signal.SIGINT)], ids=str)
