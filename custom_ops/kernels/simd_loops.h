@@ -48,11 +48,17 @@ struct LaneSums {
   }
 };
 
+// The lanes whose values are finite.
+template <typename Floats>
+typename Floats::Mask Finite(typename Floats::Vector value) {
+  const auto infinities = Floats::Broadcast(std::numeric_limits<float>::infinity());
+  return Floats::Greater(infinities, Floats::Abs(value));
+}
+
 // `value`, or `old` in lanes where it is not finite.
 template <typename Floats>
 typename Floats::Vector FiniteOr(typename Floats::Vector old, typename Floats::Vector value) {
-  const auto infinities = Floats::Broadcast(std::numeric_limits<float>::infinity());
-  return Floats::Select(Floats::Greater(infinities, Floats::Abs(value)), value, old);
+  return Floats::Select(Finite<Floats>(value), value, old);
 }
 
 inline float FiniteOr(float old, float value) { return IsFinite(value) ? value : old; }

@@ -24,10 +24,17 @@ struct TransformBlocks {
   void (*normalize)(const float* gradient, const float* average, int64_t count,
                     Normalizer normalizer, float* out);
 
-  // velocity_i = momentum * velocity_i + gradient_i
-  // out_i = velocity_i, or gradient_i + momentum * velocity_i if `nesterov`
-  void (*momentum)(const float* gradient, float* velocity, int64_t count, float momentum,
-                   bool nesterov, float* out);
+  // velocity_i = momentum * velocity_i + factor * gradient_i
+  // out_i = velocity_i, or momentum * velocity_i + factor * gradient_i if `nesterov`
+  void (*momentum)(const float* gradient, float* velocity, int64_t count, MomentumRule rule,
+                   float factor, float* out);
+
+  // average_i += share_of_gradient * (gradient_i - average_i)
+  // square_i += share_of_square * (gradient_i^2 - square_i)
+  // out_i = factor * average_i / (sqrt(square_i) + epsilon)
+  // If one of both would not be finite, both keep their values, and out_i is NaN.
+  void (*adam)(const float* gradient, float* average, float* square, int64_t count, AdamRule rule,
+               float factor, float* out);
 };
 
 // The table to use; see simd.h.

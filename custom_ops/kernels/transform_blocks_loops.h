@@ -6,6 +6,7 @@
 #define TF_ONEBIT_KERNELS_TRANSFORM_BLOCKS_LOOPS_H_
 
 #include <cstdint>
+#include <limits>
 
 #include "kernels/simd_loops.h"
 #include "kernels/transform_blocks.h"
@@ -58,27 +59,60 @@ void Normalize(const float* gradient, const float* average, int64_t count, Norma
 }
 
 template <typename Floats>
-void Momentum(const float* gradient, float* velocity, int64_t count, float momentum, bool nesterov,
-              float* out) {
-  const auto momenta = Floats::Broadcast(momentum);
+void Momentum(const float* gradient, float* velocity, int64_t count, MomentumRule rule,
+              float factor, float* out) {
+  const auto momenta = Floats::Broadcast(rule.momentum), factors = Floats::Broadcast(factor);
   int64_t i = 0;
   for (; i + Floats::kWidth <= count; i += Floats::kWidth) {
-    const auto old = Floats::Load(velocity + i), given = Floats::Load(gradient + i);
+    const auto old = Floats::Load(velocity + i), given = factors * Floats::Load(gradient + i);
     const auto moved = FollowMomentum(old, given, momenta);
     Floats::template Store<false>(velocity + i, FiniteOr<Floats>(old, moved));
     Floats::template Store<false>(out + i,
-                                  nesterov ? FollowMomentum(moved, given, momenta) : moved);
+                                  rule.nesterov ? FollowMomentum(moved, given, momenta) : moved);
   }
   for (; i < count; ++i) {
-    const float given = gradient[i], moved = FollowMomentum(velocity[i], given, momentum);
+    const float given = factor * gradient[i];
+    const float moved = FollowMomentum(velocity[i], given, rule.momentum);
     velocity[i] = FiniteOr(velocity[i], moved);
-    out[i] = nesterov ? FollowMomentum(moved, given, momentum) : moved;
+    out[i] = rule.nesterov ? FollowMomentum(moved, given, rule.momentum) : moved;
+  }
+}
+
+template <typename Floats>
+void Adam(const float* gradient, float* average, float* square, int64_t count, AdamRule rule,
+          float factor, float* out) {
+  const auto share = Floats::Broadcast(rule.share_of_gradient);
+  const auto share_of_square = Floats::Broadcast(rule.share_of_square);
+  const auto epsilon = Floats::Broadcast(rule.epsilon), factors = Floats::Broadcast(factor);
+  const auto nan = Floats::Broadcast(std::numeric_limits<float>::quiet_NaN());
+  int64_t i = 0;
+  for (; i + Floats::kWidth <= count; i += Floats::kWidth) {
+    const auto given = Floats::Load(gradient + i);
+    const auto old = Floats::Load(average + i), old_square = Floats::Load(square + i);
+    const auto followed = FollowAverage(old, given, share);
+    const auto squares = FollowSquares(old_square, given, share_of_square);
+    // The square is not finite whenever the gradient is not.
+    const auto finite = Finite<Floats>(squares);
+    const auto update = AdamUpdate(factors, followed, Floats::Sqrt(squares), epsilon);
+    Floats::template Store<false>(average + i, Floats::Select(finite, followed, old));
+    Floats::template Store<false>(square + i, Floats::Select(finite, squares, old_square));
+    Floats::template Store<false>(out + i, Floats::Select(finite, update, nan));
+  }
+  for (; i < count; ++i) {
+    const float given = gradient[i];
+    const float followed = FollowAverage(average[i], given, rule.share_of_gradient);
+    const float squares = FollowSquares(square[i], given, rule.share_of_square);
+    const bool finite = IsFinite(squares);
+    const float update = AdamUpdate(factor, followed, __builtin_sqrtf(squares), rule.epsilon);
+    if (finite) average[i] = followed;
+    if (finite) square[i] = squares;
+    out[i] = finite ? update : std::numeric_limits<float>::quiet_NaN();
   }
 }
 
 template <typename Floats>
 constexpr TransformBlocks MakeTransformBlocks(const char* name) {
-  return {name, Accumulate<Floats>, Normalize<Floats>, Momentum<Floats>};
+  return {name, Accumulate<Floats>, Normalize<Floats>, Momentum<Floats>, Adam<Floats>};
 }
 
 }  // namespace

@@ -62,16 +62,34 @@ class TransformsOnCpu {
   }
 
   absl::Status Momentum(tensorflow::OpKernelContext* context, int64_t count, const float* gradient,
-                        float* velocity, float momentum, bool nesterov, float* out) {
+                        float* velocity, MomentumRule rule, const float* factor, float* out) {
     const auto move = GetTransformBlocks().momentum;
-    const Parts whole({count}, Parts::kWhole, kStripeSize);
-    ForBlocks(context, whole, [&](const Stripe&, int64_t, int64_t at, int64_t count) {
-      move(gradient + at, velocity + at, count, momentum, nesterov, out + at);
+    ForBlocks(context, count, [&](int64_t at, int64_t size) {
+      move(gradient + at, velocity + at, size, rule, *factor, out + at);
+    });
+    return absl::OkStatus();
+  }
+
+  absl::Status Adam(tensorflow::OpKernelContext* context, int64_t count, const float* gradient,
+                    float* average, float* square, AdamRule rule, const float* factor,
+                    float* out) {
+    const auto move = GetTransformBlocks().adam;
+    ForBlocks(context, count, [&](int64_t at, int64_t size) {
+      move(gradient + at, average + at, square + at, size, rule, *factor, out + at);
     });
     return absl::OkStatus();
   }
 
  private:
+  // Calls work(offset, size) for all blocks of `count` values, in parallel.
+  template <typename Work>
+  static void ForBlocks(tensorflow::OpKernelContext* context, int64_t count, const Work& work) {
+    const Parts whole({count}, Parts::kWhole, kStripeSize);
+    ForBlocks(context, whole, [&](const Stripe&, int64_t, int64_t at, int64_t size) {
+      work(at, size);
+    });
+  }
+
   // Calls work(stripe, block's index, its offset among all values, its size) for all blocks, in
   // parallel.
   template <typename Work>

@@ -79,8 +79,8 @@ struct Normalize {
 };
 
 struct MoveOn {
-  float momentum;
-  bool nesterov;
+  MomentumRule rule;
+  const float* factor;
 
   __device__ void operator()(void* const* arrays, int64_t, int64_t i, int64_t left,
                              bool aligned) const {
@@ -90,12 +90,41 @@ struct MoveOn {
     Load4<float>(velocities, left, aligned, velocity);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const float moved = FollowMomentum(velocity[j], gradient[j], momentum);
-      out[j] = nesterov ? FollowMomentum(moved, gradient[j], momentum) : moved;
+      const float given = *factor * gradient[j];
+      const float moved = FollowMomentum(velocity[j], given, rule.momentum);
+      out[j] = rule.nesterov ? FollowMomentum(moved, given, rule.momentum) : moved;
       velocity[j] = FiniteOr(velocity[j], moved);
     }
     Store4(velocity, left, aligned, velocities);
     Store4(out, left, aligned, static_cast<float*>(arrays[2]) + i);
+  }
+};
+
+struct Adapt {
+  AdamRule rule;
+  const float* factor;
+
+  __device__ void operator()(void* const* arrays, int64_t, int64_t i, int64_t left,
+                             bool aligned) const {
+    float* const averages = static_cast<float*>(arrays[1]) + i;
+    float* const squares = static_cast<float*>(arrays[2]) + i;
+    float gradient[4], average[4], square[4], out[4];
+    Load4(static_cast<const float*>(arrays[0]) + i, left, aligned, gradient);
+    Load4<float>(averages, left, aligned, average);
+    Load4<float>(squares, left, aligned, square);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float followed = FollowAverage(average[j], gradient[j], rule.share_of_gradient);
+      const float followed_square = FollowSquares(square[j], gradient[j], rule.share_of_square);
+      const bool finite = IsFinite(followed_square);
+      const float update = AdamUpdate(*factor, followed, sqrtf(followed_square), rule.epsilon);
+      if (finite) average[j] = followed;
+      if (finite) square[j] = followed_square;
+      out[j] = finite ? update : nanf("");
+    }
+    Store4(average, left, aligned, averages);
+    Store4(square, left, aligned, squares);
+    Store4(out, left, aligned, static_cast<float*>(arrays[3]) + i);
   }
 };
 
@@ -130,10 +159,17 @@ const char* AdagradNormalize(const Parts& runs, const float* gradient, const flo
   return LaunchForFour(arrays, Normalize{means, epsilon}, stream);
 }
 
-const char* Momentum(int64_t count, const float* gradient, float* velocity, float momentum,
-                     bool nesterov, float* out, void* stream) {
+const char* Momentum(int64_t count, const float* gradient, float* velocity, MomentumRule rule,
+                     const float* factor, float* out, void* stream) {
   const std::vector<Arrays<3>> arrays = {{{const_cast<float*>(gradient), velocity, out}, count, 0}};
-  return LaunchForFour(arrays, MoveOn{momentum, nesterov}, stream);
+  return LaunchForFour(arrays, MoveOn{rule, factor}, stream);
+}
+
+const char* Adam(int64_t count, const float* gradient, float* average, float* square, AdamRule rule,
+                 const float* factor, float* out, void* stream) {
+  const std::vector<Arrays<4>> arrays = {
+      {{const_cast<float*>(gradient), average, square, out}, count, 0}};
+  return LaunchForFour(arrays, Adapt{rule, factor}, stream);
 }
 
 }  // namespace gpu

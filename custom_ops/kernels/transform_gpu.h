@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "lib/parts.h"
+#include "lib/transforms.h"
 
 namespace tf_onebit {
 namespace gpu {
@@ -24,8 +25,11 @@ const char* AdagradAccumulate(const Parts& runs, const int64_t* table, const flo
 const char* AdagradNormalize(const Parts& runs, const float* gradient, const float* average,
                              const double* means, float epsilon, float* out, void* stream);
 
-const char* Momentum(int64_t count, const float* gradient, float* velocity, float momentum,
-                     bool nesterov, float* out, void* stream);
+// `factor` is one value on the device. `out` may be `gradient`.
+const char* Momentum(int64_t count, const float* gradient, float* velocity, MomentumRule rule,
+                     const float* factor, float* out, void* stream);
+const char* Adam(int64_t count, const float* gradient, float* average, float* square, AdamRule rule,
+                 const float* factor, float* out, void* stream);
 
 }  // namespace gpu
 }  // namespace tf_onebit

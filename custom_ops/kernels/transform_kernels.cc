@@ -7,6 +7,7 @@
 #include "tensorflow/core/framework/tensor.h"
 
 #include "kernels/op_common.h"
+#include "kernels/op_variables.h"
 #include "kernels/transform_cpu.h"
 #ifdef TF_ONEBIT_GPU
 #include "kernels/transform_gpu.h"
@@ -46,9 +47,15 @@ class TransformsOnGpu {
   }
 
   absl::Status Momentum(OpKernelContext* context, int64_t count, const float* gradient,
-                        float* velocity, float momentum, bool nesterov, float* out) {
+                        float* velocity, MomentumRule rule, const float* factor, float* out) {
     return StatusOf(
-        gpu::Momentum(count, gradient, velocity, momentum, nesterov, out, StreamOf(context)));
+        gpu::Momentum(count, gradient, velocity, rule, factor, out, StreamOf(context)));
+  }
+
+  absl::Status Adam(OpKernelContext* context, int64_t count, const float* gradient, float* average,
+                    float* square, AdamRule rule, const float* factor, float* out) {
+    return StatusOf(gpu::Adam(count, gradient, average, square, rule, factor, out,
+                              StreamOf(context)));
   }
 
  private:
@@ -150,31 +157,87 @@ class AdagradNormalizeOp : public AdagradBase<Device> {
   float epsilon_;
 };
 
-template <typename Device>
-class MomentumOp : public OpKernel {
+// The ops that move the moments of a worker. Its message waits for them, so they must not queue
+// behind the rest of the backward pass.
+class MomentsOp : public OpKernel {
  public:
-  explicit MomentumOp(OpKernelConstruction* context) : OpKernel(context) {
-    OP_REQUIRES_OK(context, context->GetAttr("momentum", &momentum_));
-    OP_REQUIRES_OK(context, context->GetAttr("nesterov", &nesterov_));
-    OP_REQUIRES(context, momentum_ >= 0 && momentum_ < 1,
+  using OpKernel::OpKernel;
+
+  bool IsExpensive() override { return false; }
+
+ protected:
+  // Returns the factor of all values: the last input.
+  static absl::Status GetFactor(OpKernelContext* context, const float** factor) {
+    const Tensor& input = context->input(context->num_inputs() - 1);
+    *factor = Floats(input);
+    return CheckSize("factor", input.NumElements(), 1);
+  }
+};
+
+template <typename Device>
+class MomentumOp : public MomentsOp {
+ public:
+  explicit MomentumOp(OpKernelConstruction* context) : MomentsOp(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("momentum", &rule_.momentum));
+    OP_REQUIRES_OK(context, context->GetAttr("nesterov", &rule_.nesterov));
+    OP_REQUIRES(context, rule_.momentum >= 0 && rule_.momentum < 1,
                 errors::InvalidArgument("momentum must be at least 0 and less than 1. Received: ",
-                                        "momentum=", momentum_, "."));
+                                        "momentum=", rule_.momentum, "."));
   }
 
   void Compute(OpKernelContext* context) override {
+    const float* factor;
+    OP_REQUIRES_OK(context, GetFactor(context, &factor));
     LockedVariable velocity;
     OP_REQUIRES_OK(context, OpenState(context, "velocity", &velocity));
     const int64_t count = context->input(0).NumElements();
     const float* const gradient = Floats(context->input(0));
     float* out;
     OP_REQUIRES_OK(context, OutputGradient(context, &out));
-    OP_REQUIRES_OK(context, device_.Momentum(context, count, gradient, velocity.at(0), momentum_,
-                                             nesterov_, out));
+    OP_REQUIRES_OK(context, device_.Momentum(context, count, gradient, velocity.at(0), rule_,
+                                             factor, out));
   }
 
  private:
-  float momentum_;
-  bool nesterov_;
+  MomentumRule rule_;
+  Device device_;
+};
+
+template <typename Device>
+class AdamOp : public MomentsOp {
+ public:
+  explicit AdamOp(OpKernelConstruction* context) : MomentsOp(context) {
+    OP_REQUIRES_OK(context, GetShare(context, "share_of_gradient", &rule_.share_of_gradient));
+    OP_REQUIRES_OK(context, GetShare(context, "share_of_square", &rule_.share_of_square));
+    OP_REQUIRES_OK(context, context->GetAttr("epsilon", &rule_.epsilon));
+    OP_REQUIRES(context, rule_.epsilon >= 0 && IsFinite(rule_.epsilon),
+                errors::InvalidArgument("epsilon must be at least 0. Received: epsilon=",
+                                        rule_.epsilon, "."));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    const float* factor;
+    OP_REQUIRES_OK(context, GetFactor(context, &factor));
+    const int64_t count = context->input(0).NumElements();
+    const float* const gradient = Floats(context->input(0));
+    LockedVariables moments;
+    OP_REQUIRES_OK(context, moments.Open(context, 2, [&](int) { return count; }));
+    float* out;
+    OP_REQUIRES_OK(context, OutputGradient(context, &out));
+    OP_REQUIRES_OK(context,
+                   device_.Adam(context, count, gradient, static_cast<float*>(moments.values()[0]),
+                                static_cast<float*>(moments.values()[1]), rule_, factor, out));
+  }
+
+ private:
+  static absl::Status GetShare(OpKernelConstruction* context, const char* name, float* share) {
+    TF_RETURN_IF_ERROR(context->GetAttr(name, share));
+    if (*share >= 0 && *share <= 1) return absl::OkStatus();
+    return errors::InvalidArgument(name, " must be from 0 to 1. Received: ", name, "=", *share,
+                                   ".");
+  }
+
+  AdamRule rule_;
   Device device_;
 };
 
@@ -184,7 +247,9 @@ class MomentumOp : public OpKernel {
   REGISTER_KERNEL_BUILDER(Name("TfOnebit>AdagradNormalize").Device(NAME).HostMemory("average"),  \
                           AdagradNormalizeOp<ON>);                                               \
   REGISTER_KERNEL_BUILDER(Name("TfOnebit>Momentum").Device(NAME).HostMemory("velocity"),         \
-                          MomentumOp<ON>)
+                          MomentumOp<ON>);                                                       \
+  REGISTER_KERNEL_BUILDER(Name("TfOnebit>Adam").Device(NAME).HostMemory("variables"),            \
+                          AdamOp<ON>)
 TF_ONEBIT_REGISTER(REGISTER, TransformsOnCpu, TransformsOnGpu);
 #undef REGISTER
 

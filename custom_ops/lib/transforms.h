@@ -1,5 +1,5 @@
 // Transforms of one value of a gradient: normalized AdaGrad (Seide et al. 2014, "On
-// parallelizability of stochastic gradient descent for speech DNNs", section 4) and momentum.
+// parallelizability of stochastic gradient descent for speech DNNs", section 4), momentum and Adam.
 //
 // `Value` is float, or a vector of floats. All arithmetic is rounded step by step, so that both
 // have the same bits.
@@ -18,6 +18,11 @@ TF_ONEBIT_HOST_DEVICE Value FollowSquares(Value average, Value gradient, Value s
   return average + share * (gradient * gradient - average);
 }
 
+template <typename Value>
+TF_ONEBIT_HOST_DEVICE Value FollowAverage(Value average, Value gradient, Value share) {
+  return average + share * (gradient - average);
+}
+
 // The divisor of a matrix's gradients: max(sigma * per_mean, floor). If all sigma are 0, there is
 // no mean, and gradients stay unchanged.
 struct Normalizer {
@@ -32,6 +37,22 @@ TF_ONEBIT_HOST_DEVICE Normalizer NormalizerOf(double mean, float epsilon) {
 template <typename Value>
 TF_ONEBIT_HOST_DEVICE Value FollowMomentum(Value velocity, Value gradient, Value momentum) {
   return momentum * velocity + gradient;
+}
+
+// The settings of momentum, whose velocity is a decaying sum of factor * gradient.
+struct MomentumRule {
+  float momentum;
+  bool nesterov;
+};
+
+// The settings of Adam. A share is the weight of the new gradient, or its square, in an average.
+struct AdamRule {
+  float share_of_gradient, share_of_square, epsilon;
+};
+
+template <typename Value>
+TF_ONEBIT_HOST_DEVICE Value AdamUpdate(Value factor, Value average, Value root, Value epsilon) {
+  return average * factor / (root + epsilon);
 }
 
 }  // namespace tf_onebit

@@ -64,20 +64,49 @@ epsilon: Positive.
 REGISTER_OP("TfOnebit>Momentum")
     .Input("gradient: float")
     .Input("velocity: resource")
+    .Input("factor: float")
     .Output("moved: float")
     .Attr("momentum: float")
     .Attr("nesterov: bool")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::UnchangedShape)
     .Doc(R"doc(
-Adds a gradient to a decaying sum of all before it.
+Adds a multiple of a gradient to a decaying sum of all before it.
 
-velocity = momentum * velocity + gradient; moved = velocity, or gradient + momentum * velocity if
-`nesterov`. In place, in one pass; takes the memory of `gradient` where nothing else needs it. A
-velocity that would not be finite stays as it was.
+velocity = momentum * velocity + factor * gradient; moved = velocity, or momentum * velocity +
+factor * gradient if `nesterov`. In place, in one pass; takes the memory of `gradient` where nothing
+else needs it. A velocity that would not be finite stays as it was.
 
 gradient: Values.
 velocity: float32 variable with as many.
+factor: A scalar.
+)doc");
+
+REGISTER_OP("TfOnebit>Adam")
+    .Input("gradient: float")
+    .Input("variables: num_variables * resource")
+    .Input("factor: float")
+    .Output("update: float")
+    .Attr("num_variables: int = 2")
+    .Attr("share_of_gradient: float")
+    .Attr("share_of_square: float")
+    .Attr("epsilon: float")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::UnchangedShape)
+    .Doc(R"doc(
+Follows the averages of a gradient and of its square, and divides the one by the root of the other.
+
+average += share_of_gradient * (gradient - average); square += share_of_square * (gradient^2 -
+square); update = factor * average / (sqrt(square) + epsilon). In place, in one pass; takes the
+memory of `gradient` where nothing else needs it. Where the square would not be finite, both
+averages stay as they were, and the update is NaN.
+
+gradient: Values.
+variables: Average and square: two float32 variables with as many.
+factor: A scalar.
+share_of_gradient: Of the new gradient in its average, from 0 to 1.
+share_of_square: Of the new square in its average, from 0 to 1.
+epsilon: At least 0.
 )doc");
 
 }  // namespace

@@ -81,15 +81,38 @@ void TestMomentum(const TransformBlocks& blocks, const Buffer<float>& gradient,
     Buffer<float> out(Buffer<float>::kOutput, count, (7 * offset + 5) % 16);
     velocity.CopyFrom(before);
     out.CopyFrom(gradient);
-    blocks.momentum(out.data(), velocity.data(), count, 0.9f, nesterov, out.data());
+    blocks.momentum(out.data(), velocity.data(), count, {0.9f, nesterov}, -0.3f, out.data());
     CHECK(velocity.SentinelsIntact() && out.SentinelsIntact(), "wrote beside velocity or result");
     for (int64_t i = 0; i < count; ++i) {
-      const float moved = 0.9f * before[i] + gradient[i];
-      const float expected = nesterov ? 0.9f * moved + gradient[i] : moved;
+      const float given = -0.3f * gradient[i], moved = 0.9f * before[i] + given;
+      const float expected = nesterov ? 0.9f * moved + given : moved;
       CHECK(Same(velocity[i], FiniteOr(before[i], moved)), "velocity[%ld]=%.9g", (long)i,
             velocity[i]);
       CHECK(Same(out[i], expected), "out[%ld]=%.9g, expected %.9g", (long)i, out[i], expected);
     }
+  }
+}
+
+void TestAdam(const TransformBlocks& blocks, const Buffer<float>& gradient,
+              const Buffer<float>& before, int64_t count, int offset) {
+  const AdamRule rule = {0.1f, 0.01f, 1e-3f};
+  Buffer<float> average(Buffer<float>::kOutput, count, offset);
+  Buffer<float> square(Buffer<float>::kOutput, count, (5 * offset + 3) % 16);
+  Buffer<float> out(Buffer<float>::kOutput, count, (7 * offset + 5) % 16);
+  average.CopyFrom(before);
+  square.CopyFrom(before);
+  out.CopyFrom(gradient);
+  blocks.adam(out.data(), average.data(), square.data(), count, rule, -0.3f, out.data());
+  CHECK(average.SentinelsIntact() && square.SentinelsIntact() && out.SentinelsIntact(),
+        "wrote beside averages or result");
+  for (int64_t i = 0; i < count; ++i) {
+    const float g = gradient[i], old = before[i];
+    const float followed = old + 0.1f * (g - old), root = old + 0.01f * (g * g - old);
+    const bool finite = std::isfinite(root);
+    const float expected = finite ? followed * -0.3f / (std::sqrt(root) + 1e-3f) : kNaN;
+    CHECK(Same(average[i], finite ? followed : old), "average[%ld]=%.9g", (long)i, average[i]);
+    CHECK(Same(square[i], finite ? root : old), "square[%ld]=%.9g", (long)i, square[i]);
+    CHECK(Same(out[i], expected), "out[%ld]=%.9g, expected %.9g", (long)i, out[i], expected);
   }
 }
 
@@ -108,6 +131,7 @@ void TestTable(const TransformBlocks& blocks) {
       TestAccumulate(blocks, gradient, state, count, offset);
       TestNormalize(blocks, gradient, state, count, offset);
       TestMomentum(blocks, gradient, state, count, offset);
+      TestAdam(blocks, gradient, state, count, offset);
     }
   }
 }

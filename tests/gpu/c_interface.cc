@@ -176,8 +176,14 @@ const char* adagrad_normalize(const Parts* runs, const float* gradient, const fl
 }
 
 const char* momentum(int64_t count, const float* gradient, float* velocity, float momentum,
-                     int32_t nesterov, float* out, void* stream) {
-  return gpu::Momentum(count, gradient, velocity, momentum, nesterov != 0, out, stream);
+                     int32_t nesterov, const float* factor, float* out, void* stream) {
+  return gpu::Momentum(count, gradient, velocity, {momentum, nesterov != 0}, factor, out, stream);
+}
+
+const char* adam(int64_t count, const float* gradient, float* average, float* square,
+                 const float* rule, const float* factor, float* out, void* stream) {
+  return gpu::Adam(count, gradient, average, square, {rule[0], rule[1], rule[2]}, factor, out,
+                   stream);
 }
 
 #define BLOCK_MOMENTUM(T, NAME)                                                                   \

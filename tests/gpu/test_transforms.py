@@ -39,8 +39,8 @@ class Runs(Kernels):
         )
         return self.numpy(out)
 
-    def momentum(self, gradient, velocity, momentum, nesterov):
-        gradient = self.to_device(gradient)
+    def momentum(self, gradient, velocity, momentum, nesterov, factor=1.0):
+        gradient, factor = self.to_device(gradient), self.to_device(np.float32([factor]))
         out = self.empty(gradient.shape, np.float32)
         self.call(
             "momentum",
@@ -48,7 +48,19 @@ class Runs(Kernels):
             *map(self.pointer, (gradient, velocity)),
             ctypes.c_float(momentum),
             ctypes.c_int32(nesterov),
-            self.pointer(out),
+            *map(self.pointer, (factor, out)),
+        )
+        return self.numpy(out)
+
+    def adam(self, gradient, average, square, rule, factor, in_place):
+        gradient, factor = self.to_device(gradient), self.to_device(np.float32([factor]))
+        out = gradient if in_place else self.empty(gradient.shape, np.float32)
+        self.call(
+            "adam",
+            ctypes.c_int64(gradient.size),
+            *map(self.pointer, (gradient, average, square)),
+            (ctypes.c_float * 3)(*rule),
+            *map(self.pointer, (factor, out)),
         )
         return self.numpy(out)
 
@@ -93,11 +105,11 @@ def test_gradients_in_units_of_their_deviation(device, rng, in_place):
 def test_velocities(device, rng, size, nesterov):
     runs = Runs(device)
     before, gradient = rng.normal(size=(2, size)).astype(np.float32)
-    factor = np.float32(0.9)
-    moved = factor * before + gradient
-    expected = factor * moved + gradient if nesterov else moved
+    decay, factor = np.float32(0.9), np.float32(-0.3)
+    moved = decay * before + factor * gradient
+    expected = decay * moved + factor * gradient if nesterov else moved
     velocity = runs.to_device(before)
-    out = runs.momentum(gradient, velocity, 0.9, nesterov)
+    out = runs.momentum(gradient, velocity, 0.9, nesterov, factor)
     np.testing.assert_array_equal(out, expected)
     np.testing.assert_array_equal(runs.numpy(velocity), moved)
 
@@ -107,6 +119,28 @@ def test_a_velocity_that_would_not_be_finite_stays(device):
     velocity = runs.to_device(np.float32([1, 2, 3]))
     runs.momentum(np.float32([np.inf, 1, np.nan]), velocity, 0.5, False)
     np.testing.assert_array_equal(runs.numpy(velocity), [1, 2, 3])
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("size", [0, 3, 70_000])
+def test_updates_of_adam(device, rng, size, in_place):
+    runs = Runs(device)
+    gradient, before = rng.normal(size=(2, size)).astype(np.float32)
+    square_before = rng.uniform(0, 2, size).astype(np.float32)
+    gradient[::1000], gradient[1::1000] = np.inf, 1e30  # the latter's square is infinite
+    rule = share, share_of_square, epsilon = np.float32([0.1, 0.01, 1e-3])
+    factor = np.float32(-0.3)
+    with np.errstate(over="ignore", invalid="ignore"):
+        average = before + share * (gradient - before)
+        square = square_before + share_of_square * (gradient * gradient - square_before)
+        expected = average * factor / (np.sqrt(square) + epsilon)
+    kept = ~np.isfinite(square)
+    average[kept], square[kept], expected[kept] = before[kept], square_before[kept], np.nan
+    moments = [runs.to_device(values) for values in (before, square_before)]
+    out = runs.adam(gradient, *moments, rule, factor, in_place)
+    np.testing.assert_array_equal(out, expected)
+    np.testing.assert_array_equal(runs.numpy(moments[0]), average)
+    np.testing.assert_array_equal(runs.numpy(moments[1]), square)
 
 
 def test_more_runs_than_a_launch_takes(device, rng):

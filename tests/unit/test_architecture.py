@@ -221,6 +221,7 @@ USERS = {
         "tf_onebit.optimizers",
         "tf_onebit._preflight",
         "tf_onebit._training.adds_exchanged",
+        "tf_onebit._training.compiled_rules",
         "tf_onebit._training.group_optimizer",
         "tf_onebit._training.local_updates",
         "tf_onebit._training.model_optimizers",

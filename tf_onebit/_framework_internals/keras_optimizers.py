@@ -118,6 +118,37 @@ def velocities_of(optimizer):
     return getattr(optimizer, "momentums", None) or getattr(optimizer, "_momentums", [])
 
 
+def velocity_for(optimizer, variable):
+    """Returns an optimizer's velocity for a trained variable, or None if it has no momentum.
+
+    Relies on `BaseOptimizer._get_variable_index` (keras/src/optimizers/base_optimizer.py:238).
+    """
+    velocities = velocities_of(optimizer)
+    return velocities[optimizer._get_variable_index(variable)] if velocities else None
+
+
+def moments_for(optimizer, variable):
+    """Returns Adam's averages for a trained variable: of gradients, and of their squares.
+
+    Relies on `Adam._momentums` and `Adam._velocities` (keras/src/optimizers/adam.py:94).
+    """
+    index = optimizer._get_variable_index(variable)
+    return optimizer._momentums[index], optimizer._velocities[index]
+
+
+def update_rule_of(optimizer):
+    """Returns the function that computes an optimizer's updates, as its class had it at first.
+
+    It is that of the first class with an `update_step`. Classes with `passes_update_step_on` do not
+    count: their `update_step` only calls the next one.
+    """
+    return next(
+        vars(cls)["update_step"]
+        for cls in original_class(optimizer).__mro__
+        if "update_step" in vars(cls) and "passes_update_step_on" not in vars(cls)
+    )
+
+
 def plain_update_step(optimizer, gradients, variables, learning_rate):
     """Calls `_distributed_tf_update_step` of an optimizer, and nothing that it does before.
 

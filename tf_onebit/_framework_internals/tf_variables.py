@@ -32,10 +32,15 @@ def copies_of(variable):
     """
     if isinstance(variable, SomeCopies):
         return variable.copies
-    value = variable if isinstance(variable, tf.Variable) else variable.value
+    value = value_of(variable)
     if isinstance(value, tf.distribute.DistributedValues):
         return list(value.values)
     return [value]
+
+
+def value_of(variable):
+    """Returns the `tf.Variable` of a Keras or TensorFlow variable."""
+    return variable if isinstance(variable, tf.Variable) else variable.value
 
 
 def copies_by_device(variables):

@@ -6,11 +6,12 @@ import keras
 import tensorflow as tf
 
 from tf_onebit._framework_internals.keras_optimizers import (
-    original_class,
     plain_update_step,
-    velocities_of,
+    update_rule_of,
+    velocity_for,
 )
 from tf_onebit._training.branches import choose
+from tf_onebit._training.compiled_rules import compiled_update
 from tf_onebit.exchanges.schedule import innermost
 
 # Keras' optimizers whose `update_step` ends with the only change of the variable, by an addition.
@@ -63,8 +64,7 @@ def expected_moments_of(optimizer, exchange):
     It is "local" unless the exchange says "after", if the optimizer has moments, and its updates
     can be known before they are made.
     """
-    rule = original_class(optimizer).update_step
-    is_known = rule in [known.update_step for known in _ADDING]
+    is_known = update_rule_of(optimizer) in [known.update_step for known in _ADDING]
     adds = getattr(optimizer, "adds_updates", is_known)
     return "local" if adds and _should_be_local(optimizer, exchange) else "after"
 
@@ -79,7 +79,7 @@ def _should_be_local(optimizer, exchange):
 
 def has_moments(optimizer):
     """Tells whether an optimizer is any other than SGD without momentum."""
-    is_sgd = original_class(optimizer).update_step is keras.optimizers.SGD.update_step
+    is_sgd = update_rule_of(optimizer) is keras.optimizers.SGD.update_step
     return not is_sgd or bool(optimizer.momentum)
 
 
@@ -127,8 +127,7 @@ class LocalUpdates:
 
     def velocity_of(self, variable):
         """Returns the velocity of a trained variable, or None if the optimizer has no momentum."""
-        velocities = velocities_of(self)
-        return velocities[self._get_variable_index(variable)] if velocities else None
+        return velocity_for(self, variable)
 
     def add_updates(self, updates, variables, learning_rate):
         """Adds updates to variables, and makes those of sparse gradients.
@@ -152,6 +151,12 @@ class LocalUpdates:
     def _update_of(self, variable, gradient, learning_rate):
         if isinstance(gradient, tf.IndexedSlices):
             return gradient
+        update = compiled_update(self, gradient, variable, learning_rate)
+        if update is None:
+            update = self._update_by_keras(variable, gradient, learning_rate)
+        return update
+
+    def _update_by_keras(self, variable, gradient, learning_rate):
         # A gradient that is not finite must not reach the moments, but end the step in an error.
         # In float16 a sum of finite values may overflow.
         finite = tf.math.is_finite(tf.reduce_sum(tf.cast(gradient, tf.float32)))

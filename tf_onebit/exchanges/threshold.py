@@ -245,10 +245,6 @@ class Threshold(Adding):
         self, gathered: Sequence[tf.Tensor], like: Sequence[Gradient], scale: float
     ) -> list[tf.Tensor]:
         (messages,) = gathered
-        if self.velocities is not None:
-            # A velocity is often an update as well, in the same memory. It would have to be copied
-            # before a change, if the update were needed until now.
-            like = [tf.raw_ops.Empty(shape=tf.shape(g), dtype=g.dtype) for g in like]
         return ops.threshold_decode_sum(messages, like, scale=scale, **self._parts)
 
     def add_to(

@@ -20,11 +20,12 @@ from tf_onebit.ops.threshold import (
     threshold_encode,
 )
 from tf_onebit.ops.timing import record_time, take_times
-from tf_onebit.ops.transforms import adagrad_accumulate, adagrad_normalize, momentum
+from tf_onebit.ops.transforms import adagrad_accumulate, adagrad_normalize, adam, momentum
 
 __all__ = [
     "adagrad_accumulate",
     "adagrad_normalize",
+    "adam",
     "block_difference",
     "block_update",
     "golomb_rice_decode",

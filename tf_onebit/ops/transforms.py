@@ -1,4 +1,4 @@
-"""Ops of transforms: normalized AdaGrad (Seide et al. 2014, ICASSP, section 4) and momentum."""
+"""Ops of transforms: normalized AdaGrad (Seide et al. 2014, ICASSP, section 4), momentum, Adam."""
 
 from collections.abc import Sequence
 
@@ -85,12 +85,16 @@ def adagrad_normalize(
 
 
 def momentum(
-    gradient: tf.Tensor, velocity: tf.Variable, momentum: float, nesterov: bool = False
+    gradient: tf.Tensor,
+    velocity: tf.Variable,
+    momentum: float,
+    nesterov: bool = False,
+    factor: tf.Tensor | float = 1.0,
 ) -> tf.Tensor:
-    """Adds a gradient to a decaying sum of all before it.
+    """Adds a multiple of a gradient to a decaying sum of all before it.
 
-        velocity <- momentum * velocity + gradient
-        moved     = velocity, or gradient + momentum * velocity with Nesterov's
+        velocity <- momentum * velocity + factor * gradient
+        moved     = velocity, or momentum * velocity + factor * gradient with Nesterov's
 
     It makes one pass over memory. In a graph, the result takes the gradient's memory if no other
     op needs it. A velocity that would not be finite keeps its value.
@@ -100,6 +104,7 @@ def momentum(
         velocity: float32 variable of the same size.
         momentum: float, at least 0 and less than 1.
         nesterov: bool.
+        factor: float32 scalar, such as minus the learning rate.
 
     Returns:
         float32 tensor like `gradient`.
@@ -115,5 +120,60 @@ def momentum(
         [2.0]
     """
     return library.tf_onebit_momentum(
-        gradient=gradient, velocity=velocity.handle, momentum=momentum, nesterov=nesterov
+        gradient=gradient,
+        velocity=velocity.handle,
+        factor=factor,
+        momentum=momentum,
+        nesterov=nesterov,
+    )
+
+
+def adam(
+    gradient: tf.Tensor,
+    average: tf.Variable,
+    square: tf.Variable,
+    factor: tf.Tensor | float,
+    beta_1: float = 0.9,
+    beta_2: float = 0.999,
+    epsilon: float = 1e-7,
+) -> tf.Tensor:
+    """Follows a gradient and its square, and divides the one average by the root of the other.
+
+        average <- average + (1 - beta_1) * (gradient - average)
+        square  <- square + (1 - beta_2) * (gradient^2 - square)
+        update   = factor * average / (sqrt(square) + epsilon)
+
+    This is a step of Adam (Kingma and Ba 2015, as in Keras), with
+    `factor = -learning_rate * sqrt(1 - beta_2^t) / (1 - beta_1^t)`. It makes one pass over memory.
+    In a graph, the update takes the gradient's memory if no other op needs it. If a square would
+    not be finite, both averages of this value stay as they were, and its update is NaN.
+
+    Args:
+        gradient: float32 tensor.
+        average, square: float32 variables of the same size.
+        factor: float32 scalar.
+        beta_1, beta_2: floats from 0 to 1: decay of the averages.
+        epsilon: float, at least 0.
+
+    Returns:
+        `update`, float32 tensor like `gradient`.
+
+    Raises:
+        InvalidArgumentError: if sizes do not agree, a number is out of its range, or both averages
+            are the same variable.
+
+    Example:
+        >>> average, square = tf.Variable([0.0]), tf.Variable([0.0])
+        >>> adam(tf.constant([4.0]), average, square, -1.0, 0.5, 0.75, 0.0).numpy().tolist()
+        [-1.0]
+        >>> average.numpy().tolist(), square.numpy().tolist()
+        ([2.0], [4.0])
+    """
+    return library.tf_onebit_adam(
+        gradient=gradient,
+        variables=[average.handle, square.handle],
+        factor=factor,
+        share_of_gradient=1 - beta_1,
+        share_of_square=1 - beta_2,
+        epsilon=epsilon,
     )

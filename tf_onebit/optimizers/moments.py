@@ -67,7 +67,7 @@ class _MomentSteps(_MixedInto):
     It is for classes of Keras optimizers with `_momentums` and `_velocities`.
     """
 
-    adds_updates = True  # see `moments_of` in _training/local_updates.py
+    passes_update_step_on = True  # see `update_rule_of`
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
         if self.built:
@@ -83,7 +83,7 @@ class _MomentSteps(_MixedInto):
 
     @property
     def iterations(self) -> keras.Variable | tf.Tensor:
-        return self._moment_steps() if _updating.get() else super().iterations
+        return self.steps_of_moments() if _updating.get() else super().iterations
 
     def update_step(
         self, gradient: tf.Tensor, variable: keras.Variable, learning_rate: tf.Tensor
@@ -91,7 +91,7 @@ class _MomentSteps(_MixedInto):
         with _iterations_are_moment_steps():
             super().update_step(gradient, variable, learning_rate)
 
-    def _moment_steps(self) -> tf.Tensor:
+    def steps_of_moments(self) -> tf.Tensor:
         """Returns k as float64 tensor. An integral k casts to other types as the integer does."""
         return ops.cast(super().iterations, "float64") + self._moment_steps_ahead
 
@@ -114,7 +114,7 @@ class _MomentSteps(_MixedInto):
         fits the mean of their moments. The product at the mean k does not.
         """
         self._require_state("counts steps")
-        return float(self._moment_steps().numpy())
+        return float(self.steps_of_moments().numpy())
 
     @moment_steps.setter
     def moment_steps(self, steps: float) -> None:
@@ -327,6 +327,8 @@ class RectifiedAdam(_MomentSteps, keras.optimizers.Optimizer):
         0.5
     """
 
+    adds_updates = True  # see `moments_of` in _training/local_updates.py
+
     def __init__(
         self,
         learning_rate: LearningRate = 0.001,
@@ -365,7 +367,7 @@ class RectifiedAdam(_MomentSteps, keras.optimizers.Optimizer):
     def _corrections(self, learning_rate: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Computes the factor of m, the divisor of v, and whether v is used: scalar tensors."""
         # rho is a difference of large numbers, so it is float64. (`ops.cast` makes floats float32.)
-        t = self._moment_steps() + 1
+        t = self.steps_of_moments() + 1
         second_power = self.beta_2**t
         second_correction = 1 - second_power
         rho_inf = 2 / (1 - self.beta_2) - 1

@@ -50,13 +50,14 @@ for dtype in ("float32", "float16", "bfloat16"):
 
 # Runs of several stripes, blocks and words.
 run_sizes = [33, 600_001, 4097]
-state = [tf.Variable(tf.zeros([sum(run_sizes)])) for _ in range(2)]
+state = [tf.Variable(tf.zeros([sum(run_sizes)])) for _ in range(4)]
 for share in (1.0, 0.3):
     gradient = tf.constant(rng.normal(size=sum(run_sizes)), tf.float32)
     sums = ops.adagrad_accumulate(gradient, state[0], share, run_sizes)
     means = sums / run_sizes
     normalized = ops.adagrad_normalize(gradient, state[0], means, run_sizes, 1e-3)
-    note(sums, normalized, ops.momentum(gradient, state[1], 0.9, nesterov=True), *state)
+    moved = ops.momentum(gradient, state[1], 0.9, nesterov=True, factor=-share)
+    note(sums, normalized, moved, ops.adam(gradient, state[2], state[3], -share), *state)
 print(digest.hexdigest())
 """
 

@@ -54,12 +54,25 @@ def test_normalize_is_its_equation(rng, size):
 def test_momentum_is_its_equation(rng, size, nesterov):
     gradient, before = float32(rng, size), float32(rng, size)
     velocity = tf.Variable(before)
-    moved = ops.momentum(gradient, velocity, 0.75, nesterov)
-    expected = 0.75 * np.float64(before) + gradient
+    moved = ops.momentum(gradient, velocity, 0.75, nesterov, -0.5)
+    expected = 0.75 * np.float64(before) - 0.5 * gradient
     np.testing.assert_allclose(velocity, expected, rtol=1e-6, atol=1e-6)
     if nesterov:
-        expected = gradient + 0.75 * expected
+        expected = 0.75 * expected - 0.5 * gradient
     np.testing.assert_allclose(moved, expected, rtol=1e-6, atol=1e-6)
+
+
+@every_size
+def test_adam_is_its_equation(rng, size):
+    gradient, before, before_square = float32(rng, size), float32(rng, size), squares(rng, size)
+    average, square = tf.Variable(before), tf.Variable(before_square)
+    update = ops.adam(gradient, average, square, -0.5, 0.75, 0.875, 0.01)
+    expected = np.float64(before) + 0.25 * (gradient - np.float64(before))
+    expected_square = before_square + 0.125 * (np.float64(gradient) ** 2 - before_square)
+    np.testing.assert_allclose(average, expected, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(square, expected_square, rtol=1e-6, atol=1e-6)
+    quotient = -0.5 * expected / (np.sqrt(expected_square) + 0.01)
+    np.testing.assert_allclose(update, quotient, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38])
@@ -83,6 +96,13 @@ def test_what_is_not_finite_does_not_enter_the_state(rng, value, position):
     normalized = ops.adagrad_normalize(gradient, average, [1e-3], [100], 1e-3)
     assert np.isfinite(normalized.numpy()[others]).all()
 
+    average, square = tf.Variable(before), tf.Variable(before)
+    update = ops.adam(gradient, average, square, 1.0).numpy()
+    assert np.isnan(update[position]) and np.isfinite(update[others]).all()
+    assert average.numpy()[position] == square.numpy()[position] == 3.0
+    assert (average.numpy()[others] != before[others]).any()
+    assert np.isfinite(square).all()
+
 
 def run_accumulate(gradient, state):
     return ops.adagrad_accumulate(gradient, state, 0.5, [100])
@@ -96,7 +116,14 @@ def run_momentum(gradient, state):
     return ops.momentum(gradient, state, 0.5)
 
 
-UPDATES = [run_accumulate, run_momentum]
+AVERAGE = tf.Variable(tf.zeros([100]))  # nobody reads it, and a graph cannot make one
+
+
+def run_adam(gradient, state):
+    return ops.adam(gradient, AVERAGE, state, 0.5)
+
+
+UPDATES = [run_accumulate, run_momentum, run_adam]
 RUNS = [*UPDATES, run_normalize]
 every_run = pytest.mark.parametrize("run", RUNS)
 every_update = pytest.mark.parametrize("run", UPDATES)
@@ -140,13 +167,14 @@ def test_shapes_are_known_in_a_graph(run):
 @every_run
 @pytest.mark.parametrize("size", [0, 99, 101])
 def test_state_of_another_size_is_refused(run, size):
-    with refuses(f"(average|velocity) must have 100 values.*Received: {size} values"):
+    with refuses(f"(average|velocity|variable) must have 100 values.*Received: {size} values"):
         run(tf.zeros([100]), variable(size))
 
 
 @every_run
 def test_state_of_another_type_is_refused(run):
-    with refuses("(average|velocity) must be a float32 variable. Received: dtype=double"):
+    message = "(average|velocity|variable) must be a float32 variable. Received: dtype=double"
+    with refuses(message):
         run(tf.zeros([100]), variable(100, tf.float64))
 
 
@@ -202,3 +230,30 @@ def test_an_epsilon_that_is_not_positive_is_refused(epsilon):
 def test_a_momentum_that_is_none_is_refused(momentum):
     with refuses("momentum must be at least 0 and less than 1. Received: momentum="):
         ops.momentum(tf.ones([1]), variable(1), momentum)
+
+
+@pytest.mark.parametrize(
+    "settings, told",
+    [
+        ({"beta_1": 1.5}, "share_of_gradient must be from 0 to 1. Received: .*=-0.5"),
+        ({"beta_2": -0.5}, "share_of_square must be from 0 to 1. Received: .*=1.5"),
+        ({"epsilon": -1.0}, "epsilon must be at least 0. Received: epsilon=-1"),
+        ({"epsilon": np.nan}, "epsilon must be at least 0. Received: epsilon=nan"),
+    ],
+)
+def test_settings_of_adam_that_are_none_are_refused(settings, told):
+    with refuses(told):
+        ops.adam(tf.ones([1]), variable(1), variable(1), 1.0, **settings)
+
+
+def test_one_variable_cannot_be_both_averages():
+    state = variable(1)
+    with refuses("All variables must be different ones"):
+        ops.adam(tf.ones([1]), state, state, 1.0)
+
+
+def test_several_factors_are_refused():
+    with refuses("factor must have 1 values.*Received: 2 values"):
+        ops.momentum(tf.ones([1]), variable(1), 0.5, factor=[1.0, 2.0])
+    with refuses("factor must have 1 values.*Received: 2 values"):
+        ops.adam(tf.ones([1]), variable(1), variable(1), [1.0, 2.0])
