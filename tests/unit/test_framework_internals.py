@@ -647,6 +647,18 @@ def test_an_optimizer_that_is_mixed_into_is_saved_as_what_it_was(cls):
     assert float(loaded.learning_rate) == 0.25
 
 
+def test_optimizers_of_the_same_state_have_the_same_variables():
+    weight = keras.Variable([1.0])
+    optimizer = keras.optimizers.Adam(0.25)
+    optimizer.build([weight])
+    other = keras_optimizers.with_same_state(optimizer)
+    assert type(other) is type(optimizer) and other is not optimizer
+    other.apply([tf.constant([2.0])])
+    assert int(optimizer.iterations) == 1 and float(weight[0]) == pytest.approx(0.75, rel=1e-5)
+    own, others = (keras_optimizers.moments_for(one, weight) for one in (optimizer, other))
+    assert all(one is another for one, another in zip(own, others, strict=True))
+
+
 # Data.
 
 

@@ -201,6 +201,17 @@ def optimizer_subclass(optimizer_class, mixin):
     return made
 
 
+def with_same_state(optimizer):
+    """Returns another optimizer of the same class, with the same variables and settings.
+
+    Relies on Keras optimizers to keep all of these in the attributes of the instance. A copy by
+    Python's `copy` would have variables of its own (keras/src/saving/keras_saveable.py:31).
+    """
+    other = object.__new__(type(optimizer))
+    vars(other).update(vars(optimizer))
+    return other
+
+
 def original_class(optimizer):
     """Returns the class that an optimizer had before any `mix_in`."""
     return _original(type(optimizer))

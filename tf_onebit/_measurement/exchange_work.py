@@ -11,6 +11,8 @@ from tf_onebit.collectives import echo
 from tf_onebit.collectives.requests import map_requests, tensors_of, with_tensors
 from tf_onebit.collectives.requests import sent_bytes as sent_bytes_of
 from tf_onebit.exchanges import Bucketed, run_stages
+from tf_onebit.exchanges.adding import Adding
+from tf_onebit.ops.variables import can_update
 from tf_onebit.planner import Bucket, Collective
 
 # The untimed runs allocate memory, and find a threshold.
@@ -21,7 +23,7 @@ _MOST_NUMBERS = 2**20
 _MOST_VALUES = 8 * 2**20
 
 
-def measure_exchange(exchange, specs, world_size, rows=None, runs=_RUNS):
+def measure_exchange(exchange, specs, world_size, rows=None, runs=_RUNS, adds=False):
     """Measures the computing time of an exchange with random gradients.
 
     Args:
@@ -30,6 +32,7 @@ def measure_exchange(exchange, specs, world_size, rows=None, runs=_RUNS):
         world_size: number of workers. Only this one runs, and receives its own messages.
         rows: list with the number of rows of each sparse gradient. Default: one row.
         runs: number of timed runs of each bucket; their median counts.
+        adds: whether what is exchanged is added to weights, too, except for sparse gradients.
 
     Returns:
         List of `planner.Bucket`, in the order in which a backward pass computes their gradients.
@@ -45,7 +48,7 @@ def measure_exchange(exchange, specs, world_size, rows=None, runs=_RUNS):
         gradients = tuple((dataclasses.replace(specs[i], name=""), rows[i]) for i in indices)
         key = type(exchange), gradients
         if key not in measured:
-            measured[key] = _measured(*zip(*gradients, strict=True), exchange, runs)
+            measured[key] = _measured(*zip(*gradients, strict=True), exchange, runs, adds)
         buckets.append(measured[key])
     return buckets
 
@@ -111,15 +114,16 @@ def with_block_work(buckets, seconds_per_value):
     return [of_block(bucket) for bucket in buckets]
 
 
-def _measured(specs, rows, exchange, runs):
+def _measured(specs, rows, exchange, runs, adds):
     kinds, beside = [], []
+    weights = [tf.Variable(tf.zeros(s.shape, s.dtype)) for s in specs if adds and not s.sparse]
 
     def gradients(sign):
         return [_random_gradient(*pair, sign) for pair in zip(specs, rows, strict=True)]
 
     @tf.function(autograph=False)
     def run(sign):
-        seconds, sent, kinds[:], beside[:], exchanged = _timed(exchange, gradients(sign))
+        seconds, sent, kinds[:], beside[:], exchanged = _timed(exchange, gradients(sign), weights)
         return seconds, sent, exchanged
 
     _warm_up(exchange, gradients)
@@ -205,15 +209,15 @@ def _random_values(size, dtype):
     return some if size <= _MOST_NUMBERS else tf.tile(some, [-(-size // _MOST_NUMBERS)])[:size]
 
 
-def _timed(exchange, gradients):
-    """Runs an exchange, and answers its requests at once.
+def _timed(exchange, gradients, weights):
+    """Runs an exchange, adds its results to weights, if any, and answers its requests at once.
 
     Returns:
         A tuple of five. The seconds of work before each request and after the last answer,
         float64 `[requests + 1]`. The bytes that each worker sends for each request, int64
         `[requests]`. The list of the requests' kinds. The list of booleans: whether a request can
-        be made before the previous one is answered. The results of the exchange, because
-        TensorFlow does not compute unused results.
+        be made before the previous one is answered. The results of the exchange or a value of each
+        weight, because TensorFlow does not compute unused results.
     """
     seconds, sent_bytes, kinds, beside, answers = [], [], [], [], set()
     last, gradients = _at(gradients)
@@ -235,13 +239,34 @@ def _timed(exchange, gradients):
         answers.update(tensor.op for tensor in tf.nest.flatten(answer))
         return answer
 
-    generator = map_requests(run_stages(exchange, gradients, 1.0 / exchange.world_size), answered)
+    generator = map_requests(_run(exchange, gradients, weights), answered)
     try:
         request = next(generator)
     except StopIteration as stop:
         now, results = _at(stop.value)
         return tf.stack([*seconds, now - last]), tf.stack(sent_bytes), kinds, beside, results
     raise TypeError(f"Only exchanges without branches can be measured. Received: {request!r}.")
+
+
+def _run(exchange, gradients, weights):
+    """Generator: runs an exchange, and adds its results to weights as an optimizer of a job does.
+
+    Returns:
+        The results of `run_stages`. With weights: a tensor for each that is ready when it is.
+    """
+    scale = 1.0 / exchange.world_size
+    adds = bool(weights) and isinstance(exchange, Adding) and can_update(weights)
+    results = yield from run_stages(exchange, gradients, scale, decodes=not adds)
+    if not weights:
+        return results
+    exchanged, _ = results
+    if adds:
+        exchange.add_to(weights, exchanged, scale, tf.constant(1.0))
+    else:
+        for weight, gradient in zip(weights, exchanged, strict=True):
+            weight.assign_add(gradient)
+    # Copies: the next run would have to copy a weight whose own memory is still in use.
+    return [tf.cast(tf.reshape(weight, [-1])[:1], tf.float64) for weight in weights]
 
 
 def _at(tensors):

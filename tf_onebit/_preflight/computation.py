@@ -10,6 +10,7 @@ import tensorflow as tf
 from tf_onebit._framework_internals.keras_models import inputs_of
 from tf_onebit._framework_internals.keras_optimizers import original_class
 from tf_onebit._measurement import Alone
+from tf_onebit._preflight.local_update import with_local_update
 from tf_onebit._preflight.loss import loss_of
 from tf_onebit._shares import group_of
 from tf_onebit._training.group_gradients import mean_over_members
@@ -22,6 +23,8 @@ _RUNS, _MOST_SECONDS = 5, 3.0
 
 class ModelInStep:
     """Forward pass, backward pass and update of a model, to be timed one by one.
+
+    If an exchange may add to the weights, the rest of the update is timed, too.
 
     Labels are not known, and others stand for them: see `loss_of`. An optimizer of the same kind
     updates the weights. `restore` gives them back their values.
@@ -46,12 +49,14 @@ class ModelInStep:
         self._unknown_size = unknown_size
         self.optimizer = _standing_still(model.optimizer)
         self.optimizer.build(model.trainable_variables)
+        self._leaving_adding = with_local_update(self.optimizer)
+        local = [] if self._leaving_adding is None else [self._local_update]
         self._before = [variable.numpy() for variable in model.variables]
         self._variables = [variable.value for variable in model.trainable_variables]
         of_any_size = [tf.nest.map_structure(self._spec, _inputs(model))]
         self._parts = [
             tf.function(_with_end(part), input_signature=of_any_size)
-            for part in (self.loss, self.gradients, self._update)
+            for part in (self.loss, self.gradients, *local, self._update)
         ]
         self._is_traced = False
         self.scatter = {}
@@ -74,7 +79,7 @@ class ModelInStep:
     def specs(self):
         """Returns the specs of the gradients: list of `GradientSpec`."""
         variables = self.model.trainable_variables
-        _, backward, _ = self._parts
+        _, backward, *_ = self._parts
         gradients, _ = backward.get_concrete_function().structured_outputs
         pairs = zip(gradients, variables, strict=True)
         return [GradientSpec.of(g, variable) for g, variable in pairs if g is not None]
@@ -88,7 +93,7 @@ class ModelInStep:
         specs = self.specs()
         if not any(spec.sparse for spec in specs):
             return [1] * len(specs)
-        _, backward, _ = self._parts
+        _, backward, *_ = self._parts
         gradients, _ = backward(self.batch(per_replica_batch_size))
         return [
             int(tf.size(gradient.indices)) if isinstance(gradient, tf.IndexedSlices) else 1
@@ -118,10 +123,11 @@ class ModelInStep:
         medians = np.median(times, axis=0).tolist()
         *medians, scatter = workers.slowest(*medians, _scatter(times[:, -1]))
         self.scatter[per_replica_batch_size] = scatter
-        forward, backward, whole = medians
-        # Each time includes the one before. Noise must not make a difference negative.
+        forward, backward, *local, whole = medians
+        # Times include earlier ones. Noise must not make a difference negative.
         backward = max(forward, backward)
-        return Computation(forward, backward - forward, max(0.0, whole - backward))
+        updates = (max(0.0, seconds - backward) for seconds in (whole, *local))
+        return Computation(forward, backward - forward, *updates)
 
     def measure_alone(self, per_replica_batch_size):
         """Returns the seconds of a step of this worker, or None if it has too little memory."""
@@ -200,11 +206,17 @@ class ModelInStep:
         return gradients if group is None else mean_over_members(gradients, variables, group)
 
     def _update(self, batch):
+        return self._update_by(self.optimizer, batch)
+
+    def _local_update(self, batch):
+        return self._update_by(self._leaving_adding, batch)
+
+    def _update_by(self, optimizer, batch):
         gradients = self.gradients(batch)
         pairs = zip(gradients, self.model.trainable_variables, strict=True)
         present = [(g, v) for g, v in pairs if g is not None]
-        self.optimizer.apply([g for g, _ in present], [v for _, v in present])
-        return self.optimizer.iterations.value
+        optimizer.apply([g for g, _ in present], [v for _, v in present])
+        return optimizer.iterations.value
 
 
 def _scatter(times):

@@ -3,6 +3,7 @@
 import dataclasses
 
 from tf_onebit._measurement import measure_exchange, with_world_size
+from tf_onebit._preflight.local_update import adds_to_weights
 from tf_onebit._training.building import with_moments
 from tf_onebit._training.local_updates import expected_moments_of
 from tf_onebit._training.model_optimizers import inner_optimizer
@@ -24,11 +25,13 @@ class Candidate:
         name: name that people read.
         exchange: the exchange, as a program writes it.
         in_steps: the same with the moments that it has in steps, but not in blocks.
+        adds: whether it adds what it decodes to the weights in steps, but not in blocks.
     """
 
     name: str
     exchange: Exchange
     in_steps: Exchange
+    adds: bool
 
 
 class Candidates:
@@ -48,7 +51,12 @@ class Candidates:
     def __init__(self, optimizer, target_density):
         optimizer = inner_optimizer(optimizer)
         self._candidates = [
-            Candidate(name, one, with_moments(one, expected_moments_of(optimizer, one)))
+            Candidate(
+                name,
+                one,
+                with_moments(one, expected_moments_of(optimizer, one)),
+                adds_to_weights(one, optimizer),
+            )
             for name, one in _exchanges(optimizer, target_density).items()
         ]
         self.full_precision = self._candidates[0]
@@ -115,17 +123,24 @@ class Exchanges:
         self._measured = []
         for candidate in candidates:
             workers.wait_for_all()  # workers that share a processor share it all the time
-            self._measured.append((candidate, self._buckets(candidate.in_steps, specs, rows)))
+            buckets = self._buckets(candidate.in_steps, specs, rows, adds=candidate.adds)
+            self._measured.append((candidate, buckets))
 
-    def _buckets(self, exchange, specs, rows=None):
-        return self._candidates.measured(exchange, specs, self._world_size, rows, **self._runs)
+    def _buckets(self, exchange, specs, rows=None, **how):
+        how = self._runs | how
+        return self._candidates.measured(exchange, specs, self._world_size, rows, **how)
 
     def methods(self):
         """Returns the methods that exchange gradients in every step: list of `planner.Method`."""
         methods = []
         for candidate, buckets in self._measured:
             exchange = candidate.exchange
-            what = {"buckets": buckets, "bucket_bytes": exchange.bucket_bytes, "template": exchange}
+            what = {
+                "buckets": buckets,
+                "bucket_bytes": exchange.bucket_bytes,
+                "adds": candidate.adds,
+                "template": exchange,
+            }
             methods.append(Method(candidate.name, **what))
             if exchange.compresses and exchange.can_be_delayed:
                 methods.append(Method(f"{candidate.name}, delayed", delay=1, **what))
@@ -145,7 +160,8 @@ class Exchanges:
             if end is None:
                 continue
             # Embeddings send all rows, not only a step's.
-            if end.weights != self._specs or candidate.in_steps is not candidate.exchange:
+            as_in_steps = candidate.in_steps is candidate.exchange and not candidate.adds
+            if end.weights != self._specs or not as_in_steps:
                 buckets = self._buckets(candidate.exchange, end.weights)
             of_block = end.buckets(buckets, self._in_full_precision, block_seconds)
             name = f"blocks of {sync_period}, {candidate.name}"

@@ -16,11 +16,14 @@ class Computation:
         forward_seconds: time until the first gradient is begun.
         backward_seconds: time from there until all gradients are computed.
         update_seconds: time to update the weights, once all gradients are exchanged.
+        local_update_seconds: time to compute the update of a worker's own gradients. It counts in
+            a `Method` that `adds`, in place of `update_seconds`.
     """
 
     forward_seconds: float
     backward_seconds: float
     update_seconds: float = 0.0
+    local_update_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -38,7 +41,22 @@ class Computation:
         0.30000000000000004
         """
         gradients_seconds = self.forward_seconds + self.backward_seconds
-        return Computation(gradients_seconds, 0.0, self.update_seconds)
+        return dataclasses.replace(self, forward_seconds=gradients_seconds, backward_seconds=0.0)
+
+    def with_local_update(self, adding_seconds: float) -> "Computation":
+        """Returns the `Computation` of a worker that exchanges its own updates.
+
+        It computes the update of a weight as soon as it has the gradient.
+
+        Args:
+            adding_seconds: time to add what is exchanged to the weights.
+
+        >>> local = Computation(0.1, 0.25, 0.5, 0.25).with_local_update(adding_seconds=0.125)
+        >>> local.backward_seconds, local.update_seconds
+        (0.5, 0.125)
+        """
+        backward_seconds = self.backward_seconds + self.local_update_seconds
+        return Computation(self.forward_seconds, backward_seconds, adding_seconds)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,6 +21,8 @@ class Method:
         delay: number of steps by which gradients come back later (`Delayed`).
         sync_period: number of steps in a block; None if gradients are exchanged in every step.
         bucket_bytes: of the exchange, if it can be chosen, or None.
+        adds: whether the exchange adds what it decodes to the weights. `Bucket.work_seconds` then
+            includes that, and comes when all messages are there. No other update follows.
         template: the exchange that the method stands for. Predictions do not use it.
 
     Raises:
@@ -33,6 +35,7 @@ class Method:
     delay: int = 0
     sync_period: int | None = None
     bucket_bytes: int | None = None
+    adds: bool = False
     template: object = None
 
     def __post_init__(self) -> None:

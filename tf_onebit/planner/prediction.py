@@ -31,7 +31,8 @@ class Prediction:
         method: name of the method.
         workers: number of workers.
         step_seconds: time of a step.
-        computation_seconds: time of a step without any exchange.
+        computation_seconds: time of a step without any exchange, and without what it does with
+            the weights.
         coding_seconds: time of encoding and decoding.
         sending_seconds: time while messages are under way, also during other work.
         sent_bytes: number of bytes that each worker sends in a step.
@@ -137,11 +138,17 @@ def predict(
     per_step = buckets if period is None else empty
     if workers_per_node != 1:
         per_step = within_nodes(per_step, workers_per_node)
+    coding = sum(bucket.all_work_seconds for bucket in per_step)
+    if method.adds and period is None and workers > 1:
+        # Weights change when the messages of all buckets are there.
+        adding = sum(bucket.work_seconds for bucket in per_step)
+        per_step = [dataclasses.replace(bucket, work_seconds=0.0) for bucket in per_step]
+        computing = computation.with_local_update(0.0).seconds
+        computation = computation.with_local_update(adding)
     worker = Worker(computation, links, activations)
     steps = _DELAYED_STEPS if method.delay else _STEPS
     run = simulate([(worker, workers)], per_step, steps, method.delay)
     seconds = float(run.step_seconds[-(steps // 2) :].mean())
-    coding = sum(bucket.all_work_seconds for bucket in per_step)
     sending = float(run.link_seconds[0])
     sent_bytes = activations.sent_bytes + sum(bucket.sent_bytes for bucket in per_step)
     if period is not None:

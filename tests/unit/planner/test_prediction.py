@@ -56,6 +56,29 @@ def test_parts_are_told_however_they_overlap():
     )
 
 
+def test_an_exchange_that_adds_takes_the_place_of_the_update():
+    links = uniform_links(125e9, 0.0)
+    computation = Computation(0.1, 0.2, 0.5, local_update_seconds=0.03)
+    adding = dataclasses.replace(ONE_BIT, adds=True)
+    prediction = predict(adding, computation, links, 2)
+    assert prediction.step_seconds == pytest.approx(0.33 + 8 * 0.001, rel=1e-3)
+    assert prediction.computation_seconds == pytest.approx(0.33)
+    assert prediction.coding_seconds == pytest.approx(8 * 0.001)
+    # One worker alone makes the whole update.
+    assert prediction.speed_up == pytest.approx(2 * 0.8 / prediction.step_seconds)
+    assert predict(ONE_BIT, computation, links, 2).step_seconds > 0.8
+
+
+def test_local_updates_are_made_while_gradients_are_sent_and_added_after_the_last():
+    # The first message takes as long as the second gradient and its update.
+    links = uniform_links(1.0, 0.0)
+    adding = Method("1-bit", 2 * [Bucket(1, (Collective(0.0, "all_gather", 2.0),), 1.0)], adds=True)
+    computation = Computation(1.0, 2.0, 9.0, local_update_seconds=2.0)
+    assert predict(adding, computation, links, 2).step_seconds == pytest.approx(1 + 2 + 4 + 2)
+    checked = computation.without_overlap()
+    assert predict(adding, checked, links, 2).step_seconds == pytest.approx(3 + 1 + 4 + 2)
+
+
 def test_late_gradients_cannot_come_faster_than_links_let_them():
     bucket = Bucket(1e5, (Collective(0.0, "all_to_all", 1e3), Collective(0.0, "all_gather", 1e3)))
     for latency in (1.1e-3, 2e-3, 20e-3):

@@ -210,6 +210,45 @@ def test_an_exchange_is_measured_as_it_is_after_its_warm_up():
     assert stages == ["warm-up", "step"]  # each is traced once
 
 
+@pytest.mark.parametrize("exchange_class", [OneBit, Threshold])
+def test_what_is_added_to_weights_is_not_decoded_apart(exchange_class):
+    done = []
+
+    class Noting(exchange_class):
+        def decoded(self, *arguments):
+            done.append("decoded")
+            return super().decoded(*arguments)
+
+        def add_to(self, variables, *arguments):
+            done.append([tuple(variable.shape) for variable in variables])
+            return super().add_to(variables, *arguments)
+
+    (apart,) = measure_exchange(Noting(), SPECS[:2], 2)
+    assert done == ["decoded"]
+    (added,) = measure_exchange(Noting(), SPECS[:2], 2, adds=True)
+    assert done == ["decoded", [(512,), (64, 512)]]
+    assert added.sent_bytes == pytest.approx(apart.sent_bytes, rel=0.1)
+    assert added.work_seconds > 0
+
+
+def test_what_an_exchange_cannot_add_is_added_after_it(monkeypatch):
+    added = []
+    assign_add = type(tf.Variable(0.0)).assign_add
+
+    def noting(self, value, *arguments, **options):
+        if self.shape.rank:
+            added.append(tuple(self.shape))
+        return assign_add(self, value, *arguments, **options)
+
+    monkeypatch.setattr(type(tf.Variable(0.0)), "assign_add", noting)
+    specs = [*SPECS, GradientSpec("narrow", (8, 8), "bfloat16")]
+    measure_exchange(OneBit(exclude=["bias"]), specs, 2, adds=True)
+    assert sorted(added) == [(8, 8), (512,)]  # and no sparse ones
+    added.clear()
+    measure_exchange(OneBit(exclude=["bias"]), specs, 2)
+    assert added == []
+
+
 def test_sparse_gradients_are_measured_as_they_are_exchanged():
     buckets, dense = (measure_exchange(OneBit(), specs, 2) for specs in (SPECS, SPECS[:2]))
     (sparse,) = [bucket for bucket in buckets if bucket.size == 100 * 32]

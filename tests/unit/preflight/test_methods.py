@@ -5,6 +5,7 @@ import pytest
 
 import tf_onebit.horovod as hvd
 from tf_onebit._measurement import Alone, measure_exchange
+from tf_onebit._preflight.block_ends import BlockEnd
 from tf_onebit._preflight.methods import Candidates, Exchanges
 from tf_onebit.exchanges import FullPrecision, GradientSpec, Local, OneBit, Threshold, WarmStart
 from tf_onebit.transforms import NormalizedAdaGrad
@@ -43,6 +44,36 @@ def test_exchanges_have_the_moments_of_the_optimizer(optimizer, bits, moments):
     one_bit, threshold = [one.in_steps for one in Candidates(optimizer, None)][1:]
     assert (one_bit.aggregate_bits, one_bit.moments or "after") == (bits, moments)
     assert (threshold.moments or "after") == moments
+
+
+@pytest.mark.parametrize(
+    "optimizer, adding",
+    [
+        (keras.optimizers.SGD(0.1), {"1-bit", "threshold"}),
+        (keras.optimizers.Adam(), {"1-bit", "threshold"}),
+        (keras.optimizers.Ftrl(), set()),
+    ],
+    ids=["sgd", "adam", "ftrl"],
+)
+def test_exchanges_are_measured_with_the_adding_that_they_do_in_steps(
+    monkeypatch, optimizer, adding
+):
+    measured = []
+
+    def measure_one(exchange, *arguments, **options):
+        measured.append((type(exchange), options.get("adds", False)))
+        return measure_exchange(exchange, *arguments, **options)
+
+    monkeypatch.setattr("tf_onebit._preflight.methods.measure_exchange", measure_one)
+    exchanges = Exchanges(Candidates(optimizer, None), [KERNEL], None, Alone(), 2)
+    assert {m.name.removesuffix(", delayed") for m in exchanges.methods() if m.adds} == adding
+    assert [adds for _, adds in measured] == [False, bool(adding), bool(adding)]
+    measured.clear()
+    end = BlockEnd([KERNEL], [], [])
+    blocks = exchanges.blocks({True: end, False: end}, (0.0, 0.0), 16)
+    assert not any(method.adds for method in blocks)
+    # Blocks decode apart.
+    assert measured == ([(OneBit, False)] if adding else [])
 
 
 @pytest.mark.parametrize(
