@@ -18,6 +18,7 @@ TRIAD_BYTES = 12  # for each value
 # Bytes that fused ops must move for each value: gradient or update, scale or square, residual or
 # weight (read and written), codes.
 FUSED_BYTES = {
+    "encode, bfloat16 residual": 8 + 1 / 8,
     "decode and add": 8 + 1 / 8,
     "encode, scaled": 16 + 1 / 8,
     "decode 2 bits, scaled": 8 + 2 / 8,
@@ -45,6 +46,9 @@ def make_ops(threads, columns, spacing):
     residual, shard_residual, scaled_residual, squares = (
         tf.Variable(tf.zeros([NUM_VALUES])) for _ in range(4)
     )
+    narrow_residual, narrow_shard_residual = (
+        tf.Variable(tf.zeros([NUM_VALUES], tf.bfloat16)) for _ in range(2)
+    )
     scales = tf.random.stateless_uniform([NUM_VALUES], seed=[0, 1], minval=0.01, maxval=2.0)
     plain, factor = tf.zeros([0]), tf.constant(-0.01)
     cut = (NUM_VALUES, columns, columns)
@@ -55,6 +59,10 @@ def make_ops(threads, columns, spacing):
     @tf.function
     def encode(gradient):
         return ops.one_bit_encode([gradient], residual, layout)
+
+    @tf.function
+    def encode_narrow(gradient):
+        return ops.one_bit_encode([gradient], narrow_residual, layout)
 
     @tf.function
     def decode(messages, bits):
@@ -99,6 +107,10 @@ def make_ops(threads, columns, spacing):
     def aggregate(messages, bits):
         return ops.one_bit_aggregate(messages, shard_residual, sum_layout, rank=0, bits=bits)
 
+    @tf.function
+    def aggregate_narrow(messages):
+        return ops.one_bit_aggregate(messages, narrow_shard_residual, sum_layout, rank=0)
+
     messages, _ = encode(gradient)
     whole = ops.one_bit_encode([gradient], residual, Layout([cut], world_size=1))[0]
     sum_messages = tf.repeat(whole, NUM_MESSAGES, axis=0)
@@ -106,6 +118,7 @@ def make_ops(threads, columns, spacing):
     del spacer
     return {
         "encode": lambda: encode(gradient),
+        "encode, bfloat16 residual": lambda: encode_narrow(gradient),
         "decode": lambda: decode(messages, bits=1),
         "decode 2 bits": lambda: decode(messages_of_two_bits, bits=2),
         "decode and add": lambda: decode_and_add(messages),
@@ -117,6 +130,7 @@ def make_ops(threads, columns, spacing):
         "learn scales": lambda: learn(gradient),
         f"decode and sum {NUM_MESSAGES}": lambda: decode_sum(sum_messages),
         f"decode, sum {NUM_MESSAGES} and encode": lambda: aggregate(sum_messages, bits=1),
+        f"decode, sum {NUM_MESSAGES} and encode, bfloat16": lambda: aggregate_narrow(sum_messages),
         f"decode, sum {NUM_MESSAGES} and encode 2 bits": lambda: aggregate(sum_messages, bits=2),
     } | make_plain_tensorflow_ops(gradient, columns)
 

@@ -98,6 +98,9 @@ def one_bit_rows(device, shapes, rng, bits=1):
     aggregate = kernels.empty(plan.shard_sizes[0], np.float32)
     plain = kernels.empty(0, np.float32)
     quantizer, _ = kernels.quantizer(plan.num_columns, residual)
+    narrow_quantizer, _ = kernels.quantizer(
+        plan.num_columns, kernels.residual(plan.size, "bfloat16")
+    )
     shard_quantizer, _ = kernels.quantizer(kernels.shard_columns(0), shard_residual, bits)
     pointers, float32, rank = kernels.pointers(gradients), ctypes.c_int32(0), ctypes.c_int64(0)
     scale = ctypes.c_float(1 / WORLD_SIZE)
@@ -105,14 +108,14 @@ def one_bit_rows(device, shapes, rng, bits=1):
     squares = device.array(np.zeros(plan.size, np.float32))
     factor = device.array(np.float32([1e-6]))
 
-    def encode(value_scales=None):
+    def encode(value_scales=None, of=quantizer):
         kernels.call(
             "one_bit_encode",
             kernels.device_layout,
             float32,
             pointers,
             kernels.pointer_or_null(value_scales),
-            ctypes.byref(quantizer),
+            ctypes.byref(of),
             kernels.pointer(messages),
         )
 
@@ -206,6 +209,9 @@ def one_bit_rows(device, shapes, rng, bits=1):
     return {
         "1-bit encode": Row(encode, encode_bytes),
         "1-bit encode, scaled": Row(lambda: encode(scales), encode_bytes + scales.nbytes),
+        "1-bit encode, bfloat16 residual": Row(
+            lambda: encode(of=narrow_quantizer), encode_bytes - FLOAT_BYTES * plan.size
+        ),
         "1-bit decode": Row(decode, decode_bytes),
         "1-bit decode, scaled": Row(lambda: decode(scales), decode_bytes + scales.nbytes),
         "1-bit decode and add": Row(decode_add, decode_bytes + FLOAT_BYTES * plan.size),
@@ -308,6 +314,36 @@ def block_rows(device, num_values, rng):
     return {"block update": Row(update, 6 * mean.nbytes)}
 
 
+def moment_rows(device, num_values, rng):
+    """Returns the rows of the updates of momentum and Adam."""
+    kernels = Kernels(device)
+    gradient, average, square = (
+        kernels.to_device(rng.random(num_values, np.float32)) for _ in range(3)
+    )
+    factor, update = kernels.to_device(np.float32([-0.001])), kernels.empty(num_values, np.float32)
+
+    def momentum():
+        kernels.call(
+            "momentum",
+            ctypes.c_int64(num_values),
+            *map(kernels.pointer, (gradient, average)),
+            ctypes.c_float(0.9),
+            ctypes.c_int32(0),
+            *map(kernels.pointer, (factor, update)),
+        )
+
+    def adam():
+        kernels.call(
+            "adam",
+            ctypes.c_int64(num_values),
+            *map(kernels.pointer, (gradient, average, square)),
+            (ctypes.c_float * 3)(0.1, 0.001, 1e-7),
+            *map(kernels.pointer, (factor, update)),
+        )
+
+    return {"momentum": Row(momentum, 4 * update.nbytes), "Adam": Row(adam, 6 * update.nbytes)}
+
+
 def peer_rows(device, num_values, rng):
     """Returns rows of the whole exchange in other packages, which have no kernels for it."""
     inputs = gpu_peers.inputs_of(num_values, COLUMN_SIZE, WORLD_SIZE, rng)
@@ -328,6 +364,7 @@ def make_rows(device, shapes, rng, with_peers):
         **{f"{name}, 2 bits": two_bits[name] for name in OF_TWO_BITS},
         **decode_sum_rows(device, num_values // COLUMN_SIZE * COLUMN_SIZE, rng),
         **threshold_rows(device, num_values, rng),
+        **moment_rows(device, num_values, rng),
         **block_rows(device, num_values, rng),
     }
     return rows | peer_rows(device, num_values, rng) if with_peers else rows

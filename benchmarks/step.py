@@ -62,6 +62,12 @@ def make_rows(arguments):
             Row(TENSORFLOW_STOCK, "stock", engine="tensorflow"),
             Row(TENSORFLOW_FULL_PRECISION, "none", engine="tensorflow"),
             Row(TENSORFLOW_ONE_BIT, "one_bit", engine="tensorflow"),
+            Row(
+                "1-bit, bfloat16 residuals, our strategy",
+                "one_bit",
+                ("--residual-dtype", "bfloat16"),
+                "tensorflow",
+            ),
         ]
     if "moments" in methods:
         rows += _moments_rows(engines, threshold)
@@ -119,6 +125,8 @@ def _horovod_rows(max_column_sizes, bucket_sizes_bytes):
             name += f", buckets of {bucket_bytes / 2**20:.0f} MiB"
             options += ("--bucket-bytes", str(bucket_bytes))
         rows.append(Row(name, "one_bit", options))
+    narrow = "--residual-dtype", "bfloat16"
+    rows.append(Row("1-bit, bfloat16 residuals", "one_bit", narrow))
     # The recommended setting, after its steps in full precision.
     rows.append(Row("1-bit after a warm start", "one_bit", ("--warm-start", "1")))
     return rows

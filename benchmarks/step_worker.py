@@ -40,7 +40,7 @@ HOROVOD_COMPRESSION = {
 # Exchanges of ours, and the names of their arguments.
 SETTINGS = {
     "full_precision": (FullPrecision, ("bucket_bytes",)),
-    "one_bit": (OneBit, ("max_column_size", "bucket_bytes", "moments")),
+    "one_bit": (OneBit, ("max_column_size", "bucket_bytes", "moments", "residual_dtype")),
     "threshold": (Threshold, ("target_density", "coding", "bucket_bytes", "moments")),
 }
 
@@ -253,6 +253,7 @@ def main():
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="SGD")
     parser.add_argument("--moments", choices=["local", "after"])
     parser.add_argument("--max-column-size", type=int)
+    parser.add_argument("--residual-dtype")
     parser.add_argument("--bucket-bytes", type=int)
     parser.add_argument("--warm-start", type=int, default=0)
     parser.add_argument("--delay", type=int, default=0, help="steps by which gradients are late")

@@ -55,6 +55,7 @@ EXCHANGES = {
     "full precision": Row(lambda steps: None),
     "1-bit": _warmed_up(OneBit, most_points=TOLERANCE_POINTS, most_nats=0.01),
     "1-bit, moments after": _warmed_up(lambda: OneBit(moments="after")),
+    "1-bit, bfloat16 residuals": _warmed_up(lambda: OneBit(residual_dtype="bfloat16")),
     "threshold": _warmed_up(
         lambda: Threshold(target_density=1e-3), most_points=0.5, most_nats=0.02
     ),

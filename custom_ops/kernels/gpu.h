@@ -166,8 +166,8 @@ struct WarpValues {
     }
   }
 
-  template <typename Existing>
-  __device__ void Add(const float* values, const Existing& existing) {
+  template <typename T, typename Existing>
+  __device__ void Add(const T* values, const Existing& existing) {
     WarpValues others;
     others.Load(values, existing);
 #pragma unroll
@@ -184,12 +184,13 @@ struct WarpValues {
     }
   }
 
-  template <typename Existing>
-  __device__ void Store(const Existing& existing, float* values) const {
+  // Stores values that T can hold.
+  template <typename Existing, typename T>
+  __device__ void Store(const Existing& existing, T* values) const {
     values += LaneOfThread();
 #pragma unroll
     for (int m = 0; m < kPerLane; ++m) {
-      if (existing.Has(ValueOf(m))) values[m * kWarpSize] = at[m];
+      if (existing.Has(ValueOf(m))) values[m * kWarpSize] = Narrowed<T>(at[m]);
     }
   }
 };

@@ -20,20 +20,20 @@ namespace tf_onebit {
 // Encodes one column:
 //   corrected_i = gradient_i + residual_i
 //   code_i      = corrected_i >= threshold        threshold and levels: see LevelRule
-//   residual_i  = corrected_i - levels[code_i]
+//   residual_i  = corrected_i - levels[code_i]        rounded to R, see Stored()
 // Without a residual (nullptr) the corrected values are the gradients, and nothing is stored.
 //
 // Returns the sum of squares of the new residual (0 without one). If a corrected value or a sum
 // of them is not finite, returns NaN, zeroes levels and codes, and keeps the residual.
-template <typename T>
-using EncodeColumn = double (*)(const T* gradient, float* residual, int64_t count, LevelRule rule,
+template <typename T, typename R>
+using EncodeColumn = double (*)(const T* gradient, R* residual, int64_t count, LevelRule rule,
                                 float levels[2], uint32_t* codes);
 
 // The same for gradient_i / scales_i in place of the gradient. `quotients` is scratch memory for
 // `count` values, because a division takes longer than a load from the cache.
-template <typename T>
+template <typename T, typename R>
 using EncodeScaledColumn = double (*)(const T* gradient, const float* scales, float* quotients,
-                                      float* residual, int64_t count, LevelRule rule,
+                                      R* residual, int64_t count, LevelRule rule,
                                       float levels[2], uint32_t* codes);
 
 // Decodes one column: out_i = scale * sum_b levels_b[code_bi], rounded to T, over 1 or 2 rows.
@@ -64,14 +64,30 @@ using DecodeSumColumn = void (*)(const int32_t* levels, const int32_t* codes, in
 template <typename T>
 using LearnColumn = void (*)(const T* update, float* squares, int64_t count);
 
+// The loops that encode a column of type T, with residuals of type R.
+template <typename T, typename R>
+struct EncodeColumns {
+  EncodeColumn<T, R> encode;
+  EncodeScaledColumn<T, R> encode_scaled;
+};
+
 // The loops over a column of type T.
 template <typename T>
 struct ColumnsOf {
-  EncodeColumn<T> encode;
-  EncodeScaledColumn<T> encode_scaled;
+  EncodeColumns<T, float> with_f32;  // residuals
+  EncodeColumns<T, bfloat16> with_bf16;
   DecodeColumn<T> decode;
   DecodeScaledColumn<T> decode_scaled;
   LearnColumn<T> learn;
+
+  template <typename R>
+  const EncodeColumns<T, R>& with() const {
+    if constexpr (std::is_same_v<R, float>) {
+      return with_f32;
+    } else {
+      return with_bf16;
+    }
+  }
 };
 
 struct OneBitColumns {

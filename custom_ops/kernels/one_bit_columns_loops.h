@@ -108,13 +108,20 @@ float EncodeBlockByDeviation(const Values& values, int64_t begin, int64_t end, f
 }
 
 // Stores the new residual of the values [begin, end), and returns its sum of squares.
-template <typename Floats, typename T>
-float UpdateResidualBlock(const T* gradient, float* residual, int64_t begin, int64_t end,
+template <typename Floats, typename T, typename R>
+float UpdateResidualBlock(const T* gradient, R* residual, int64_t begin, int64_t end,
                           float threshold, const float levels[2]) {
-  const CorrectedValues<Floats, T, true> values{gradient, residual};
+  const CorrectedValues<Floats, T, R, true> values{gradient, residual};
+  const Dither dither(levels);
   const auto thresholds = Floats::Broadcast(threshold);
   const auto zero_level = Floats::Broadcast(levels[0]);
   const auto one_level = Floats::Broadcast(levels[1]);
+  const auto next = Floats::Steps(kWordBits * Dither::kStep, 0);
+  typename Floats::Words words[kParts<Floats>];
+  for (int p = 0; p < kParts<Floats>; ++p) {
+    const uint32_t at = static_cast<uint32_t>(begin + p * Floats::kWidth);
+    words[p] = Floats::Steps(dither.first + at * Dither::kStep, Dither::kStep);
+  }
   LaneSums<Floats> squares;
   int64_t i = begin;
   for (; i + kWordBits <= end; i += kWordBits) {
@@ -122,7 +129,11 @@ float UpdateResidualBlock(const T* gradient, float* residual, int64_t begin, int
       const int64_t at = i + p * Floats::kWidth;
       const auto corrected = values.Vector(at);
       const auto code = Floats::GreaterEqual(corrected, thresholds);
-      const auto difference = corrected - Floats::Select(code, one_level, zero_level);
+      auto difference = corrected - Floats::Select(code, one_level, zero_level);
+      if constexpr (!std::is_same_v<R, float>) {
+        difference = Floats::Dithered(difference, words[p]);
+        words[p] = words[p] + next;
+      }
       Floats::template Store<false>(residual + at, difference);
       squares.part[p] = squares.part[p] + difference * difference;
     }
@@ -131,8 +142,11 @@ float UpdateResidualBlock(const T* gradient, float* residual, int64_t begin, int
   squares.Store(lanes);
   for (int lane = 0; i + lane < end; ++lane) {
     const float corrected = values.Scalar(i + lane);
-    const float difference = NewResidual(corrected, levels[CodeOf(corrected, threshold)]);
-    residual[i + lane] = difference;
+    // GCC 12 makes wrong vectors of levels[CodeOf(...)] beside 16-bit stores.
+    const float level = CodeOf(corrected, threshold) ? levels[1] : levels[0];
+    const float rest = NewResidual(corrected, level);
+    const float difference = Stored<R>(rest, dither, i + lane);
+    residual[i + lane] = Narrowed<R>(difference);
     lanes[lane] += difference * difference;
   }
   return SumOfLanes(lanes);
@@ -182,8 +196,8 @@ bool QuantizeByDeviation(const Values& values, int64_t count, float& threshold, 
 
 // Encodes the corrected values of a column. When it is read again, `gradient` is added to the
 // residual.
-template <typename Floats, typename Values, typename T>
-double EncodeValues(const Values& values, const T* gradient, float* residual, int64_t count,
+template <typename Floats, typename Values, typename T, typename R>
+double EncodeValues(const Values& values, const T* gradient, R* residual, int64_t count,
                     LevelRule rule, float levels[2], uint32_t* codes) {
   float threshold;
   const bool finite =
@@ -203,23 +217,23 @@ double EncodeValues(const Values& values, const T* gradient, float* residual, in
   return squares;
 }
 
-template <typename Floats, typename T>
-double Encode(const T* gradient, float* residual, int64_t count, LevelRule rule, float levels[2],
+template <typename Floats, typename T, typename R>
+double Encode(const T* gradient, R* residual, int64_t count, LevelRule rule, float levels[2],
               uint32_t* codes) {
   const auto encode = [&](const auto& values) {
     return EncodeValues<Floats>(values, gradient, residual, count, rule, levels, codes);
   };
-  return residual != nullptr ? encode(CorrectedValues<Floats, T, true>{gradient, residual})
-                             : encode(CorrectedValues<Floats, T, false>{gradient, nullptr});
+  return residual != nullptr ? encode(CorrectedValues<Floats, T, R, true>{gradient, residual})
+                             : encode(CorrectedValues<Floats, T, R, false>{gradient, nullptr});
 }
 
 // The corrected values of a column with scales. It stores the quotients that it has computed.
-template <typename Floats, typename T, bool kHasResidual>
+template <typename Floats, typename T, typename R, bool kHasResidual>
 struct ScaledValues {
   const T* gradient;
   const float* scales;
   float* quotients;
-  const float* residual;
+  const R* residual;
 
   typename Floats::Vector Vector(int64_t i) const {
     const auto quotient = Floats::Load(gradient + i) / Floats::Load(scales + i);
@@ -230,20 +244,20 @@ struct ScaledValues {
 
   float Scalar(int64_t i) const {
     quotients[i] = ToFloat(gradient[i]) / scales[i];
-    if constexpr (kHasResidual) return quotients[i] + residual[i];
+    if constexpr (kHasResidual) return quotients[i] + ToFloat(residual[i]);
     return quotients[i];
   }
 };
 
-template <typename Floats, typename T>
-double EncodeScaled(const T* gradient, const float* scales, float* quotients, float* residual,
+template <typename Floats, typename T, typename R>
+double EncodeScaled(const T* gradient, const float* scales, float* quotients, R* residual,
                     int64_t count, LevelRule rule, float levels[2], uint32_t* codes) {
   const auto encode = [&](const auto& values) {
     return EncodeValues<Floats>(values, quotients, residual, count, rule, levels, codes);
   };
   return residual != nullptr
-             ? encode(ScaledValues<Floats, T, true>{gradient, scales, quotients, residual})
-             : encode(ScaledValues<Floats, T, false>{gradient, scales, quotients, nullptr});
+             ? encode(ScaledValues<Floats, T, R, true>{gradient, scales, quotients, residual})
+             : encode(ScaledValues<Floats, T, R, false>{gradient, scales, quotients, nullptr});
 }
 
 // Returns the codes of the values [i, i + n), n <= 32, in the low bits of a word.
@@ -410,7 +424,10 @@ void Learn(const T* update, float* squares, int64_t count) {
 // `Simd` is Floats or Halves, whichever has lanes of T's size.
 template <typename Floats, typename Simd, typename T>
 constexpr ColumnsOf<T> MakeColumnsOf() {
-  return {Encode<Floats, T>, EncodeScaled<Floats, T>, Decode<Simd, T>, DecodeScaled<Floats, T>,
+  return {{Encode<Floats, T, float>, EncodeScaled<Floats, T, float>},
+          {Encode<Floats, T, bfloat16>, EncodeScaled<Floats, T, bfloat16>},
+          Decode<Simd, T>,
+          DecodeScaled<Floats, T>,
           Learn<Floats, T>};
 }
 

@@ -23,7 +23,10 @@ class OneBitOnCpu {
                       const std::vector<const void*>& gradients, const float* value_scales,
                       const OneBitQuantizer& quantizer, int32_t* messages) {
     WithType(type, [&](auto zero) {
-      EncodeAs<decltype(zero)>(context, layout, gradients, value_scales, quantizer, messages);
+      WithResidual(quantizer, [&](auto* residual) {
+        EncodeAs<decltype(zero)>(context, layout, gradients, value_scales, quantizer, residual,
+                                 messages);
+      });
     });
     return absl::OkStatus();
   }
@@ -183,11 +186,11 @@ class OneBitOnCpu {
     std::vector<double> sums_;
   };
 
-  template <typename T>
+  template <typename T, typename R>
   static void EncodeAs(tensorflow::OpKernelContext* context, const Layout& layout,
                        const std::vector<const void*>& gradients, const float* value_scales,
-                       const OneBitQuantizer& quantizer, int32_t* messages) {
-    const ColumnsOf<T>& columns = GetOneBitColumns().of<T>();
+                       const OneBitQuantizer& quantizer, R* residuals, int32_t* messages) {
+    const EncodeColumns<T, R>& columns = GetOneBitColumns().of<T>().template with<R>();
     const int64_t words = layout.worker_message_words();
     const LayoutView view = layout.view();
     Sums sums(0, layout.num_columns());
@@ -202,7 +205,7 @@ class OneBitOnCpu {
       float* const levels = FloatsOf(message + view.levels_of(index, shard));
       uint32_t* const codes = CodesOf(message + view.codes_of(column, shard));
       const T* const gradient = static_cast<const T*>(gradients[column.tensor]) + column.offset;
-      float* const residual = At(quantizer.residual, column.value);
+      R* const residual = At(residuals, column.value);
       double sum;
       if (value_scales == nullptr) {
         sum = columns.encode(gradient, residual, column.count, quantizer.rule, levels, codes);
@@ -245,7 +248,16 @@ class OneBitOnCpu {
   static void EncodeShardFrom(tensorflow::OpKernelContext* context, const Layout& layout,
                               int64_t rank, const OneBitQuantizer& quantizer, int32_t* message,
                               const Source& source) {
-    const auto encode = GetOneBitColumns().of<float>().encode;
+    WithResidual(quantizer, [&](auto* residuals) {
+      EncodeShardAs(context, layout, rank, quantizer, residuals, message, source);
+    });
+  }
+
+  template <typename R, typename Source>
+  static void EncodeShardAs(tensorflow::OpKernelContext* context, const Layout& layout,
+                            int64_t rank, const OneBitQuantizer& quantizer, R* residuals,
+                            int32_t* message, const Source& source) {
+    const auto encode = GetOneBitColumns().of<float>().with<R>().encode;
     const ShardStart& shard = layout.shard(rank);
     const LayoutView view = layout.view();
     const int64_t words = layout.shard_message_words();
@@ -258,7 +270,7 @@ class OneBitOnCpu {
                [&, mine = Source(source), nothing = std::vector<float>()](int64_t index) mutable {
       const Column column = view.column(index);
       const float* values = mine(index, column);
-      float* const residual = At(quantizer.residual, column.value - shard.value);
+      R* const residual = At(residuals, column.value - shard.value);
       double sum = 0;
       for (int row = 0; row < quantizer.bits; ++row) {
         float* const levels = FloatsOf(message + row * words + view.levels_of(index, rank));
@@ -330,7 +342,10 @@ class OneBitOnCpu {
     for (int64_t i = 0; i < count; ++i) sums[i] += factor * values[i];
   }
 
-  static float* At(float* values, int64_t i) { return values == nullptr ? nullptr : values + i; }
+  template <typename R>
+  static R* At(R* values, int64_t i) {
+    return values == nullptr ? nullptr : values + i;
+  }
 };
 
 }  // namespace tf_onebit

@@ -139,7 +139,7 @@ class OneBitLearnScalesOp : public OpKernel {
     LockedVariable squares;
     OP_REQUIRES_OK(context, squares.Open(context, updates.size(), "squares", layout_.size()));
     OP_REQUIRES_OK(context, device_.LearnScales(context, layout_, Storage<T>::kType, updates,
-                                                squares.at(0)));
+                                                squares.floats()));
   }
 
  private:

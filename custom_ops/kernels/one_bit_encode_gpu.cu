@@ -39,8 +39,8 @@ __device__ int Encode(const WarpValues<kPerLane>& values, const Existing& existi
 }
 
 // Encodes a column on a warp.
-template <int kPerLane, typename Values, typename Existing>
-__device__ void EncodeColumn(const Encoding& encoding, Target<Values> target,
+template <int kPerLane, typename Values, typename R, typename Existing>
+__device__ void EncodeColumn(const Encoding& encoding, Target<Values, R> target,
                              const Existing& existing) {
   WarpValues<kPerLane> corrected;
   target.values.Load(existing, &corrected);
@@ -92,11 +92,14 @@ __device__ void EncodeColumn(const Encoding& encoding, Target<Values> target,
     }
     if (LaneOfThread() < 2) target.levels[LaneOfThread()] = LaneOfThread() == 0 ? zero : one;
     if (target.residual != nullptr) {
+      const float levels[] = {zero, one};
+      const Dither dither(levels);
       squares = 0;
 #pragma unroll
       for (int m = 0; m < kPerLane; ++m) {
         const float value = corrected.at[m];
-        const float rest = NewResidual(value, CodeOf(value, threshold) ? one : zero);
+        const float exact = NewResidual(value, CodeOf(value, threshold) ? one : zero);
+        const float rest = Stored<R>(exact, dither, corrected.ValueOf(m));
         if (existing.Has(corrected.ValueOf(m))) squares += rest * rest;
         corrected.at[m] = rest;
       }
@@ -112,7 +115,7 @@ __device__ void EncodeColumn(const Encoding& encoding, Target<Values> target,
 
 // Encodes the columns [first, end), of at most 32 * kPerLane values each. A warp encodes one
 // column. For four blocks of threads on a multiprocessor nvcc spills registers.
-template <typename Source, int kPerLane>
+template <typename Source, typename R, int kPerLane>
 __global__ __launch_bounds__(kThreads, kPerLane == 16 ? 3 : 1) void EncodeColumns(
     const __grid_constant__ Source source, const __grid_constant__ Encoding encoding, int64_t first,
     int64_t end) {
@@ -121,7 +124,7 @@ __global__ __launch_bounds__(kThreads, kPerLane == 16 ? 3 : 1) void EncodeColumn
   FindPlaces(encoding.layout, first, end, places);
   const int64_t index = first + WarpOfThread();
   if (index >= end) return;
-  const auto target = TargetOf(source, encoding, index, places[0][WarpOfThread()]);
+  const auto target = TargetOf<R>(source, encoding, index, places[0][WarpOfThread()]);
   WithExisting<kPerLane * kWarpSize>(target.count, [&](const auto& existing) {
     EncodeColumn<kPerLane>(encoding, target, existing);
   });
@@ -197,24 +200,33 @@ int PerLane(int64_t column_size) {
   return 0;
 }
 
-template <typename Source>
-void LaunchEncode(const Source& source, const Encoding& encoding, int64_t first, int64_t end,
-                  int64_t longest, cudaStream_t stream, cudaError_t* status) {
+template <typename R, typename Source>
+void LaunchEncodeAs(const Source& source, const Encoding& encoding, int64_t first, int64_t end,
+                    int64_t longest, cudaStream_t stream, cudaError_t* status) {
   const int64_t blocks = CeilDiv(end - first, kWarps);
   switch (PerLane(longest)) {
     case 4:
-      return Launch(stream, blocks, kThreads, status, EncodeColumns<Source, 4>, source, encoding,
+      return Launch(stream, blocks, kThreads, status, EncodeColumns<Source, R, 4>, source, encoding,
                     first, end);
     case 16:
-      return Launch(stream, blocks, kThreads, status, EncodeColumns<Source, 16>, source, encoding,
+      return Launch(stream, blocks, kThreads, status, EncodeColumns<Source, R, 16>, source, encoding,
                     first, end);
     case 32:
-      return Launch(stream, blocks, kThreads, status, EncodeColumns<Source, 32>, source, encoding,
+      return Launch(stream, blocks, kThreads, status, EncodeColumns<Source, R, 32>, source, encoding,
                     first, end);
     default:
-      return Launch(stream, end - first, kThreads, status, EncodeLongColumns<Source>, source,
+      return Launch(stream, end - first, kThreads, status, EncodeLongColumns<Source, R>, source,
                     encoding, first);
   }
+}
+
+template <typename Source>
+void LaunchEncode(const Source& source, const Encoding& encoding, int64_t first, int64_t end,
+                  int64_t longest, cudaStream_t stream, cudaError_t* status) {
+  const auto launch = encoding.residual_type == FloatType::kBfloat16
+                          ? LaunchEncodeAs<bfloat16, Source>
+                          : LaunchEncodeAs<float, Source>;
+  launch(source, encoding, first, end, longest, stream, status);
 }
 
 Encoding EncodingOf(const DeviceLayout& layout, const OneBitQuantizer& quantizer,
@@ -226,6 +238,7 @@ Encoding EncodingOf(const DeviceLayout& layout, const OneBitQuantizer& quantizer
   return {layout.layout.view(layout.table),
           quantizer.rule,
           quantizer.bits,
+          quantizer.residual_type,
           quantizer.residual,
           messages,
           row_words,

@@ -33,12 +33,13 @@ class OneBitEncodeBase : public OpKernel {
                     const TensorShape& message_shape, LockedVariable* residual,
                     OneBitQuantizer* quantizer, int32_t** messages) {
     if (error_feedback_) {
-      TF_RETURN_IF_ERROR(residual->Open(context, input, "residual", size));
+      TF_RETURN_IF_ERROR(
+          residual->Open(context, input, "residual", size, Types::kFloat32OrBfloat16));
     }
     Tensor* output;
     TF_RETURN_IF_ERROR(context->allocate_output(0, message_shape, &output));
     *messages = WordsOf(output);
-    *quantizer = {rule_, bits_, residual->at(0), nullptr};
+    *quantizer = {rule_, bits_, residual->type(), residual->data(), nullptr};
     return OutputFloats(context, 1, {}, &quantizer->sum_of_squares);
   }
 

@@ -35,20 +35,19 @@ class ColumnSums {
 };
 
 // Encodes the columns from `first` on, of any length. A block of threads encodes one column.
-template <typename Source>
+template <typename Source, typename R>
 __global__ __launch_bounds__(kThreads) void EncodeLongColumns(
     const __grid_constant__ Source source, const __grid_constant__ Encoding encoding,
     int64_t first) {
   __shared__ ColumnSums sums;
   const int64_t index = first + blockIdx.x;
-  auto target = TargetOf(source, encoding, index, PlaceOf(encoding.layout, index));
+  auto target = TargetOf<R>(source, encoding, index, PlaceOf(encoding.layout, index));
   const int64_t count = target.count;
   int row = 0;
   const auto corrected = [&](int64_t i) {
     // Later rows quantize the residual alone.
-    if (row > 0) return target.residual[i];
-    const float value = target.values.At(i);
-    return target.residual == nullptr ? value : value + target.residual[i];
+    const float value = row > 0 ? -0.0f : target.values.At(i);
+    return target.residual == nullptr ? value : value + ToFloat(target.residual[i]);
   };
   // Returns the sum of work(value, its index, whether it exists) over the values of a block.
   const auto sum_of = [&](const auto& work) {
@@ -112,10 +111,13 @@ __global__ __launch_bounds__(kThreads) void EncodeLongColumns(
     }
     if (threadIdx.x < 2) target.levels[threadIdx.x] = levels[threadIdx.x];
     if (target.residual != nullptr) {
+      const Dither dither(levels);
+      const float zero = levels[0], one = levels[1];
       squares = sum_of([&](float value, int64_t i, bool exists) {
         if (!exists) return 0.0f;
-        const float rest = NewResidual(value, CodeOf(value, threshold) ? levels[1] : levels[0]);
-        target.residual[i] = rest;
+        const float exact = NewResidual(value, CodeOf(value, threshold) ? one : zero);
+        const float rest = Stored<R>(exact, dither, i);
+        target.residual[i] = Narrowed<R>(rest);
         return rest * rest;
       });
     }

@@ -46,28 +46,30 @@ struct Encoding {
   LayoutView layout;
   LevelRule rule;
   int bits;
-  float* residual;
+  FloatType residual_type;
+  void* residual;
   int32_t* messages;
   int64_t row_words, first_shard;
   Scratch scratch;
 };
 
-// A column to encode. Values says where its values come from. The levels and codes are those of
-// the first row.
-template <typename Values>
+// A column to encode. Values says where its values come from, and R is the type of its residual. The
+// levels and codes are those of the first row.
+template <typename Values, typename R>
 struct Target {
   Values values;
   int64_t count;
   int tensor;
-  float* residual;
+  R* residual;
   float* levels;
   uint32_t* codes;
   double* sum;
 };
 
-template <typename Source>
-__device__ Target<typename Source::Values> TargetOf(const Source& source, const Encoding& encoding,
-                                                    int64_t index, const Place& place) {
+template <typename R, typename Source>
+__device__ Target<typename Source::Values, R> TargetOf(const Source& source,
+                                                       const Encoding& encoding, int64_t index,
+                                                       const Place& place) {
   const ShardStart& first = encoding.layout.shards[encoding.first_shard];
   const int64_t row = (place.shard - encoding.first_shard) * encoding.bits;
   int32_t* const message = encoding.messages + row * encoding.row_words;
@@ -75,7 +77,7 @@ __device__ Target<typename Source::Values> TargetOf(const Source& source, const 
   return {source.Of(encoding.layout, place),
           place.column.count,
           place.column.tensor,
-          encoding.residual == nullptr ? nullptr : encoding.residual + value,
+          encoding.residual == nullptr ? nullptr : static_cast<R*>(encoding.residual) + value,
           reinterpret_cast<float*>(message + place.levels),
           reinterpret_cast<uint32_t*>(message + place.codes),
           encoding.scratch.sums + index - first.column};
@@ -200,16 +202,16 @@ struct Messages {
 };
 
 // Moves the levels and codes of a column to the next row of its message.
-template <typename Values>
-__device__ void NextRow(const Encoding& encoding, Target<Values>* target) {
+template <typename Values, typename R>
+__device__ void NextRow(const Encoding& encoding, Target<Values, R>* target) {
   target->levels += encoding.row_words;
   target->codes += encoding.row_words;
 }
 
 // Sends the rows of a column from `first` on as zeros. `target` is that of row `first`.
-template <typename Values>
-__device__ void FailColumn(const Encoding& encoding, Target<Values> target, int first, int thread,
-                           int threads) {
+template <typename Values, typename R>
+__device__ void FailColumn(const Encoding& encoding, Target<Values, R> target, int first,
+                           int thread, int threads) {
   for (int row = first; row < encoding.bits; ++row) {
     for (int64_t i = thread; i < NumWords(target.count); i += threads) target.codes[i] = 0;
     if (thread == 0) target.levels[0] = target.levels[1] = 0.0f;

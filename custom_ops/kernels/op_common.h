@@ -99,39 +99,50 @@ inline const uint32_t* CodesOf(const int32_t* words) {
   return reinterpret_cast<const uint32_t*>(words);
 }
 
-// Makes the memory of a float32 variable, which is locked, its own. `what` is its name in errors.
+// The types that a variable may have.
+enum class Types { kFloat32, kFloat32OrBfloat16 };
+
+// Makes the memory of a variable, which is locked, its own. `what` is its name in errors.
 inline absl::Status OwnFloats(tensorflow::OpKernelContext* context, const char* what, int64_t size,
-                              tensorflow::Tensor* tensor) {
-  if (tensor->dtype() != tensorflow::DT_FLOAT) {
+                              tensorflow::Tensor* tensor, Types types = Types::kFloat32) {
+  const bool may_be_bfloat16 = types == Types::kFloat32OrBfloat16;
+  if (tensor->dtype() != tensorflow::DT_FLOAT &&
+      !(may_be_bfloat16 && tensor->dtype() == tensorflow::DT_BFLOAT16)) {
     return tensorflow::errors::InvalidArgument(
-        what, " must be a float32 variable. Received: dtype=", DataTypeString(tensor->dtype()),
-        ".");
+        what, " must be a float32 ", may_be_bfloat16 ? "or bfloat16 " : "",
+        "variable. Received: dtype=", DataTypeString(tensor->dtype()), ".");
   }
   TF_RETURN_IF_ERROR(CheckSize(what, tensor->NumElements(), size));
   return OwnTensor(context, tensor);
 }
 
-// A float32 variable that an op updates in place, locked while the op works on it.
+// A variable that an op updates in place, locked while the op works on it.
 class LockedVariable {
  public:
   // `what` is its name in errors.
   absl::Status Open(tensorflow::OpKernelContext* context, int input, const char* what,
-                    int64_t size) {
+                    int64_t size, Types types = Types::kFloat32) {
     TF_RETURN_IF_ERROR(LookupResource(context, HandleFromInput(context, input), &variable_));
     variable_->mu()->lock();
-    TF_RETURN_IF_ERROR(OwnFloats(context, what, size, variable_->tensor()));
-    values_ = variable_->tensor()->flat<float>().data();
+    TF_RETURN_IF_ERROR(OwnFloats(context, what, size, variable_->tensor(), types));
+    values_ = variable_->tensor()->data();
     return absl::OkStatus();
   }
   ~LockedVariable() {
     if (variable_ != nullptr) variable_->mu()->unlock();
   }
-  // Returns a pointer to the value at `offset`, or nullptr if the variable was not opened.
-  float* at(int64_t offset) const { return values_ == nullptr ? nullptr : values_ + offset; }
+  // Returns the values, or nullptr if the variable was not opened.
+  void* data() const { return values_; }
+  float* floats() const { return static_cast<float*>(values_); }
+  FloatType type() const {
+    const bool is_narrow =
+        values_ != nullptr && variable_->tensor()->dtype() == tensorflow::DT_BFLOAT16;
+    return is_narrow ? FloatType::kBfloat16 : FloatType::kFloat32;
+  }
 
  private:
   tensorflow::core::RefCountPtr<tensorflow::Var> variable_;
-  float* values_ = nullptr;
+  void* values_ = nullptr;
 };
 
 }  // namespace tf_onebit

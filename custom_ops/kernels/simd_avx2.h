@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "lib/float16.h"
+#include "lib/one_bit.h"
 
 namespace tf_onebit {
 namespace {
@@ -37,6 +38,29 @@ struct Floats {
   template <bool kStream>
   static void Store(float* out, Vector vector) {
     StoreBits<kStream>(out, _mm256_castps_si256(vector));
+  }
+
+  struct Words {
+    __m256i lanes;
+    Words operator+(Words other) const { return {_mm256_add_epi32(lanes, other.lanes)}; }
+  };
+  static Words Steps(uint32_t first, uint32_t step) {
+    const __m256i steps = _mm256_mullo_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7),
+                                             _mm256_set1_epi32(static_cast<int32_t>(step)));
+    return {_mm256_add_epi32(_mm256_set1_epi32(static_cast<int32_t>(first)), steps)};
+  }
+  static Vector Dithered(Vector vector, Words words) {
+    const __m256i dither = _mm256_srli_epi32(words.lanes, 16);
+    const __m256i bits = _mm256_add_epi32(_mm256_castps_si256(vector), dither);
+    return _mm256_castsi256_ps(
+        _mm256_and_si256(bits, _mm256_set1_epi32(static_cast<int32_t>(Dither::kKept))));
+  }
+  template <bool>
+  static void Store(bfloat16* out, Vector vector) {
+    const __m256i upper = _mm256_srli_epi32(_mm256_castps_si256(vector), 16);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out),
+                     _mm_packus_epi32(_mm256_castsi256_si128(upper),
+                                      _mm256_extracti128_si256(upper, 1)));
   }
 
   static Mask GreaterEqual(Vector a, Vector b) { return _mm256_cmp_ps(a, b, _CMP_GE_OQ); }

@@ -13,6 +13,7 @@
 #include <cstdint>
 
 #include "lib/float16.h"
+#include "lib/one_bit.h"
 
 namespace tf_onebit {
 namespace {
@@ -42,6 +43,27 @@ struct Floats {
   template <bool kStream>
   static void Store(float* out, Vector vector) {
     StoreBits<kStream>(out, _mm512_castps_si512(vector));
+  }
+
+  struct Words {
+    __m512i lanes;
+    Words operator+(Words other) const { return {_mm512_add_epi32(lanes, other.lanes)}; }
+  };
+  static Words Steps(uint32_t first, uint32_t step) {
+    const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i steps = _mm512_mullo_epi32(lanes, _mm512_set1_epi32(static_cast<int32_t>(step)));
+    return {_mm512_add_epi32(_mm512_set1_epi32(static_cast<int32_t>(first)), steps)};
+  }
+  static Vector Dithered(Vector vector, Words words) {
+    const __m512i dither = _mm512_srli_epi32(words.lanes, 16);
+    const __m512i bits = _mm512_add_epi32(_mm512_castps_si512(vector), dither);
+    return _mm512_castsi512_ps(
+        _mm512_and_si512(bits, _mm512_set1_epi32(static_cast<int32_t>(Dither::kKept))));
+  }
+  template <bool>
+  static void Store(bfloat16* out, Vector vector) {
+    const __m512i upper = _mm512_srli_epi32(_mm512_castps_si512(vector), 16);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm512_cvtepi32_epi16(upper));
   }
 
   static Mask GreaterEqual(Vector a, Vector b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }

@@ -14,6 +14,10 @@
 //   Pack(masks)                    the inverse of Expand
 //   GreaterEqual(a, b), Greater(a, b), Abs(v), Sqrt(v)
 //   AddWhere(mask, sum, v), AddWhereNot(mask, sum, v)      sum + v in the chosen lanes
+//   Words                          a 32-bit integer for each lane, which has the operator +
+//   Steps(first, step)             the words first, first + step and so on
+//   Dithered(v, words)             Stored<bfloat16>() of each lane, whose word is not shifted yet
+//   Store<kStream>(bfloat16*, v)   the upper halves of the lanes, through the caches
 //   FinishStreaming()              makes values stored past the caches visible to other threads
 
 #ifndef TF_ONEBIT_KERNELS_SIMD_LOOPS_H_
@@ -65,10 +69,10 @@ inline float FiniteOr(float old, float value) { return IsFinite(value) ? value :
 
 // The corrected values of a column. Each pass adds them up again: gradient and residual are in the
 // cache by then, and a third array would only crowd it.
-template <typename Floats, typename T, bool kHasResidual>
+template <typename Floats, typename T, typename R, bool kHasResidual>
 struct CorrectedValues {
   const T* gradient;
-  const float* residual;
+  const R* residual;
 
   typename Floats::Vector Vector(int64_t i) const {
     const auto value = Floats::Load(gradient + i);
@@ -78,7 +82,7 @@ struct CorrectedValues {
 
   float Scalar(int64_t i) const {
     const float value = ToFloat(gradient[i]);
-    if constexpr (kHasResidual) return value + residual[i];
+    if constexpr (kHasResidual) return value + ToFloat(residual[i]);
     return value;
   }
 };

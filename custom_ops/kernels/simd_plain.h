@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "lib/float16.h"
+#include "lib/one_bit.h"
 
 namespace tf_onebit {
 namespace {
@@ -16,6 +17,7 @@ struct Floats {
   static constexpr int kWidth = 4;
   typedef float Vector __attribute__((vector_size(16)));
   typedef int32_t Mask __attribute__((vector_size(16)));  // -1 or 0 in each lane
+  typedef uint32_t Words __attribute__((vector_size(16)));
 
   static Vector Broadcast(float value) { return Vector{value, value, value, value}; }
 
@@ -24,14 +26,28 @@ struct Floats {
     std::memcpy(&vector, values, sizeof(vector));
     return vector;
   }
-  template <typename T>
-  static Vector Load(const T* values) {
+  static Vector Load(const bfloat16* values) {
+    HalfWords upper;
+    std::memcpy(&upper, values, sizeof(upper));
+    return (Vector)(__builtin_convertvector(upper, Words) << 16);
+  }
+  static Vector Load(const float16* values) {
     return Vector{ToFloat(values[0]), ToFloat(values[1]), ToFloat(values[2]), ToFloat(values[3])};
   }
 
   template <bool>
   static void Store(float* out, Vector vector) {
     std::memcpy(out, &vector, sizeof(vector));
+  }
+
+  static Words Steps(uint32_t first, uint32_t step) { return first + Words{0, 1, 2, 3} * step; }
+  static Vector Dithered(Vector vector, Words words) {
+    return (Vector)(((Words)vector + (words >> 16)) & Dither::kKept);
+  }
+  template <bool>
+  static void Store(bfloat16* out, Vector vector) {
+    const auto upper = __builtin_convertvector((Words)vector >> 16, HalfWords);
+    std::memcpy(out, &upper, sizeof(upper));
   }
 
   static Mask GreaterEqual(Vector a, Vector b) { return a >= b; }
@@ -62,8 +78,8 @@ struct Floats {
 
  private:
   // The bits of a word for the lanes of a part.
-  static Mask Bits(int part) { return (Mask)((UnsignedMask{1, 2, 4, 8}) << (part * 4)); }
-  typedef uint32_t UnsignedMask __attribute__((vector_size(16)));
+  static Mask Bits(int part) { return (Mask)((Words{1, 2, 4, 8}) << (part * 4)); }
+  typedef uint16_t HalfWords __attribute__((vector_size(8)));
 };
 
 struct Halves {

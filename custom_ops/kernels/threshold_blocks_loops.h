@@ -35,7 +35,7 @@ inline uint32_t* AppendCodes(uint32_t exceeding, uint32_t negative, uint32_t fir
 template <typename Floats, typename T>
 EncodedBlock EncodeBlock(const T* gradient, float* residual, int64_t count, float threshold,
                          uint32_t first_index, uint32_t* codes) {
-  const CorrectedValues<Floats, T, true> values{gradient, residual};
+  const CorrectedValues<Floats, T, float, true> values{gradient, residual};
   const auto zero = Floats::Broadcast(0.0f);
   const auto infinities = Floats::Broadcast(kInfinity);
   const auto thresholds = Floats::Broadcast(threshold);

@@ -125,7 +125,7 @@ class ThresholdEncodeOp : public OpKernel {
     const void* const step = context->input(first_scalar + 1).data();
     OP_REQUIRES_OK(context,
                    device_.Encode(context, parts_, Storage<T>::kType, PointersOf(gradients),
-                                  residual.at(0), static_cast<const float*>(threshold),
+                                  residual.floats(), static_cast<const float*>(threshold),
                                   static_cast<const float*>(step), capacity, pad_));
   }
 

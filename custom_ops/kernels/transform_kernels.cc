@@ -122,7 +122,7 @@ class AdagradAccumulateOp : public AdagradBase<Device> {
     OP_REQUIRES_OK(context, context->allocate_output(0, {this->runs_.num_tensors()}, &sums));
     OP_REQUIRES_OK(context, this->device_.Accumulate(
                                 context, this->runs_, Floats(context->input(0)), Doubles(share),
-                                average.at(0), static_cast<double*>(sums->data())));
+                                average.floats(), static_cast<double*>(sums->data())));
   }
 };
 
@@ -149,7 +149,7 @@ class AdagradNormalizeOp : public AdagradBase<Device> {
     float* out;
     OP_REQUIRES_OK(context, OutputGradient(context, &out));
     OP_REQUIRES_OK(context,
-                   this->device_.Normalize(context, this->runs_, gradient, average.at(0),
+                   this->device_.Normalize(context, this->runs_, gradient, average.floats(),
                                            Doubles(means), epsilon_, out));
   }
 
@@ -194,7 +194,7 @@ class MomentumOp : public MomentsOp {
     const float* const gradient = Floats(context->input(0));
     float* out;
     OP_REQUIRES_OK(context, OutputGradient(context, &out));
-    OP_REQUIRES_OK(context, device_.Momentum(context, count, gradient, velocity.at(0), rule_,
+    OP_REQUIRES_OK(context, device_.Momentum(context, count, gradient, velocity.floats(), rule_,
                                              factor, out));
   }
 

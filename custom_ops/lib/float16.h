@@ -81,6 +81,20 @@ TF_ONEBIT_HOST_DEVICE_MEMBER inline float16 FromFloat<float16>(float value) {
   return {static_cast<uint16_t>(sign | half)};
 }
 
+// Returns a value that T, float or bfloat16, can hold.
+template <typename T>
+TF_ONEBIT_HOST_DEVICE T Narrowed(float value);
+
+template <>
+TF_ONEBIT_HOST_DEVICE_MEMBER inline float Narrowed<float>(float value) {
+  return value;
+}
+
+template <>
+TF_ONEBIT_HOST_DEVICE_MEMBER inline bfloat16 Narrowed<bfloat16>(float value) {
+  return {static_cast<uint16_t>(BitsOf(value) >> 16)};
+}
+
 }  // namespace tf_onebit
 
 #endif  // TF_ONEBIT_LIB_FLOAT16_H_

@@ -78,7 +78,8 @@ levels are the means of the corrected values on either side; residual = correcte
 Tensors with column size 0 are copied in full precision into every message.
 
 gradients: The local gradients, as many values each as `sizes` says.
-residual: float32 variable with as many values as all columns together; updated in place.
+residual: Variable with as many values as all columns together, float32, or bfloat16, which is rounded
+  up or down so that errors cancel out over time; updated in place.
   Not read if `error_feedback` is false.
 value_scales: As many values as all columns together, or none, which stands for ones.
 W: How the 32-bit words of messages travel: as int32, or as float32 with the same bits, because
@@ -128,7 +129,7 @@ REGISTER_OP("TfOnebit>OneBitEncodeShard")
 Quantizes the aggregate of a shard to one or two bits per value, with error feedback of its own.
 
 aggregate: The values of shard `rank`.
-residual: float32 variable of the same size; updated in place.
+residual: float32 or bfloat16 variable of the same size; updated in place.
 bits: 1 or 2. The second row of the message quantizes the residual that the first one leaves.
 message: `[bits, words]`, for all workers. Word 0 of each row as in OneBitEncode.
 residual_sum_of_squares: Of the residual after the update.

@@ -132,9 +132,9 @@ Encoded RunEncode(const OneBitColumns& columns, const Buffer<T>& gradient,
                   {Buffer<uint32_t>::kOutput, NumWords(count), offset},
                   {Buffer<float>::kOutput, count, (5 * offset + 3) % 16}};
   encoded.residual.CopyFrom(residual);
-  encoded.squares = columns.of<T>().encode(gradient.data(),
-                                          error_feedback ? encoded.residual.data() : nullptr,
-                                          count, rule, encoded.levels, encoded.codes.data());
+  encoded.squares = columns.of<T>().with_f32.encode(
+      gradient.data(), error_feedback ? encoded.residual.data() : nullptr, count, rule,
+      encoded.levels, encoded.codes.data());
   return encoded;
 }
 
@@ -525,7 +525,7 @@ void TestEncodeScaled() {
                             {Buffer<uint32_t>::kOutput, NumWords(count), offset},
                             {Buffer<float>::kOutput, count, 5}};
             encoded.residual.CopyFrom(residual);
-            encoded.squares = (*columns)->of<T>().encode_scaled(
+            encoded.squares = (*columns)->of<T>().with_f32.encode_scaled(
                 gradient.data(), scales.data(), scratch.data(),
                 error_feedback ? encoded.residual.data() : nullptr, count, rule, encoded.levels,
                 encoded.codes.data());

@@ -27,7 +27,8 @@ struct CDeviceLayout {
 
 struct CQuantizer {
   int32_t rule, bits;
-  float* residual;
+  int64_t residual_type;
+  void* residual;
   float* sum_of_squares;
   void* scratch;
 };
@@ -35,7 +36,8 @@ struct CQuantizer {
 static gpu::DeviceLayout Of(const CDeviceLayout* layout) { return {*layout->layout, layout->table}; }
 
 static OneBitQuantizer Of(const CQuantizer* quantizer) {
-  return {static_cast<LevelRule>(quantizer->rule), quantizer->bits, quantizer->residual,
+  return {static_cast<LevelRule>(quantizer->rule), quantizer->bits,
+          static_cast<FloatType>(quantizer->residual_type), quantizer->residual,
           quantizer->sum_of_squares};
 }
 

@@ -31,6 +31,7 @@ class _Quantizer(ctypes.Structure):
     _fields_ = [
         ("rule", ctypes.c_int32),
         ("bits", ctypes.c_int32),
+        ("residual_type", ctypes.c_int64),
         ("residual", ctypes.c_void_p),
         ("sum_of_squares", ctypes.c_void_p),
         ("scratch", ctypes.c_void_p),
@@ -66,8 +67,8 @@ class OneBitKernels(Kernels):
     def pointer_or_null(self, array):
         return ctypes.c_void_p(None) if array is None else self.pointer(array)
 
-    def residual(self, size):
-        return self.to_device(np.zeros(size, np.float32))
+    def residual(self, size, dtype="float32"):
+        return self.to_device(np.zeros(size, STORAGE[dtype]))
 
     def shard_columns(self, rank):
         return self.layout.shard_starts[rank + 1] - self.layout.shard_starts[rank]
@@ -79,6 +80,7 @@ class OneBitKernels(Kernels):
         quantizer = _Quantizer(
             self._rule,
             bits,
+            NUMBERS["bfloat16" if residual.dtype == STORAGE["bfloat16"] else "float32"],
             self.device.pointer(residual) if self._error_feedback else None,
             self.device.pointer(squares),
             self.device.pointer(scratch),

@@ -23,7 +23,9 @@ TESTS = [
     "ops/test_threshold_ops.py",
     "ops/test_transform_ops.py",
     "ops/test_block_momentum_ops.py",
+    "ops/test_residual_ops.py",
     "exchanges/test_one_bit.py",
+    "exchanges/test_residual_dtype.py",
 ]
 # Tests of what differs on a GPU (docs/gpu.md). Messages always have room for their capacity, and
 # values in GPU memory are not checked before use.

@@ -8,7 +8,7 @@ import pytest
 from tests.gpu.devices import Emulated
 from tests.gpu.formats import to_float64, to_storage
 from tests.gpu.one_bit import OneBitKernels, layout
-from tests.reference.one_bit import Cluster, columns_of
+from tests.reference.one_bit import Cluster, columns_of, stored_as_bfloat16
 from tests.support.nightly import nightly, nightly_rows
 
 # Columns for every kernel: of 1, 33, 128, 512 and 1024 values, and of more than a block of threads
@@ -74,14 +74,23 @@ class Workers:
     """All workers of an exchange, with their residuals."""
 
     def __init__(
-        self, device, world_size, shapes=SHAPES, misaligned=False, scales=None, **settings
+        self,
+        device,
+        world_size,
+        shapes=SHAPES,
+        misaligned=False,
+        scales=None,
+        residual_dtype="float32",
+        **settings,
     ):
         self.scales = scales
         self.layout = layout_of(shapes, world_size)
         self.kernels = OneBitKernels(device, self.layout, misaligned=misaligned, **settings)
-        self.residuals = [self.kernels.residual(self.layout.size) for _ in range(world_size)]
-        self.shard_residuals = [self.kernels.residual(n) for n in self.layout.shard_sizes]
-        self.fused_residuals = [self.kernels.residual(n) for n in self.layout.shard_sizes]
+        shard_sizes = self.layout.shard_sizes
+        self.residuals, self.shard_residuals, self.fused_residuals = (
+            [self.kernels.residual(size, residual_dtype) for size in sizes]
+            for sizes in ([self.layout.size] * world_size, shard_sizes, shard_sizes)
+        )
 
     def start_shards(self, values):
         """Sets the residuals of all shards, which are one array."""
@@ -199,6 +208,25 @@ def test_the_smallest_values_count_as_zero(device):
     assert not workers.numpy(workers.residuals)[0].any()
 
 
+@pytest.mark.parametrize("dtype", ["float32", *nightly("float16")])
+def test_a_residual_in_bfloat16_is_what_one_in_float32_would_be_rounded(device, rng, dtype):
+    kernels = Workers(device, 1).kernels
+    gradients = values_of(rng, SHAPES, dtype)
+    before = to_storage(rng.normal(size=kernels.layout.size), "bfloat16")
+    wide = kernels.to_device(to_float64(before, "bfloat16").astype(np.float32))
+    narrow = kernels.to_device(before)
+    expected, _ = kernels.encode(gradients, wide, dtype)
+    messages, squares = kernels.encode(gradients, narrow, dtype)
+    np.testing.assert_array_equal(messages, expected)
+    rest, stored = kernels.device.numpy(wide), kernels.device.numpy(narrow)
+    sent, _ = kernels.decode_sum(messages, 0)
+    for worker_column in oracle_of(SHAPES, 1).workers[0].columns:
+        levels = np.float32([min(sent[worker_column].min(), 0), max(sent[worker_column].max(), 0)])
+        rounded = stored_as_bfloat16(rest[worker_column], levels)
+        np.testing.assert_array_equal(stored[worker_column], to_storage(rounded, "bfloat16"))
+    assert squares == pytest.approx((to_float64(stored, "bfloat16") ** 2).sum(), rel=1e-5)
+
+
 SCALES = scales_of(SHAPES)
 
 
@@ -211,19 +239,26 @@ def bits_of(results):
 
 
 @pytest.mark.parametrize(
-    "bits, scales",
-    [(1, None), (2, SCALES), *nightly_rows((1, SCALES), (2, None))],
-    ids=["1-unscaled", "2-scaled", "1-scaled", "2-unscaled"],
+    "bits, scales, residual_dtype",
+    [
+        (1, None, "float32"),
+        (2, SCALES, "bfloat16"),
+        *nightly_rows((1, SCALES, "float32"), (2, None, "float32"), (1, None, "bfloat16")),
+    ],
+    ids=["1-unscaled", "2-scaled-bfloat16", "1-scaled", "2-unscaled", "1-unscaled-bfloat16"],
 )
 @pytest.mark.parametrize("dtype", ["float32", *nightly("float16", "bfloat16")])
 @pytest.mark.parametrize("misaligned", [False, True], ids=["aligned", "misaligned"])
-def test_every_run_has_the_bits_of_the_emulation(device, rng, dtype, misaligned, bits, scales):
+def test_every_run_has_the_bits_of_the_emulation(
+    device, rng, dtype, misaligned, bits, scales, residual_dtype
+):
     gradients = [values_of(rng, SHAPES, dtype) for _ in range(3)]
-    results = []
+    settings, results = {"bits": bits, "scales": scales, "residual_dtype": residual_dtype}, []
     for on, offset in [(Emulated, False), (device, misaligned), (device, misaligned)]:
-        workers = Workers(on, 3, misaligned=offset, bits=bits, scales=scales)
+        workers = Workers(on, 3, misaligned=offset, **settings)
         exchanged = workers.exchange(gradients, dtype)
-        results.append(bits_of([exchanged, workers.numpy(workers.residuals)]))
+        residuals = workers.residuals + workers.shard_residuals + workers.fused_residuals
+        results.append(bits_of([exchanged, workers.numpy(residuals)]))
     assert results[1] == results[0]
     assert results[2] == results[0]
 

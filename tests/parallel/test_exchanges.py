@@ -29,6 +29,7 @@ EXCHANGES = {
     "full_precision": FullPrecision(),
     "one_bit": OneBit(),
     "symmetric": OneBit(levels="symmetric", max_column_size=32, min_column_size=32),
+    "narrow": OneBit(residual_dtype="bfloat16", aggregate_bits=2),
     "buckets": OneBit(bucket_bytes=8192, exclude=["left_out"]),
     "warm_start": WarmStart(OneBit(), steps=STEPS // 2),
     # More and more values exceed it, so messages become longer.
@@ -37,7 +38,7 @@ EXCHANGES = {
 }
 DTYPES = ["float32", "float16", "bfloat16"]
 # Each stage of each exchange, and each type. On the wire, sparse messages have one type.
-RUNS = [(name, "float32") for name in ("warm_start", "threshold", "density")]
+RUNS = [(name, "float32") for name in ("narrow", "warm_start", "threshold", "density")]
 RUNS += [("full_precision", "bfloat16"), ("one_bit", "float16")]
 OTHER_RUNS = [
     *((name, "float32") for name in EXCHANGES if (name, "float32") not in RUNS),

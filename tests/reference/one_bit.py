@@ -47,6 +47,27 @@ def scales_of(updates):
     return np.sqrt(square / square.mean()) + 0.01
 
 
+def stored_as_bfloat16(residual, levels):
+    """Returns the residual of a column as it is stored in bfloat16: float32 values.
+
+    A value is between two neighbors of this type. It is rounded up, away from zero, if its distance
+    to the lower one and a number in [0, 1) are together at least 1. The distance is in units of the
+    neighbors' own. The numbers follow each other with a step of the golden ratio.
+
+    Args:
+        residual: float32 array, in the order of the column.
+        levels: the column's two levels, float32.
+    """
+    bits = np.asarray(residual, np.float32).view(np.uint32)
+    low, high = np.asarray(levels, np.float32).view(np.uint32).tolist()
+    start = (low * 0x85EBCA6B ^ high * 0xC2B2AE35) % 2**32
+    steps = (start + np.arange(bits.size) * 0x9E3779B9) % 2**32
+    numbers = np.floor(steps / 2**16) / 2**16
+    distances = (bits & 0xFFFF) / 2**16
+    upper = (bits >> 16) + (distances + numbers >= 1)
+    return (upper << 16).astype(np.uint32).view(np.float32)
+
+
 class Quantizer:
     """Error feedback over one flat list of values, cut into columns.
 

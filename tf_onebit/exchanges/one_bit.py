@@ -72,6 +72,11 @@ class OneBit(Adding):
         local_transforms: the same, applied by each worker to its own gradients before they are
             quantized. With transforms of either kind, `tf.IndexedSlices` become dense, and
             gradients that are exchanged in full precision are transformed as well.
+        residual_dtype: "float32", or "bfloat16" for residuals of half the memory. These are
+            rounded up or down so that errors cancel out over time. With a(i) the distance from
+            value i to the next lower bfloat16, in units of their difference, rounding is up if
+            `a(i) + u(i) >= 1`. Here u(i) steps through [0, 1) by the golden ratio, from a start
+            that the levels of the column give. So the same gradients give the same bits.
         moments: "local": each worker averages its own gradients in its optimizer, and sends the
             update of its weights. "after": optimizers average exchanged gradients. See `Exchange`
             for equations and limits. By default "local" where that is possible, and "after" with
@@ -86,7 +91,8 @@ class OneBit(Adding):
     Raises:
         ValueError: if a size is not positive, or sizes contradict each other. If a transform or
             pattern is not one, or there are transforms of gradients where moments are local. If
-            `aggregate_bits` is neither 1 nor 2, or is 2 without error feedback.
+            `aggregate_bits` is neither 1 nor 2, or is 2 without error feedback. If
+            `residual_dtype` is another type.
 
     Example:
         >>> exchange = OneBit(max_column_size=1024)
@@ -111,6 +117,7 @@ class OneBit(Adding):
         local_transforms: Iterable[Transform] = (),
         moments: Moments | None = None,
         aggregate_bits: int | None = None,
+        residual_dtype: Literal["float32", "bfloat16"] = "float32",
     ) -> None:
         super().__init__(bucket_bytes, exclude)
         if levels not in ("mean", "symmetric"):
@@ -129,6 +136,12 @@ class OneBit(Adding):
             raise ValueError(
                 f"min_size must be a number of values, at least 0. Received: min_size={min_size}."
             )
+        if not (isinstance(residual_dtype, str) and residual_dtype in ("float32", "bfloat16")):
+            raise ValueError(
+                'residual_dtype must be "float32" or "bfloat16". Received: '
+                f"residual_dtype={residual_dtype!r}."
+            )
+        self.residual_dtype = residual_dtype
         self._given = {"moments": required_moments(moments), "aggregate_bits": aggregate_bits}
         self.moments = "after" if moments is None and (transforms or local_transforms) else moments
         if aggregate_bits is None:
@@ -178,6 +191,7 @@ class OneBit(Adding):
             "exclude": list(self.exclude),
             "transforms": [serialize(transform) for transform in self.transforms],
             "local_transforms": [serialize(transform) for transform in self.local_transforms],
+            "residual_dtype": self.residual_dtype,
             **self._given,
         }
 
@@ -186,8 +200,10 @@ class OneBit(Adding):
         self._local_layout = self.layout_of(self.specs, 1)
         sizes = self.layout.size, self.layout.shard_sizes[self.rank]
         worker_size, shard_size = sizes if self._quantizer["error_feedback"] else (0, 0)
-        self.worker_residual = tf.Variable(tf.zeros([worker_size]), trainable=False)
-        self.shard_residual = tf.Variable(tf.zeros([shard_size]), trainable=False)
+        self.worker_residual, self.shard_residual = (
+            tf.Variable(tf.zeros([size], self.residual_dtype), trainable=False)
+            for size in (worker_size, shard_size)
+        )
         self._sum_of_squares = tf.Variable(0.0, trainable=False)
         self._scales: ValueScales | None = None
         if self.moments == "local" and self.layout.size:
@@ -311,8 +327,8 @@ class OneBit(Adding):
 
     def state(self) -> State:
         state = {
-            "worker_residual": self.worker_residual.numpy(),
-            "shard_residual": self.shard_residual.numpy(),
+            "worker_residual": self.worker_residual.numpy().astype(np.float32),
+            "shard_residual": self.shard_residual.numpy().astype(np.float32),
         }
         state |= state_of_transforms(self._all_transforms)
         return state if self._scales is None else state | self._scales.state()
@@ -324,8 +340,7 @@ class OneBit(Adding):
             self._scales.load_state(states[self.rank if is_alike else 0])
         if len(states) == self.world_size:
             mine = states[self.rank]
-            self.worker_residual.assign(ratio * mine["worker_residual"])
-            self.shard_residual.assign(ratio * mine["shard_residual"])
+            self._assign_residuals(ratio * mine["worker_residual"], ratio * mine["shard_residual"])
             load_transforms(self._all_transforms, lambda name, of_shard: mine[name], ratio)
             return
         require_dividable(self.transforms, self.local_transforms, len(states), self.world_size)
@@ -337,8 +352,15 @@ class OneBit(Adding):
         if not self._quantizer["error_feedback"] or not states[0]["worker_residual"].size:
             return
         unsent = np.sum([state["worker_residual"] for state in states], axis=0, dtype=np.float64)
-        self.worker_residual.assign(ratio * unsent / self.world_size)
-        self.shard_residual.assign(ratio * self._shard_of(states, "shard_residual"))
+        self._assign_residuals(
+            ratio * unsent / self.world_size, ratio * self._shard_of(states, "shard_residual")
+        )
+
+    def _assign_residuals(
+        self, worker_residual: npt.NDArray[Any] | np.float64, shard_residual: npt.NDArray[Any]
+    ) -> None:
+        self.worker_residual.assign(tf.cast(worker_residual, self.residual_dtype))
+        self.shard_residual.assign(tf.cast(shard_residual, self.residual_dtype))
 
     def _shard_of(self, states: Sequence[State], name: str) -> npt.NDArray[Any]:
         """Returns this worker's shard of the concatenated shards of an earlier run."""

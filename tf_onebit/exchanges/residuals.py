@@ -11,14 +11,14 @@ def runs_of(
     """Splits a residual into runs. Returns a list of (name, float32 tensor).
 
     Args:
-        residual: float32 vector or variable.
+        residual: vector or variable, of any type of floats.
         runs: list of (name, number of values).
     """
     sizes = [size for _, size in runs]
     if not sizes:
         return []
     # A split along the only axis makes views, and copies nothing.
-    parts = tf.split(residual[: sum(sizes)], sizes)
+    parts = tf.split(tf.cast(residual, tf.float32)[: sum(sizes)], sizes)
     return [(name, part) for (name, _), part in zip(runs, parts, strict=True)]
 
 

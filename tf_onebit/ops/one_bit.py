@@ -34,7 +34,8 @@ def one_bit_encode(
 
     Args:
         gradients: list of tensors, all float32, float16 or bfloat16, sizes as in `layout`.
-        residual: float32 variable `[layout.size]`. Updated in place.
+        residual: float32 variable `[layout.size]`, or a bfloat16 one, which is rounded up or down
+            so that errors cancel out over time. Updated in place.
         layout: `tf_onebit._layout.Layout`.
         levels: "mean" or "symmetric".
         error_feedback: if False, the residual is neither read nor written.
@@ -125,7 +126,7 @@ def one_bit_encode_shard(
 
     Args:
         aggregate: float32 `[layout.shard_sizes[rank]]`.
-        residual: float32 variable of the same size. Updated in place.
+        residual: variable of the same size, of the types of `one_bit_encode`. Updated in place.
         layout, levels, error_feedback, dtype: as in `one_bit_encode`.
         rank: the owner of the shard.
         bits: 1 or 2. Two need error feedback.

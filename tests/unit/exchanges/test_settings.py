@@ -30,7 +30,7 @@ EXCHANGES = {
         local_transforms=[NormalizedAdaGrad(1000, 8, epsilon=0.1), Momentum(0.5, nesterov=True)],
     ),
     "one_bit_by_default": OneBit(),
-    "one_bit_of_updates": OneBit(moments="local", aggregate_bits=1),
+    "one_bit_of_updates": OneBit(moments="local", aggregate_bits=1, residual_dtype="bfloat16"),
     "threshold": Threshold(
         tau=0.5, coding="golomb_rice", bucket_bytes=11, exclude=["a", "b$"], moments="local"
     ),

@@ -52,7 +52,7 @@ def test_encode_refuses_a_residual_of_another_size(size):
 
 
 def test_encode_refuses_a_residual_of_another_type():
-    with refuses("residual must be a float32 variable. Received: dtype=double"):
+    with refuses("residual must be a float32 or bfloat16 variable. Received: dtype=double"):
         ops.one_bit_encode(gradients(), variable(64, tf.float64), LAYOUT)
 
 
