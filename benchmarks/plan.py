@@ -8,7 +8,7 @@ as many. Then it measures the simulation of a step of 1,000 workers that are all
 Workers in network namespaces with shaped links, each pinned to a core (four share two cores), first
 plan together. Then they train the DNN 429 - 7x2048 - 9304 (45M parameters), over Horovod or in a
 strategy, with 64 samples each. They do so in full precision, with 1-bit and with threshold-sparse
-gradients, and in blocks. Each worker has one intra-op thread and two inter-op threads.
+gradients, and with SGD in blocks. Each worker has one intra-op thread and two inter-op threads.
 """
 
 import argparse
@@ -42,8 +42,9 @@ class Row(NamedTuple):
     options: tuple
 
 
-def rows(steps, engine):
+def rows(steps, engine, optimizer):
     step = ("--engine", engine, "--inter-op-threads", "2", "--steps", str(steps))
+    step += ("--optimizer", optimizer)
     blocks = ("--optimizer", "SGD", "--exchange", "1-bit", "--sync-period", str(SYNC_PERIOD))
     density = ("--target-density", "0.001", "--warm-up-steps", str(THRESHOLD_WARM_UP_STEPS))
     gradients = [
@@ -51,7 +52,8 @@ def rows(steps, engine):
         Row("1-bit", "step_worker.py", (*step, "--exchange", "one_bit")),
         Row("threshold", "step_worker.py", (*step, "--exchange", "threshold", *density)),
     ]
-    if engine != "horovod":  # blocks differ little between engines, so they are measured over one
+    # Blocks differ little between engines. Those of other optimizers have moments of their own.
+    if engine != "horovod" or optimizer != "SGD":
         return gradients
     blocks += ("--blocks", "1", "--turns", "2")
     return [*gradients, Row(f"blocks of {SYNC_PERIOD}, 1-bit", "block_worker.py", blocks)]
@@ -74,7 +76,10 @@ def measure(workers, rate, arguments):
         planned = run_workers(
             network,
             DIRECTORY / "plan_worker.py",
-            ["--engine", arguments.engine, "--sync-period", str(SYNC_PERIOD)],
+            [
+                *("--engine", arguments.engine, "--optimizer", arguments.optimizer),
+                *("--sync-period", str(SYNC_PERIOD)),
+            ],
         )[0]
         predictions = {
             prediction["method"]: prediction
@@ -82,7 +87,7 @@ def measure(workers, rate, arguments):
             if prediction["workers"] == workers
         }
         measured = []
-        for row in rows(arguments.steps, arguments.engine):
+        for row in rows(arguments.steps, arguments.engine, arguments.optimizer):
             if arguments.method and row.method not in arguments.method:
                 continue
             seconds = step_seconds(row, network)
@@ -117,6 +122,7 @@ def main():
         "--rate", type=rate_argument, nargs="+", default=["100mbit", "1gbit", "none"]
     )
     parser.add_argument("--engine", choices=["horovod", "tensorflow"], default="horovod")
+    parser.add_argument("--optimizer", choices=["SGD", "momentum", "Adam"], default="SGD")
     parser.add_argument("--workers", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--method", nargs="+", help="only these")
     parser.add_argument("--steps", type=int, default=5, help="that are timed, per method")

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Literal, Protocol, TypeAlias
 
+from tf_onebit._layout import CODES_PER_WORD
 from tf_onebit.exchanges.gradients import GradientSpec
 
 Moments: TypeAlias = Literal["local", "after"]
@@ -46,6 +47,32 @@ def require_patterns(exclude: Iterable[str]) -> None:
                 f"exclude must be a list of regular expressions. Received: {pattern!r} in "
                 f"exclude={list(exclude)!r}: {error}."
             ) from error
+
+
+def require_one_of(name: str, value: object, choices: Sequence[str]) -> None:
+    """Raises ValueError unless the argument `name` is one of some strings."""
+    # A TensorFlow dtype equals the string of its name.
+    if not (isinstance(value, str) and value in choices):
+        expected = " or ".join(f'"{choice}"' for choice in choices)
+        raise ValueError(f"{name} must be {expected}. Received: {name}={value!r}.")
+
+
+def require_column_sizes(min_column_size: int, max_column_size: int, min_size: int) -> None:
+    """Raises ValueError unless these arguments of `OneBit` fit each other."""
+    if max_column_size < CODES_PER_WORD or max_column_size % CODES_PER_WORD:
+        raise ValueError(
+            f"max_column_size must be a positive multiple of {CODES_PER_WORD}, because codes "
+            f"are sent in words. Received: max_column_size={max_column_size}."
+        )
+    if not 1 <= min_column_size <= max_column_size:
+        raise ValueError(
+            "min_column_size must be from 1 to max_column_size. Received: "
+            f"min_column_size={min_column_size}, max_column_size={max_column_size}."
+        )
+    if min_size < 0:
+        raise ValueError(
+            f"min_size must be a number of values, at least 0. Received: min_size={min_size}."
+        )
 
 
 def required_moments(moments: Moments | None) -> Moments | None:

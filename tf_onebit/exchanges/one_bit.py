@@ -9,10 +9,15 @@ import tensorflow as tf
 
 from tf_onebit import ops
 from tf_onebit._configurable import deserialize, serialize
-from tf_onebit._layout import CODES_PER_WORD, WORD_BYTES, Layout, column_cut, plain_cut
+from tf_onebit._layout import WORD_BYTES, Layout, column_cut, plain_cut
 from tf_onebit.collectives.requests import AllGather, AllToAll, Cond, Exchanging
 from tf_onebit.exchanges.adding import Adding
-from tf_onebit.exchanges.arguments import Moments, required_moments
+from tf_onebit.exchanges.arguments import (
+    Moments,
+    require_column_sizes,
+    require_one_of,
+    required_moments,
+)
 from tf_onebit.exchanges.base import WIRE_DTYPE, Exchange, integers
 from tf_onebit.exchanges.gradients import Gradient, GradientSpec
 from tf_onebit.exchanges.residuals import runs_of
@@ -120,27 +125,9 @@ class OneBit(Adding):
         residual_dtype: Literal["float32", "bfloat16"] = "float32",
     ) -> None:
         super().__init__(bucket_bytes, exclude)
-        if levels not in ("mean", "symmetric"):
-            raise ValueError(f'levels must be "mean" or "symmetric". Received: levels={levels!r}.')
-        if max_column_size < CODES_PER_WORD or max_column_size % CODES_PER_WORD:
-            raise ValueError(
-                f"max_column_size must be a positive multiple of {CODES_PER_WORD}, because codes "
-                f"are sent in words. Received: max_column_size={max_column_size}."
-            )
-        if not 1 <= min_column_size <= max_column_size:
-            raise ValueError(
-                "min_column_size must be from 1 to max_column_size. Received: "
-                f"min_column_size={min_column_size}, max_column_size={max_column_size}."
-            )
-        if min_size < 0:
-            raise ValueError(
-                f"min_size must be a number of values, at least 0. Received: min_size={min_size}."
-            )
-        if not (isinstance(residual_dtype, str) and residual_dtype in ("float32", "bfloat16")):
-            raise ValueError(
-                'residual_dtype must be "float32" or "bfloat16". Received: '
-                f"residual_dtype={residual_dtype!r}."
-            )
+        require_one_of("levels", levels, ("mean", "symmetric"))
+        require_one_of("residual_dtype", residual_dtype, ("float32", "bfloat16"))
+        require_column_sizes(min_column_size, max_column_size, min_size)
         self.residual_dtype = residual_dtype
         self._given = {"moments": required_moments(moments), "aggregate_bits": aggregate_bits}
         self.moments = "after" if moments is None and (transforms or local_transforms) else moments
