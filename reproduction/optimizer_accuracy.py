@@ -141,7 +141,7 @@ def report(optimizer, rows, seeds):
             [
                 name,
                 f"{rate}{' (edge)' if is_edge else ''}",
-                f"{best[0]['bytes']:,.0f}",
+                f"{np.median([run['bytes'] for run in best]):,.0f}",
                 f"{np.mean([run['loss'] for run in best]):.4f}",
                 f"{np.mean([run['accuracy'] for run in best]):.2f}",
                 f"{points[0]:+.2f} +- {points[1]:.2f}",

@@ -45,7 +45,7 @@ __global__ __launch_bounds__(kThreads) void EncodeLongColumns(
   const int64_t count = target.count;
   int row = 0;
   const auto corrected = [&](int64_t i) {
-    // Later rows quantize the residual alone.
+    // Later rows quantize the residual alone. Not 0.0, which would turn -0.0 into another one.
     const float value = row > 0 ? -0.0f : target.values.At(i);
     return target.residual == nullptr ? value : value + ToFloat(target.residual[i]);
   };

@@ -170,7 +170,9 @@ class MomentsOp : public OpKernel {
   static absl::Status GetFactor(OpKernelContext* context, const float** factor) {
     const Tensor& input = context->input(context->num_inputs() - 1);
     *factor = Floats(input);
-    return CheckSize("factor", input.NumElements(), 1);
+    if (input.NumElements() == 1) return absl::OkStatus();
+    return errors::InvalidArgument("factor must be a scalar. Received: shape=",
+                                   input.shape().DebugString(), ".");
   }
 };
 
@@ -207,8 +209,10 @@ template <typename Device>
 class AdamOp : public MomentsOp {
  public:
   explicit AdamOp(OpKernelConstruction* context) : MomentsOp(context) {
-    OP_REQUIRES_OK(context, GetShare(context, "share_of_gradient", &rule_.share_of_gradient));
-    OP_REQUIRES_OK(context, GetShare(context, "share_of_square", &rule_.share_of_square));
+    OP_REQUIRES_OK(context, GetShare(context, "share_of_gradient", "beta_1",
+                                     &rule_.share_of_gradient));
+    OP_REQUIRES_OK(context, GetShare(context, "share_of_square", "beta_2",
+                                     &rule_.share_of_square));
     OP_REQUIRES_OK(context, context->GetAttr("epsilon", &rule_.epsilon));
     OP_REQUIRES(context, rule_.epsilon >= 0 && IsFinite(rule_.epsilon),
                 errors::InvalidArgument("epsilon must be at least 0. Received: epsilon=",
@@ -230,11 +234,13 @@ class AdamOp : public MomentsOp {
   }
 
  private:
-  static absl::Status GetShare(OpKernelConstruction* context, const char* name, float* share) {
+  // A share is what Adam's `decay` leaves to the new value.
+  static absl::Status GetShare(OpKernelConstruction* context, const char* name, const char* decay,
+                               float* share) {
     TF_RETURN_IF_ERROR(context->GetAttr(name, share));
     if (*share >= 0 && *share <= 1) return absl::OkStatus();
-    return errors::InvalidArgument(name, " must be from 0 to 1. Received: ", name, "=", *share,
-                                   ".");
+    return errors::InvalidArgument(decay, " must be from 0 to 1. Received: 1 - ", decay, "=",
+                                   *share, ".");
   }
 
   AdamRule rule_;

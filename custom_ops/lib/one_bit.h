@@ -55,8 +55,8 @@ TF_ONEBIT_HOST_DEVICE float NewResidual(float corrected, float level) { return c
 // its residual would be lost in every step. So they are rounded up or down: the nearer a value is to
 // one of its neighbors, the more often to this. Errors then cancel out over time.
 //
-// What decides is a sequence that fills [0, 1) evenly, with a step of the golden ratio. It begins
-// anywhere: the bits of a column's levels change in every step.
+// What decides is a sequence that fills [0, 1) evenly, with a step of the golden ratio. Where it
+// begins depends on the bits of a column's levels, which change in nearly every step of training.
 struct Dither {
   static constexpr uint32_t kStep = 0x9E3779B9u;
   static constexpr uint32_t kKept = 0xFFFF0000u;  // the bits of a float that bfloat16 has

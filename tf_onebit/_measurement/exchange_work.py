@@ -32,7 +32,8 @@ def measure_exchange(exchange, specs, world_size, rows=None, runs=_RUNS, adds=Fa
         world_size: number of workers. Only this one runs, and receives its own messages.
         rows: list with the number of rows of each sparse gradient. Default: one row.
         runs: number of timed runs of each bucket; their median counts.
-        adds: whether what is exchanged is added to weights, too, except for sparse gradients.
+        adds: whether what is exchanged is added to weights, too, except in buckets with sparse
+            gradients.
 
     Returns:
         List of `planner.Bucket`, in the order in which a backward pass computes their gradients.
@@ -116,7 +117,9 @@ def with_block_work(buckets, seconds_per_value):
 
 def _measured(specs, rows, exchange, runs, adds):
     kinds, beside = [], []
-    weights = [tf.Variable(tf.zeros(s.shape, s.dtype)) for s in specs if adds and not s.sparse]
+    # An update by a sparse gradient is not an addition. A user's exchange may take both kinds.
+    adds = adds and not any(spec.sparse for spec in specs)
+    weights = [tf.Variable(tf.zeros(spec.shape, spec.dtype)) for spec in specs if adds]
 
     def gradients(sign):
         return [_random_gradient(*pair, sign) for pair in zip(specs, rows, strict=True)]

@@ -66,7 +66,7 @@ def notes_on(method, model):
     if checks_gradients_first(model.optimizer) and exchanges_gradients:
         notes.append(
             "Gradients are checked before they are exchanged, because the loss is scaled or "
-            'on_nonfinite="skip" is set. So no exchange overlaps with computation.'
+            'on_nonfinite="skip" is set. So no exchange overlaps with the backward pass.'
         )
     if inner.gradient_accumulation_steps:
         notes.append(

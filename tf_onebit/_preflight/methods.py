@@ -159,7 +159,7 @@ class Exchanges:
             end = ends[candidate.exchange.compresses] if candidate.name in _IN_BLOCKS else None
             if end is None:
                 continue
-            # Embeddings send all rows, not only a step's.
+            # Embeddings send all rows, not only a step's. Blocks add nothing while they decode.
             as_in_steps = candidate.in_steps is candidate.exchange and not candidate.adds
             if end.weights != self._specs or not as_in_steps:
                 buckets = self._buckets(candidate.exchange, end.weights)

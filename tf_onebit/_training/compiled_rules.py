@@ -4,7 +4,10 @@ Keras moves moments and computes an update in about ten ops, each of which passe
 one pass does it, in the memory of the gradient.
 """
 
+import numbers
+
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tf_onebit import ops
@@ -30,14 +33,24 @@ def compiled_update(optimizer, gradient, variable, learning_rate):
     Returns:
         float32 tensor like the gradient. None if there is no op for this optimizer or variable.
     """
-    if variable.dtype != tf.float32:
+    rule = _rule_of(optimizer)
+    if rule is None or variable.dtype != tf.float32:
         return None
-    gradient = tf.cast(gradient, tf.float32)
-    rule, learning_rate = update_rule_of(optimizer), tf.cast(learning_rate, tf.float32)
-    if rule is keras.optimizers.SGD.update_step and 0 < optimizer.momentum < 1:
-        return _momentum(optimizer, gradient, variable, learning_rate)
-    if rule is keras.optimizers.Adam.update_step and not optimizer.amsgrad:
-        return _adam(optimizer, gradient, variable, learning_rate)
+    gradient, learning_rate = (tf.cast(t, tf.float32) for t in (gradient, learning_rate))
+    return rule(optimizer, gradient, variable, learning_rate)
+
+
+def _rule_of(optimizer):
+    """Returns the function that stands for an optimizer's update rule, or None."""
+    rule = update_rule_of(optimizer)
+    if rule is keras.optimizers.SGD.update_step:
+        # Some momenta below 1 are 1 in float32.
+        return _momentum if 0 < np.float32(optimizer.momentum) < 1 else None
+    if rule is keras.optimizers.Adam.update_step:
+        # A program may have made them variables, which change during training.
+        settings = optimizer.beta_1, optimizer.beta_2, optimizer.epsilon
+        are_numbers = all(isinstance(setting, numbers.Real) for setting in settings)
+        return _adam if are_numbers and not optimizer.amsgrad else None
     return None
 
 

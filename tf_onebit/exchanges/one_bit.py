@@ -78,8 +78,9 @@ class OneBit(Adding):
             quantized. With transforms of either kind, `tf.IndexedSlices` become dense, and
             gradients that are exchanged in full precision are transformed as well.
         residual_dtype: "float32", or "bfloat16" for residuals of half the memory. These are
-            rounded up or down so that errors cancel out over time. With a(i) the distance from
-            value i to the next lower bfloat16, in units of their difference, rounding is up if
+            rounded up or down so that errors cancel out over time. Value i of a column is between
+            two neighbors of this type. Let a(i) be its distance to the one that is nearer to zero,
+            in units of the distance between both. It is rounded to the other one if
             `a(i) + u(i) >= 1`. Here u(i) steps through [0, 1) by the golden ratio, from a start
             that the levels of the column give. So the same gradients give the same bits.
         moments: "local": each worker averages its own gradients in its optimizer, and sends the
@@ -314,8 +315,8 @@ class OneBit(Adding):
 
     def state(self) -> State:
         state = {
-            "worker_residual": self.worker_residual.numpy().astype(np.float32),
-            "shard_residual": self.shard_residual.numpy().astype(np.float32),
+            "worker_residual": self.worker_residual.numpy().astype(np.float32, copy=False),
+            "shard_residual": self.shard_residual.numpy().astype(np.float32, copy=False),
         }
         state |= state_of_transforms(self._all_transforms)
         return state if self._scales is None else state | self._scales.state()

@@ -17,7 +17,7 @@ def runs_of(
     sizes = [size for _, size in runs]
     if not sizes:
         return []
-    # A split along the only axis makes views, and copies nothing.
+    # A split along the only axis makes views, and a float32 residual is not copied.
     parts = tf.split(tf.cast(residual, tf.float32)[: sum(sizes)], sizes)
     return [(name, part) for (name, _), part in zip(runs, parts, strict=True)]
 

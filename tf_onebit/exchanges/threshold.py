@@ -13,7 +13,7 @@ from tf_onebit import ops
 from tf_onebit.collectives.requests import AllGather, Exchanging
 from tf_onebit.exchanges.adaptive_threshold import Tau
 from tf_onebit.exchanges.adding import Adding
-from tf_onebit.exchanges.arguments import Moments, required_moments
+from tf_onebit.exchanges.arguments import Moments, require_one_of, required_moments
 from tf_onebit.exchanges.base import WIRE_DTYPE, integers
 from tf_onebit.exchanges.gradients import Gradient, GradientSpec
 from tf_onebit.exchanges.message_capacity import Capacity
@@ -118,8 +118,7 @@ class Threshold(Adding):
                 "target_density must be a fraction of all values, between 0 and 1. Received: "
                 f"target_density={target_density!r}. Use 0.001 to send one value in 1000."
             )
-        if coding not in CODINGS:
-            raise ValueError(f"coding must be one of {CODINGS}. Received: coding={coding!r}.")
+        require_one_of("coding", coding, CODINGS)
         self._given_moments = required_moments(moments)
         self.moments = "after" if moments is None and tau is not None else moments
         self.tau = None if tau is None else float(tau)

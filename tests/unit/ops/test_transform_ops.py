@@ -235,8 +235,8 @@ def test_a_momentum_that_is_none_is_refused(momentum):
 @pytest.mark.parametrize(
     "settings, told",
     [
-        ({"beta_1": 1.5}, "share_of_gradient must be from 0 to 1. Received: .*=-0.5"),
-        ({"beta_2": -0.5}, "share_of_square must be from 0 to 1. Received: .*=1.5"),
+        ({"beta_1": 1.5}, "beta_1 must be from 0 to 1. Received: 1 - beta_1=-0.5"),
+        ({"beta_2": -0.5}, "beta_2 must be from 0 to 1. Received: 1 - beta_2=1.5"),
         ({"epsilon": -1.0}, "epsilon must be at least 0. Received: epsilon=-1"),
         ({"epsilon": np.nan}, "epsilon must be at least 0. Received: epsilon=nan"),
     ],
@@ -253,7 +253,7 @@ def test_one_variable_cannot_be_both_averages():
 
 
 def test_several_factors_are_refused():
-    with refuses("factor must have 1 values.*Received: 2 values"):
+    with refuses(r"factor must be a scalar. Received: shape=\[2\]"):
         ops.momentum(tf.ones([1]), variable(1), 0.5, factor=[1.0, 2.0])
-    with refuses("factor must have 1 values.*Received: 2 values"):
+    with refuses(r"factor must be a scalar. Received: shape=\[2\]"):
         ops.adam(tf.ones([1]), variable(1), variable(1), [1.0, 2.0])

@@ -231,6 +231,23 @@ def test_what_is_added_to_weights_is_not_decoded_apart(exchange_class):
     assert added.work_seconds > 0
 
 
+class TakingAll(FullPrecision):
+    """An exchange of a user, which makes sparse gradients dense."""
+
+    takes_sparse = True
+
+    def encode(self, gradients):
+        return super().encode([tf.convert_to_tensor(gradient) for gradient in gradients])
+
+    def deliver(self, message, like, scale):
+        return super().deliver(message, [tf.convert_to_tensor(g) for g in like], scale)
+
+
+def test_nothing_is_added_in_a_bucket_with_sparse_gradients():
+    (bucket,) = measure_exchange(TakingAll(), SPECS, 2, adds=True)
+    assert bucket.size == sum(spec.size for spec in SPECS)
+
+
 def test_what_an_exchange_cannot_add_is_added_after_it(monkeypatch):
     added = []
     assign_add = type(tf.Variable(0.0)).assign_add

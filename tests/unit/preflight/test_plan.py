@@ -257,7 +257,7 @@ def test_says_what_stands_in_the_way_of_an_exchange():
     assert "Compile the model with jit_compile=False" in sentence
     scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))
     (sentence,) = notes_with(scaled, ONE_BIT)
-    assert "no exchange overlaps with computation" in sentence
+    assert "no exchange overlaps with the backward pass" in sentence
     # Workers in blocks exchange nothing that XLA would have to compile, or that must be checked.
     assert notes_with(tf_onebit.optimizers.Adam(), jit_compile=True) == []
     assert notes_with(keras.optimizers.LossScaleOptimizer(tf_onebit.optimizers.Adam())) == []

@@ -36,6 +36,7 @@ OTHERS = {
     "another_update": (Halved, {}),
     "amsgrad": (keras.optimizers.Adam, {"amsgrad": True}),
     "endless_momentum": (keras.optimizers.SGD, {"momentum": 1.0}),
+    "one_in_float32": (keras.optimizers.SGD, {"momentum": 1 - 1e-9}),
     "nadam": (keras.optimizers.Nadam, {}),
     "our_nadam": (tf_onebit.optimizers.Nadam, {}),
     "rectified_adam": (tf_onebit.optimizers.RectifiedAdam, {}),
@@ -120,6 +121,17 @@ def test_keras_computes_the_updates_of_other_optimizers(rng, name):
     step_locally(optimizer, variables, gradients)
     for expected, variable in zip(plain_variables, variables, strict=True):
         np.testing.assert_allclose(variable, expected, rtol=1e-6)
+
+
+def test_keras_computes_updates_with_a_decay_that_changes():
+    optimizer, (variable,) = built(keras.optimizers.Adam, {}, [np.ones(5, np.float32)])
+    optimizer.beta_1 = tf.Variable(0.9)
+
+    def update(gradient):
+        assert compiled_update(optimizer, gradient, variable.value, 0.1) is None
+        optimizer.apply([gradient], [variable])
+
+    tf.function(update)(tf.ones([5]))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
