@@ -8,7 +8,6 @@ import tensorflow as tf
 from tf_onebit._framework_internals.keras_optimizers import (
     plain_update_step,
     update_rule_of,
-    velocity_for,
 )
 from tf_onebit._training.branches import choose
 from tf_onebit._training.compiled_rules import compiled_update
@@ -124,10 +123,6 @@ class LocalUpdates:
     def _on_this_replica(self, kept):
         """Returns this replica's tensors, of a list of tuples with those of all replicas."""
         return [tensors[0] for tensors in kept]
-
-    def velocity_of(self, variable):
-        """Returns the velocity of a trained variable, or None if the optimizer has no momentum."""
-        return velocity_for(self, variable)
 
     def add_updates(self, updates, variables, learning_rate):
         """Adds updates to variables, and makes those of sparse gradients.

@@ -5,7 +5,7 @@ import functools
 
 import tensorflow as tf
 
-from tf_onebit._framework_internals.keras_optimizers import mix_in
+from tf_onebit._framework_internals.keras_optimizers import mix_in, velocity_for
 from tf_onebit._framework_internals.tf_variables import assign_all, copies_of
 from tf_onebit._training.adds_exchanged import AddsExchanged, is_plain_descent
 from tf_onebit._training.group_gradients import clipped_by_whole
@@ -79,7 +79,7 @@ class Distributed:
             return
         if self.gradient_exchange.exchanges_updates:
             mix_in(self, self.of_updates)
-            self.gradient_exchange.clear_where_sent(self.velocity_of)
+            self.gradient_exchange.clear_where_sent(functools.partial(velocity_for, self))
         elif self._adds_gradients():
             mix_in(self, self.of_gradients)
 
