@@ -33,8 +33,8 @@ def test_links_are_measured_between_the_workers(engine, tmp_path):
         link = content["links"][kind]
         assert 1e-5 < link["latency_seconds"] < 1
         assert 1e6 < link["bytes_per_second"] < 1e12
-        assert 0 < link["work_seconds_per_byte"] < 1e-6
-        assert 0 < link["work_seconds"] < 1
+        assert 0 <= link["work_seconds_per_byte"] < 1e-6
+        assert 0 <= link["work_seconds"] < 1
     assert {p["workers"] for p in content["predictions"]} == {2, 4}
     pairs = [p for p in content["predictions"] if p["members"] == 2]
     assert {p["workers"] for p in pairs} == ({2, 4} if engine == "horovod" else set())

@@ -1,8 +1,6 @@
-"""Links: latency, bandwidth and processor time of messages between workers."""
+"""Links: latency, bandwidth, and the computing time that messages take from workers."""
 
-import hashlib
-import os
-import socket
+import math
 import time
 
 import numpy as np
@@ -26,8 +24,10 @@ _MOST_BYTES = 64 * 2**20
 _LEAST_SECONDS = 0.15
 # A lost packet costs a message of 0.15 s half of its time. Enough runs keep it out of the median.
 _LATENCY_RUNS, _RUNS = 20, 5
-# One bit per core, and 32 bits in each number, which a float64 holds exactly.
-_CORE_WORDS = 64
+# Computation beside a collective lasts longer than the collective, by this factor.
+_LONGER = 1.5
+_MATRIX_SIZE, _TRIAL_PRODUCTS = 256, 20
+_NUMBER = tf.TensorSpec([], tf.int32)
 
 _REQUESTS = {
     "all_to_all": lambda tensors, name: AllToAll(tensors[0], name),
@@ -53,14 +53,12 @@ class Links:
 
     Args:
         engine: `Engine` of one worker in this process.
-        crowding: what `workers_per_core` returns. Default: as these workers tell.
     """
 
-    def __init__(self, engine, crowding=None):
+    def __init__(self, engine):
         self.world_size = engine.world_size
         self.rank = engine.ranks[0]
         self._engine = engine
-        self._crowding = crowding
         self._functions = {}
 
     def divided(self, members):
@@ -72,8 +70,7 @@ class Links:
         Returns:
             Two `Links`: of the group of this worker, and of the workers at its place in all groups.
         """
-        crowding = self.workers_per_core()  # workers of other groups share cores, too
-        return [Links(engine, crowding) for engine in self._engine.divided(members)]
+        return [Links(engine) for engine in self._engine.divided(members)]
 
     def all(self, values):
         """Gathers numbers of all workers: array `[world_size, len(values)]`."""
@@ -90,68 +87,80 @@ class Links:
         """Returns at about the same time on all workers."""
         self.all([0])
 
-    def workers_per_core(self):
-        """Returns the number of workers per core that this one may use: 1 / n for n own cores."""
-        mine = os.sched_getaffinity(0)
-        # A hash of the whole name, with as many bits as a float64 holds exactly.
-        host = int.from_bytes(hashlib.sha256(socket.gethostname().encode()).digest()[:6], "big")
-        sets = self.all([host, *_as_words(mine)])
-        shares = [
-            len(mine & (cores := _from_words(row[1:]))) / len(cores)
-            for row in sets
-            if row[0] == host
-        ]
-        return sum(shares) / len(mine)
-
     def measure(self):
         """Measures the collectives of this job. Returns a dictionary from kinds to `Link`."""
-        crowding = self.workers_per_core() if self._crowding is None else self._crowding
-        return {kind: self._measure(kind, crowding) for kind in _REQUESTS}
+        product_seconds = self._median(lambda: _compute(_TRIAL_PRODUCTS), _RUNS) / _TRIAL_PRODUCTS
+        return {kind: self._measure(kind, product_seconds) for kind in _REQUESTS}
 
-    def _measure(self, kind, crowding):
-        latency, least_work = self._seconds(kind, 0, _LATENCY_RUNS)
+    def _measure(self, kind, product_seconds):
+        def seconds_of(sent_bytes, runs):
+            collective = self._collective(kind, sent_bytes)
+            return self._median(lambda: collective(0), runs)
+
+        latency, least_bytes = seconds_of(0, _LATENCY_RUNS), 0
         sent_bytes, seconds = _FIRST_BYTES, 0.0
         while seconds < _LEAST_SECONDS and sent_bytes < _MOST_BYTES:
             sent_bytes *= 2 if seconds > _LEAST_SECONDS / 2 else 4
-            seconds, _ = self._seconds(kind, sent_bytes, 1)
+            seconds = seconds_of(sent_bytes, 1)
         # The rate comes from two sizes, because the first bytes after a pause pass at any rate.
-        short, _ = self._seconds(kind, sent_bytes // 4, _RUNS)
-        long, work = self._seconds(kind, sent_bytes, _RUNS)
-        rate = (
-            (sent_bytes - sent_bytes // 4) / (long - short) if long > short else sent_bytes / long
-        )
+        short_bytes = sent_bytes // 4
+        short, long = seconds_of(short_bytes, _RUNS), seconds_of(sent_bytes, _RUNS)
+        rate = (sent_bytes - short_bytes) / (long - short) if long > short else sent_bytes / long
+        least = latency
         if kind == "all_reduce":
             least_bytes = all_reduce_bytes(FLOAT_BYTES * _LEAST_SUM, self.world_size)
-            seconds, least_work = self._seconds(kind, least_bytes, _LATENCY_RUNS)
-            latency = max(latency, seconds - least_bytes / rate)
-        work_per_byte = max(0.0, work - least_work) / sent_bytes
-        return Link(latency, rate, crowding * work_per_byte, crowding * least_work)
+            least = seconds_of(least_bytes, _LATENCY_RUNS)
+            latency = max(latency, least - least_bytes / rate)
 
-    def _seconds(self, kind, sent_bytes, runs):
-        """Returns the median time of a collective, and the median processor time of a worker."""
-        function = self._function(kind, sent_bytes)
-        times = []
+        def work_beside(sent_bytes, seconds, runs):
+            products = math.ceil(_LONGER * seconds / product_seconds)
+            return self._work(self._collective(kind, sent_bytes), products, runs)
+
+        least_work = work_beside(least_bytes, least, _LATENCY_RUNS)
+        work = work_beside(short_bytes, short, _RUNS)
+        return Link(latency, rate, max(0.0, work - least_work) / short_bytes, least_work)
+
+    def _work(self, collective, products, runs):
+        """Returns the time by which a collective delays a computation: median of the runs.
+
+        All workers compute at once. So where they share cores, each collective takes from the
+        computation of all. Processor time would not tell: workers that wait use it, too.
+        """
+        delays = []
         for _ in range(1 + runs):
-            self.wait_for_all()
-            start, work = time.perf_counter(), time.process_time()
-            function()
-            times.append((time.perf_counter() - start, time.process_time() - work))
-        return self.slowest(*np.median(times[1:], axis=0))
+            alone = self._seconds(lambda: _compute(products))
+            delays.append(self._seconds(lambda: collective(products)) - alone)
+        (delay,) = self.slowest(np.median(delays[1:]))
+        return max(0.0, delay)
 
-    def _function(self, kind, sent_bytes):
+    def _median(self, run, runs):
+        """Returns the median time of a call on the slowest worker."""
+        times = [self._seconds(run) for _ in range(1 + runs)]
+        return self.slowest(np.median(times[1:]))[0]
+
+    def _seconds(self, run):
+        self.wait_for_all()
+        start = time.perf_counter()
+        run()
+        return time.perf_counter() - start
+
+    def _collective(self, kind, sent_bytes):
+        """Returns a function that sends `sent_bytes` bytes beside a number of matrix products."""
         # A name of a collective has one shape only.
         name = f"tf_onebit/_measurement/{kind}_{sent_bytes}"
 
-        def run(*tensors):
+        def run(products, *tensors):
             (answer,) = self._engine.run([one_request(_REQUESTS[kind](list(tensors), name))])
-            return tf.nest.flatten(answer)
+            return _product(products), *tf.nest.flatten(answer)
 
         tensors = [tf.zeros(shape) for shape in self._shapes(kind, sent_bytes)]
         if name not in self._functions:
-            specs = [tf.TensorSpec(tensor.shape) for tensor in tensors]
+            specs = [_NUMBER, *(tf.TensorSpec(tensor.shape) for tensor in tensors)]
             self._functions[name] = tf.function(run, autograph=False).get_concrete_function(*specs)
         function = self._functions[name]
-        return lambda: [answer[..., :1].numpy() for answer in function(*tensors)]
+        return lambda products: [
+            answer[..., :1].numpy() for answer in function(tf.constant(products), *tensors)
+        ]
 
     def _shapes(self, kind, sent_bytes):
         """Returns the shapes of tensors with which a worker sends `sent_bytes` bytes: list."""
@@ -165,15 +174,17 @@ class Links:
         return 2 * [[max(1, int(size * self.world_size / (4 * others)))]]
 
 
-def _as_words(cores):
-    words = [0] * _CORE_WORDS
-    for core in cores:
-        if core < 32 * _CORE_WORDS:  # further cores are ignored on all workers
-            words[core // 32] |= 1 << core % 32
-    return words
+@tf.function(input_signature=[_NUMBER], autograph=False)
+def _product(factors):
+    """Multiplies as many matrices, one after another."""
+    matrix = tf.eye(_MATRIX_SIZE)
+
+    def multiplied(number, product):
+        return number + 1, tf.matmul(matrix, product)
+
+    loop = [lambda number, _: number < factors, multiplied, [0, matrix]]
+    return tf.while_loop(*loop, parallel_iterations=1)[1]
 
 
-def _from_words(words):
-    return {
-        32 * i + bit for i, word in enumerate(words) for bit in range(32) if int(word) >> bit & 1
-    }
+def _compute(products):
+    _product(tf.constant(products))[:1, :1].numpy()
