@@ -43,6 +43,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--members", type=int, required=True, help="processes of a group")
     parser.add_argument("--samples", type=int, required=True, help="of all groups together")
+    parser.add_argument("--parts", type=int, required=True, help="of a batch, one after another")
     parser.add_argument("--hidden", required=True)
     parser.add_argument("--optimizer", required=True)
     parser.add_argument("--interface", required=True)
@@ -66,7 +67,10 @@ def main():
     @tf.function
     def train_step():
         with tf.GradientTape() as tape:
-            loss = loss_function(labels, model(features, training=True))
+            # Activations of one part travel while another part is computed.
+            parts = tf.split(features, arguments.parts)
+            outputs = tf.concat([model(part, training=True) for part in parts], axis=0)
+            loss = loss_function(labels, outputs)
         gradients = tape.gradient(loss, [v.value for v in model.trainable_variables])
         optimizer.apply(gradients, model.trainable_variables)
         return loss
@@ -87,6 +91,8 @@ def main():
         "interface_bytes_per_step": (int(counter.read_text()) - sent_before) / arguments.steps,
         "peak_memory_bytes": peak_memory_bytes(),
         "held_bytes": held_bytes(model, optimizer),
+        # Each layer's outputs of all samples.
+        "activation_bytes": 4 * samples * sum(layer.units for layer in model.layers),
     }
     print(json.dumps(result))
     hvd.shutdown()

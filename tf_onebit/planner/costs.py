@@ -162,9 +162,14 @@ class Activations:
         require_whole("members", self.members, 1)
 
     @property
+    def messages(self) -> tuple[Collective, ...]:
+        """All messages of a step."""
+        return (*self.forward, *self.backward)
+
+    @property
     def sent_bytes(self) -> float:
         """Number of bytes that each member sends in all."""
-        return sum(c.sent_bytes for c in (*self.forward, *self.backward))
+        return sum(c.sent_bytes for c in self.messages)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from tf_onebit._formatting import format_milliseconds
 from tf_onebit.planner.gain import pays
+from tf_onebit.planner.paper_models import ModelParallelism
 from tf_onebit.planner.prediction import Prediction
 
 
@@ -27,7 +28,8 @@ def advise_groups(whole: Prediction, groups: Sequence[Prediction]) -> GroupAdvic
     """Compares model parallelism with data parallelism between as many workers.
 
     All predictions are for the same number of samples of all workers together, and so train alike.
-    Model parallelism is recommended if it makes a step at least a tenth faster.
+    Model parallelism is recommended if it makes a step at least a tenth faster. The advice tells
+    with how many members the papers' model finds computation and communication equal.
 
     Args:
         whole: `Prediction` of workers that hold the whole model each, with the method that is
@@ -68,9 +70,10 @@ def advise_groups(whole: Prediction, groups: Sequence[Prediction]) -> GroupAdvic
     )
     if pays(whole.step_seconds, best.step_seconds):
         sentence = f"Model parallelism pays: {times}."
-        return GroupAdvice(best.members, best.method, [sentence, _LARGER_MINIBATCHES])
+        sentences = [sentence, *_equal_times(best), _LARGER_MINIBATCHES]
+        return GroupAdvice(best.members, best.method, sentences)
     sentence = f"Model parallelism does not make steps a tenth faster: {times}."
-    return GroupAdvice(1, whole.method, [sentence, _WHERE_IT_PAYS])
+    return GroupAdvice(1, whole.method, [sentence, *_equal_times(best), _WHERE_IT_PAYS])
 
 
 _LARGER_MINIBATCHES = (
@@ -81,6 +84,28 @@ _WHERE_IT_PAYS = (
     "It pays if the minibatch cannot grow and the model is large, or if a process has too little "
     "memory for the whole model."
 )
+
+
+def _equal_times(prediction: Prediction) -> list[str]:
+    """Returns a sentence on the members that compute as long as they communicate, if any do."""
+    if not prediction.waiting_seconds:
+        return []
+    # Both times of the samples of a group, if one member did all and sent all of it.
+    members = prediction.members
+    calculation_seconds = members * prediction.alone_seconds
+    communication_seconds = members / (members - 1) * prediction.waiting_seconds
+    model = ModelParallelism(
+        parameters=1,
+        operations_per_second=1 / calculation_seconds,
+        bytes_per_second=1 / communication_seconds,
+        minibatch_size=1,
+        activations=1,
+        activation_bytes=1,
+    )
+    return [
+        "Members of a group compute as long as they communicate if there are "
+        f"{model.optimal_workers():,.1f} of them (Seide et al. 2014b, section 3.1)."
+    ]
 
 
 def _in_words(prediction: Prediction) -> str:

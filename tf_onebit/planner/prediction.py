@@ -39,6 +39,7 @@ class Prediction:
         speed_up: samples per second of all workers, divided by samples per second of one alone.
         bottleneck: the longest of the three: "computation", "coding" or "sending".
         members: number of workers that hold one model together.
+        waiting_seconds: the part of `sending_seconds` in which members wait for activations.
     """
 
     method: str
@@ -51,11 +52,17 @@ class Prediction:
     speed_up: float
     bottleneck: str
     members: int = 1
+    waiting_seconds: float = 0.0
 
     @property
     def groups(self) -> int:
         """Number of groups, each of which holds one model."""
         return self.workers // self.members
+
+    @property
+    def alone_seconds(self) -> float:
+        """Time in which one worker alone computes its share of a step's samples."""
+        return self.speed_up * self.step_seconds / self.workers
 
 
 def predict(
@@ -170,6 +177,7 @@ def predict(
         total * alone / seconds,
         max(parts, key=parts.__getitem__),
         activations.members,
+        sum(links[c.kind].seconds(c.sent_bytes) for c in activations.messages),
     )
 
 

@@ -90,7 +90,18 @@ def test_says_whether_model_parallelism_pays():
     does_not = advice(1e6, slow)
     assert (does_not.members, does_not.method) == (1, "full precision")
     assert does_not.sentences[0].startswith("Model parallelism does not make steps a tenth faster")
-    assert "the minibatch cannot grow and the model is large" in does_not.sentences[1]
+    assert "the minibatch cannot grow and the model is large" in does_not.sentences[-1]
+
+
+def test_tells_with_how_many_members_computation_and_communication_are_equal():
+    # Two members wait for four messages of 0.1 s, so all of the activations would take 0.8 s. One
+    # worker computes a group's samples in 0.64 s: 0.64 / K = 0.8 (K - 1) / K.
+    groups = of_groups(2, within=1e6)
+    assert groups.waiting_seconds == pytest.approx(0.4, rel=1e-3)
+    told = advice(1e6, groups).sentences[1]
+    assert "compute as long as they communicate if there are 1.8 of them" in told
+    nothing_sent = of_groups(2, activations=Activations(2))
+    assert len(advice(1e6, nothing_sent).sentences) == 2
 
 
 def test_recommends_the_fewest_members_and_the_mildest_method_that_are_fast():
