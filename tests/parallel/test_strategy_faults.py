@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from tests.support.launch import ROOT, python
+from tests.support.launch import ROOT, free_addresses, python
 from tests.support.nightly import nightly
-from tf_onebit._launch import free_addresses, tf_config
+from tf_onebit._launch import tf_config
 
 TIMEOUT_SECONDS = 15
 

@@ -10,7 +10,10 @@ import sys
 import time
 from typing import NamedTuple
 
+import psutil
+
 from tests.support.fork_server import ForkServer
+from tf_onebit._launch.hosts import reserved_ports
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # The launcher's own time to end the workers, and a little more.
@@ -52,6 +55,18 @@ SETTINGS = {
 }
 
 _fork_server = functools.cache(lambda: ForkServer(SETTINGS))
+
+
+def free_addresses(count):
+    """Returns addresses of this machine, `host:port`, with unused ports."""
+    with reserved_ports(count) as ports:
+        return [f"127.0.0.1:{port}" for port in ports]
+
+
+def sleeping(seconds):
+    """Returns the processes of this machine that `sleep` so many seconds: list."""
+    running = psutil.process_iter(["cmdline"])
+    return [one for one in running if one.info["cmdline"] == ["sleep", seconds]]
 
 
 def python(arguments):

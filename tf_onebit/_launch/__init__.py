@@ -1,21 +1,23 @@
-"""`tf-onebit launch`: the workers of a job on this machine, as a TensorFlow cluster."""
+"""`tf-onebit launch`: the workers of a job, as a TensorFlow cluster."""
 
 import argparse
-import contextlib
-import ctypes
 import json
 import os
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
 
-from tf_onebit._launch.groups import POLL_SECONDS, Watchdog, end
+from tf_onebit._launch.groups import GRACE_SECONDS, POLL_SECONDS, Watchdog, adopt_orphans, end
+from tf_onebit._launch.hosts import hosts_argument, is_here, places, reserved_ports
 from tf_onebit._launch.output import Output
+from tf_onebit._launch.ssh import ConnectionFailed, RemoteWorker, without_login
 
-_PR_SET_CHILD_SUBREAPER = 36
+_THIS_MACHINE = "127.0.0.1"
+_STATUS_OF_SSH = 255
+# Without this, Python buffers many lines before it writes them to a pipe.
+_UNBUFFERED = {"PYTHONUNBUFFERED": "1"}
 # Signals that end the launcher: Ctrl-C, `kill`, and a closed terminal.
 _ENDING = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 
@@ -24,14 +26,24 @@ def add_command(commands):
     """Adds `launch` to the commands of an `argparse` parser."""
     parser = commands.add_parser(
         "launch",
-        help="start the workers of a job on this machine",
-        description="Starts a program in several processes on this machine. Sets TF_CONFIG in each "
-        "so that they form a TensorFlow cluster. Marks their output by rank. If one process fails, "
-        "ends all of them.",
-        usage="tf-onebit launch -np 2 -- python train.py",
+        help="start the workers of a job on this machine, or on several by SSH",
+        description="Starts a program in several processes. Sets TF_CONFIG in each so that they "
+        "form a TensorFlow cluster. Marks their output by rank. If one process fails, ends all of "
+        "them.",
+        usage="tf-onebit launch [-np 4] [-H host0:2,host1:2] -- python train.py",
     )
     parser.add_argument(
-        "-np", "--num-proc", type=_number, required=True, help="number of processes"
+        "-np",
+        "--num-proc",
+        type=_number,
+        help="number of processes (default: as many as the hosts have)",
+    )
+    parser.add_argument(
+        "-H",
+        "--hosts",
+        type=hosts_argument,
+        help="names of hosts, each with its number of processes, such as host0:2,host1:2 (default: "
+        "this machine)",
     )
     parser.add_argument(
         "--verbose",
@@ -40,9 +52,19 @@ def add_command(commands):
         "warnings of the first, unless TF_CPP_MIN_LOG_LEVEL is set)",
     )
     parser.add_argument("program", nargs="+", help="program and its arguments, after --")
-    parser.set_defaults(
-        run=lambda options: launch(options.num_proc, options.program, options.verbose)
-    )
+    parser.set_defaults(run=lambda options: _run(parser, options))
+
+
+def _run(parser, options):
+    if options.hosts is None and options.num_proc is None:
+        parser.error("the following arguments are required: -np/--num-proc, or -H/--hosts")
+    try:
+        names = [_THIS_MACHINE] * (options.num_proc or 0)
+        if options.hosts is not None:
+            names = places(options.hosts, options.num_proc)
+        return launch(names, options.program, options.verbose)
+    except ValueError as error:
+        parser.error(str(error))
 
 
 def _number(text):
@@ -53,35 +75,46 @@ def _number(text):
     return int(text)
 
 
-def launch(num_workers, program, verbose=False):
-    """Runs `program` in `num_workers` processes, until all have ended or one has failed.
+def launch(names, program, verbose=False):
+    """Runs `program` in several processes, until all have ended or one has failed.
 
     Args:
-        num_workers: number of processes.
+        names: list with the name or address of each process' host. Processes on other hosts are
+            started by SSH.
         program: list of strings, the program and its arguments.
         verbose: whether to show all log messages of TensorFlow's libraries.
 
     Returns:
         0, or the exit status of the first process that failed, as a shell reports it.
+
+    Raises:
+        ValueError: for a host that has no address.
     """
+    here = {name: is_here(name) for name in dict.fromkeys(names)}
     workers, output = [], Output(verbose)
     watchdog = Watchdog()
-    # Processes that outlive the worker that started them become children of this process. So it
-    # can find out whether they have ended.
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    adopt_orphans()
     # Signals that this process was started to ignore, as with nohup, stay ignored.
     previous = {s: h for s in _ENDING if (h := signal.getsignal(s)) != signal.SIG_IGN}
     asked, failure = [], None  # signals received
     for signum in previous:
         signal.signal(signum, lambda signum, _: asked.append(signum))
     try:
-        addresses = free_addresses(num_workers)
-        for rank in range(num_workers):
-            settings = {} if verbose else _log_level(rank)
-            environment = settings | os.environ | tf_config(addresses, rank)
-            workers.append(_start(program, environment, watchdog))
-        output.copy(workers)
-        status, failure = _first_failure(workers, output, asked)
+        for name in names:
+            workers.append(None if here[name] else RemoteWorker(name, watchdog))
+        addresses = _addresses(names, workers, asked)
+        if not asked:
+            for rank, worker in enumerate(workers):
+                settings = _UNBUFFERED | ({} if verbose else _log_level(rank))
+                environment = settings | os.environ | tf_config(addresses, rank)
+                if worker is None:
+                    workers[rank] = _start(program, environment, watchdog)
+                else:
+                    worker.start(program, without_login(environment))
+            output.copy(workers)
+        status, failure = _first_failure(workers, names, output, asked)
+    except ConnectionFailed as error:
+        status, failure = 1, str(error)
     except OSError as error:
         print(f"tf-onebit launch: {shlex.join(program)}: {error.strerror}", file=sys.stderr)
         return 127
@@ -117,21 +150,26 @@ def tf_config(addresses, rank):
     return {"TF_CONFIG": json.dumps({"cluster": {"worker": addresses}, "task": task})}
 
 
-def free_addresses(count):
-    """Returns addresses of this machine, `host:port`, with unused ports."""
-    with contextlib.ExitStack() as stack:
-        # All sockets are open at once, so that no port comes twice.
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]
+def _addresses(names, workers, asked):
+    """Returns the address of each worker, `host:port`: list. It is of no use if a signal comes.
+
+    Args:
+        names: list with the name of each worker's host.
+        workers: list with the connection to each worker, None for those on this machine.
+        asked: list of signals that have come.
+    """
+    with reserved_ports(workers.count(None)) as ports:
+        own = iter(ports)
+        return [
+            f"{name}:{next(own) if worker is None else worker.port(asked)}"
+            for name, worker in zip(names, workers, strict=True)
+        ]
 
 
 def _start(program, environment, watchdog):
     return subprocess.Popen(
         program,
-        # Without this, Python buffers many lines before it writes them to a pipe.
-        env={"PYTHONUNBUFFERED": "1"} | environment,
+        env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -140,7 +178,7 @@ def _start(program, environment, watchdog):
     )
 
 
-def _first_failure(workers, output, asked):
+def _first_failure(workers, names, output, asked):
     """Waits until all workers have ended, one has failed, or a signal has come.
 
     Returns:
@@ -151,9 +189,8 @@ def _first_failure(workers, output, asked):
         for rank, worker in list(running.items()):
             status = _status(worker)
             if status:
-                return status if status > 0 else 128 - status, _failure(
-                    rank, status, ended, running
-                )
+                failure = _failure(rank, names, status, ended, running)
+                return status if status > 0 else 128 - status, failure
             if status == 0:
                 ended.append(rank)
                 del running[rank]
@@ -169,13 +206,16 @@ def _status(worker):
     return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
 
 
-def _failure(rank, status, ended, running):
+def _failure(rank, names, status, ended, running):
     """Describes how a worker failed.
 
     It names the workers that had ended before, because the failed worker may have needed them.
     """
     how = f"with status {status}" if status > 0 else f"by signal {-status}"
-    text = f"worker {rank} ended {how}"
+    where = f" on {names[rank]}" if len(set(names)) > 1 else ""
+    text = f"worker {rank}{where} ended {how}"
+    if where and status == _STATUS_OF_SSH:
+        text += ", as SSH does if a connection is lost"
     if ended:
         who = f"worker {ended[0]}" if len(ended) == 1 else f"workers {', '.join(map(str, ended))}"
         text = f"{who} ended with status 0 while others were running. Then {text}"
@@ -185,6 +225,18 @@ def _failure(rank, status, ended, running):
 def _end(workers, asked):
     """Ends the workers and all processes that they started, at once if another signal comes."""
     before = len(asked)
-    end([worker.pid for worker in workers], is_urgent=lambda: len(asked) > before)
-    for worker in workers:
+
+    def is_urgent():
+        return len(asked) > before
+
+    started = [worker for worker in workers if worker is not None]
+    distant = [worker for worker in started if isinstance(worker, RemoteWorker)]
+    for worker in distant:
+        worker.ask_to_end()
+    end([worker.pid for worker in started if worker not in distant], is_urgent)
+    deadline = time.monotonic() + 2 * GRACE_SECONDS
+    while not is_urgent() and time.monotonic() < deadline and None in map(_status, distant):
+        time.sleep(POLL_SECONDS)
+    end([worker.pid for worker in distant], is_urgent)
+    for worker in started:
         worker.wait()

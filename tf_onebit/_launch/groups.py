@@ -4,6 +4,7 @@ As a program, this module ends groups when its parent is gone.
 """
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
@@ -14,6 +15,15 @@ POLL_SECONDS = 0.01
 # Time between asking processes to end and killing them.
 GRACE_SECONDS = 10
 _WATCHED_NO_MORE = "end"
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def adopt_orphans():
+    """Makes processes that outlive their parents children of this one, if it is an ancestor.
+
+    So it can find out whether they have ended.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def end(groups, is_urgent=lambda: False):

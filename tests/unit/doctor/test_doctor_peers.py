@@ -7,11 +7,11 @@ import socket
 
 import pytest
 
+from tests.support.launch import free_addresses
 from tests.unit.distribute.test_cluster import WRONG, tf_config
 from tf_onebit import _cli as cli
 from tf_onebit._doctor.fault import Fault
 from tf_onebit._doctor.peers import interfaces, peers_report, reach
-from tf_onebit._launch import free_addresses
 
 
 @pytest.fixture
