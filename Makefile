@@ -12,7 +12,7 @@ LIBRARY := $(shell sed -n 's/^tensorflow-cpu==\([0-9]*\)\.\([0-9]*\)\..*/tf_oneb
 # Tests start hundreds of processes, and each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup train test test-unit test-parallel test-nightly rehearse lint docs wheel clean
+.PHONY: setup train test test-unit test-parallel test-nightly rehearse lint docs pictures wheel clean
 
 setup: $(VENV)/.requirements $(LIBRARY) $(VENV)/.package $(VENV)/.horovod
 
@@ -51,6 +51,10 @@ lint: setup
 # Strictly: a reference that leads nowhere, or a docstring that is no valid text, is an error.
 docs: setup
 	$(VENV)/bin/python -m sphinx -W --keep-going -n --quiet --jobs auto docs build/docs
+
+# The pictures of the site, which are kept beside what draws them.
+pictures: setup
+	for file in $(filter-out docs/pictures/theme.py,$(wildcard docs/pictures/*.py)); do $(VENV)/bin/python $$file || exit; done
 
 # What users install where there is no compiler: tf_onebit, and Horovod for this Python.
 wheel: setup

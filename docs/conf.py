@@ -48,7 +48,7 @@ toc_object_entries_show_parents = "hide"
 html_theme = "furo"
 html_title = f"tf_onebit {__version__}"
 html_static_path = ["_static"]
-html_css_files = ["equations.css"]
+html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sourcelink = False
 # Code without a language in Markdown is text: outputs, shell, equations of docstrings.

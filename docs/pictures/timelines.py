@@ -1,0 +1,87 @@
+"""Timelines of three steps: when a worker computes, and when its link carries messages."""
+
+from theme import draw
+
+FORWARD, BACKWARD, UPDATE, MESSAGE = 1.0, 2.0, 0.4, 2.0
+BUCKETS, STEPS = 4, 3
+
+
+def without_overlap():
+    """Messages leave when all gradients are there."""
+    work, link, time = [], [], 0.0
+    for _ in range(STEPS):
+        end = time + FORWARD + BACKWARD
+        work += [("forward", time, FORWARD), ("backward", time + FORWARD, BACKWARD)]
+        link.append((end, MESSAGE))
+        work.append(("update", end + MESSAGE, UPDATE))
+        time = end + MESSAGE + UPDATE
+    return work, link
+
+
+def overlapped():
+    """Each bucket of gradients leaves as soon as the backward pass has made it."""
+    work, link, time = [], [], 0.0
+    for _ in range(STEPS):
+        work += [("forward", time, FORWARD), ("backward", time + FORWARD, BACKWARD)]
+        free = 0.0
+        for bucket in range(1, BUCKETS + 1):
+            begin = max(free, time + FORWARD + BACKWARD * bucket / BUCKETS)
+            free = begin + MESSAGE / BUCKETS
+            link.append((begin, 0.95 * MESSAGE / BUCKETS))
+        work.append(("update", free, UPDATE))
+        time = free + UPDATE
+    return work, link
+
+
+def delayed():
+    """The messages of a step travel during the next one."""
+    work, link, time = [], [], 0.0
+    for step in range(STEPS):
+        end = time + FORWARD + BACKWARD
+        work += [("forward", time, FORWARD), ("backward", time + FORWARD, BACKWARD)]
+        if step:
+            link.append((time, MESSAGE))
+        work.append(("update", end, UPDATE))
+        time = end + UPDATE
+    return work, link
+
+
+def blocks():
+    """Weights are averaged once, at the end of a block."""
+    work, time = [], 0.0
+    for _ in range(STEPS):
+        work += [("forward", time, FORWARD), ("backward", time + FORWARD, BACKWARD)]
+        work.append(("update", time + FORWARD + BACKWARD, UPDATE))
+        time += FORWARD + BACKWARD + UPDATE
+    return work, [(time, MESSAGE)]
+
+
+ROWS = {
+    "without overlap": without_overlap,
+    "with overlap": overlapped,
+    "Delayed": delayed,
+    "blocks (here of 3 steps)": blocks,
+}
+
+
+def picture(figure, theme):
+    colors = {"forward": theme.blue, "backward": theme.green, "update": theme.violet}
+    axes = figure.subplots()
+    for place, (name, timeline) in enumerate(ROWS.items()):
+        work, link = timeline()
+        for kind, begin, length in work:
+            axes.barh(-place + 0.14, length, 0.26, begin, color=colors[kind])
+        for begin, length in link:
+            axes.barh(-place - 0.14, length, 0.22, begin, color=theme.orange)
+        axes.text(0, -place + 0.34, name, va="bottom")
+    for kind, color in [*colors.items(), ("messages on the link", theme.orange)]:
+        axes.barh(-9, 0, color=color, label=kind)
+    axes.set_ylim(-len(ROWS) + 0.6, 0.7)
+    axes.set_yticks([])
+    axes.set_xticks([])
+    axes.set_xlabel("time")
+    axes.spines["left"].set_visible(False)
+    figure.legend(loc="outside lower center", ncols=4, frameon=False)
+
+
+draw("timelines", (8, 4.2), picture)
