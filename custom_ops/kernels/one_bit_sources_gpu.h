@@ -155,9 +155,10 @@ struct Messages {
     __device__ float At(int64_t i) const {
       float sum = 0;
       for (int64_t k = 0; k < count; ++k) {
+        // Both levels are read, because the choice of one would have to wait for the code.
         const uint32_t word = codes[k * stride + i / kWordBits];
-        const int32_t level = levels[k * stride + (word >> (i % kWordBits) & 1)];
-        sum += FloatOf(static_cast<uint32_t>(level));
+        const int32_t zero = levels[k * stride], one = levels[k * stride + 1];
+        sum += FloatOf(static_cast<uint32_t>(word >> (i % kWordBits) & 1 ? one : zero));
       }
       return sum;
     }
