@@ -64,18 +64,18 @@ __global__ __launch_bounds__(kThreads, kDecodeSumBlocks) void DecodeSumColumns(
   __shared__ Staged staging[kWarps];
   Staged& staged = staging[WarpOfThread()];
   const ShardStart first = layout.shards[rank];
-  const int64_t stride = layout.worker_message_words(), num_messages = layout.num_shards;
-  const auto read = [&](const Place& place, int64_t message, int64_t value) {
+  const int64_t stride = layout.worker_message_words();
+  const int num_messages = static_cast<int>(layout.num_shards);
+  const auto read = [&](const Place& place, int message, int64_t value) {
     const int32_t* const from = messages + message * stride;
     return Staged::Read(from + place.levels,
                         reinterpret_cast<const uint32_t*>(from + place.codes) + value / kWordBits,
                         stride, num_messages - message, place.column.count - value);
   };
   const auto work = [&](const Place& place, Staged::OfThread mine) {
-    float* const values = aggregate + place.column.value - first.value;
     for (int64_t begin = 0; begin < place.column.count; begin += kDecodeSpan) {
       float sums[kDecodeVectors][4] = {};
-      for (int64_t k = 0; k < num_messages; k += Staged::kMessages) {
+      for (int k = 0; k < num_messages; k += Staged::kMessages) {
         if (begin != 0 || k != 0) mine = read(place, k, begin);
         staged.Put(mine);
         const int left = Staged::OfChunk(num_messages - k);
@@ -91,7 +91,7 @@ __global__ __launch_bounds__(kThreads, kDecodeSumBlocks) void DecodeSumColumns(
           }
         }
       }
-      float* const out = values + begin;
+      float* const out = aggregate + (place.column.value - first.value + begin);
       WithSpan(out, place.column.count - begin, [&](const auto& existing, const auto& aligned) {
 #pragma unroll
         for (int v = 0; v < kDecodeVectors; ++v) {
