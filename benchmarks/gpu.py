@@ -13,6 +13,7 @@ whose times mean nothing.
 import argparse
 import ctypes
 import importlib.util
+import itertools
 import pathlib
 import sys
 
@@ -22,10 +23,10 @@ from report import Spread, machine_facts, print_machine_facts, print_table, verd
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from tests.gpu.arrays import Kernels, integers  # noqa: E402
+from tests.gpu.arrays import HostObject, Kernels, integers  # noqa: E402
 from tests.gpu.devices import Cuda, Emulated  # noqa: E402
 from tests.gpu.one_bit import OneBitKernels, layout  # noqa: E402
-from tests.gpu.threshold import HEADER_WORDS, ThresholdKernels  # noqa: E402
+from tests.gpu.threshold import COUNT, HEADER_WORDS, STEP, ThresholdKernels  # noqa: E402
 
 DEVICES = {device.name: device for device in (Cuda, Emulated)}
 WIDTHS = (429, *[2048] * 7, 9304)
@@ -249,16 +250,45 @@ def decode_sum_rows(device, num_values, rng):
     return {"1-bit decode and sum of 8": Row(decode_sum, received.nbytes + aggregate.nbytes)}
 
 
+def threshold_inputs(num_values, rng):
+    """Returns inputs of the threshold kernels, as NumPy's arrays.
+
+    Launches add the gradient to the residual and subtract it in turn. Each sends the same values,
+    and each second one leaves the residual as it was.
+
+    Args:
+        num_values: of a worker.
+        rng: NumPy generator.
+
+    Returns:
+        Gradient, residual and the messages of all workers.
+    """
+    is_sent = rng.random(num_values, np.float32) < DENSITY
+    noise, kept = (0.1 * TAU * rng.standard_normal(num_values, np.float32) for _ in range(2))
+    signed_tau = np.where(noise < 0, np.float32(-TAU), np.float32(TAU))
+    gradient = np.where(is_sent, 1.5 * signed_tau, noise)
+    residual = np.where(is_sent, -0.25 * signed_tau, kept)
+    words = HEADER_WORDS + int(1.2 * DENSITY * num_values)
+    messages = np.zeros((WORLD_SIZE, 1, words), np.int32)
+    for message in messages[:, 0]:
+        codes = np.flatnonzero(rng.random(num_values, np.float32) < DENSITY)
+        signs = rng.integers(2, size=codes.size) << 31
+        codes = (codes | signs)[: words - HEADER_WORDS].astype(np.uint32)
+        message[COUNT], message[STEP] = codes.size, np.float32(TAU).view(np.int32)
+        message[HEADER_WORDS : HEADER_WORDS + codes.size] = codes.view(np.int32)
+    return gradient, residual, messages
+
+
 def threshold_rows(device, num_values, rng):
     kernels = ThresholdKernels(device, [num_values])
-    # A gradient of tau on a residual of a half is sent in every launch, and the residual stays.
-    is_sent = rng.random(num_values, np.float32) < DENSITY
-    gradient = device.array(np.where(is_sent, np.float32(TAU), np.float32(0)))
-    kept = np.float32(0.1) * rng.standard_normal(num_values, np.float32)
-    residual = kernels.to_device(np.where(is_sent, np.float32(TAU / 2), kept))
-    tau = kernels.to_device(np.float32([TAU]))
-    capacity = int(1.2 * DENSITY * num_values)
-    messages = kernels.empty((WORLD_SIZE, 1, HEADER_WORDS + capacity))
+    gradient, residual, received = threshold_inputs(num_values, rng)
+    num_received = int(received[..., COUNT].sum())
+    pointers = itertools.cycle(
+        [kernels.pointers([device.array(values)]) for values in (gradient, -gradient)]
+    )
+    residual, received = kernels.to_device(residual), kernels.to_device(received)
+    tau, factor = kernels.to_device(np.float32([TAU])), kernels.to_device(np.float32([1e-6]))
+    message = kernels.empty(received.shape[1:])
     scratch = kernels.scratch(kernels.integer("threshold_scratch_bytes", kernels.parts.object))
     sums = kernels.empty(num_values, np.float32)
 
@@ -267,10 +297,10 @@ def threshold_rows(device, num_values, rng):
             "threshold_encode",
             *kernels.arguments,
             ctypes.c_int32(0),
-            kernels.pointers([gradient]),
+            next(pointers),
             *map(kernels.pointer, (residual, tau, tau)),
-            ctypes.c_int64(capacity),
-            *map(kernels.pointer, (messages, scratch)),
+            ctypes.c_int64(message.size - HEADER_WORDS),
+            *map(kernels.pointer, (message, scratch)),
         )
 
     def decode_sum():
@@ -278,16 +308,27 @@ def threshold_rows(device, num_values, rng):
             "threshold_decode_sum",
             *kernels.arguments,
             ctypes.c_int32(0),
-            *kernels.rows(messages),
+            *kernels.rows(received),
             ctypes.c_float(1 / WORLD_SIZE),
             kernels.pointers([sums]),
         )
 
-    encode()
-    messages[1:] = messages[:1]
+    def decode_add():
+        kernels.call(
+            "threshold_decode_add",
+            *kernels.arguments,
+            *kernels.rows(received),
+            ctypes.c_float(1 / WORLD_SIZE),
+            kernels.pointer(factor),
+            kernels.pointers([sums]),
+        )
+
     return {
-        "threshold encode": Row(encode, 3 * gradient.nbytes + messages[0].nbytes),
-        "threshold decode and sum of 8": Row(decode_sum, sums.nbytes + messages.nbytes),
+        "threshold encode": Row(encode, 3 * gradient.nbytes + message.nbytes),
+        "threshold decode and sum of 8": Row(decode_sum, sums.nbytes + received.nbytes),
+        "threshold decode and add of 8": Row(
+            decode_add, received.nbytes + 2 * FLOAT_BYTES * num_received
+        ),
     }
 
 
@@ -315,12 +356,17 @@ def block_rows(device, num_values, rng):
 
 
 def moment_rows(device, num_values, rng):
-    """Returns the rows of the updates of momentum and Adam."""
+    """Returns the rows of the updates of momentum, Adam and AdaGrad."""
     kernels = Kernels(device)
     gradient, average, square = (
         kernels.to_device(rng.random(num_values, np.float32)) for _ in range(3)
     )
     factor, update = kernels.to_device(np.float32([-0.001])), kernels.empty(num_values, np.float32)
+    one_part = ctypes.c_int64(2**63 - 1)
+    run = HostObject(kernels, "parts", ctypes.c_int64(1), integers([num_values]), one_part)
+    scratch = kernels.scratch(kernels.integer("adagrad_scratch_bytes", run.object))
+    share, mean = (kernels.to_device(np.float64([value])) for value in (0.1, 0.5))
+    root_sum = kernels.empty(1, np.float64)
 
     def momentum():
         kernels.call(
@@ -341,7 +387,25 @@ def moment_rows(device, num_values, rng):
             *map(kernels.pointer, (factor, update)),
         )
 
-    return {"momentum": Row(momentum, 4 * update.nbytes), "Adam": Row(adam, 6 * update.nbytes)}
+    def accumulate():
+        arrays = run.table, gradient, share, square, root_sum, scratch
+        kernels.call("adagrad_accumulate", run.object, *map(kernels.pointer, arrays))
+
+    def normalize():
+        kernels.call(
+            "adagrad_normalize",
+            run.object,
+            *map(kernels.pointer, (gradient, square, mean)),
+            ctypes.c_float(0.01),
+            kernels.pointer(update),
+        )
+
+    return {
+        "momentum": Row(momentum, 4 * update.nbytes),
+        "Adam": Row(adam, 6 * update.nbytes),
+        "AdaGrad, averages": Row(accumulate, 3 * update.nbytes),
+        "AdaGrad, normalized": Row(normalize, 3 * update.nbytes),
+    }
 
 
 def peer_rows(device, num_values, rng):
