@@ -2,14 +2,17 @@
 
 import re
 
+import pytest
+
 from tests.support.launch import horovodrun
+from tests.support.nightly import nightly_rows
 
 PROGRAM = ["-m", "tests.parallel.train_in_groups"]
 
 
 def test_saving_on_one_process_alone_ends_in_an_error():
     """Also where members train in blocks: then groups may come late, but members may not."""
-    job = horovodrun(2, [*PROGRAM, "save_alone", "", "2"])
+    job = horovodrun(2, [*PROGRAM, "save_alone_in_blocks", "", "2"])
     assert job.returncode != 0
     assert "Worker 1 has begun another epoch. Worker 0 is here: model.save" in job.output
     assert "Use the same callbacks that end training (EarlyStopping) or save models" in job.output
@@ -19,6 +22,46 @@ def test_members_with_different_data_end_in_an_error():
     job = horovodrun(2, [*PROGRAM, "other_data"])
     assert job.returncode != 0
     assert "Received: a batch on rank 0, and another one on rank 1 of the same group" in job.output
+
+
+DEATHS = {"exit": 3, "kill": 137}
+
+
+@pytest.mark.parametrize(
+    "world_size, action",
+    [
+        *((4, "exit"), *nightly_rows((2, "exit"), (2, "kill"), (4, "kill"))),
+        *nightly_rows((2, "kill_in_blocks"), (4, "exit_in_blocks"), (4, "kill_in_blocks")),
+    ],
+)
+def test_a_member_that_dies_ends_the_job_and_is_named(world_size, action):
+    job = horovodrun(world_size, [*PROGRAM, action], timeout_seconds=90)
+    assert job.returncode != 0
+    status = DEATHS[action.partition("_")[0]]
+    assert f"Process 1 exit with status code {status}." in job.output, job.output
+    assert "steps, loss" not in job.output  # no process has ended as if all were well
+
+
+MIDDLE = (
+    r"Worker [123] waits between two steps.* Worker [02] is still in the middle of its epoch after "
+    "5 seconds.* Give them the same number of batches"
+)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("action", ["uneven_members", "uneven_groups", "uneven_members_in_blocks"])
+def test_numbers_of_batches_that_nobody_knows_end_the_job(action):
+    job = horovodrun(4, [*PROGRAM, action], HOROVOD_STALL_SHUTDOWN_TIME_SECONDS="5")
+    assert job.returncode != 0
+    assert re.search(MIDDLE, job.output), job.output
+
+
+def test_saving_within_an_epoch_needs_the_same_number_of_batches_in_all_groups():
+    job = horovodrun(4, [*PROGRAM, "save_in_uneven_groups_in_blocks"])
+    assert job.returncode != 0
+    places = r"(model\.save on worker [01]|the end of an epoch on worker [23])"
+    assert re.search(f"Received: {places}, and something else on another group", job.output)
+    assert "Give all groups the same number of batches, or save and evaluate at" in job.output
 
 
 def test_training_goes_on_with_another_number_of_groups(tmp_path):

@@ -1,47 +1,75 @@
 """Trains a split model, for actions that end a job, or that need jobs of several sizes.
 
-python -m tests.parallel.train_in_groups save_alone directory 2 | other_data | exit
+python -m tests.parallel.train_in_groups action
 python -m tests.parallel.train_in_groups resume directory epochs
+
+Actions whose names end in "_in_blocks" train in blocks.
 """
 
 import os
+import signal
 import sys
 
 import keras
+import tensorflow as tf
 
 import tf_onebit
 import tf_onebit.horovod as hvd
-from tests.support.model_parallel import MODELS, compiled, fit
+from tests.support.model_parallel import MODELS, compiled, data_of, fit
 from tf_onebit import model_parallel
 from tf_onebit.callbacks import BackupAndRestore, BlockMomentum
 
+MOST, FEWER = 10, 7  # numbers of batches
 
-class ExitOnRank1(keras.callbacks.Callback):
-    def on_train_batch_end(self, batch, logs=None):
+
+def die(how):
+    """Returns a callback with which rank 1 ends in the middle of an epoch, or is killed."""
+
+    def end(batch, logs):
         if batch == 3 and hvd.rank() == 1:
-            os._exit(3)
+            os._exit(3) if how == "exit" else os.kill(os.getpid(), signal.SIGKILL)
+
+    return keras.callbacks.LambdaCallback(on_train_batch_end=end)
+
+
+def saving(save_freq):
+    """Returns a callback that saves the model, to no file."""
+    return keras.callbacks.ModelCheckpoint("/dev/null/model.keras", save_freq=save_freq)
+
+
+def fit_batches(model, count, callbacks):
+    """Trains on so many batches, whose number Keras does not know."""
+    groups = model.division.groups
+    x, y, size = data_of("mlp", groups.number, groups.count)
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(size).take(count)
+    return model.fit(data.filter(lambda *_: True), verbose=0, callbacks=callbacks)
 
 
 def main(action, directory=None, epochs="1"):
     hvd.init(process_sets="dynamic")
     groups = model_parallel.Groups(2)
     model = model_parallel.split(MODELS["mlp"](), groups, min_size=0)
-    in_blocks = action == "save_alone"
+    in_blocks = action.endswith("_in_blocks")
     exchange = tf_onebit.Local() if in_blocks else tf_onebit.OneBit(min_size=0)
     compiled(model, hvd.DistributedOptimizer(tf_onebit.optimizers.Adam(0.01), exchange))
-    number, count, callbacks = groups.number, groups.count, []
-    if action == "other_data":
+    number, count, callbacks = groups.number, groups.count, [BlockMomentum(4)] * in_blocks
+    what = action.removesuffix("_in_blocks")
+    if what == "other_data":
         number, count = hvd.rank(), hvd.size()
-    elif action == "exit":
-        callbacks = [ExitOnRank1()]
-    elif in_blocks:
-        callbacks = [BlockMomentum(8)]
-        if hvd.rank() == 0:
-            callbacks.append(keras.callbacks.ModelCheckpoint("/dev/null/model.keras"))
-    elif action == "resume":
-        callbacks = [BackupAndRestore(directory, delete_checkpoint=False)]
-    losses = fit(model, "mlp", number, count, int(epochs), callbacks=callbacks).history["loss"]
-    print(f"rank {hvd.rank()}: {model.optimizer.iterations.numpy()} steps, loss {losses[0]:.6f}")
+    elif what in ("exit", "kill"):
+        callbacks.append(die(what))
+    elif what == "save_alone" and hvd.rank() == 0:
+        callbacks.append(saving("epoch"))
+    elif what == "resume":
+        callbacks.append(BackupAndRestore(directory, delete_checkpoint=False))
+    if what in ("uneven_members", "uneven_groups", "save_in_uneven_groups"):
+        has_fewer = groups.member if what == "uneven_members" else groups.number
+        callbacks += [saving(8)] * (what == "save_in_uneven_groups")
+        history = fit_batches(model, FEWER if has_fewer else MOST, callbacks)
+    else:
+        history = fit(model, "mlp", number, count, int(epochs), callbacks=callbacks)
+    loss = history.history["loss"][0]
+    print(f"rank {hvd.rank()}: {model.optimizer.iterations.numpy()} steps, loss {loss:.6f}")
 
 
 main(*sys.argv[1:])

@@ -31,6 +31,9 @@ class End(enum.IntEnum):
     TRAINING = 2
 
 
+_NAMES = {End.BLOCK: "a block", End.EPOCH: "an epoch", End.TRAINING: "training"}
+
+
 class BlockSynchronization:
     """Synchronization of the models of workers that train apart (Chen, Ding, Huo 2020).
 
@@ -121,7 +124,7 @@ class BlockSynchronization:
         if not self._begun:
             self._begun = True
             is_new = not self._has_model or any(r.is_changed for r in self._replicas)
-            if self._gather(lambda replica: [is_new]).any():
+            if self._gather(lambda replica: [is_new], "the first block").any():
                 self.engine.run(replica.broadcast_from(_LEADER) for replica in self._replicas)
                 self._restart()
                 self._restarts = 0
@@ -132,14 +135,16 @@ class BlockSynchronization:
             self._restarts += 1
         self._hide()
 
-    def _gather(self, row_of):
+    def _gather(self, row_of, place):
         """Gathers rows of whole numbers of all processes.
 
         Args:
             row_of: function from a replica to the row of its worker.
+            place: place of this process in its program in a few words, for an error.
         """
         firsts = self._replicas[:: self._members_here]
-        rows, *_ = self._job.run(replica.gather_status(row_of(replica)) for replica in firsts)
+        with self._job.whereabouts.naming_place(place):
+            rows, *_ = self._job.run(replica.gather_status(row_of(replica)) for replica in firsts)
         return rows
 
     def _is_changed(self):
@@ -175,7 +180,10 @@ class BlockSynchronization:
         if not waits:
             self.train()
         flag = self._flag()
-        rows = self._gather(lambda replica: [flag, self._restarts, end, *replica.steps])
+        rows = self._gather(
+            lambda replica: [flag, self._restarts, end, *replica.steps],
+            f"the end of {_NAMES[end]}",
+        )
         flags, restarts, *_ = rows.T.tolist()
         _, _, ends, *by_optimizer = rows[list(self.engine.members)].T.tolist()
         # The optimizer with the most steps determines the steps of a worker.
@@ -303,6 +311,9 @@ class BlockSynchronization:
         """
         if self._ended and end == End.EPOCH:
             return
+        if self._model_group is not None and self._model_group.processes > 1:
+            # The members make every step together. Groups need not.
+            self._model_group.within.whereabouts.meet(f"the end of {_NAMES[end]}")
         while self.synchronize(end) < end:
             pass
         self.show()

@@ -301,7 +301,8 @@ def _whereabouts(ranks: tuple[int, ...]) -> Whereabouts:
     address, port = map(os.environ.get, _RENDEZVOUS)
     board = _RendezvousBoard(address, port, ranks) if address and port else None
     members = ranks or range(hvd.size())
-    whereabouts = Whereabouts(board, members.index(hvd.rank()), len(members) if board else 1)
+    count = len(members) if board else 1
+    whereabouts = Whereabouts(board, members.index(hvd.rank()), count, members)
     seconds = float(os.environ.get(STALL_LIMIT) or 0)
     whereabouts.seconds = seconds or math.inf
     atexit.register(whereabouts.exit)

@@ -5,7 +5,7 @@ A collective waits for all workers without a limit, and does not know why a work
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 import tensorflow as tf
@@ -59,6 +59,7 @@ class Whereabouts:
         board: `Board`. Default: one that keeps no notes.
         rank: rank of this process.
         world_size: number of processes. A single process leaves no notes.
+        members: their ranks in the whole job, for errors. Default: the same.
 
     Attributes:
         are_in_step: whether workers make all steps together. Workers that train apart may come
@@ -66,10 +67,17 @@ class Whereabouts:
         seconds: time to wait for a worker that is within a pass.
     """
 
-    def __init__(self, board: Board | None = None, rank: int = 0, world_size: int = 1) -> None:
+    def __init__(
+        self,
+        board: Board | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        members: Sequence[int] | None = None,
+    ) -> None:
         self._board = board or Board()
         self._rank = rank
         self._world_size = world_size
+        self._members = members or range(world_size)
         self._passes = self._fits = self._meetings = 0
         self.are_in_step = True
         self.seconds: float = _SECONDS_TO_WAIT
@@ -118,9 +126,10 @@ class Whereabouts:
         except ConnectionError:
             return  # without a board, the collective itself succeeds or fails
         if theirs != place:
+            mine, its = self._members[self._rank], self._members[other]
             self._give_up(
-                f"Worker {self._rank} is at another place than worker {other}. Worker "
-                f"{self._rank}: {place}. Worker {other}: {theirs}."
+                f"Worker {mine} is at another place than worker {its}. Worker {mine}: {place}. "
+                f"Worker {its}: {theirs}."
             )
         # All workers have come to the meeting before, so the meeting before that is over for all.
         self._board.remove(f"meeting_{self._meetings - 2}/{self._rank}")
@@ -136,9 +145,10 @@ class Whereabouts:
                 problem = f"is still in the middle of its epoch after {seconds:g} seconds"
             else:
                 continue
+            mine, its = self._members[self._rank], self._members[other]
             self._give_up(
-                f"Worker {self._rank} waits between two steps, to synchronize, flush or save. "
-                f"Worker {other} {problem}. Worker {self._rank} is here: {place}."
+                f"Worker {mine} waits between two steps, to synchronize, flush or save. Worker "
+                f"{its} {problem}. Worker {mine} is here: {place}."
             )
         return theirs
 
@@ -164,16 +174,39 @@ class Whereabouts:
             message = f"{who} The others cannot continue without it. {_REMEDY}\n\n{error.message}"
             raise type(error)(error.node_def, error.op, message) from error
 
+    @contextlib.contextmanager
+    def naming_place(self, place: str) -> Iterator[None]:
+        """Explains errors of a collective at which groups that train apart do different things.
+
+        Args:
+            place: what this process does, in a few words.
+
+        Raises:
+            RuntimeError: if the tensors of the collective do not fit each other.
+        """
+        try:
+            yield
+        except tf.errors.FailedPreconditionError as error:
+            if self.are_in_step:
+                raise
+            raise RuntimeError(
+                "Groups that train in blocks must save and evaluate inside an epoch after the same "
+                f"number of batches. Received: {place} on worker {self._members[self._rank]}, and "
+                "something else on another group. Give all groups the same number of batches, or "
+                "save and evaluate at the end of an epoch only: there, groups wait for each other."
+            ) from error
+
     def _who_left(self) -> str | None:
         """Returns a sentence about a worker that has ended this `fit` or given up, or None."""
         try:
             for other in set(range(self._world_size)) - {self._rank}:
                 steps = self._read(f"fit_{self._fits + 1}_ended", other)
+                who = f"Worker {self._members[other]}"
                 if steps is not None:
-                    return f"Worker {other} has ended fit, after {steps} steps."
+                    return f"{who} has ended fit, after {steps} steps."
                 problem = self._read("given_up", other)
                 if problem is not None:
-                    return f"Worker {other} has given up. {problem}"
+                    return f"{who} has given up. {problem}"
         except ConnectionError as error:
             return f"{error}."
         return None

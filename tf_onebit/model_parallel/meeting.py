@@ -27,7 +27,8 @@ def together(group, call, tells_failure=False):
     job = group.job
     if not job.whereabouts.are_in_step:  # groups train apart, but members make steps together
         group.within.whereabouts.meet(call)
-    job.meet([handshake(call, [])], call)
+    with job.whereabouts.naming_place(call):
+        job.meet([handshake(call, [])], call)
     try:
         yield
     except BaseException:

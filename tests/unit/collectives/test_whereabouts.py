@@ -163,3 +163,20 @@ def test_the_end_of_data_is_no_departure(workers):
     with pytest.raises(tf.errors.OutOfRangeError, match="^end$"):
         with workers[0].naming_who_left():
             raise tf.errors.OutOfRangeError(None, None, "end")
+
+
+def pair_of_the_job():
+    board = Shared()
+    return [Whereabouts(board, rank, 2, members=[4, 7]) for rank in range(2)]
+
+
+def test_workers_of_a_part_of_the_job_are_named_by_their_ranks_in_the_job():
+    pair = pair_of_the_job()
+    pair[1].begin_pass()
+    with pytest.raises(RuntimeError, match="Worker 7 has begun another epoch. Worker 4 is here"):
+        pair[0].meet("save")
+    with pytest.raises(tf.errors.UnknownError, match="Worker 4 has given up. Worker 4 waits"):
+        with pair[1].naming_who_left():
+            raise tf.errors.UnknownError(None, None, "Horovod has been shut down.")
+    errors = together(pair_of_the_job(), meet, lambda worker: worker.meet("load"))
+    assert "Worker 4 is at another place than worker 7. Worker 4: save" in str(errors[0])
