@@ -14,6 +14,7 @@ import tensorflow as tf
 import tf_onebit
 import tf_onebit.horovod as hvd
 from tests.support.model_parallel import (
+    CLASSES,
     MODELS,
     cnn,
     compiled,
@@ -72,9 +73,11 @@ def clipped_adam():
 
 @pytest.mark.workers(
     jobs=[
-        *(("horovod", 2, "transformer", 2), ("horovod", 4, "mlp", "node")),
-        *nightly_rows(("horovod", 4, "transformer", 2), ("horovod", 2, "mlp", "node")),
+        *(("horovod", 4, "transformer", 2), ("horovod", 4, "mlp", "node")),
+        *nightly_rows(("horovod", 2, "transformer", 2), ("horovod", 2, "mlp", "node")),
         *nightly_rows(*(("horovod", n, name, 2) for n in (2, 4) for name in ("mlp", "cnn"))),
+        *nightly_rows(*(("horovod", 4, name, 4) for name in ("cnn", "transformer"))),
+        *nightly_rows(*(("horovod", 8, name, 4) for name in MODELS)),
     ],
     also=["name", "members"],
 )
@@ -84,17 +87,23 @@ def test_weights_are_those_of_the_unsplit_model(name, members, world_size):
     assert difference(weights, expected) < 1e-6
 
 
-@pytest.mark.nightly
-@pytest.mark.workers(4)
-@pytest.mark.parametrize(
-    "exchange",
-    [tf_onebit.OneBit(min_size=0), tf_onebit.Threshold(target_density=0.02)],
-    ids=["bits", "tau"],
+COMPRESSED = {
+    "bits": tf_onebit.OneBit(min_size=0),
+    "tau": tf_onebit.Threshold(target_density=0.02),
+}
+
+
+@pytest.mark.workers(
+    jobs=[
+        ("horovod", 4, "bits", 2),
+        *nightly_rows(("horovod", 4, "tau", 2), ("horovod", 8, "bits", 4)),
+    ],
+    also=["exchange", "members"],
 )
-def test_peers_hold_the_same_bits(exchange, world_size):
-    model = trained("transformer", 2, clipped_adam, exchange, epochs=1)
+def test_peers_hold_the_same_bits(exchange, members, world_size):
+    model = trained("transformer", members, clipped_adam, COMPRESSED[exchange], epochs=1)
     of_ranks = gather(digest(v for v in model.trainable_weights if is_part(v)))
-    assert of_ranks[:2] == of_ranks[2:] and of_ranks[0] != of_ranks[1]
+    assert of_ranks[:members] == of_ranks[members:] and len(set(of_ranks)) == members
     assert_same_bits_on_all_ranks([v for v in model.trainable_weights if not is_part(v)])
 
 
@@ -271,7 +280,7 @@ def test_members_exchange_each_activation_once_forward_and_once_backward(policy,
     tokens, size = 4 * 6, 2 if policy == "mixed_bfloat16" else 4  # bytes
     # Positions have no batch. Hidden values and last ones follow.
     values = 6 * 8 + tokens * (32 + 8)
-    logits = tokens * 12 * 4  # Keras computes them in the type of the embeddings
+    logits = tokens * CLASSES * 4  # Keras computes them in the type of the embeddings
     assert sent["gather"] == sent["scatter"] == (values * size + logits) / 2
     # The rows of tied embeddings and the output of attention are added up: 2 (M - 1) / M.
     assert sent["sum"] == sent["sum_of_gradients"] == 2 * tokens * 8 * size
@@ -403,7 +412,7 @@ def test_a_tape_returns_gradients_as_of_the_whole_model(world_size):
 def test_a_split_model_trains_within_another(world_size, tmp_path):
     def model_around(inner, optimizer):
         keras.utils.set_random_seed(1)
-        layers = [keras.Input((32,)), inner, keras.layers.Dense(10)]
+        layers = [keras.Input((32,)), inner, keras.layers.Dense(CLASSES)]
         return compiled(keras.Sequential(layers), optimizer)
 
     inner = split("mlp")
@@ -423,7 +432,7 @@ def test_a_split_model_trains_within_another(world_size, tmp_path):
 @pytest.mark.workers(2)
 def test_members_drop_the_same_units(world_size):
     def model():
-        layers = [keras.Input((32,)), keras.layers.Dropout(0.5), keras.layers.Dense(10)]
+        layers = [keras.Input((32,)), keras.layers.Dropout(0.5), keras.layers.Dense(CLASSES)]
         return keras.Sequential(layers)
 
     keras.utils.set_random_seed(rank())
@@ -447,7 +456,7 @@ def test_members_add_up_the_second_of_two_layers_if_they_send_less(world_size):
         x = keras.layers.Dense(8, activation="tanh", name="second")(keras.layers.ReLU()(hidden))
         wide = keras.layers.Dense(64)(x)
         dropped = keras.layers.Dropout(0.0)(wide)
-        return keras.Model(inputs, keras.layers.Dense(10)(dropped))
+        return keras.Model(inputs, keras.layers.Dense(CLASSES)(dropped))
 
     whole, pair = model(), model()
     groups = model_parallel.Groups(2)

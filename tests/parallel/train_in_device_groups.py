@@ -4,6 +4,7 @@ python -m tests.parallel.train_in_device_groups [more | resume directory | clust
 """
 
 import collections
+import functools
 import hashlib
 import json
 import pathlib
@@ -19,6 +20,7 @@ from tests.support.blocks import Lockstep
 from tests.support.model_parallel import (
     BATCH_SIZE,
     MODELS,
+    cnn,
     compiled,
     data_of,
     difference,
@@ -33,9 +35,9 @@ from tf_onebit.callbacks import BackupAndRestore, BlockMomentum
 from tf_onebit.distribute import MirroredStrategy, MultiWorkerMirroredStrategy
 
 
-def mirrored(exchange=None, devices=2):
+def mirrored(exchange=None, devices=2, members=2):
     names = [f"CPU:{index}" for index in range(devices)]
-    return MirroredStrategy(exchange, names, model_parallel=2)
+    return MirroredStrategy(exchange, names, model_parallel=members)
 
 
 def one_bit():
@@ -61,7 +63,9 @@ def accumulating():
 
 def split(strategy, name="mlp", optimizer=momentum, **settings):
     with strategy.scope():
-        model = model_parallel.split(MODELS[name](), strategy.model_groups, min_size=0)
+        of_all_groups = functools.partial(keras.layers.BatchNormalization, synchronized=True)
+        model = cnn(of_all_groups) if name == "cnn" else MODELS[name]()
+        model = model_parallel.split(model, strategy.model_groups, min_size=0)
         return compiled(model, optimizer(), **settings)
 
 
@@ -247,8 +251,16 @@ def more(folder):
     return {
         "transformer": distance(strategy, "transformer", epochs=5),
         "mlp": distance(strategy, epochs=5),
-        "two groups": distance(mirrored(devices=4), epochs=5),
+        "mlp, two groups": distance(mirrored(devices=4), epochs=5),
         "cnn": distance(strategy, "cnn", epochs=5),
+        **{
+            f"{name}, two groups": distance(mirrored(devices=4), name, epochs=5)
+            for name in ("cnn", "transformer")
+        },
+        **{
+            f"{name}, four members": distance(mirrored(devices=4, members=4), name, epochs=5)
+            for name in MODELS
+        },
         "accumulation": distance(mirrored(devices=4), "mlp", accumulating, run_eagerly=True),
         "delay": distance_with_delay(),
         "one member": distance(MirroredStrategy(devices=["CPU:0"])),

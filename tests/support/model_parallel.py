@@ -5,6 +5,7 @@ import numpy as np
 from keras import layers, ops
 
 BATCH_SIZE, STEPS = 16, 100  # of all groups together
+CLASSES = 12  # which 2 and 4 members divide, as they divide all other sizes
 _BATCHES = 20
 
 
@@ -15,7 +16,7 @@ def mlp():
             keras.Input((32,)),
             layers.Dense(32, activation="relu", kernel_regularizer="l2"),
             layers.Dense(32, activation="gelu"),
-            layers.Dense(10),
+            layers.Dense(CLASSES),
         ]
     )
 
@@ -31,7 +32,7 @@ def cnn(normalization=layers.BatchNormalization):
             normalization(),
             layers.ReLU(),
             layers.GlobalAveragePooling2D(),
-            layers.Dense(10),  # which 4 members do not divide
+            layers.Dense(CLASSES),
         ]
     )
 
@@ -42,9 +43,9 @@ class Transformer(keras.Model):
     def __init__(self):
         super().__init__()
         # Normalization of small values would amplify differences in rounding.
-        self.tokens = layers.ReversibleEmbedding(12, 8, embeddings_initializer="glorot_normal")
+        self.tokens = layers.ReversibleEmbedding(CLASSES, 8, embeddings_initializer="glorot_normal")
         self.places = layers.Embedding(6, 8, embeddings_initializer="glorot_normal")
-        self.attention = layers.MultiHeadAttention(2, 4)
+        self.attention = layers.MultiHeadAttention(4, 2)
         self.hidden, self.last = layers.Dense(32, activation="gelu"), layers.Dense(8)
         self.norms = [layers.LayerNormalization() for _ in range(3)]
 
@@ -70,10 +71,10 @@ def data_of(name, number=0, count=1):
     """Returns the samples and labels of one of `count` groups, and the size of its batches."""
     rng, size = np.random.default_rng(0), _BATCHES * BATCH_SIZE
     if name == "transformer":
-        x, y = rng.integers(0, 12, (size, 6)), rng.integers(0, 12, (size, 6))
+        x, y = (rng.integers(0, CLASSES, (size, 6)) for _ in range(2))
     else:
         shape = MODELS[name]().input_shape[1:]
-        x, y = rng.normal(size=(size, *shape)).astype("float32"), rng.integers(0, 10, size)
+        x, y = rng.normal(size=(size, *shape)).astype("float32"), rng.integers(0, CLASSES, size)
     mine = np.arange(size).reshape(_BATCHES, count, -1)[:, number].ravel()
     return x[mine], y[mine], BATCH_SIZE // count
 

@@ -31,7 +31,7 @@ def engine():
     from tf_onebit.collectives.horovod import HorovodEngine
 
     if not hvd.is_initialized():  # by a program that starts Horovod itself
-        sets = {"3": [pair()], "4": "dynamic"}
+        sets = {"3": [pair()], "4": "dynamic", "8": "dynamic"}
         hvd.init(process_sets=sets.get(os.environ.get("HOROVOD_SIZE")))
     return HorovodEngine()
 
