@@ -4,6 +4,7 @@ import collections
 import functools
 import gc
 import pathlib
+import warnings
 import weakref
 
 import keras
@@ -335,6 +336,28 @@ def test_layers_that_cannot_be_split_are_left_whole_for_a_reason(world_size):
     assert not any(":" in line for line in lines.values())  # no reason
     x = np.random.default_rng(0).normal(size=(4, 6, 8)).astype("float32")
     assert difference(model(x), plain(x)) < 1e-6
+
+
+@pytest.mark.workers(2)
+def test_a_warning_says_that_no_layer_could_be_split(world_size):
+    def warnings_of(*sizes, members=2, **settings):
+        layers = [keras.layers.Dense(size, name=f"of_{size}") for size in sizes]
+        model = keras.Sequential([keras.Input((32,)), *layers])
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model_parallel.split(model, groups_of(members), **settings)
+        return [str(one.message) for one in caught]
+
+    told = warnings_of(7, 5, min_size=0)
+    assert len(told) == (rank() == 0)  # once per job
+    for text in told:
+        assert "Each of the 2 members of a group holds all of it, and all do the same work" in text
+        assert "of_7: 2 members do not divide its 7 units; of_5: 2 members do not" in text
+        assert "Choose numbers of units that the members divide, or a smaller min_size" in text
+    told = warnings_of(8, 9, 10, 11)
+    assert all("fewer than min_size=65536; and 1 more." in text for text in told)
+    assert not warnings_of(7, 8, min_size=0)
+    assert not warnings_of(7, 5, members=1, min_size=0)
 
 
 @pytest.mark.workers(2)

@@ -1,5 +1,7 @@
 """Functions that split a Keras model among the members of a group, and join it again."""
 
+import warnings
+
 import keras
 
 from tf_onebit._framework_internals.keras_models import layers_of, strategy_of
@@ -10,6 +12,8 @@ from tf_onebit.exchanges.handshake import enumerated, handshake
 from tf_onebit.model_parallel.division import Division
 from tf_onebit.model_parallel.plans import plans_of
 from tf_onebit.model_parallel.split_model import SplitModel, SplitModelOfProcesses
+
+_REASONS_SHOWN = 3
 
 
 def split(model: keras.Model, groups: Group, min_size: int = 2**16) -> keras.Model:
@@ -35,7 +39,8 @@ def split(model: keras.Model, groups: Group, min_size: int = 2**16) -> keras.Mod
     `Embedding`, `Conv1D`, `Conv2D` and `Conv3D`; and `ReversibleEmbedding` with tied weights.
     Where members send less, they add up the outputs of the second of two layers, and gather none
     (Shoeybi et al. 2019). Layers of other classes are left whole, each member with a copy. So are
-    layers that cannot be divided evenly. `describe` says why.
+    layers that cannot be divided evenly. `describe` says why. If no layer can be split, worker 0
+    warns.
 
     Args:
         model: Keras model that is built, the same on all processes. Models of which it is a part
@@ -69,6 +74,9 @@ def split(model: keras.Model, groups: Group, min_size: int = 2**16) -> keras.Mod
     weights = [*model.weights, *(v for optimizer in optimizers for v in optimizer.variables)]
     description = _description(groups, min_size, plans, weights)
     groups.job.run([handshake("model_parallel.split", description) for _ in groups.job.ranks])
+    reasons = [f"{layer.name}: {plan}" for layer, plan in plans if isinstance(plan, str)]
+    if groups.members > 1 and len(reasons) == len(plans) and 0 in groups.job.ranks:
+        warnings.warn(_nothing_split(model, groups.members, reasons), stacklevel=2)
     known = set(map(id, weights))
     groups.share_values(weights, [v for v in model.variables if id(v) not in known])
     division = Division(model, groups, plans)
@@ -165,6 +173,19 @@ def _check(model, groups, min_size):
             f"split needs a model that has its weights. Received: {model.name!r}, which is not "
             "built. Call it on a batch first, or give it a keras.Input."
         )
+
+
+def _nothing_split(model, members, reasons):
+    """Returns a warning about a model of which every layer is left whole, for these reasons."""
+    shown = "; ".join(reasons[:_REASONS_SHOWN])
+    more = len(reasons) - _REASONS_SHOWN
+    return (
+        f"No layer of the model {model.name!r} is split. Each of the {members} members of a group "
+        "holds all of it, and all do the same work. Received layers that are left whole: "
+        f"{shown}{f'; and {more} more' if more > 0 else ''}. Choose numbers of units that the "
+        "members divide, or a smaller min_size. Otherwise train without groups: then "
+        f"{members} times as many workers share the data."
+    )
 
 
 def _division_of(model):
