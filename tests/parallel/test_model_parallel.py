@@ -14,7 +14,9 @@ import tensorflow as tf
 
 import tf_onebit
 import tf_onebit.horovod as hvd
+from tests.reference import adagrad as reference
 from tests.support.model_parallel import (
+    BATCH_SIZE,
     CLASSES,
     MODELS,
     cnn,
@@ -22,6 +24,7 @@ from tests.support.model_parallel import (
     data_of,
     difference,
     fit,
+    mlp,
     plain_model,
 )
 from tests.support.nightly import nightly, nightly_rows
@@ -34,9 +37,10 @@ from tests.support.ranks import (
     request_bytes,
 )
 from tf_onebit import model_parallel
-from tf_onebit._shares import is_part
+from tf_onebit._shares import is_part, share_of
 from tf_onebit.callbacks import BackupAndRestore, BlockMomentum
 from tf_onebit.collectives.requests import tap_requests
+from tf_onebit.transforms import NormalizedAdaGrad
 
 
 @functools.cache
@@ -66,6 +70,10 @@ def trained(name, members, optimizer, exchange=None, settings=None, **arguments)
 
 def momentum():
     return keras.optimizers.SGD(0.05, momentum=0.9)
+
+
+def adam():
+    return tf_onebit.optimizers.Adam(0.01)
 
 
 def clipped_adam():
@@ -139,6 +147,122 @@ def test_optimizers_update_parts_as_they_update_whole_weights(name, world_size):
     weights = trained("mlp", 2, optimizer, settings=settings, epochs=1).get_weights()
     expected = from_first(lambda: plain_model("mlp", optimizer, epochs=1).get_weights())
     assert difference(weights, expected) < 1e-6
+
+
+@pytest.mark.nightly
+@pytest.mark.workers(4)
+@pytest.mark.parametrize("where", ["transforms", "local_transforms"])
+def test_normalized_adagrad_divides_by_means_over_parts(where, world_size):
+    """A part is a matrix of its own: see docs/adagrad.md."""
+    time_constant, epsilon = 200, 0.1
+    adagrad = NormalizedAdaGrad(time_constant, BATCH_SIZE, epsilon)
+    exchange = tf_onebit.OneBit(min_size=2**20, **{where: [adagrad]})  # all in full precision
+    model = trained("mlp", 2, lambda: keras.optimizers.SGD(0.05), exchange, epochs=1)
+    axes = [share_of(variable).axis for variable in model.trainable_variables]
+
+    def by_definition():
+        plain, loss_of = mlp(), keras.losses.SparseCategoricalCrossentropy(True)
+        batches = [data_of("mlp", *of) for of in ([(0, 1)], [(0, 2), (1, 2)])[where[0] == "l"]]
+        normalized = [reference.NormalizedAdaGrad(time_constant, epsilon) for _ in batches]
+        for step in range(len(batches[0][0]) // batches[0][2]):
+            changes = []
+            for (x, y, size), one in zip(batches, normalized, strict=True):
+                here = slice(step * size, (step + 1) * size)
+                with tf.GradientTape() as tape:
+                    loss = loss_of(y[here], plain(x[here])) + tf.add_n(plain.losses)
+                gradients = tape.gradient(loss, plain.trainable_variables)
+                parts = [
+                    [gradient.numpy()] if axis is None else np.split(gradient, 2, axis)
+                    for gradient, axis in zip(gradients, axes, strict=True)
+                ]
+                matrices = iter(one.step([part for of in parts for part in of], BATCH_SIZE))
+                changes.append(
+                    [
+                        np.concatenate([next(matrices) for _ in of], axis or 0)
+                        for of, axis in zip(parts, axes, strict=True)
+                    ]
+                )
+            for variable, *change in zip(plain.trainable_variables, *changes, strict=True):
+                variable.assign_sub((0.05 * np.mean(change, axis=0)).astype("float32"))
+        return plain.get_weights()
+
+    assert difference(model.get_weights(), from_first(by_definition)) < 1e-6
+
+
+@pytest.mark.nightly
+@pytest.mark.workers(4)
+@pytest.mark.parametrize("in_blocks", [False, True])
+def test_metrics_are_averaged_over_groups(in_blocks, world_size):
+    own = []
+    callbacks = [
+        keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: own.append(logs["loss"])),
+        hvd.MetricAverageCallback(),
+    ]
+    exchange = None
+    if in_blocks:
+        exchange = tf_onebit.Local()
+        callbacks.insert(0, BlockMomentum(8))
+    model = compiled(split("mlp"), hvd.DistributedOptimizer(adam(), exchange))
+    losses = fit_group(model, "mlp", epochs=2, callbacks=callbacks).history["loss"]
+    of_ranks = np.array(gather(own))
+    np.testing.assert_array_equal(of_ranks[::2], of_ranks[1::2])  # those of members
+    assert (of_ranks[0] != of_ranks[2]).all()
+    np.testing.assert_allclose(losses, of_ranks.mean(axis=0), rtol=1e-6)
+
+
+def distance(arrays, others):
+    """Returns the root of the sum of squares of the differences of two lists of arrays."""
+    pairs = zip(arrays, others, strict=True)
+    return np.sqrt(sum(np.square(one - other).sum() for one, other in pairs))
+
+
+def scaled_momentum(initial_scale=2.0**10):
+    return keras.optimizers.LossScaleOptimizer(momentum(), initial_scale=initial_scale)
+
+
+@pytest.mark.nightly
+@pytest.mark.workers(2, 4)
+@pytest.mark.parametrize(
+    "policy, optimizer", [("mixed_bfloat16", momentum), ("mixed_float16", scaled_momentum)]
+)
+@pytest.mark.parametrize("name", MODELS)
+def test_mixed_precision_is_that_of_the_unsplit_model(name, policy, optimizer, world_size):
+    """They differ by rounding: about as much as unsplit models of both types, and of that one."""
+
+    def references():
+        mixed = plain_model(name, optimizer, epochs=1).get_weights()
+        keras.config.set_dtype_policy("float32")
+        before = MODELS[name]().get_weights()
+        return mixed, plain_model(name, momentum, epochs=1).get_weights(), before
+
+    keras.config.set_dtype_policy(policy)
+    try:
+        model = compiled(split(name), hvd.DistributedOptimizer(optimizer()))
+        fit_group(model, name, epochs=1)
+        expected, in_float32, before = from_first(references)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    weights = model.get_weights()
+    assert distance(weights, expected) < 2 * distance(in_float32, expected)
+    assert distance(weights, expected) < 0.1 * distance(before, expected)
+
+
+@pytest.mark.nightly
+@pytest.mark.workers(4)
+def test_all_members_of_all_groups_skip_a_step_if_the_scaled_loss_overflows(world_size):
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        model = compiled(split("mlp"), hvd.DistributedOptimizer(scaled_momentum(2.0**20)))
+    finally:
+        keras.config.set_dtype_policy("float32")
+    fit_group(model, "mlp", epochs=1)
+    optimizer = model.optimizer
+    told = gather([float(optimizer.dynamic_scale), int(optimizer.inner_optimizer.iterations)])
+    assert told == told[:1] * world_size
+    scale, steps = told[0]
+    assert 10 < steps < 20 and scale == 2.0**steps  # each of 20 steps halves it, or updates weights
+    assert all(np.isfinite(weight).all() for weight in model.get_weights())
+    assert_same_bits_on_all_ranks([v for v in model.trainable_weights if not is_part(v)])
 
 
 @pytest.mark.workers(2, *nightly(4))

@@ -64,13 +64,30 @@ def test_saving_within_an_epoch_needs_the_same_number_of_batches_in_all_groups()
     assert "Give all groups the same number of batches, or save and evaluate at" in job.output
 
 
-def test_training_goes_on_with_another_number_of_groups(tmp_path):
-    """Each process takes the parts of its own member, and the unsent gradients of its peers."""
-    losses = []
+def resumed(action, directory):
+    """Returns the output of a job of two processes, which goes on from one of four."""
+    losses, digests = [], set()
     for world_size, epochs in ((4, 1), (2, 2)):
-        job = horovodrun(world_size, [*PROGRAM, "resume", str(tmp_path), str(epochs)])
+        job = horovodrun(world_size, [*PROGRAM, action, directory, str(epochs)])
         told = re.findall(r"rank \d: (\d+) steps, loss ([\d.]+)", job.output)
         assert len(told) == world_size, job.output
         assert {steps for steps, _ in told} == {str(20 * epochs)}
         losses.append(max(float(loss) for _, loss in told))
+        begins = set(re.findall(r"begins with (\w+)", job.output))
+        assert begins == digests or not digests  # with the weights that the other job had
+        digests = set(re.findall(r"ends with (\w+)", job.output))
+        assert len(begins) == len(digests) == 1
     assert losses[1] < losses[0] - 0.2
+    return job.output
+
+
+def test_training_goes_on_with_another_number_of_groups(tmp_path):
+    """Each process takes the parts of its own member, and the unsent gradients of its peers."""
+    resumed("resume", str(tmp_path))
+
+
+@pytest.mark.nightly
+def test_training_with_another_number_of_groups_is_that_of_an_unsplit_model(tmp_path):
+    output = resumed("resume_in_full_precision", str(tmp_path))
+    distances = re.findall(r"rank \d: ([\d.]+) from an unsplit model", output)
+    assert len(distances) == 2 and max(map(float, distances)) < 1e-6
