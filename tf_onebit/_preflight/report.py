@@ -9,6 +9,8 @@ from tf_onebit._formatting import format_milliseconds, format_number
 _HEADER = ("", "ms per step", "speed-up", "MB sent", "longest")
 # Workers share processors if a step among others takes more than this many times as long.
 _CROWDED = 1.1
+# Of a plot, so that they can be told apart.
+_MOST_LINES = 4
 _BOTTLENECKS = {"computation": "computation", "coding": "encoding", "sending": "sending"}
 
 
@@ -135,26 +137,41 @@ def require_plottable(path):
 
 
 def write_plot(plan, path):
-    """Writes a plot of the speed-ups, whose file type is given by the name's ending."""
+    """Writes a plot of the largest speed-ups. The name's ending gives the type of the file."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 5), layout="constrained")
     axes = figure.add_subplot()
     numbers = sorted({prediction.workers for prediction in plan.predictions})
     axes.plot([1, *numbers], [1, *numbers], color="0.7", linestyle="--", label="ideal")
-    kinds = dict.fromkeys((p.members, p.method) for p in plan.predictions)
-    for kind in sorted(kinds, key=lambda kind: kind[0]):
-        members, method = kind
-        points = {p.workers: p.speed_up for p in plan.predictions if (p.members, p.method) == kind}
+    for (members, method), speed_ups in lines_of_plot(plan):
         label = method if members == 1 else f"groups of {members}, {method}"
-        axes.plot([1, *points], [1, *points.values()], marker="o", markersize=4, label=label)
+        axes.plot([1, *speed_ups], [1, *speed_ups.values()], "o-", markersize=4, label=label)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter("{x:g}")
     axes.set_xlabel("workers")
-    axes.set_ylabel("speed-up over one worker")
-    axes.set_title(f"{plan.per_replica_batch_size} samples per worker and step, predicted")
+    axes.set_ylabel("predicted speed-up over one worker")
+    axes.set_title(
+        f"{format_number(sum(plan.sizes) / 1e6)} million trained values, "
+        f"{plan.per_replica_batch_size} samples per worker and step\n{_about_links(plan)}"
+    )
     figure.legend(loc="outside right upper", fontsize="small")
     axes.grid(alpha=0.3)
     figure.savefig(path)
+
+
+def lines_of_plot(plan):
+    """Returns the speed-ups of the first method, and of the fastest others.
+
+    Returns:
+        List of pairs. The first part is a pair of a number of members and the name of a method. The
+        second part is a dictionary: speed-up by number of workers.
+    """
+    lines = {}
+    for one in plan.predictions:
+        lines.setdefault((one.members, one.method), {})[one.workers] = one.speed_up
+    first, *others = lines.items()
+    others.sort(key=lambda line: max(line[1].values()), reverse=True)
+    return [first, *others[: _MOST_LINES - 1]]

@@ -11,7 +11,7 @@ import pytest
 import tf_onebit
 import tf_onebit.horovod as hvd
 from tests.support.nightly import nightly, nightly_rows
-from tests.support.scalars import scalars_in, scalars_named
+from tests.support.scalars import descriptions_in, scalars_in, scalars_named
 from tests.support.two_optimizers import TwoOptimizers
 from tf_onebit import OneBit
 from tf_onebit._bmuf.connections import connect
@@ -148,6 +148,8 @@ def test_tensorboard_gets_times_and_what_steps_are_made_with(tmp_path):
     assert 0 < latest["exchange/work_seconds"] <= latest["exchange/seconds"]
     assert latest["exchange/seconds"] < latest["step/seconds"] < 1
     assert 0 <= latest["exchange/hidden_share"] <= 1
+    for tag, (first, *others) in descriptions_in(tmp_path).items():
+        assert first and not any(others), tag
 
 
 def test_minibatch_size_is_that_of_the_data(tmp_path):

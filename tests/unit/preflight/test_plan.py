@@ -64,6 +64,18 @@ def test_plan_as_text_json_and_plot(capsys, tmp_path):
     assert files[1].read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_plot_shows_full_precision_and_the_three_fastest_others():
+    names = ["full precision", "slow", "fast", "slower", "fastest", "middle"]
+    predictions = [
+        Prediction(name, workers, 1.0, 1.0, 0.0, 0.0, 0.0, workers * part, "sending")
+        for workers in (2, 4)
+        for name, part in zip(names, (0.1, 0.4, 0.8, 0.3, 0.9, 0.6), strict=True)
+    ]
+    shown = report.lines_of_plot(types.SimpleNamespace(predictions=predictions))
+    assert [name for (_, name), _ in shown] == ["full precision", "fastest", "fast", "middle"]
+    assert shown[1] == ((1, "fastest"), {2: 1.8, 4: 3.6})
+
+
 def test_large_numbers_have_no_exponents(capsys):
     links = "--bandwidth", "10gbit", "--latency", 100
     status, output, errors = plan(capsys, MODEL, "--workers", 2, *links)
