@@ -6,8 +6,9 @@ import os
 import signal
 import time
 
+from tests.support.launch import free_addresses
 from tests.support.programs import start_python
-from tf_onebit._launch import free_addresses, tf_config
+from tf_onebit._launch import tf_config
 from tf_onebit.distribute.server import sigterm_as_it_was
 
 WORKER = """
