@@ -97,6 +97,7 @@ def summary_of(row, rounds, predictions):
         "held_bytes": results[0]["held_bytes"],
         "held_share": 1 / row.members,
         "traffic_bytes": 2 * (1 - 1 / row.members) * results[0]["activation_bytes"],
+        "exchanges_gradients": row.groups > 1,
     }
 
 
@@ -122,7 +123,7 @@ def report(title, summaries):
         verdicts.append(verdict(claim, abs(ratio - 1), MOST_OF_PREDICTION))
         claim = f"{title}, {name}: part of the bytes that a worker without groups holds"
         verdicts.append(verdict(claim, held / whole, summary["held_share"] + MOST_BEYOND_SHARE))
-        if name.startswith("1x"):  # others also exchange gradients
+        if not summary["exchanges_gradients"]:
             claim = f"{title}, {name}: bytes on the interface over (M - 1) / M of the activations"
             sent = summary["interface_bytes"].median / summary["traffic_bytes"]
             verdicts.append(verdict(claim, sent, MOST_OF_TRAFFIC))

@@ -1,4 +1,4 @@
-"""Confidence intervals of a few paired runs, and tests of claims with them."""
+"""Confidence intervals and learning rates of a few paired runs, and tests of claims with them."""
 
 import math
 
@@ -16,6 +16,24 @@ def interval(samples):
         error = np.std(samples, ddof=1) / math.sqrt(len(samples))
         half = float(error * scipy.stats.t.ppf((1 + CONFIDENCE) / 2, len(samples) - 1))
     return float(np.mean(samples)), half
+
+
+def best_rate(by_rate, seeds):
+    """Returns the rate with the lowest mean loss, and its runs in the order of the seeds.
+
+    Rates that have not been trained with all of the seeds do not count. Without any, it is None.
+    If training diverges with all rates, it is the lowest.
+    """
+    runs = {
+        rate: [by_seed[str(seed)] for seed in seeds]
+        for rate, by_seed in by_rate.items()
+        if all(str(seed) in by_seed for seed in seeds)
+    }
+
+    def loss_and_rate(item):
+        return np.mean([run["loss"] for run in item[1]]), float(item[0])
+
+    return min(runs.items(), key=loss_and_rate, default=None)
 
 
 def widest_interval(points, holds):

@@ -24,7 +24,7 @@ import numpy as np
 import optimizer_run
 import pool
 from accuracy_tasks import FASHION, TASKS
-from intervals import CONFIDENCE, interval
+from intervals import CONFIDENCE, best_rate, interval
 from optimizer_run import EXCHANGES, OPTIMIZERS, Run
 from report import machine_facts, print_machine_facts, print_table, verdict, write_json
 
@@ -105,24 +105,6 @@ class Comparison:
         for optimizer, rows in self.results.items():
             verdicts += report(optimizer, rows, self._seeds)
         write_json(self._path, self._content | {"verdicts": verdicts})
-
-
-def best_rate(by_rate, seeds):
-    """Returns the rate with the lowest mean loss, and its runs in the order of the seeds.
-
-    Rates that have not been trained with all of the seeds do not count. Without any, it is None.
-    If training diverges with all rates, it is the lowest.
-    """
-    runs = {
-        rate: [by_seed[str(seed)] for seed in seeds]
-        for rate, by_seed in by_rate.items()
-        if all(str(seed) in by_seed for seed in seeds)
-    }
-
-    def loss_and_rate(item):
-        return np.mean([run["loss"] for run in item[1]]), float(item[0])
-
-    return min(runs.items(), key=loss_and_rate, default=None)
 
 
 def report(optimizer, rows, seeds):

@@ -2,11 +2,17 @@
 
 import json
 import pathlib
+import sys
 
 import numpy as np
 from theme import draw
 
-MEASURED = pathlib.Path(__file__).parents[2] / "reproduction" / "measured"
+REPRODUCTION = pathlib.Path(__file__).parents[2] / "reproduction"
+sys.path.append(str(REPRODUCTION))
+
+from intervals import best_rate  # noqa: E402
+
+MEASURED = REPRODUCTION / "measured"
 FULL_PRECISION = "full precision"
 # Rows of the files, with what they are called here, and where that stands beside the point.
 OURS = {
@@ -19,7 +25,7 @@ OTHERS = {
     "PowerSGD, rank 4": ("PowerSGD, rank 4", (6, 6), "left"),
     "deep gradient compression": ("Deep Gradient Compression", (6, 6), "left"),
 }
-SEEDS = 5
+SEEDS = range(1, 6)
 
 
 def points(name):
@@ -29,7 +35,8 @@ def points(name):
         name: name of an optimizer, of which there is a file.
     """
     results = json.loads((MEASURED / f"optimizers_mlp_{name}.json").read_text())["results"][name]
-    best = {row: run for row in results if (run := _of_best_rate(results[row])) is not None}
+    chosen = {row: best_rate(by_rate, SEEDS) for row, by_rate in results.items()}
+    best = {row: one[1] for row, one in chosen.items() if one is not None}
     full = best.pop(FULL_PRECISION)
     accuracy = np.array([one["accuracy"] for one in full])
     lost = {
@@ -40,11 +47,6 @@ def points(name):
         for row, run in best.items()
     }
     return full[0]["bytes"], lost
-
-
-def _of_best_rate(by_rate):
-    runs = [list(by_seed.values()) for by_seed in by_rate.values() if len(by_seed) == SEEDS]
-    return min(runs, key=lambda run: np.mean([one["loss"] for one in run]), default=None)
 
 
 def picture(figure, theme):

@@ -6,12 +6,17 @@ FORWARD, BACKWARD, UPDATE, MESSAGE = 1.0, 2.0, 0.4, 2.0
 BUCKETS, STEPS = 4, 3
 
 
+def passes(begin):
+    """Returns the computation of a worker's gradients: list."""
+    return [("forward", begin, FORWARD), ("backward", begin + FORWARD, BACKWARD)]
+
+
 def without_overlap():
     """Messages leave when all gradients are there."""
     work, link, time = [], [], 0.0
     for _ in range(STEPS):
         end = time + FORWARD + BACKWARD
-        work += [("forward", time, FORWARD), ("backward", time + FORWARD, BACKWARD)]
+        work += passes(time)
         link.append((end, MESSAGE))
         work.append(("update", end + MESSAGE, UPDATE))
         time = end + MESSAGE + UPDATE
@@ -22,7 +27,7 @@ def overlapped():
     """Each bucket of gradients leaves as soon as the backward pass has made it."""
     work, link, time = [], [], 0.0
     for _ in range(STEPS):
-        work += [("forward", time, FORWARD), ("backward", time + FORWARD, BACKWARD)]
+        work += passes(time)
         free = 0.0
         for bucket in range(1, BUCKETS + 1):
             begin = max(free, time + FORWARD + BACKWARD * bucket / BUCKETS)
@@ -38,7 +43,7 @@ def delayed():
     work, link, time = [], [], 0.0
     for step in range(STEPS):
         end = time + FORWARD + BACKWARD
-        work += [("forward", time, FORWARD), ("backward", time + FORWARD, BACKWARD)]
+        work += passes(time)
         if step:
             link.append((time, MESSAGE))
         work.append(("update", end, UPDATE))
@@ -50,7 +55,7 @@ def blocks():
     """Weights are averaged once, at the end of a block."""
     work, time = [], 0.0
     for _ in range(STEPS):
-        work += [("forward", time, FORWARD), ("backward", time + FORWARD, BACKWARD)]
+        work += passes(time)
         work.append(("update", time + FORWARD + BACKWARD, UPDATE))
         time += FORWARD + BACKWARD + UPDATE
     return work, [(time, MESSAGE)]

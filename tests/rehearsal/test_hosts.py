@@ -6,12 +6,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
 from tests.rehearsal.test_programs import needs_namespaces
-from tests.support.launch import sleeping
+from tests.support.launch import processes_with
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SSHD = "/usr/sbin/sshd"
@@ -116,7 +115,4 @@ def test_workers_of_all_hosts_end_together(event, network, environment):
     else:
         job.send_signal(signal.Signals[event])
         job.communicate(timeout=30)
-    deadline = time.monotonic() + 60
-    while sleeping("3456.7") and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not sleeping("3456.7")
+    assert not processes_with("3456.7", most_seconds=60)

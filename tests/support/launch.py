@@ -63,10 +63,20 @@ def free_addresses(count):
         return [f"127.0.0.1:{port}" for port in ports]
 
 
-def sleeping(seconds):
-    """Returns the processes of this machine that `sleep` so many seconds: list."""
-    running = psutil.process_iter(["cmdline"])
-    return [one for one in running if one.info["cmdline"] == ["sleep", seconds]]
+def processes_with(argument, most_seconds=0):
+    """Returns the processes of this machine that were started with an argument: list.
+
+    Args:
+        argument: str or path.
+        most_seconds: time to wait until there are none.
+    """
+    deadline = time.monotonic() + most_seconds
+    while True:
+        running = psutil.process_iter(["cmdline"])
+        found = [one for one in running if str(argument) in (one.info["cmdline"] or [])]
+        if not found or time.monotonic() >= deadline:
+            return found
+        time.sleep(0.05)
 
 
 def python(arguments):

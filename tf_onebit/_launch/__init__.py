@@ -59,8 +59,9 @@ def _run(parser, options):
     if options.hosts is None and options.num_proc is None:
         parser.error("the following arguments are required: -np/--num-proc, or -H/--hosts")
     try:
-        names = [_THIS_MACHINE] * (options.num_proc or 0)
-        if options.hosts is not None:
+        if options.hosts is None:
+            names = [_THIS_MACHINE] * options.num_proc
+        else:
             names = places(options.hosts, options.num_proc)
         return launch(names, options.program, options.verbose)
     except ValueError as error:

@@ -8,11 +8,10 @@ import json
 import os
 import signal
 import subprocess
-import time
 
 import pytest
 
-from tests.support.launch import sleeping
+from tests.support.launch import processes_with
 from tests.unit.launch.test_launch import PROGRAM
 
 # Addresses that belong to no machine (RFC 5737).
@@ -71,7 +70,7 @@ def test_a_failure_on_one_host_ends_the_workers_of_all(environment):
     job = launch(environment, f"{ONE},{OTHER}", script)
     assert job.returncode == 3
     assert f"worker 1 on {OTHER} ended with status 3. The others were ended." in job.stderr
-    assert not sleeping("1234.5")
+    assert not processes_with("1234.5")
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
@@ -84,10 +83,7 @@ def test_workers_on_other_hosts_end_with_the_launcher(environment, signum):
         assert sorted(begun) == [b"[0] begun\n", b"[1] begun\n"]
         job.send_signal(signum)
         assert job.wait(30) in (-signum, 128 + signum)
-    deadline = time.monotonic() + 30
-    while sleeping("2345.6") and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not sleeping("2345.6")
+    assert not processes_with("2345.6", most_seconds=30)
 
 
 def test_a_host_that_cannot_be_reached_ends_the_job_with_a_reason(environment):
