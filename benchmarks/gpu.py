@@ -361,7 +361,8 @@ def moment_rows(device, num_values, rng):
     gradient, average, square = (
         kernels.to_device(rng.random(num_values, np.float32)) for _ in range(3)
     )
-    factor, update = kernels.to_device(np.float32([-0.001])), kernels.empty(num_values, np.float32)
+    step, factor = (kernels.to_device(np.float32(n)) for n in ([-0.001, 0.5, 1.0], [-0.001]))
+    update = kernels.empty(num_values, np.float32)
     one_part = ctypes.c_int64(2**63 - 1)
     run = HostObject(kernels, "parts", ctypes.c_int64(1), integers([num_values]), one_part)
     scratch = kernels.scratch(kernels.integer("adagrad_scratch_bytes", run.object))
@@ -384,7 +385,7 @@ def moment_rows(device, num_values, rng):
             ctypes.c_int64(num_values),
             *map(kernels.pointer, (gradient, average, square)),
             (ctypes.c_float * 3)(0.1, 0.001, 1e-7),
-            *map(kernels.pointer, (factor, update)),
+            *map(kernels.pointer, (step, update)),
         )
 
     def accumulate():

@@ -30,11 +30,11 @@ struct TransformBlocks {
                    float factor, float* out);
 
   // average_i += share_of_gradient * (gradient_i - average_i)
-  // square_i += share_of_square * (gradient_i^2 - square_i)
+  // square_i += share_of_square * (SquareLessNoise(gradient_i, ...) - square_i)
   // out_i = factor * average_i / (sqrt(square_i) + epsilon)
   // If the square would not be finite, both keep their values, and out_i is NaN.
   void (*adam)(const float* gradient, float* average, float* square, int64_t count, AdamRule rule,
-               float factor, float* out);
+               AdamStep step, float* out);
 };
 
 // The table to use; see simd.h.

@@ -80,17 +80,22 @@ void Momentum(const float* gradient, float* velocity, int64_t count, MomentumRul
 
 template <typename Floats>
 void Adam(const float* gradient, float* average, float* square, int64_t count, AdamRule rule,
-          float factor, float* out) {
+          AdamStep step, float* out) {
   const auto share = Floats::Broadcast(rule.share_of_gradient);
   const auto share_of_square = Floats::Broadcast(rule.share_of_square);
-  const auto epsilon = Floats::Broadcast(rule.epsilon), factors = Floats::Broadcast(factor);
+  const auto epsilon = Floats::Broadcast(rule.epsilon), factors = Floats::Broadcast(step.factor);
+  const auto noise = Floats::Broadcast(step.noise), unbias = Floats::Broadcast(step.unbias);
+  const auto least = Floats::Broadcast(step.noise > 0 ? rule.least : 0.0f);
   const auto nan = Floats::Broadcast(std::numeric_limits<float>::quiet_NaN());
   int64_t i = 0;
   for (; i + Floats::kWidth <= count; i += Floats::kWidth) {
     const auto given = Floats::Load(gradient + i);
     const auto old = Floats::Load(average + i), old_square = Floats::Load(square + i);
     const auto followed = FollowAverage(old, given, share);
-    const auto squares = FollowSquares(old_square, given, share_of_square);
+    const auto square_now = SquareLessNoise(given, unbias * old, noise);
+    const auto unbounded = FollowAverage(old_square, square_now, share_of_square);
+    const auto bound = least * (followed * followed);
+    const auto squares = Floats::Select(Floats::Greater(bound, unbounded), bound, unbounded);
     // The square is not finite whenever the gradient is not.
     const auto finite = Finite<Floats>(squares);
     const auto update = AdamUpdate(factors, followed, Floats::Sqrt(squares), epsilon);
@@ -101,9 +106,12 @@ void Adam(const float* gradient, float* average, float* square, int64_t count, A
   for (; i < count; ++i) {
     const float given = gradient[i];
     const float followed = FollowAverage(average[i], given, rule.share_of_gradient);
-    const float squares = FollowSquares(square[i], given, rule.share_of_square);
+    const float square_now = SquareLessNoise(given, step.unbias * average[i], step.noise);
+    const float unbounded = FollowAverage(square[i], square_now, rule.share_of_square);
+    const float bound = (step.noise > 0 ? rule.least : 0.0f) * (followed * followed);
+    const float squares = bound > unbounded ? bound : unbounded;
     const bool finite = IsFinite(squares);
-    const float update = AdamUpdate(factor, followed, __builtin_sqrtf(squares), rule.epsilon);
+    const float update = AdamUpdate(step.factor, followed, __builtin_sqrtf(squares), rule.epsilon);
     if (finite) average[i] = followed;
     if (finite) square[i] = squares;
     out[i] = finite ? update : std::numeric_limits<float>::quiet_NaN();

@@ -71,11 +71,12 @@ class TransformsOnCpu {
   }
 
   absl::Status Adam(tensorflow::OpKernelContext* context, int64_t count, const float* gradient,
-                    float* average, float* square, AdamRule rule, const float* factor,
+                    float* average, float* square, AdamRule rule, AdamStepAt at_step,
                     float* out) {
     const auto move = GetTransformBlocks().adam;
+    const AdamStep step = Read(at_step);
     ForBlocks(context, count, [&](int64_t at, int64_t size) {
-      move(gradient + at, average + at, square + at, size, rule, *factor, out + at);
+      move(gradient + at, average + at, square + at, size, rule, step, out + at);
     });
     return absl::OkStatus();
   }

@@ -102,7 +102,7 @@ struct MoveOn {
 
 struct Adapt {
   AdamRule rule;
-  const float* factor;
+  AdamStepAt at_step;
 
   __device__ void operator()(void* const* arrays, int64_t, int64_t i, int64_t left,
                              bool aligned) const {
@@ -112,12 +112,17 @@ struct Adapt {
     Load4(static_cast<const float*>(arrays[0]) + i, left, aligned, gradient);
     Load4<float>(averages, left, aligned, average);
     Load4<float>(squares, left, aligned, square);
+    const AdamStep step = Read(at_step);
+    const float least = step.noise > 0 ? rule.least : 0.0f;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const float followed = FollowAverage(average[j], gradient[j], rule.share_of_gradient);
-      const float followed_square = FollowSquares(square[j], gradient[j], rule.share_of_square);
+      const float now = SquareLessNoise(gradient[j], step.unbias * average[j], step.noise);
+      const float unbounded = FollowAverage(square[j], now, rule.share_of_square);
+      const float bound = least * (followed * followed);
+      const float followed_square = bound > unbounded ? bound : unbounded;
       const bool finite = IsFinite(followed_square);
-      const float update = AdamUpdate(*factor, followed, sqrtf(followed_square), rule.epsilon);
+      const float update = AdamUpdate(step.factor, followed, sqrtf(followed_square), rule.epsilon);
       if (finite) average[j] = followed;
       if (finite) square[j] = followed_square;
       out[j] = finite ? update : nanf("");
@@ -166,10 +171,10 @@ const char* Momentum(int64_t count, const float* gradient, float* velocity, Mome
 }
 
 const char* Adam(int64_t count, const float* gradient, float* average, float* square, AdamRule rule,
-                 const float* factor, float* out, void* stream) {
+                 AdamStepAt step, float* out, void* stream) {
   const std::vector<Arrays<4>> arrays = {
       {{const_cast<float*>(gradient), average, square, out}, count, 0}};
-  return LaunchForFour(arrays, Adapt{rule, factor}, stream);
+  return LaunchForFour(arrays, Adapt{rule, step}, stream);
 }
 
 }  // namespace gpu

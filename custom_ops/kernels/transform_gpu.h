@@ -29,7 +29,7 @@ const char* AdagradNormalize(const Parts& runs, const float* gradient, const flo
 const char* Momentum(int64_t count, const float* gradient, float* velocity, MomentumRule rule,
                      const float* factor, float* out, void* stream);
 const char* Adam(int64_t count, const float* gradient, float* average, float* square, AdamRule rule,
-                 const float* factor, float* out, void* stream);
+                 AdamStepAt step, float* out, void* stream);
 
 }  // namespace gpu
 }  // namespace tf_onebit

@@ -53,8 +53,8 @@ class TransformsOnGpu {
   }
 
   absl::Status Adam(OpKernelContext* context, int64_t count, const float* gradient, float* average,
-                    float* square, AdamRule rule, const float* factor, float* out) {
-    return StatusOf(gpu::Adam(count, gradient, average, square, rule, factor, out,
+                    float* square, AdamRule rule, AdamStepAt step, float* out) {
+    return StatusOf(gpu::Adam(count, gradient, average, square, rule, step, out,
                               StreamOf(context)));
   }
 
@@ -166,13 +166,14 @@ class MomentsOp : public OpKernel {
   bool IsExpensive() override { return false; }
 
  protected:
-  // Returns the factor of all values: the last input.
-  static absl::Status GetFactor(OpKernelContext* context, const float** factor) {
-    const Tensor& input = context->input(context->num_inputs() - 1);
-    *factor = Floats(input);
-    if (input.NumElements() == 1) return absl::OkStatus();
-    return errors::InvalidArgument("factor must be a scalar. Received: shape=",
-                                   input.shape().DebugString(), ".");
+  // Returns an input of one number.
+  static absl::Status GetScalar(OpKernelContext* context, const char* name, const float** value) {
+    const Tensor* input;
+    TF_RETURN_IF_ERROR(context->input(name, &input));
+    *value = Floats(*input);
+    if (input->NumElements() == 1) return absl::OkStatus();
+    return errors::InvalidArgument(name, " must be a scalar. Received: shape=",
+                                   input->shape().DebugString(), ".");
   }
 };
 
@@ -189,7 +190,7 @@ class MomentumOp : public MomentsOp {
 
   void Compute(OpKernelContext* context) override {
     const float* factor;
-    OP_REQUIRES_OK(context, GetFactor(context, &factor));
+    OP_REQUIRES_OK(context, GetScalar(context, "factor", &factor));
     LockedVariable velocity;
     OP_REQUIRES_OK(context, OpenState(context, "velocity", &velocity));
     const int64_t count = context->input(0).NumElements();
@@ -209,19 +210,21 @@ template <typename Device>
 class AdamOp : public MomentsOp {
  public:
   explicit AdamOp(OpKernelConstruction* context) : MomentsOp(context) {
-    OP_REQUIRES_OK(context, GetShare(context, "share_of_gradient", "beta_1",
-                                     &rule_.share_of_gradient));
-    OP_REQUIRES_OK(context, GetShare(context, "share_of_square", "beta_2",
-                                     &rule_.share_of_square));
-    OP_REQUIRES_OK(context, context->GetAttr("epsilon", &rule_.epsilon));
-    OP_REQUIRES(context, rule_.epsilon >= 0 && IsFinite(rule_.epsilon),
-                errors::InvalidArgument("epsilon must be at least 0. Received: epsilon=",
-                                        rule_.epsilon, "."));
+    float share, share_of_square, epsilon;
+    OP_REQUIRES_OK(context, GetShare(context, "share_of_gradient", "beta_1", &share));
+    OP_REQUIRES_OK(context, GetShare(context, "share_of_square", "beta_2", &share_of_square));
+    OP_REQUIRES_OK(context, context->GetAttr("epsilon", &epsilon));
+    OP_REQUIRES(context, epsilon >= 0 && IsFinite(epsilon),
+                errors::InvalidArgument("epsilon must be at least 0. Received: epsilon=", epsilon,
+                                        "."));
+    rule_ = MakeAdamRule(share, share_of_square, epsilon);
   }
 
   void Compute(OpKernelContext* context) override {
-    const float* factor;
-    OP_REQUIRES_OK(context, GetFactor(context, &factor));
+    AdamStepAt step;
+    OP_REQUIRES_OK(context, GetScalar(context, "factor", &step.factor));
+    OP_REQUIRES_OK(context, GetScalar(context, "noise", &step.noise));
+    OP_REQUIRES_OK(context, GetScalar(context, "unbias", &step.unbias));
     const int64_t count = context->input(0).NumElements();
     const float* const gradient = Floats(context->input(0));
     LockedVariables moments;
@@ -230,7 +233,7 @@ class AdamOp : public MomentsOp {
     OP_REQUIRES_OK(context, OutputGradient(context, &out));
     OP_REQUIRES_OK(context,
                    device_.Adam(context, count, gradient, static_cast<float*>(moments.values()[0]),
-                                static_cast<float*>(moments.values()[1]), rule_, factor, out));
+                                static_cast<float*>(moments.values()[1]), rule_, step, out));
   }
 
  private:

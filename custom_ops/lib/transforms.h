@@ -46,9 +46,40 @@ struct MomentumRule {
 };
 
 // The settings of Adam. A share is the weight of the new gradient, or its square, in an average.
+// `least` is the least ratio of the average of squares to the square of the average of gradients.
 struct AdamRule {
-  float share_of_gradient, share_of_square, epsilon;
+  float share_of_gradient, share_of_square, epsilon, least;
 };
+
+// By the inequality of Cauchy and Schwarz: `least` for averages that began at zero, with decays b1
+// and b2, is (1 - b2) (1 - b1^2 / b2) / (1 - b1)^2, or zero where this is negative.
+inline AdamRule MakeAdamRule(float share_of_gradient, float share_of_square, float epsilon) {
+  const double share = share_of_gradient, decay = 1 - share, decay_of_square = 1 - share_of_square;
+  const double rest = decay_of_square - decay * decay;
+  const double least = rest > 0 ? share_of_square * rest / (decay_of_square * share * share) : 0.0;
+  return {share_of_gradient, share_of_square, epsilon, static_cast<float>(least)};
+}
+
+// The numbers of a step of Adam: see the op's documentation.
+struct AdamStep {
+  float factor, noise, unbias;
+};
+
+// Where they are: in the memory of the device that makes the step.
+struct AdamStepAt {
+  const float *factor, *noise, *unbias;
+};
+
+TF_ONEBIT_HOST_DEVICE AdamStep Read(AdamStepAt step) {
+  return {*step.factor, *step.noise, *step.unbias};
+}
+
+// The square of a gradient, less a part of its squared deviation from what was expected.
+template <typename Value>
+TF_ONEBIT_HOST_DEVICE Value SquareLessNoise(Value gradient, Value expected, Value noise) {
+  const Value deviation = gradient - expected;
+  return gradient * gradient - noise * (deviation * deviation);
+}
 
 template <typename Value>
 TF_ONEBIT_HOST_DEVICE Value AdamUpdate(Value factor, Value average, Value root, Value epsilon) {

@@ -86,6 +86,8 @@ REGISTER_OP("TfOnebit>Adam")
     .Input("gradient: float")
     .Input("variables: num_variables * resource")
     .Input("factor: float")
+    .Input("noise: float")
+    .Input("unbias: float")
     .Output("update: float")
     .Attr("num_variables: int = 2")
     .Attr("share_of_gradient: float")
@@ -96,14 +98,17 @@ REGISTER_OP("TfOnebit>Adam")
     .Doc(R"doc(
 Follows the averages of a gradient and of its square, and divides the one by the root of the other.
 
-average += share_of_gradient * (gradient - average); square += share_of_square * (gradient^2 -
-square); update = factor * average / (sqrt(square) + epsilon). In place, in one pass; takes the
-memory of `gradient` where nothing else needs it. Where the square would not be finite, both
-averages stay as they were, and the update is NaN.
+square += share_of_square * (gradient^2 - noise * (gradient - unbias * average)^2 - square); average
++= share_of_gradient * (gradient - average); update = factor * average / (sqrt(square) + epsilon).
+With noise, square is at least average^2 times what that can be without noise. In place, in one
+pass; takes the memory of `gradient` where nothing else needs it. Where the square would not be
+finite, both averages stay as they were, and the update is NaN.
 
 gradient: Values.
 variables: Average and square: two float32 variables with as many.
 factor: A scalar.
+noise: A scalar: the part of squared deviations that squares leave out. 0 for Adam itself.
+unbias: A scalar: the factor of `average` that makes it the mean of earlier gradients.
 share_of_gradient: Of the new gradient in its average, from 0 to 1.
 share_of_square: Of the new square in its average, from 0 to 1.
 epsilon: At least 0.

@@ -94,24 +94,29 @@ void TestMomentum(const TransformBlocks& blocks, const Buffer<float>& gradient,
 }
 
 void TestAdam(const TransformBlocks& blocks, const Buffer<float>& gradient,
-              const Buffer<float>& before, int64_t count, int offset) {
-  const AdamRule rule = {0.1f, 0.01f, 1e-3f};
+              const Buffer<float>& before, float noise, int64_t count, int offset) {
+  const AdamRule rule = MakeAdamRule(0.1f, 0.01f, 1e-3f);
+  const float least = noise > 0 ? rule.least : 0.0f;
   Buffer<float> average(Buffer<float>::kOutput, count, offset);
   Buffer<float> square(Buffer<float>::kOutput, count, (5 * offset + 3) % 16);
   Buffer<float> out(Buffer<float>::kOutput, count, (7 * offset + 5) % 16);
   average.CopyFrom(before);
   square.CopyFrom(before);
   out.CopyFrom(gradient);
-  blocks.adam(out.data(), average.data(), square.data(), count, rule, -0.3f, out.data());
+  blocks.adam(out.data(), average.data(), square.data(), count, rule, {-0.3f, noise, 1.5f},
+              out.data());
   CHECK(average.SentinelsIntact() && square.SentinelsIntact() && out.SentinelsIntact(),
         "wrote beside averages or result");
   for (int64_t i = 0; i < count; ++i) {
     const float g = gradient[i], old = before[i];
-    const float followed = old + 0.1f * (g - old), root = old + 0.01f * (g * g - old);
-    const bool finite = std::isfinite(root);
-    const float expected = finite ? followed * -0.3f / (std::sqrt(root) + 1e-3f) : kNaN;
+    const float followed = old + 0.1f * (g - old), deviation = g - 1.5f * old;
+    const float followed_square = old + 0.01f * (g * g - noise * (deviation * deviation) - old);
+    const float bound = least * (followed * followed);
+    const float kept = bound > followed_square ? bound : followed_square;
+    const bool finite = std::isfinite(kept);
+    const float expected = finite ? followed * -0.3f / (std::sqrt(kept) + 1e-3f) : kNaN;
     CHECK(Same(average[i], finite ? followed : old), "average[%ld]=%.9g", (long)i, average[i]);
-    CHECK(Same(square[i], finite ? root : old), "square[%ld]=%.9g", (long)i, square[i]);
+    CHECK(Same(square[i], finite ? kept : old), "square[%ld]=%.9g", (long)i, square[i]);
     CHECK(Same(out[i], expected), "out[%ld]=%.9g, expected %.9g", (long)i, out[i], expected);
   }
 }
@@ -131,7 +136,9 @@ void TestTable(const TransformBlocks& blocks) {
       TestAccumulate(blocks, gradient, state, count, offset);
       TestNormalize(blocks, gradient, state, count, offset);
       TestMomentum(blocks, gradient, state, count, offset);
-      TestAdam(blocks, gradient, state, count, offset);
+      for (const float noise : {0.0f, 0.5f}) {
+        TestAdam(blocks, gradient, state, noise, count, offset);
+      }
     }
   }
 }

@@ -183,9 +183,9 @@ const char* momentum(int64_t count, const float* gradient, float* velocity, floa
 }
 
 const char* adam(int64_t count, const float* gradient, float* average, float* square,
-                 const float* rule, const float* factor, float* out, void* stream) {
-  return gpu::Adam(count, gradient, average, square, {rule[0], rule[1], rule[2]}, factor, out,
-                   stream);
+                 const float* rule, const float* step, float* out, void* stream) {
+  return gpu::Adam(count, gradient, average, square, MakeAdamRule(rule[0], rule[1], rule[2]),
+                   {step, step + 1, step + 2}, out, stream);
 }
 
 #define BLOCK_MOMENTUM(T, NAME)                                                                   \

@@ -52,15 +52,15 @@ class Runs(Kernels):
         )
         return self.numpy(out)
 
-    def adam(self, gradient, average, square, rule, factor, in_place):
-        gradient, factor = self.to_device(gradient), self.to_device(np.float32([factor]))
+    def adam(self, gradient, average, square, rule, step, in_place):
+        gradient, step = self.to_device(gradient), self.to_device(step)
         out = gradient if in_place else self.empty(gradient.shape, np.float32)
         self.call(
             "adam",
             ctypes.c_int64(gradient.size),
             *map(self.pointer, (gradient, average, square)),
             (ctypes.c_float * 3)(*rule),
-            *map(self.pointer, (factor, out)),
+            *map(self.pointer, (step, out)),
         )
         return self.numpy(out)
 
@@ -122,22 +122,28 @@ def test_a_velocity_that_would_not_be_finite_stays(device):
 
 
 @pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("noise", [0.0, 0.5])
 @pytest.mark.parametrize("size", [0, 3, 70_000])
-def test_updates_of_adam(device, rng, size, in_place):
+def test_updates_of_adam(device, rng, size, noise, in_place):
     runs = Runs(device)
     gradient, before = rng.normal(size=(2, size)).astype(np.float32)
     square_before = rng.uniform(0, 2, size).astype(np.float32)
     gradient[::1000], gradient[1::1000] = np.inf, 1e30  # the latter's square is infinite
     rule = share, share_of_square, epsilon = np.float32([0.1, 0.01, 1e-3])
-    factor = np.float32(-0.3)
+    step = factor, noise, unbias = np.float32([-0.3, noise, 1.5])
+    least = np.float32(0.01 * (0.99 - 0.81) / (0.99 * 0.01)) if noise else np.float32(0)
     with np.errstate(over="ignore", invalid="ignore"):
         average = before + share * (gradient - before)
-        square = square_before + share_of_square * (gradient * gradient - square_before)
+        deviation = gradient - unbias * before
+        now = gradient * gradient - noise * (deviation * deviation)
+        square = square_before + share_of_square * (now - square_before)
+        bound = least * (average * average)
+        square = np.where(bound > square, bound, square)
         expected = average * factor / (np.sqrt(square) + epsilon)
     kept = ~np.isfinite(square)
     average[kept], square[kept], expected[kept] = before[kept], square_before[kept], np.nan
     moments = [runs.to_device(values) for values in (before, square_before)]
-    out = runs.adam(gradient, *moments, rule, factor, in_place)
+    out = runs.adam(gradient, *moments, rule, step, in_place)
     np.testing.assert_array_equal(out, expected)
     np.testing.assert_array_equal(runs.numpy(moments[0]), average)
     np.testing.assert_array_equal(runs.numpy(moments[1]), square)

@@ -67,12 +67,48 @@ def test_weights_move_by_the_mean_of_the_workers_own_updates(name, world_size):
     require_the_mean_of_own_updates(Exact(), world_size, *CASES[name])
 
 
-@pytest.mark.nightly
-@pytest.mark.workers(3)
-def test_three_workers_decide_what_to_compress(world_size):
-    # In full precision, whatever they decide.
-    exchange = Auto(WarmStart(Delayed(OneBit(moments="local")), steps=1000))
-    require_the_mean_of_own_updates(exchange, world_size, adam(), {}, {})
+WARM = {
+    "adam": (adam(clipnorm=0.1), make_model, {}),
+    "momentum": (momentum(), make_model, {"steps_per_execution": 2}),
+    "embeddings": (adam(), embedding_model, {}),
+    "sums": (adam(gradient_accumulation_steps=2), make_model, {}),
+    "nadam": (lambda: keras.optimizers.Nadam(0.01), make_model, {}),
+}
+
+
+@pytest.mark.workers(
+    jobs=[
+        ("tensorflow", 2, "adam"),
+        ("horovod", 2, "embeddings"),
+        *nightly_rows(*((e, 2, name) for e in ("horovod", "tensorflow") for name in WARM)),
+    ],
+    also=["name"],
+)
+def test_a_warm_start_has_the_bits_of_full_precision(name, world_size):
+    optimizer, make, arguments = WARM[name]
+    warm = WarmStart(OneBit(min_size=0, exclude=["bias"]), steps=100)
+    exchanges = [FullPrecision(), warm, Auto(WarmStart(Delayed(Threshold()), steps=100))]
+    trained = []
+    for exchange in exchanges:
+        model = model_with(exchange, optimizer, make, **arguments)
+        model.fit(batches(world_size), epochs=2, verbose=0)
+        trained.append([v.numpy() for v in (*model.weights, *model.optimizer.variables)])
+    plain, *others = trained
+    for other in others:
+        for mine, expected in zip(other, plain, strict=True):
+            np.testing.assert_array_equal(mine, expected)
+
+
+@pytest.mark.workers(2, engines=["tensorflow", *nightly("horovod")])
+def test_a_gradient_that_is_not_finite_ends_a_warm_start_on_all_workers(world_size):
+    model = model_with(WarmStart(OneBit(), steps=100), adam())
+    model.fit(batches(world_size), verbose=0)
+    learned = [*model.weights, *model.optimizer.variables[2:]]  # not the count of steps
+    before = [v.numpy() for v in learned]
+    with pytest.raises(Exception, match="Rank 1 met an infinity or NaN in the gradient of"):
+        model.fit(batches(world_size, 1, spoil=0), verbose=0)
+    for variable, value in zip(learned, before, strict=True):
+        np.testing.assert_array_equal(variable, value)
 
 
 def require_the_mean_of_own_updates(exchange, world_size, optimizer, settings, arguments):

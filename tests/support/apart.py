@@ -1,9 +1,10 @@
-"""The reference for exchanged updates: one process, with an optimizer of Keras' own per worker."""
+"""The reference for exchanged updates: one process, with a plain optimizer for each worker."""
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from tests.support.adam_of_means import of_means
 from tests.support.training import built, make_data, make_model, sparse_gradients_of
 
 
@@ -22,7 +23,7 @@ class Apart:
 
     def __init__(self, optimizer, world_size, make=make_model, delay=0):
         self.model, self.delay = built(make), delay
-        self._optimizers = [optimizer() for _ in range(world_size)]
+        self._optimizers = [of_means(optimizer(), world_size) for _ in range(world_size)]
         self._own = [
             [keras.Variable(v.numpy(), name=v.name) for v in self.model.trainable_variables]
             for _ in range(world_size)
@@ -37,8 +38,9 @@ class Apart:
         for i, slices in enumerate(zip(*gradients, strict=True)):
             if isinstance(slices[0], tf.IndexedSlices) and not self.delay:
                 mean = tf.add_n(list(map(tf.convert_to_tensor, slices))) / len(batches)
-                for mine in gradients:
+                for mine, optimizer in zip(gradients, self._optimizers, strict=True):
                     mine[i] = mean
+                    optimizer.exchanged = {*getattr(optimizer, "exchanged", ()), i}
         for optimizer, own, mine in zip(self._optimizers, self._own, gradients, strict=True):
             before = [v.numpy() for v in weights]
             for variable, value in zip(own, before, strict=True):

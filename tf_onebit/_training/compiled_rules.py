@@ -19,7 +19,7 @@ from tf_onebit._framework_internals.keras_optimizers import (
 from tf_onebit._framework_internals.tf_variables import value_of
 
 
-def compiled_update(optimizer, gradient, variable, learning_rate):
+def compiled_update(optimizer, gradient, variable, learning_rate, noise=0.0):
     """Returns the update that an optimizer would add to a variable, and moves its moments.
 
     Gradients that are not finite do not reach the moments. Their updates are not finite either.
@@ -29,6 +29,8 @@ def compiled_update(optimizer, gradient, variable, learning_rate):
         gradient: dense tensor.
         variable: `tf.Variable`.
         learning_rate: scalar tensor.
+        noise: float32 scalar. Where the optimizer averages squares, they are those of a gradient
+            without this part of the noise: see `Exchange`.
 
     Returns:
         float32 tensor like the gradient. None if there is no op for this optimizer or variable.
@@ -37,7 +39,7 @@ def compiled_update(optimizer, gradient, variable, learning_rate):
     if rule is None or variable.dtype != tf.float32:
         return None
     gradient, learning_rate = (tf.cast(t, tf.float32) for t in (gradient, learning_rate))
-    return rule(optimizer, gradient, variable, learning_rate)
+    return rule(optimizer, gradient, variable, learning_rate, noise)
 
 
 def _rule_of(optimizer):
@@ -54,18 +56,35 @@ def _rule_of(optimizer):
     return None
 
 
-def _momentum(optimizer, gradient, variable, learning_rate):
+def _momentum(optimizer, gradient, variable, learning_rate, _):
     velocity = value_of(velocity_for(optimizer, variable))
     momentum, nesterov = float(optimizer.momentum), bool(optimizer.nesterov)
     return ops.momentum(gradient, velocity, momentum, nesterov, -learning_rate)
 
 
-def _adam(optimizer, gradient, variable, learning_rate):
+def _adam(optimizer, gradient, variable, learning_rate, noise):
     average, square = map(value_of, moments_for(optimizer, variable))
     beta_1, beta_2 = float(optimizer.beta_1), float(optimizer.beta_2)
     # As Keras computes it, step by step.
     steps = getattr(optimizer, "steps_of_moments", lambda: optimizer.iterations)()
+    earlier = tf.cast(steps, tf.float32)
     steps = tf.cast(steps + 1, tf.float32)
     powers = [tf.pow(tf.constant(beta, tf.float32), steps) for beta in (beta_1, beta_2)]
     factor = -(learning_rate * tf.sqrt(1 - powers[1]) / (1 - powers[0]))
-    return ops.adam(gradient, average, square, factor, beta_1, beta_2, float(optimizer.epsilon))
+    # The average of earlier gradients has weights that add up to `weight`. With the noise of its
+    # own, it makes a deviation 2 (1 - beta_1^t) / ((1 + beta_1) weight) as large, squared.
+    weight = 1 - tf.pow(tf.constant(beta_1, tf.float32), earlier)
+    noise = noise * (1 + beta_1) / 2 * weight / (1 - powers[0])
+    if beta_1**2 >= beta_2:  # the average could be large where squares have been forgotten
+        noise = 0.0
+    return ops.adam(
+        gradient,
+        average,
+        square,
+        factor,
+        beta_1,
+        beta_2,
+        float(optimizer.epsilon),
+        noise,
+        tf.math.divide_no_nan(1.0, weight),
+    )

@@ -37,14 +37,46 @@ class GradientExchange(OptimizerExchange):
         """True if the optimizer passes its updates, of which the workers make the mean."""
         return self.moments == "local" and not self._is_alone
 
-    def exchange_of_alike(self, gradients, variables):
-        """Returns what a call would return if all workers had the gradients of this one.
+    @tf.autograph.experimental.do_not_convert
+    def before_update(self, gradients, variables):
+        """Returns the gradients from which each worker makes the update that it exchanges.
+
+        In a warm-up these are exchanged gradients, so that all workers make the same update, as in
+        full precision. After it these are what a call would return if all workers had the gradients
+        of this one.
 
         Args:
             gradients, variables: as in a call.
         """
-        factor = 1 if self._mean else self.workers.group.world_size
-        return [times(mine, factor) for mine in gradients]
+        group = self.workers.group
+        factor = 1 if self._mean else group.world_size
+        if self._is_alone:
+            return [times(mine, factor) for mine in gradients]
+        scale = factor / group.world_size
+        return self._run(
+            lambda exchange, mine: exchange.run_before_update(mine, scale, factor),
+            gradients,
+            variables,
+        )
+
+    def noises(self, variables):
+        """Returns how much of the noise of a worker's gradients is not in the workers' mean.
+
+        If the gradients of K workers differ only by chance, the variance of their mean is a K-th
+        of theirs. So 1 - 1/K of it is missing, and nothing where workers have exchanged gradients.
+
+        Args:
+            variables: list of the gradients' variables.
+
+        Returns:
+            List of float32 scalars.
+        """
+        missing, none = 1 - 1 / self.workers.group.world_size, tf.constant(0.0)
+        by_variable = {}
+        for exchanges, exchanged in self.exchanges:
+            noise = tf.where(exchanges[0].is_warm(), none, missing)
+            by_variable |= {id(variable): noise for variable in exchanged}
+        return [by_variable.get(id(variable), none) for variable in variables]
 
     def record_times(self, recorder):
         """Records times in graphs that are traced from now on, except in flushes.
@@ -95,10 +127,25 @@ class GradientExchange(OptimizerExchange):
         """
         if self._is_alone:
             return [list(mine) for mine in gradients]
+        return self._run(
+            lambda exchange, mine: exchange.run(mine, self.scale), gradients, variables
+        )
+
+    def _run(self, run, gradients, variables):
+        """Runs the exchanges of variables. A gradient of None stays None.
+
+        Args:
+            run: function from a `Bucketed` and a list of gradients to a generator that returns
+                what `Bucketed.run` does.
+            gradients, variables: as in a call.
+
+        Returns:
+            A list like `gradients`.
+        """
         present = [_present(mine) for mine in gradients]
         exchanges = self._exchanges_of(present[0], variables)
         results = self.workers.group.run(
-            exchange.run(list(mine.values()), self.scale)
+            run(exchange, list(mine.values()))
             for exchange, mine in zip(exchanges, present, strict=True)
         )
         exchanged = [[None] * len(variables) for _ in gradients]

@@ -12,7 +12,8 @@ class ExchangesUpdates(AddsExchanged, LocalUpdates):
     """Mixin on top of `Distributed` that makes the mean of the workers' updates.
 
     The update of a worker is what its optimizer would do with its gradients alone. It is made
-    after accumulation and clipping, and moves the moments of this worker.
+    after accumulation and clipping, and moves the moments of this worker. In a warm-up, workers
+    exchange gradients, and all make the update of their mean.
     """
 
     def _exchange(self, gradients, variables, exchanging=None):
@@ -24,9 +25,14 @@ class ExchangesUpdates(AddsExchanged, LocalUpdates):
         if self._current_update.exchanging is not None:
             return self._exchange_updates(gradients, variables, exchanging)
         self._current_update.variables = variables
-        alike = self.gradient_exchange.exchange_of_alike
-        mine = super()._exchange(gradients, variables, alike)
-        updates = self.local_updates(self._clipped(mine), variables, self.learning_rate)
+        # As Keras does in `update_step`: gradients and updates have the same exchange.
+        gradients = [
+            with_values(gradient, tf.cast(values_of(gradient), variable.dtype))
+            for gradient, variable in zip(gradients, variables, strict=True)
+        ]
+        mine = super()._exchange(gradients, variables, self.gradient_exchange.before_update)
+        noises = self.gradient_exchange.noises(variables)
+        updates = self.local_updates(self._clipped(mine), variables, self.learning_rate, noises)
         return self._exchange_updates(updates, variables, exchanging)
 
     def _clipped(self, gradients):

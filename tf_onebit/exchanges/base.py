@@ -210,6 +210,13 @@ class Exchange(DeprecatedNames, Configurable, tf.Module):
         """
         return None
 
+    def learn(self, updates: Sequence[Gradient]) -> None:
+        """Takes note of the updates of a step of a warm-up, where workers exchange updates.
+
+        Args:
+            updates: list of tensors, as in `specs`, the same on all workers.
+        """
+
     def set_global_batch_size(self, samples: int) -> None:
         """Sets the number of samples per step, for rules that count samples and not steps.
 

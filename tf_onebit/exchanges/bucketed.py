@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_onebit._configurable import Configurable, deserialize, serialize
-from tf_onebit.collectives.requests import Exchanging, all_reduce_bytes
+from tf_onebit.collectives.requests import Cond, Exchanging, all_reduce_bytes
 from tf_onebit.exchanges.arguments import require_gradients_and_rank
 from tf_onebit.exchanges.base import FLOAT_BYTES
 from tf_onebit.exchanges.gradients import (
@@ -16,11 +16,12 @@ from tf_onebit.exchanges.gradients import (
     GradientSpec,
     after,
     require_finite,
+    times,
 )
 from tf_onebit.exchanges.handshake import describe, handshake
 from tf_onebit.exchanges.partition import partition
 from tf_onebit.exchanges.residuals import sum_of_squares
-from tf_onebit.exchanges.schedule import AnyExchange, Schedule
+from tf_onebit.exchanges.schedule import AnyExchange, Schedule, innermost, schedule_of
 from tf_onebit.exchanges.scheduled_bucket import Answered, ScheduledBucket
 from tf_onebit.exchanges.stages import Stages
 from tf_onebit.exchanges.state import State, part_of, prefixed, require_same_kind, summed
@@ -76,9 +77,10 @@ class Bucketed(Configurable, tf.Module):
         self.buckets: list[ScheduledBucket] = []
         before = 0
         size = sum(spec.size for spec in specs)
+        takes_updates = innermost(self.template).moments == "local"
         for i, (schedule, indices) in enumerate(self.partition(specs)):
             is_early = before <= EARLY * size or not schedule.delay
-            bucket = ScheduledBucket(schedule, indices, is_early)
+            bucket = ScheduledBucket(schedule, indices, is_early, takes_updates)
             own = [specs[index] for index in indices]
             with tf.init_scope():
                 bucket.build(own, rank, world_size, f"{scope}/bucket_{i}", unit)
@@ -123,6 +125,47 @@ class Bucketed(Configurable, tf.Module):
 
         exchanged, flags = yield from self._run_buckets(run_bucket, gradients)
         return self._in_order(exchanged), flags
+
+    def run_before_update(
+        self, gradients: Sequence[Gradient], scale: float, factor: float
+    ) -> Exchanging[tuple[list[Gradient], tf.Tensor]]:
+        """Generator: takes the gradients of a step, and returns those for a worker's update.
+
+        In a warm-up these are exchanged gradients. All workers then make the same update of them,
+        and `run` exchanges none. After it these are the worker's own gradients.
+
+        Args:
+            gradients, scale: see `run`.
+            factor: factor on the worker's own gradients.
+
+        Returns:
+            These gradients, and the flags of those that have been exchanged.
+
+        Raises:
+            InvalidArgumentError: see `run`.
+        """
+
+        def run_bucket(
+            bucket: ScheduledBucket, own: list[Gradient], _: Sequence[tf.Tensor]
+        ) -> Exchanging[Answered]:
+            return bucket.run_uncompressed(own, scale)
+
+        def uncompressed() -> Exchanging[tuple[list[Gradient], tf.Tensor]]:
+            exchanged, flags = yield from self._run_buckets(run_bucket, gradients)
+            return self._in_order(exchanged), flags
+
+        def own() -> Exchanging[tuple[list[Gradient], tf.Tensor]]:
+            yield from ()
+            return times(gradients, factor), tf.zeros([self.world_size], tf.int32)
+
+        if schedule_of(self.template).warm_up is None:
+            return (yield from own())
+        return (yield Cond(self.is_warm(), uncompressed, own))
+
+    def is_warm(self) -> tf.Tensor | bool:
+        """Tells whether the next step is within the warm-up: boolean or boolean tensor."""
+        # All buckets began in the same step, so the first speaks for all.
+        return self.buckets[0].is_warm()
 
     def gather(
         self, gradients: Sequence[Gradient], scale: float

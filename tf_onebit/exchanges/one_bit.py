@@ -32,7 +32,7 @@ from tf_onebit.exchanges.transforming import (
     unchanged,
 )
 from tf_onebit.exchanges.uncompressed import Uncompressed
-from tf_onebit.exchanges.value_scales import LearningScales, ValueScales
+from tf_onebit.exchanges.value_scales import ValueScales
 from tf_onebit.transforms import Transform
 
 
@@ -301,13 +301,15 @@ class OneBit(Adding):
         return message, squares, plain
 
     def uncompressed(self) -> Exchange | None:
-        if self.built and self._scales is not None:
-            return LearningScales(self._scales, self.bucket_bytes)
         if not self._all_transforms:
             return None
         if self.built:
             return Uncompressed(self)
         return Uncompressed(self.from_config(self.get_config() | {"error_feedback": False}))
+
+    def learn(self, updates: Sequence[Gradient]) -> None:
+        if self._scales is not None:
+            self._scales.note(updates)
 
     def set_global_batch_size(self, samples: int) -> None:
         for transform in self._all_transforms:

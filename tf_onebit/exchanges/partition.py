@@ -51,9 +51,10 @@ def _beside(schedule: Schedule, template: AnyExchange) -> tuple[Schedule, Schedu
     """Returns the schedules of full-precision gradients and of sparse ones.
 
     They have the same delay as compressed gradients. A warm-up matters to them only with a delay,
-    which begins after it.
+    which begins after it, or if workers exchange updates, which are alike during it.
     """
-    beside = schedule if schedule.delay else dataclasses.replace(schedule, warm_up=None)
+    has_warm_up = schedule.delay or schedule.exchange.moments == "local"
+    beside = schedule if has_warm_up else dataclasses.replace(schedule, warm_up=None)
     uncompressed = template.uncompressed()
     if uncompressed is None:
         full = FullPrecision(schedule.exchange.bucket_bytes)

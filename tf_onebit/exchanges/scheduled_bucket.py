@@ -9,7 +9,7 @@ from tf_onebit.collectives.requests import Cond, Exchanging
 from tf_onebit.exchanges.adding import Adding
 from tf_onebit.exchanges.base import Exchange
 from tf_onebit.exchanges.full_precision import FullPrecision
-from tf_onebit.exchanges.gradients import Gradient, GradientSpec, after
+from tf_onebit.exchanges.gradients import Gradient, GradientSpec, after, not_finite_flag
 from tf_onebit.exchanges.message_queue import MessageQueue
 from tf_onebit.exchanges.schedule import Schedule
 from tf_onebit.exchanges.stages import Stages, flag_bytes, run_stages
@@ -33,6 +33,7 @@ class ScheduledBucket(tf.Module):
         schedule: `Schedule`, whose exchange is cloned.
         indices: list of its gradients' places in the list of the model's gradients.
         is_early: whether its gradients come early in the backward pass.
+        takes_updates: whether `run` takes updates of optimizers in place of gradients.
 
     Attributes:
         exchange: `Exchange`, built.
@@ -41,13 +42,16 @@ class ScheduledBucket(tf.Module):
 
     _queue: MessageQueue  # with a delay only
 
-    def __init__(self, schedule: Schedule, indices: list[int], is_early: bool) -> None:
+    def __init__(
+        self, schedule: Schedule, indices: list[int], is_early: bool, takes_updates: bool
+    ) -> None:
         super().__init__()
         self.exchange = schedule.exchange.clone()
         self.indices = indices
         self.is_early = is_early
         self.stages = Stages()
         self._schedule = schedule
+        self._takes_updates = takes_updates
         self._warm_up: WarmUpProgress | None = None
         self._uncompressed: Exchange | None = None
 
@@ -90,12 +94,32 @@ class ScheduledBucket(tf.Module):
         delivers = self._queue.is_full() | ~self._is_on
         return delivers if self._warm_up is None else self._warm_up.is_warm() | delivers
 
+    def is_warm(self) -> tf.Tensor | bool:
+        """Tells whether the next step is within the warm-up: boolean or boolean tensor."""
+        return False if self._warm_up is None else self._warm_up.is_warm()
+
     @property
     def adds(self) -> bool:
         """True if `add_to` can take the place of exchanged gradients."""
         return isinstance(self.exchange, Adding) and all(
             spec.dtype == "float32" for spec in self.exchange.specs
         )
+
+    def run_uncompressed(self, gradients: Sequence[Gradient], scale: float) -> Exchanging[Answered]:
+        """Generator: exchanges gradients without compression, in a step of the warm-up.
+
+        See `run`, which counts the step.
+        """
+        exchange = self._uncompressed or self.exchange
+        exchanged, flags = yield from run_stages(exchange, gradients, scale, self.stages)
+        return exchanged, flags, _nothing()
+
+    def _run_alike(self, updates: Sequence[Gradient], _: float) -> Exchanging[Answered]:
+        """Generator: returns the mean of updates that are the same on all workers: themselves."""
+        yield from ()
+        self.exchange.learn(updates)
+        flags = tf.repeat(not_finite_flag(updates), self._world_size)
+        return list(updates), flags, _nothing()
 
     def run(
         self,
@@ -105,6 +129,9 @@ class ScheduledBucket(tf.Module):
         decodes: bool = True,
     ) -> Exchanging[Answered]:
         """Generator: takes gradients, and returns exchanged ones, with a delay earlier ones.
+
+        During the warm-up, updates of optimizers are alike on all workers, because they come from
+        gradients that `run_uncompressed` has exchanged. So they need no exchange.
 
         Args:
             gradients: list of tensors.
@@ -122,15 +149,15 @@ class ScheduledBucket(tf.Module):
         # After the end of the data there are no gradients, and nothing must be counted.
         with tf.control_dependencies(tf.nest.flatten(gradients, expand_composites=True)):
             self._warm_up.count(warm)
-        uncompressed = self._uncompressed
-        if uncompressed is None:
+        if self._uncompressed is None:
             return (yield from self._scheduled(gradients, scale, answers, decodes))
         # Both branches return as many tensors: gradients, and without `decodes` gathered ones.
         before, behind = (0, 0) if decodes else (len(gradients), self._num_gathered)
 
         def in_full_precision() -> Exchanging[Answered]:
-            exchanged, flags = yield from run_stages(uncompressed, gradients, scale, self.stages)
-            return [*exchanged, *[_nothing()] * behind], flags, _nothing()
+            exchanging = self._run_alike if self._takes_updates else self.run_uncompressed
+            exchanged, flags, answer = yield from exchanging(gradients, scale)
+            return [*exchanged, *[_nothing()] * behind], flags, answer
 
         def scheduled() -> Exchanging[Answered]:
             exchanged, *others = yield from self._scheduled(gradients, scale, answers, decodes)

@@ -9,9 +9,7 @@ import tensorflow as tf
 
 from tf_onebit import ops
 from tf_onebit._layout import Layout
-from tf_onebit.collectives.requests import Exchanging
-from tf_onebit.exchanges.full_precision import FullPrecision
-from tf_onebit.exchanges.gradients import Gradient, GradientSpec
+from tf_onebit.exchanges.gradients import GradientSpec
 from tf_onebit.exchanges.state import State
 
 # Part of a tensor's scale that all of its values have at least.
@@ -93,26 +91,3 @@ class ValueScales(tf.Module):
         """Restores an earlier `state`."""
         self._values.assign(np.concatenate([state[name].ravel() for name in self._names]))
         self._content.assign(state["scales/content"])
-
-
-class LearningScales(FullPrecision):
-    """The plain all-reduce, from whose sums `ValueScales` learn.
-
-    Args:
-        scales: `ValueScales`.
-        bucket_bytes: see `Exchange`.
-    """
-
-    def __init__(self, scales: ValueScales, bucket_bytes: int) -> None:
-        super().__init__(bucket_bytes)
-        self._note = scales.note  # not the scales: they belong to the exchange that uses them
-
-    def get_config(self) -> dict[str, Any]:
-        raise NotImplementedError("LearningScales belongs to one built exchange.")
-
-    def deliver(
-        self, message: Sequence[tf.Tensor], like: Sequence[Gradient], scale: float
-    ) -> Exchanging[list[Gradient]]:
-        updates = yield from super().deliver(message, like, scale)
-        self._note(updates)
-        return updates

@@ -136,17 +136,25 @@ def adam(
     beta_1: float = 0.9,
     beta_2: float = 0.999,
     epsilon: float = 1e-7,
+    noise: tf.Tensor | float = 0.0,
+    unbias: tf.Tensor | float = 1.0,
 ) -> tf.Tensor:
     """Follows a gradient and its square, and divides the one average by the root of the other.
 
+        deviation = gradient - unbias * average
+        square  <- square + (1 - beta_2) * (gradient^2 - noise * deviation^2 - square)
         average <- average + (1 - beta_1) * (gradient - average)
-        square  <- square + (1 - beta_2) * (gradient^2 - square)
         update   = factor * average / (sqrt(square) + epsilon)
 
-    This is a step of Adam (Kingma and Ba 2015, as in Keras), with
-    `factor = -learning_rate * sqrt(1 - beta_2^t) / (1 - beta_1^t)`. It makes one pass over memory.
-    In a graph, the update takes the gradient's memory if no other op needs it. If a square would
-    not be finite, both averages of this value stay as they were, and its update is NaN.
+    With `noise=0` this is a step of Adam (Kingma and Ba 2015, as in Keras), with
+    `factor = -learning_rate * sqrt(1 - beta_2^t) / (1 - beta_1^t)`. Otherwise squares are those of
+    a mean of several gradients, of which this is one: see `Exchange`. Then `square` is at least
+    `average^2` times what is possible without noise: `(1 - beta_2) * (1 - beta_1^2 / beta_2) /
+    (1 - beta_1)^2`.
+
+    It makes one pass over memory. In a graph, the update takes the gradient's memory if no other op
+    needs it. If a square would not be finite, both averages of this value stay as they were, and
+    its update is NaN.
 
     Args:
         gradient: float32 tensor.
@@ -154,6 +162,8 @@ def adam(
         factor: float32 scalar.
         beta_1, beta_2: floats from 0 to 1: decay of the averages.
         epsilon: float, at least 0.
+        noise: float32 scalar, from 0 to 1: the part of squared deviations that squares leave out.
+        unbias: float32 scalar, the factor that makes `average` the mean of earlier gradients.
 
     Returns:
         `update`, float32 tensor like `gradient`.
@@ -173,6 +183,8 @@ def adam(
         gradient=gradient,
         variables=[average.handle, square.handle],
         factor=factor,
+        noise=noise,
+        unbias=unbias,
         share_of_gradient=1 - beta_1,
         share_of_square=1 - beta_2,
         epsilon=epsilon,

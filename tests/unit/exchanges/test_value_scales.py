@@ -23,6 +23,15 @@ def updates_of(rng, sizes):
     ]
 
 
+def exchange_alike(workers, rng, sizes):
+    """Runs a step of the warm-up, in which all workers have the same updates.
+
+    Returns the updates, and what each worker gets.
+    """
+    updates = updates_of(rng, sizes)[:1] * 2
+    return updates[0], exchange(workers, updates)[0]
+
+
 def warm_workers(steps=WARM):
     one_bit = OneBit(moments="local", aggregate_bits=1)
     return build_workers(WarmStart(one_bit, steps), specs_of(SHAPES), 2)
@@ -36,13 +45,13 @@ def uneven(rng):
 
 
 def test_scaled_updates_are_quantized(rng):
-    workers, sizes, sums = warm_workers(), uneven(rng), []
+    workers, sizes, means = warm_workers(), uneven(rng), []
     for _ in range(WARM):
-        updates = updates_of(rng, sizes)
-        exchanged, _ = exchange(workers, updates)
-        sums.append(exchanged[0][0])
-        np.testing.assert_array_equal(sums[-1], updates[0][0] + updates[1][0])
-    scale = scales_of(sums)
+        (update, _), exchanged = exchange_alike(workers, rng, sizes)
+        means.append(update)
+        for mine, _ in exchanged:
+            np.testing.assert_array_equal(mine, update)
+    scale = scales_of(means)
     plain = build_workers(OneBit(), specs_of(SHAPES), 2)
     for _ in range(3):  # the third needs the residuals of the second
         updates = updates_of(rng, sizes)
@@ -59,8 +68,9 @@ def test_updates_of_16_bits_are_scaled_beside_plain_ones(rng, dtype):
     template = WarmStart(OneBit(moments="local", aggregate_bits=1), 1)
     workers = build_workers(template, specs_of(SHAPES, dtype), 2)
     wide = build_workers(template, specs_of(SHAPES), 2)
-    for _ in range(2):
+    for is_warm in (True, False):
         updates = updates_of(rng, uneven(rng))
+        updates = updates[:1] * 2 if is_warm else updates
         narrow = [[tf.cast(update, dtype) for update in mine] for mine in updates]
         exchanged, _ = exchange(workers, narrow)
         expected, _ = exchange(wide, [[tf.cast(a, tf.float32) for a in mine] for mine in narrow])
@@ -74,7 +84,7 @@ def test_updates_of_16_bits_are_scaled_beside_plain_ones(rng, dtype):
 def test_values_that_never_moved_hardly_move(rng):
     workers, sizes = warm_workers(), uneven(rng)
     for _ in range(WARM):
-        exchange(workers, updates_of(rng, sizes))
+        exchange_alike(workers, rng, sizes)
     exchanged, _ = exchange(workers, updates_of(rng, sizes))
     # A hundredth of the root mean square, which is up to three times the mean.
     assert moved_without_update(exchanged) < 0.03
@@ -116,10 +126,10 @@ def test_scales_that_are_in_use_learn_no_more(rng):
 
 def test_updates_that_are_not_finite_are_not_learned(rng):
     workers, sizes = warm_workers(), uneven(rng)
-    exchange(workers, updates_of(rng, sizes))
+    exchange_alike(workers, rng, sizes)
     before = workers[0].state()
-    spoiled = updates_of(rng, sizes)
-    spoiled[1][0] = tf.fill(SHAPES[0], np.float32("nan"))
+    spoiled = updates_of(rng, sizes)[:1] * 2
+    spoiled[0][0] = tf.fill(SHAPES[0], np.float32("nan"))
     with pytest.raises(tf.errors.InvalidArgumentError):
         exchange(workers, spoiled)
     after = workers[0].state()
@@ -131,8 +141,9 @@ def test_updates_that_are_not_finite_are_not_learned(rng):
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_scales_are_resumed(rng, world_size):
     workers, sizes = warm_workers(), uneven(rng)
-    for _ in range(WARM + 1):
-        exchange(workers, updates_of(rng, sizes))
+    for _ in range(WARM):
+        exchange_alike(workers, rng, sizes)
+    exchange(workers, updates_of(rng, sizes))
     states = [worker.state() for worker in workers]
     template = WarmStart(OneBit(moments="local", aggregate_bits=1), WARM)
     resumed = build_workers(template, specs_of(SHAPES), world_size)

@@ -63,15 +63,23 @@ def test_momentum_is_its_equation(rng, size, nesterov):
 
 
 @every_size
-def test_adam_is_its_equation(rng, size):
+@pytest.mark.parametrize("noise", [0.0, 0.5])
+def test_adam_is_its_equation(rng, size, noise):
     gradient, before, before_square = float32(rng, size), float32(rng, size), squares(rng, size)
     average, square = tf.Variable(before), tf.Variable(before_square)
-    update = ops.adam(gradient, average, square, -0.5, 0.75, 0.875, 0.01)
+    update = ops.adam(gradient, average, square, -0.5, 0.75, 0.875, 0.01, noise, 1.5)
     expected = np.float64(before) + 0.25 * (gradient - np.float64(before))
-    expected_square = before_square + 0.125 * (np.float64(gradient) ** 2 - before_square)
+    squared, deviation = np.float64(gradient) ** 2, gradient - 1.5 * np.float64(before)
+    expected_square = before_square + 0.125 * (squared - noise * deviation**2 - before_square)
+    if noise:
+        least = 0.125 * (1 - 0.75**2 / 0.875) / 0.25**2
+        assert size < 100 or (expected_square < least * expected**2).any()
+        expected_square = np.maximum(expected_square, least * expected**2)
     np.testing.assert_allclose(average, expected, rtol=1e-6, atol=1e-6)
-    np.testing.assert_allclose(square, expected_square, rtol=1e-6, atol=1e-6)
-    quotient = -0.5 * expected / (np.sqrt(expected_square) + 0.01)
+    # In the sum of terms that cancel, each is rounded.
+    terms = before_square + squared + noise * deviation**2
+    assert (np.abs(square - expected_square) <= 1e-6 * terms).all()
+    quotient = -0.5 * np.float64(average) / (np.sqrt(np.float64(square)) + 0.01)
     np.testing.assert_allclose(update, quotient, rtol=1e-5, atol=1e-6)
 
 
@@ -257,3 +265,7 @@ def test_several_factors_are_refused():
         ops.momentum(tf.ones([1]), variable(1), 0.5, factor=[1.0, 2.0])
     with refuses(r"factor must be a scalar. Received: shape=\[2\]"):
         ops.adam(tf.ones([1]), variable(1), variable(1), [1.0, 2.0])
+    with refuses(r"noise must be a scalar. Received: shape=\[2\]"):
+        ops.adam(tf.ones([1]), variable(1), variable(1), 1.0, noise=[0.5, 0.5])
+    with refuses(r"unbias must be a scalar. Received: shape=\[0\]"):
+        ops.adam(tf.ones([1]), variable(1), variable(1), 1.0, unbias=tf.zeros([0]))

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import tf_onebit
 from tests.reference.threshold import Cluster
+from tests.support.adam_of_means import of_means
 from tests.support.nightly import nightly, nightly_rows
 from tf_onebit._framework_internals.tf_variables import copies_of
 from tf_onebit._training.local_updates import expected_moments_of
@@ -105,7 +106,7 @@ def gradients_of(rng):
 
 def plainly(make, initial, gradients):
     """The mean of the updates that one plain optimizer per worker makes of its gradients."""
-    workers = [make() for _ in DEVICES]
+    workers = [of_means(make(), len(DEVICES)) for _ in DEVICES]
     own = [[keras.Variable(array) for array in initial] for _ in DEVICES]
     weights = [array.astype(np.float64) for array in initial]
     for of_step in gradients:
@@ -130,7 +131,7 @@ USUAL = ("momentum", "adam", "of_a_user")
     "name", [*USUAL, *nightly(*(name for name in OPTIMIZERS if name not in USUAL))]
 )
 @pytest.mark.filterwarnings("error:Workers exchange gradients")
-def test_workers_make_the_mean_of_what_keras_would_do_with_their_gradients(rng, name):
+def test_workers_make_the_mean_of_what_optimizers_would_do_with_their_gradients(rng, name):
     make = OPTIMIZERS[name]
     initial, gradients = gradients_of(rng), gradients_of_steps(rng)
     weights, optimizer = trained(make, Exact(), initial, gradients)
