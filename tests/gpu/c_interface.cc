@@ -184,7 +184,8 @@ const char* momentum(int64_t count, const float* gradient, float* velocity, floa
 
 const char* adam(int64_t count, const float* gradient, float* average, float* square,
                  const float* rule, const float* step, float* out, void* stream) {
-  return gpu::Adam(count, gradient, average, square, MakeAdamRule(rule[0], rule[1], rule[2]),
+  return gpu::Adam(count, gradient, average, square,
+                   tf_onebit::MakeAdamRule(rule[0], rule[1], rule[2]),
                    {step, step + 1, step + 2}, out, stream);
 }
 

@@ -85,7 +85,7 @@ EXPECTED = {
         "AccumulateBlocks": Code(40, 0, 0, 375),
         "ForFour<3, MoveOn>": Code(32, 4, 4, 325),
         "ForFour<3, Normalize>": Code(32, 4, 2, 288),
-        "ForFour<4, Adapt>": Code(43, 6, 6, 452),
+        "ForFour<4, Adapt>": Code(48, 6, 6, 540),
         "SumRuns": Code(50, 0, 0, 279),
     },
 }

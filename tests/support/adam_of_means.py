@@ -33,7 +33,8 @@ class _OfMeans:
         t = tf.cast(count, tf.float64) + 1
         weight, weight_now = 1 - b_1 ** (t - 1), 1 - b_1**t
         noise = (1 - 1 / self.world_size) * (1 + b_1) / 2 * weight / weight_now
-        noise = 0.0 if index in self.exchanged else noise
+        if index in self.exchanged or b_1**2 >= b_2:
+            noise = 0.0
         deviation = gradient - tf.math.divide_no_nan(m_0, weight)
         m_t = b_1 * m_0 + (1 - b_1) * gradient
         v_t = b_2 * v_0 + (1 - b_2) * (gradient**2 - noise * deviation**2)

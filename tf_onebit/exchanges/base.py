@@ -46,21 +46,36 @@ class Exchange(DeprecatedNames, Configurable, tf.Module):
     the moments of the exchanged ones. With `moments="local"`, worker k of K keeps moments of its
     own gradients, and workers exchange the updates u_k of the weights w. `OneBit` and `Threshold`
     do so by default, except with transforms, with a fixed tau, for a `tf.GradientTape` and in
-    `BlockMomentum`. For example Adam::
+    `BlockMomentum`. For example Adam in step t::
 
+        d_k = g_k - m_k / (1 - beta_1^(t-1))
+        v_k <- beta_2 v_k + (1 - beta_2) (g_k^2 - n d_k^2)
         m_k <- beta_1 m_k + (1 - beta_1) g_k
-        v_k <- beta_2 v_k + (1 - beta_2) g_k^2
         u_k = -learning_rate m_k / (1 - beta_1^t) / (sqrt(v_k / (1 - beta_2^t)) + epsilon)
         w   <- w + (u_1 + ... + u_K) / K
+
+        n = (1 - 1/K) (1 + beta_1) / 2 * (1 - beta_1^(t-1)) / (1 - beta_1^t)
 
     The sum is what the exchange makes of it. Weight decay is not a part of u. For momentum this is
     the momentum correction of Lin et al. (2018, "Deep Gradient Compression", section 3.2), and for
     Adam with two quantizations Efficient-Adam (Chen et al. 2022). Compression then disturbs
-    updates, but no moments. This has a price:
+    updates, but no moments.
 
-    - In full precision, momentum gives the same updates either way. Adam does not: its squares are
-      those of smaller minibatches. So "local" is not better for every model. Compare both.
-    - Clipping acts on the gradients of each worker.
+    The term n d_k^2 is not in these papers. Squares of a worker's gradients contain the noise of a
+    small minibatch, which is K times that of all workers together. Its trace is d_k, the
+    deviation from earlier gradients. So v_k follows the squares of the mean of all workers'
+    gradients, as in full precision. It stays above `m_k^2 (1 - beta_2) (1 - beta_1^2 / beta_2) /
+    (1 - beta_1)^2`, the least that n = 0 allows. Adam and AdamW do so in float32, unless they have
+    `amsgrad`, or `beta_1^2 >= beta_2`. Other optimizers square each worker's gradients.
+
+    In a `WarmStart`, workers exchange gradients, and all make the same update of their mean, to
+    the bit as in full precision. So moments are those of all workers when compression begins.
+
+    Local moments have a price:
+
+    - In full precision, momentum gives the same updates either way. Adam's are only much alike.
+      So "local" is not better for every model. Compare both.
+    - After a warm start, clipping acts on the gradients of each worker.
     - Residuals have the learning rate of the step in which they arose.
     - `tf.IndexedSlices` are exchanged themselves, and exactly, so that their moments are those of
       exchanged gradients.

@@ -87,7 +87,8 @@ class OneBit(Adding):
             update of its weights. "after": optimizers average exchanged gradients. See `Exchange`
             for equations and limits. By default "local" where that is possible, and "after" with
             transforms. With "local" the residuals are those of updates. In a `WarmStart`, each
-            value learns a scale from the exchanged updates U, which costs one float32 per value::
+            value learns a scale from the updates U of all workers, which costs one float32 per
+            value::
 
                 v <- 0.95 v + 0.05 U^2        s = sqrt(v) / sqrt(mean(v)) + 0.01
 

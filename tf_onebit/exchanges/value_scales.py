@@ -1,4 +1,4 @@
-"""ValueScales: how large each value of an update usually is, learned in full precision."""
+"""ValueScales: how large each value of an update usually is, learned in a warm-up."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,7 +21,7 @@ _NOTHING, _SQUARES, _SCALES = range(3)
 class ValueScales(tf.Module):
     """Scales that make the values of a column alike, so that one level of each sign fits them.
 
-    They follow the updates U that workers have exchanged in full precision, so all workers have
+    They follow the updates U of a warm-up, which are the same on all workers. So all workers have
     the same scales without sending them. For each tensor::
 
         v <- 0.95 v + 0.05 U^2        s = sqrt(v) / sqrt(mean(v)) + 0.01
@@ -30,7 +30,7 @@ class ValueScales(tf.Module):
     is, the residual keeps what quantization leaves out. So scales may be old. A value that never
     moved is quantized to a hundredth of the others, and hardly moves.
 
-    Without any update in full precision, s is 1. After the last one, the first compressed step
+    Without a warm-up, s is 1. After the last one, the first compressed step
     turns v into s, in the same memory. From then on nothing is learned.
 
     Args:

@@ -96,6 +96,27 @@ def test_weights_and_moments_have_the_bits_of_keras(rng, name, in_graph):
         np.testing.assert_array_equal(variable, expected)
 
 
+@pytest.mark.parametrize("signal", [0.0, 1.0])
+@pytest.mark.parametrize("workers", [1, 8])
+def test_squares_are_those_of_the_mean_of_the_workers(rng, workers, signal):
+    """With noise of variance 1 on each worker, and a signal that all of them share."""
+    optimizer, variables = built(
+        local(keras.optimizers.Adam), {"beta_2": 0.99}, [np.zeros(20_000, np.float32)]
+    )
+    missing = tf.constant(1 - 1 / workers, tf.float32)
+
+    @tf.function
+    def step(gradient):
+        optimizer.local_updates([gradient], variables, 0.1, [missing])
+        optimizer._iterations.assign_add(1)
+
+    for _ in range(400):
+        step(tf.constant(signal + rng.normal(size=20_000), tf.float32))
+    squares = optimizer._velocities[0].numpy() / (1 - 0.99**400)
+    assert squares.mean() == pytest.approx(signal**2 + 1 / workers, rel=0.03)
+    assert squares.min() > 0
+
+
 @pytest.mark.parametrize("name", COMPILED)
 def test_one_op_moves_the_moments_and_computes_the_update(name):
     cls, settings = COMPILED[name]

@@ -76,6 +76,7 @@ OPTIMIZERS = {
     "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
     "nesterov": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
     "adam": lambda: keras.optimizers.Adam(0.01),
+    "forgetful": lambda: keras.optimizers.Adam(0.01, beta_1=0.9, beta_2=0.8),
     "amsgrad": lambda: keras.optimizers.Adam(0.01, amsgrad=True),
     "adamw": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1),
     "nadam": lambda: keras.optimizers.Nadam(0.01),
