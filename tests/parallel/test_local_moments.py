@@ -1,6 +1,7 @@
 """Optimizers whose moments are each worker's own: workers exchange updates."""
 
 import pathlib
+import threading
 
 import keras
 import numpy as np
@@ -12,7 +13,7 @@ from tests.support.apart import Apart
 from tests.support.both_engines import batches, model_with
 from tests.support.nightly import nightly, nightly_rows
 from tests.support.ranks import assert_same_bits_on_all_ranks, from_first, gather
-from tests.support.training import embedding_model, make_model
+from tests.support.training import INPUTS, embedding_model, make_model
 from tf_onebit import Auto, Delayed, FullPrecision, OneBit, Threshold, WarmStart
 from tf_onebit.callbacks import BackupAndRestore
 
@@ -97,6 +98,71 @@ def test_a_warm_start_has_the_bits_of_full_precision(name, world_size):
     for other in others:
         for mine, expected in zip(other, plain, strict=True):
             np.testing.assert_array_equal(mine, expected)
+
+
+class Noted(OneBit):
+    """Notes when an owner has received the messages of a bucket."""
+
+    received = threading.Event()
+
+    def aggregate(self, message):
+        message = yield from super().aggregate(message)
+        with tf.control_dependencies(message):
+            noted = tf.py_function(lambda: self.received.set() or 0, [], tf.int32)
+        with tf.control_dependencies([noted]):
+            return [tf.identity(tensor) for tensor in message]
+
+
+class Waiting(keras.layers.Dense):
+    """Computes no gradient of its kernel before a message has been received, for a minute."""
+
+    def call(self, x):
+        return x @ waiting(tf.convert_to_tensor(self.kernel)) + self.bias
+
+
+@tf.custom_gradient
+def waiting(kernel):
+    def gradient(upstream):
+        def wait(values):
+            assert Noted.received.wait(60)
+            return values
+
+        waited = tf.py_function(wait, [upstream], tf.float32)
+        return tf.ensure_shape(waited, kernel.shape)
+
+    return tf.identity(kernel), gradient
+
+
+def model_that_waits():
+    keras.utils.set_random_seed(0)
+    return keras.Sequential(
+        [keras.Input((INPUTS,)), Waiting(64, "relu"), *map(keras.layers.Dense, (64, 64, 10))]
+    )
+
+
+@pytest.mark.workers(2, engines=["horovod", *nightly("tensorflow")])
+def test_updates_are_sent_while_other_gradients_are_computed(world_size):
+    exchange = WarmStart(Noted(min_size=0, bucket_bytes=1), steps=2)
+    model = model_with(exchange, adam(), model_that_waits)
+    Noted.received.set()  # in the warm start, nobody receives anything before the last gradient
+    model.fit(batches(world_size, 2), verbose=0)
+    Noted.received.clear()
+    model.fit(batches(world_size, 1), verbose=0)
+    assert_same_bits_on_all_ranks(model.get_weights())
+
+
+@pytest.mark.workers(2)
+def test_no_warm_start_begins_where_moments_differ():
+    """Each list of variables has a warm start of its own, and they may have variables in common."""
+    exchange = WarmStart(OneBit(min_size=0), steps=2)
+    optimizer = hvd.DistributedOptimizer(momentum()(), exchange)
+    variables = [keras.Variable(np.zeros((64, 64), np.float32)) for _ in range(3)]
+    optimizer.build(variables)
+    rng = np.random.default_rng(hvd.rank())
+    for chosen in [variables[:2]] * 4 + [variables] * 3 + [variables[1:]] * 3:
+        gradients = [tf.constant(rng.normal(size=(64, 64)), tf.float32) for _ in chosen]
+        optimizer.apply(gradients, chosen)
+        assert_same_bits_on_all_ranks([variable.numpy() for variable in variables])
 
 
 @pytest.mark.workers(2, engines=["tensorflow", *nightly("horovod")])

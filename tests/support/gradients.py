@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tf_onebit.collectives import lockstep
 from tf_onebit.exchanges import Bucketed, GradientSpec, Recipe, run_stages
+from tf_onebit.exchanges.schedule import innermost
 
 # The shapes of a model's variables, with empty ones, scalars and odd sizes.
 SHAPES = [(33,), (10, 100), (), (0,), (31, 1), (3, 3, 4, 24), (1, 1)]
@@ -34,9 +35,15 @@ def specs_of(shapes, dtype="float32"):
 
 
 def build_workers(template, specs, world_size):
-    """Returns the exchange of each rank. A recipe is divided into buckets."""
-    whole = isinstance(template, Recipe)
-    workers = [Bucketed(template) if whole else template.clone() for _ in range(world_size)]
+    """Returns the exchange of each rank. A recipe is divided into buckets.
+
+    If its moments are local, it takes updates.
+    """
+    if isinstance(template, Recipe):
+        takes_updates = innermost(template).moments == "local"
+        workers = [Bucketed(template, takes_updates) for _ in range(world_size)]
+    else:
+        workers = [template.clone() for _ in range(world_size)]
     for rank, worker in enumerate(workers):
         worker.build(specs, rank, world_size, "test")
     return workers

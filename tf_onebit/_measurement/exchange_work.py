@@ -147,23 +147,18 @@ def _measured(specs, rows, exchange, runs, adds):
 
 
 def _warm_up(exchange, gradients):
-    """Exchanges gradients once as in a warm-up, from which an exchange may learn.
+    """Lets an exchange learn from a step of a warm-up.
 
     Args:
         exchange: built `Exchange`.
         gradients: function from a sign to a list of tensors.
     """
-    full = exchange.uncompressed()
-    if full is None:
-        return
-    world_size = exchange.world_size
-    full.build(exchange.specs, exchange.rank, world_size, f"{exchange.scope}/full_precision")
 
     @tf.function(autograph=False)
-    def run():
-        return echo.run(run_stages(full, gradients(1.0), 1.0 / world_size), world_size)
+    def learn():
+        exchange.learn(gradients(1.0))
 
-    run()
+    learn()
 
 
 def _one_after_another(collectives, beside):

@@ -53,7 +53,7 @@ def require_no_local_moments(exchange: AnyExchange, reason: str) -> None:
         )
 
 
-def build(template, specs, scope, engine, unit=1.0):
+def build(template, specs, scope, engine, unit=1.0, takes_updates=False):
     """Builds clones of `template`, after a check that all workers agree.
 
     Args:
@@ -62,6 +62,7 @@ def build(template, specs, scope, engine, unit=1.0):
         scope: prefix of the collectives' names.
         engine: `Engine`.
         unit: see `Exchange.build`.
+        takes_updates: see `Bucketed`.
 
     Returns:
         List of `Bucketed`, one for each of `engine.ranks`.
@@ -69,7 +70,7 @@ def build(template, specs, scope, engine, unit=1.0):
     Raises:
         ValueError: on all workers, if they are about to build different exchanges.
     """
-    exchanges = [Bucketed(template) for _ in engine.ranks]
+    exchanges = [Bucketed(template, takes_updates) for _ in engine.ranks]
     with tf.init_scope():
         # The comparison comes first: workers with different models may not even get to build.
         engine.run([exchange.handshake(specs, engine.world_size, scope) for exchange in exchanges])

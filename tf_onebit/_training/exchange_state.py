@@ -1,7 +1,6 @@
 """ExchangeState: what a program's exchanges keep from one run to the next."""
 
 from tf_onebit._training.auto import with_decision, without_decision
-from tf_onebit.exchanges import Bucketed
 from tf_onebit.exchanges.state import part_of, prefixed
 
 _MEMBER = "member_"
@@ -110,7 +109,7 @@ class ExchangeState:
 
     def _begin_anew(self, exchanges):
         for index, old in enumerate(exchanges):
-            new = Bucketed(old.template)
+            new = old.clone()
             with self._workers.group.place(index):
                 new.build(old.specs, old.rank, old.world_size, old.scope, old.unit)
             _load_own(old, new.state())

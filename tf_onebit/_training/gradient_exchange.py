@@ -4,7 +4,7 @@ import functools
 
 import tensorflow as tf
 
-from tf_onebit._framework_internals.tf_variables import copies_by_device
+from tf_onebit._framework_internals.tf_variables import copies_by_device, plain_variables
 from tf_onebit._training.auto import decided
 from tf_onebit._training.building import build, with_moments
 from tf_onebit._training.gathered import Gathered
@@ -12,8 +12,9 @@ from tf_onebit._training.optimizer_exchange import OptimizerExchange
 from tf_onebit._training.recorder import stages_of
 from tf_onebit.exchanges import Auto, GradientSpec
 from tf_onebit.exchanges.gradients import all_finite, like_gradients, not_finite_flag, times
-from tf_onebit.exchanges.schedule import delay_of
+from tf_onebit.exchanges.schedule import delay_of, schedule_of
 from tf_onebit.exchanges.state import has_unsent
+from tf_onebit.exchanges.warm_up import IS_OVER
 
 
 class GradientExchange(OptimizerExchange):
@@ -37,46 +38,78 @@ class GradientExchange(OptimizerExchange):
         """True if the optimizer passes its updates, of which the workers make the mean."""
         return self.moments == "local" and not self._is_alone
 
-    @tf.autograph.experimental.do_not_convert
-    def before_update(self, gradients, variables):
-        """Returns the gradients from which each worker makes the update that it exchanges.
+    @property
+    def has_warm_up(self):
+        """True if workers exchange updates, but gradients in the steps of a warm-up."""
+        template = self.template.inner if isinstance(self.template, Auto) else self.template
+        return self.exchanges_updates and schedule_of(template).warm_up is not None
 
-        In a warm-up these are exchanged gradients, so that all workers make the same update, as in
-        full precision. After it these are what a call would return if all workers had the gradients
-        of this one.
+    @tf.autograph.experimental.do_not_convert
+    def is_warm(self, gradients, variables):
+        """Tells whether the next step is within a warm-up: boolean scalar.
+
+        Args:
+            gradients: list of the gradients of one worker.
+            variables: list of their variables.
+        """
+        exchanges = self._exchanges_of(_present(gradients), variables)
+        return exchanges[0].is_warm() & ~self._have_own_moments
+
+    @property
+    def missing_noise(self):
+        """Part of the noise of a worker's gradients that is not in the workers' mean.
+
+        If the gradients of K workers differ only by chance, the variance of their mean is a K-th of
+        theirs. So 1 - 1/K of it is missing.
+        """
+        return 1 - 1 / self.workers.group.world_size
+
+    @tf.autograph.experimental.do_not_convert
+    def without_compression(self, gradients, variables):
+        """Exchanges gradients in a step of a warm-up, in which workers make updates of their mean.
 
         Args:
             gradients, variables: as in a call.
         """
-        group = self.workers.group
-        factor = 1 if self._mean else group.world_size
-        if self._is_alone:
-            return [times(mine, factor) for mine in gradients]
-        scale = factor / group.world_size
+        scale = 1.0 / self.workers.group.world_size if self._mean else 1.0
         return self._run(
-            lambda exchange, mine: exchange.run_before_update(mine, scale, factor),
-            gradients,
-            variables,
+            lambda exchange, mine: exchange.run_uncompressed(mine, scale), gradients, variables
         )
 
-    def noises(self, variables):
-        """Returns how much of the noise of a worker's gradients is not in the workers' mean.
-
-        If the gradients of K workers differ only by chance, the variance of their mean is a K-th
-        of theirs. So 1 - 1/K of it is missing, and nothing where workers have exchanged gradients.
+    @tf.autograph.experimental.do_not_convert
+    def of_updates_alike(self, updates, variables):
+        """Returns updates that all workers have made, in a step of a warm-up, after a check.
 
         Args:
-            variables: list of the gradients' variables.
-
-        Returns:
-            List of float32 scalars.
+            updates, variables: as in a call.
         """
-        missing, none = 1 - 1 / self.workers.group.world_size, tf.constant(0.0)
-        by_variable = {}
-        for exchanges, exchanged in self.exchanges:
-            noise = tf.where(exchanges[0].is_warm(), none, missing)
-            by_variable |= {id(variable): noise for variable in exchanged}
-        return [by_variable.get(id(variable), none) for variable in variables]
+        return self._run(lambda exchange, mine: exchange.run_alike(mine), updates, variables)
+
+    def exchange_of_alike(self, gradients, variables):
+        """Returns what a call would return if all workers had the gradients of this one.
+
+        No warm-up begins after that, also not of other variables: moments are no longer alike.
+
+        Args:
+            gradients, variables: as in a call.
+        """
+        if self.has_warm_up:
+            self._have_own_moments.assign(True)
+        factor = 1 if self._mean else self.workers.group.world_size
+        return [times(mine, factor) for mine in gradients]
+
+    @functools.cached_property
+    def _have_own_moments(self):
+        """Variable that tells whether an update was made of a worker's own gradients."""
+        with tf.init_scope(), plain_variables("CPU:0"):
+            return tf.Variable(False, trainable=False)
+
+    def load_states(self, states, scale):
+        super().load_states(states, scale)
+        if self.has_warm_up:
+            entries = [item for ranks in states for state in ranks for item in state.items()]
+            is_over = any(bool(value) for name, value in entries if name.endswith(IS_OVER))
+            self._have_own_moments.assign(is_over)
 
     def record_times(self, recorder):
         """Records times in graphs that are traced from now on, except in flushes.
@@ -281,7 +314,7 @@ class GradientExchange(OptimizerExchange):
                 template = decided(template, specs, scope, self.workers, states)
             self.carried.decided[index] = template
         unit = 1.0 if self.exchanges_updates else self._unit
-        return build(template, specs, scope, self.workers.group, unit)
+        return build(template, specs, scope, self.workers.group, unit, self.exchanges_updates)
 
     def _exchanges_of(self, present, variables):
         variables = [variables[i] for i in present]

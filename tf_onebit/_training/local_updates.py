@@ -95,16 +95,17 @@ class LocalUpdates:
     """
 
     _keeps_updates = False
-    _target = _added = _kept = _noises = None
+    _target = _added = _kept = None
+    _noise = 0.0
 
-    def local_updates(self, gradients, variables, learning_rate, noises=None):
+    def local_updates(self, gradients, variables, learning_rate, noise=0.0):
         """Returns the updates of variables by the gradients of one worker, and moves its moments.
 
         Args:
             gradients: list of gradients.
             variables: list of their variables.
             learning_rate: scalar.
-            noises: list of float32 scalars, see `compiled_update`. Default: zeros.
+            noise: see `compiled_update`.
 
         Returns:
             List of dense tensors, and of `tf.IndexedSlices` where gradients are sparse. The latter
@@ -114,12 +115,12 @@ class LocalUpdates:
             ValueError: if the optimizer changes a variable in another way.
         """
         self._keeps_updates = True
-        self._noises = noises or [tf.constant(0.0)] * len(variables)
+        self._noise = noise
         try:
             # Not `update_step`: an optimizer may change other variables before it (Nadam).
             super()._backend_update_step(gradients, variables, learning_rate)
         finally:
-            self._keeps_updates, self._noises = False, None
+            self._keeps_updates, self._noise = False, 0.0
         return self._on_this_replica(self._kept)
 
     def _on_this_replica(self, kept):
@@ -137,26 +138,26 @@ class LocalUpdates:
         plain_update_step(self, updates, variables, learning_rate)
 
     def _distributed_tf_update_step(self, distribution, grads_and_vars, learning_rate):
-        def each(function, *others):
-            return [
-                distribution.extended.update(
-                    variable, function, args=(gradient, learning_rate, *other), group=False
-                )
-                for (gradient, variable), *other in zip(grads_and_vars, *others, strict=True)
-            ]
+        update = self._update_of if self._keeps_updates else self._make
+        self._kept = [
+            distribution.extended.update(
+                variable, update, args=(gradient, learning_rate), group=False
+            )
+            for gradient, variable in grads_and_vars
+        ]
 
-        if self._keeps_updates:
-            self._kept = each(self._update_of, self._noises)
-        else:
-            each(self._make)
-
-    def _update_of(self, variable, gradient, learning_rate, noise):
+    def _update_of(self, variable, gradient, learning_rate):
         if isinstance(gradient, tf.IndexedSlices):
             return gradient
-        update = compiled_update(self, gradient, variable, learning_rate, noise)
+        update = compiled_update(self, gradient, variable, learning_rate, self._noise_of(variable))
         if update is None:
             update = self._update_by_keras(variable, gradient, learning_rate)
         return update
+
+    def _noise_of(self, variable):
+        """Returns the noise that is taken off squares of a variable's gradients."""
+        del variable
+        return self._noise
 
     def _update_by_keras(self, variable, gradient, learning_rate):
         # A gradient that is not finite must not reach the moments, but end the step in an error.

@@ -27,13 +27,24 @@ class Update:
         gradients: list of their exchanged gradients.
         exchanging: function that takes the place of a call of the `GradientExchange`, or None.
         gathered: `Gathered`, if what workers have exchanged is still to be added, or None.
+        warm: number of replicas whose updates in a warm-up are being traced.
         flushes: dictionary of traced flush functions, by (index of the exchange, number of steps
             held).
     """
 
     def __init__(self):
         self.variables = self.gradients = self.exchanging = self.gathered = None
+        self.warm = 0
         self.flushes = {}
+
+    @contextlib.contextmanager
+    def in_warm_up(self):
+        """Context of an update in a warm-up."""
+        self.warm += 1
+        try:
+            yield
+        finally:
+            self.warm -= 1
 
     @contextlib.contextmanager
     def of(self, variables):
@@ -97,7 +108,8 @@ class Distributed:
                     "An optimizer needs one gradient per variable, or None in its place. Received: "
                     f"{len(grads)} gradients for {len(trainable_variables)} variables."
                 )
-        if not self.gradient_exchange.steps_of_delay:
+        has_delay, has_warm_up = self.gradient_exchange.steps_of_delay, self._updates_warm_up()
+        if not has_delay and not has_warm_up:
             super().apply(grads, trainable_variables)
             return
         if trainable_variables is None:
@@ -112,8 +124,44 @@ class Distributed:
         def hold(gradients):
             self._hold(gradients, variables)
 
-        # The choice depends on earlier steps only, so that messages under way can be read at once.
-        self._branch(lambda gradients: self._applies(gradients, variables), update, hold, grads)
+        def update_in_warm_up(gradients):
+            with self._current_update.in_warm_up():
+                update(gradients)
+
+        def update_or_hold(gradients):
+            if has_delay:
+                self._branch(lambda mine: self._applies(mine, variables), update, hold, gradients)
+            else:
+                update(gradients)
+
+        # Choices depend on earlier steps only, so that messages under way can be read at once, and
+        # gradients can be sent before the last one is computed.
+        if has_warm_up:
+            self._branch(
+                lambda mine: self._is_warm(mine, variables),
+                update_in_warm_up,
+                update_or_hold,
+                grads,
+            )
+        else:
+            update_or_hold(grads)
+
+    def _updates_warm_up(self):
+        """Tells whether updates in a warm-up differ from those after it."""
+        return False
+
+    def _is_warm(self, gradients, variables):
+        """Tells whether this step is within a warm-up: boolean scalar."""
+        exchanged = self._exchanged_of(gradients, variables)
+        if not exchanged:
+            return tf.constant(False)
+        return self.gradient_exchange.is_warm(*map(list, zip(*exchanged, strict=True)))
+
+    def _exchanged_of(self, gradients, variables):
+        """Returns those pairs of gradients and variables that are exchanged, in their types."""
+        if self.gradient_accumulation_steps:
+            gradients = map(tf.convert_to_tensor, gradients)  # as Keras accumulates them
+        return list(zip(gradients, variables, strict=True))
 
     def _branch(self, predicate, then, otherwise, gradients):
         """Calls `then` or `otherwise` with the gradients of a worker, by a predicate of them."""

@@ -25,15 +25,21 @@ class ExchangesUpdates(AddsExchanged, LocalUpdates):
         if self._current_update.exchanging is not None:
             return self._exchange_updates(gradients, variables, exchanging)
         self._current_update.variables = variables
-        # As Keras does in `update_step`: gradients and updates have the same exchange.
-        gradients = [
-            with_values(gradient, tf.cast(values_of(gradient), variable.dtype))
-            for gradient, variable in zip(gradients, variables, strict=True)
-        ]
-        mine = super()._exchange(gradients, variables, self.gradient_exchange.before_update)
-        noises = self.gradient_exchange.noises(variables)
-        updates = self.local_updates(self._clipped(mine), variables, self.learning_rate, noises)
+        gradients = _in_types_of(variables, gradients)
+        exchange = self.gradient_exchange
+        before, noise = exchange.exchange_of_alike, exchange.missing_noise
+        if self._current_update.warm:
+            before, noise = exchange.without_compression, 0.0
+            exchanging = exchange.of_updates_alike
+        mine = super()._exchange(gradients, variables, before)
+        updates = self.local_updates(self._clipped(mine), variables, self.learning_rate, noise)
         return self._exchange_updates(updates, variables, exchanging)
+
+    def _updates_warm_up(self):
+        return self.gradient_exchange.has_warm_up
+
+    def _exchanged_of(self, gradients, variables):
+        return super()._exchanged_of(_in_types_of(variables, gradients), variables)
 
     def _clipped(self, gradients):
         """Returns a worker's gradients as Keras would clip them, sparse ones as sparse ones."""
@@ -67,3 +73,14 @@ class ExchangesUpdates(AddsExchanged, LocalUpdates):
         iterations = int(self._iterations.numpy())
         super()._apply_oldest(index, number, variables)
         assign_all(self._iterations, iterations)  # it counted when it was held
+
+
+def _in_types_of(variables, gradients):
+    """Returns gradients in the types of their variables, as Keras casts them in `update_step`.
+
+    Gradients and updates then have the same exchange.
+    """
+    return [
+        with_values(gradient, tf.cast(values_of(gradient), variable.dtype))
+        for gradient, variable in zip(gradients, variables, strict=True)
+    ]

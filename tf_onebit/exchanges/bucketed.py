@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_onebit._configurable import Configurable, deserialize, serialize
-from tf_onebit.collectives.requests import Cond, Exchanging, all_reduce_bytes
+from tf_onebit.collectives.requests import Exchanging, all_reduce_bytes
 from tf_onebit.exchanges.arguments import require_gradients_and_rank
 from tf_onebit.exchanges.base import FLOAT_BYTES
 from tf_onebit.exchanges.gradients import (
@@ -16,12 +16,11 @@ from tf_onebit.exchanges.gradients import (
     GradientSpec,
     after,
     require_finite,
-    times,
 )
 from tf_onebit.exchanges.handshake import describe, handshake
 from tf_onebit.exchanges.partition import partition
 from tf_onebit.exchanges.residuals import sum_of_squares
-from tf_onebit.exchanges.schedule import AnyExchange, Schedule, innermost, schedule_of
+from tf_onebit.exchanges.schedule import AnyExchange, Schedule
 from tf_onebit.exchanges.scheduled_bucket import Answered, ScheduledBucket
 from tf_onebit.exchanges.stages import Stages
 from tf_onebit.exchanges.state import State, part_of, prefixed, require_same_kind, summed
@@ -49,18 +48,20 @@ class Bucketed(Configurable, tf.Module):
 
     Args:
         template: the user's `Exchange` or `Recipe`; only clones of it are used.
+        takes_updates: whether workers exchange updates of their optimizers, not gradients.
 
     Attributes:
         buckets: list of `ScheduledBucket`. `build` sets it, and the attributes that the `build` of
             an `Exchange` sets.
     """
 
-    def __init__(self, template: AnyExchange) -> None:
+    def __init__(self, template: AnyExchange, takes_updates: bool = False) -> None:
         super().__init__()
         self.template: AnyExchange = deserialize(template)
+        self._takes_updates = takes_updates
 
     def get_config(self) -> dict[str, Any]:
-        return {"template": serialize(self.template)}
+        return {"template": serialize(self.template), "takes_updates": self._takes_updates}
 
     def build(
         self,
@@ -77,10 +78,9 @@ class Bucketed(Configurable, tf.Module):
         self.buckets: list[ScheduledBucket] = []
         before = 0
         size = sum(spec.size for spec in specs)
-        takes_updates = innermost(self.template).moments == "local"
         for i, (schedule, indices) in enumerate(self.partition(specs)):
             is_early = before <= EARLY * size or not schedule.delay
-            bucket = ScheduledBucket(schedule, indices, is_early, takes_updates)
+            bucket = ScheduledBucket(schedule, indices, is_early, self._takes_updates)
             own = [specs[index] for index in indices]
             with tf.init_scope():
                 bucket.build(own, rank, world_size, f"{scope}/bucket_{i}", unit)
@@ -89,7 +89,7 @@ class Bucketed(Configurable, tf.Module):
 
     def partition(self, specs: Sequence[GradientSpec]) -> list[tuple[Schedule, list[int]]]:
         """Assigns gradients to buckets. Returns a list of (`Schedule`, gradient indices)."""
-        return partition(self.template, specs)
+        return partition(self.template, specs, self._takes_updates)
 
     def handshake(
         self, specs: Sequence[GradientSpec], world_size: int, scope: str
@@ -126,20 +126,33 @@ class Bucketed(Configurable, tf.Module):
         exchanged, flags = yield from self._run_buckets(run_bucket, gradients)
         return self._in_order(exchanged), flags
 
-    def run_before_update(
-        self, gradients: Sequence[Gradient], scale: float, factor: float
+    def run_uncompressed(
+        self, gradients: Sequence[Gradient], scale: float
     ) -> Exchanging[tuple[list[Gradient], tf.Tensor]]:
-        """Generator: takes the gradients of a step, and returns those for a worker's update.
+        """Generator: exchanges the gradients that workers make an update of, in a warm-up.
 
-        In a warm-up these are exchanged gradients. All workers then make the same update of them,
-        and `run` exchanges none. After it these are the worker's own gradients.
+        If workers exchange updates, this takes the place of `run` in the steps of a warm-up, with
+        `run_alike` after it. See `run` for arguments, results and errors.
+        """
+
+        def run_bucket(
+            bucket: ScheduledBucket, own: list[Gradient], _: Sequence[tf.Tensor]
+        ) -> Exchanging[Answered]:
+            return bucket.run_uncompressed(own, scale)
+
+        exchanged, flags = yield from self._run_buckets(run_bucket, gradients)
+        return self._in_order(exchanged), flags
+
+    def run_alike(
+        self, updates: Sequence[Gradient]
+    ) -> Exchanging[tuple[list[Gradient], tf.Tensor]]:
+        """Generator: takes updates that are alike on all workers, in a warm-up, and returns them.
 
         Args:
-            gradients, scale: see `run`.
-            factor: factor on the worker's own gradients.
+            updates: list of tensors, made of what `run_uncompressed` returned.
 
         Returns:
-            These gradients, and the flags of those that have been exchanged.
+            The updates and the flags.
 
         Raises:
             InvalidArgumentError: see `run`.
@@ -148,19 +161,10 @@ class Bucketed(Configurable, tf.Module):
         def run_bucket(
             bucket: ScheduledBucket, own: list[Gradient], _: Sequence[tf.Tensor]
         ) -> Exchanging[Answered]:
-            return bucket.run_uncompressed(own, scale)
+            return bucket.run_alike(own)
 
-        def uncompressed() -> Exchanging[tuple[list[Gradient], tf.Tensor]]:
-            exchanged, flags = yield from self._run_buckets(run_bucket, gradients)
-            return self._in_order(exchanged), flags
-
-        def own() -> Exchanging[tuple[list[Gradient], tf.Tensor]]:
-            yield from ()
-            return times(gradients, factor), tf.zeros([self.world_size], tf.int32)
-
-        if schedule_of(self.template).warm_up is None:
-            return (yield from own())
-        return (yield Cond(self.is_warm(), uncompressed, own))
+        exchanged, flags = yield from self._run_buckets(run_bucket, updates)
+        return self._in_order(exchanged), flags
 
     def is_warm(self) -> tf.Tensor | bool:
         """Tells whether the next step is within the warm-up: boolean or boolean tensor."""

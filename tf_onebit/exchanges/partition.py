@@ -12,20 +12,21 @@ from tf_onebit.exchanges.schedule import AnyExchange, Schedule, schedule_of
 
 
 def partition(
-    template: AnyExchange, specs: Sequence[GradientSpec]
+    template: AnyExchange, specs: Sequence[GradientSpec], takes_updates: bool
 ) -> list[tuple[Schedule, list[int]]]:
     """Assigns gradients to buckets, in the order in which a backward pass computes them.
 
     Args:
         template: the user's exchange.
         specs: list of `GradientSpec`.
+        takes_updates: see `Bucketed`.
 
     Returns:
         List of (`Schedule`, list of gradient indices).
     """
     schedule = schedule_of(template)
     takes, bucket_bytes = schedule.exchange.dtypes, schedule.exchange.bucket_bytes
-    in_full_precision, sparse = _beside(schedule, template)
+    in_full_precision, sparse = _beside(schedule, template, takes_updates)
     buckets: list[tuple[Schedule, list[int]]] = []
     open_buckets: dict[tuple[int, str, bool], tuple[list[int], int]] = {}
     for index, spec in reversed(list(enumerate(specs))):
@@ -47,13 +48,15 @@ def partition(
     return buckets
 
 
-def _beside(schedule: Schedule, template: AnyExchange) -> tuple[Schedule, Schedule]:
+def _beside(
+    schedule: Schedule, template: AnyExchange, takes_updates: bool
+) -> tuple[Schedule, Schedule]:
     """Returns the schedules of full-precision gradients and of sparse ones.
 
     They have the same delay as compressed gradients. A warm-up matters to them only with a delay,
     which begins after it, or if workers exchange updates, which are alike during it.
     """
-    has_warm_up = schedule.delay or schedule.exchange.moments == "local"
+    has_warm_up = schedule.delay or takes_updates
     beside = schedule if has_warm_up else dataclasses.replace(schedule, warm_up=None)
     uncompressed = template.uncompressed()
     if uncompressed is None:

@@ -92,7 +92,9 @@ class ScheduledBucket(tf.Module):
         if not self.delay:
             return True
         delivers = self._queue.is_full() | ~self._is_on
-        return delivers if self._warm_up is None else self._warm_up.is_warm() | delivers
+        if self._warm_up is None or self._takes_updates:
+            return delivers
+        return self._warm_up.is_warm() | delivers
 
     def is_warm(self) -> tf.Tensor | bool:
         """Tells whether the next step is within the warm-up: boolean or boolean tensor."""
@@ -106,17 +108,15 @@ class ScheduledBucket(tf.Module):
         )
 
     def run_uncompressed(self, gradients: Sequence[Gradient], scale: float) -> Exchanging[Answered]:
-        """Generator: exchanges gradients without compression, in a step of the warm-up.
-
-        See `run`, which counts the step.
-        """
+        """Generator: exchanges gradients without compression, and counts no step."""
         exchange = self._uncompressed or self.exchange
         exchanged, flags = yield from run_stages(exchange, gradients, scale, self.stages)
         return exchanged, flags, _nothing()
 
-    def _run_alike(self, updates: Sequence[Gradient], _: float) -> Exchanging[Answered]:
-        """Generator: returns the mean of updates that are the same on all workers: themselves."""
+    def run_alike(self, updates: Sequence[Gradient]) -> Exchanging[Answered]:
+        """Generator: returns updates that are alike on all workers, in a step of the warm-up."""
         yield from ()
+        self._count(updates, True)
         self.exchange.learn(updates)
         flags = tf.repeat(not_finite_flag(updates), self._world_size)
         return list(updates), flags, _nothing()
@@ -130,8 +130,7 @@ class ScheduledBucket(tf.Module):
     ) -> Exchanging[Answered]:
         """Generator: takes gradients, and returns exchanged ones, with a delay earlier ones.
 
-        During the warm-up, updates of optimizers are alike on all workers, because they come from
-        gradients that `run_uncompressed` has exchanged. So they need no exchange.
+        Updates are never those of a step of the warm-up: see `Bucketed.run_alike`.
 
         Args:
             gradients: list of tensors.
@@ -145,18 +144,15 @@ class ScheduledBucket(tf.Module):
         """
         if self._warm_up is None:
             return (yield from self._scheduled(gradients, scale, answers, decodes))
-        warm = self._warm_up.is_warm()
-        # After the end of the data there are no gradients, and nothing must be counted.
-        with tf.control_dependencies(tf.nest.flatten(gradients, expand_composites=True)):
-            self._warm_up.count(warm)
-        if self._uncompressed is None:
+        warm = not self._takes_updates and self._warm_up.is_warm()
+        self._count(gradients, warm)
+        if self._uncompressed is None or self._takes_updates:
             return (yield from self._scheduled(gradients, scale, answers, decodes))
         # Both branches return as many tensors: gradients, and without `decodes` gathered ones.
         before, behind = (0, 0) if decodes else (len(gradients), self._num_gathered)
 
         def in_full_precision() -> Exchanging[Answered]:
-            exchanging = self._run_alike if self._takes_updates else self.run_uncompressed
-            exchanged, flags, answer = yield from exchanging(gradients, scale)
+            exchanged, flags, answer = yield from self.run_uncompressed(gradients, scale)
             return [*exchanged, *[_nothing()] * behind], flags, answer
 
         def scheduled() -> Exchanging[Answered]:
@@ -164,6 +160,14 @@ class ScheduledBucket(tf.Module):
             return [*[_nothing()] * before, *exchanged], *others
 
         return (yield Cond(warm, in_full_precision, scheduled))
+
+    def _count(self, gradients: Sequence[Gradient], warm: tf.Tensor | bool) -> None:
+        """Counts a step, if there is a warm-up."""
+        if self._warm_up is None:
+            return
+        # After the end of the data there are no gradients, and nothing must be counted.
+        with tf.control_dependencies(tf.nest.flatten(gradients, expand_composites=True)):
+            self._warm_up.count(warm)
 
     def add_to(
         self,

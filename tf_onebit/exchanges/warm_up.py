@@ -1,9 +1,13 @@
 """WarmUpProgress: the progress of a bucket's warm-up."""
 
+import numpy as np
 import tensorflow as tf
 
 from tf_onebit.exchanges.schedule import WarmUp
 from tf_onebit.exchanges.state import State
+
+# Name in a state: whether an exchange after the warm-up has been counted.
+IS_OVER = "is_over"
 
 
 class WarmUpProgress(tf.Module):
@@ -42,12 +46,17 @@ class WarmUpProgress(tf.Module):
 
     def state(self) -> State:
         """Returns the state to continue from: dictionary of NumPy arrays."""
-        return {"progress": self._progress.numpy(), "increment": self._increment.numpy()}
+        return {
+            "progress": self._progress.numpy(),
+            "increment": self._increment.numpy(),
+            IS_OVER: np.logical_not(self._was_warm.numpy()),
+        }
 
     def load_state(self, state: State) -> None:
         """Restores an earlier `state`."""
         self._progress.assign(state["progress"])
         self._increment.assign(state["increment"])
+        self._was_warm.assign(np.logical_not(state[IS_OVER]))
 
     def advice(self) -> str | None:
         """Returns advice for the user, if training ends within the warm-up: a text, or None."""

@@ -234,6 +234,9 @@ class _UpdatesOverHorovod(ExchangesUpdates):
         exchange = functools.partial(super(_OverHorovod, self)._exchange, exchanging=exchanging)
         return self.local_variables.exchange_others(exchange, updates, variables, world_size=1)
 
+    def _noise_of(self, variable):
+        return 0.0 if variable in self.local_variables else super()._noise_of(variable)
+
 
 class _OverHorovod(Distributed):
     """Mixin that can skip steps, and that refuses a loss scaled by Keras."""
@@ -257,6 +260,10 @@ class _OverHorovod(Distributed):
                 "Leave Delayed out."
             )
         self.local_variables.add(variable)
+
+    def _exchanged_of(self, gradients, variables):
+        pairs = super()._exchanged_of(gradients, variables)
+        return [pair for pair in pairs if pair[1] not in self.local_variables]
 
     def _exchange(self, gradients, variables, exchanging=None):
         exchange = functools.partial(super()._exchange, exchanging=exchanging)

@@ -7,6 +7,7 @@ import tensorflow as tf
 from tests.reference.one_bit import scales_of
 from tests.support.gradients import ROUNDING, build_workers, exchange, specs_of
 from tf_onebit import OneBit, WarmStart
+from tf_onebit.collectives import lockstep
 from tf_onebit.exchanges.value_scales import ValueScales
 from tf_onebit.transforms import Momentum
 
@@ -23,13 +24,20 @@ def updates_of(rng, sizes):
     ]
 
 
-def exchange_alike(workers, rng, sizes):
-    """Runs a step of the warm-up, in which all workers have the same updates.
+def alike(workers, updates):
+    """Runs a step of the warm-up, in which all workers have the first worker's updates.
 
-    Returns the updates, and what each worker gets.
+    Returns the exchanged updates of each rank, and the flags.
     """
-    updates = updates_of(rng, sizes)[:1] * 2
-    return updates[0], exchange(workers, updates)[0]
+    results = lockstep.run([worker.run_alike(updates[0]) for worker in workers])
+    exchanged, flags = zip(*results, strict=True)
+    return list(exchanged), list(flags)
+
+
+def exchange_alike(workers, rng, sizes):
+    """Runs a step of the warm-up. Returns the updates, and what each worker gets."""
+    updates = updates_of(rng, sizes)
+    return updates[0], alike(workers, updates)[0]
 
 
 def warm_workers(steps=WARM):
@@ -68,12 +76,11 @@ def test_updates_of_16_bits_are_scaled_beside_plain_ones(rng, dtype):
     template = WarmStart(OneBit(moments="local", aggregate_bits=1), 1)
     workers = build_workers(template, specs_of(SHAPES, dtype), 2)
     wide = build_workers(template, specs_of(SHAPES), 2)
-    for is_warm in (True, False):
+    for run in (alike, exchange):
         updates = updates_of(rng, uneven(rng))
-        updates = updates[:1] * 2 if is_warm else updates
         narrow = [[tf.cast(update, dtype) for update in mine] for mine in updates]
-        exchanged, _ = exchange(workers, narrow)
-        expected, _ = exchange(wide, [[tf.cast(a, tf.float32) for a in mine] for mine in narrow])
+        exchanged, _ = run(workers, narrow)
+        expected, _ = run(wide, [[tf.cast(a, tf.float32) for a in mine] for mine in narrow])
     assert [tensor.dtype for tensor in exchanged[0]] == [dtype, dtype]
     for mine, other in zip(exchanged[0], expected[0], strict=True):
         mine = tf.cast(mine, tf.float32)
@@ -128,10 +135,10 @@ def test_updates_that_are_not_finite_are_not_learned(rng):
     workers, sizes = warm_workers(), uneven(rng)
     exchange_alike(workers, rng, sizes)
     before = workers[0].state()
-    spoiled = updates_of(rng, sizes)[:1] * 2
+    spoiled = updates_of(rng, sizes)
     spoiled[0][0] = tf.fill(SHAPES[0], np.float32("nan"))
     with pytest.raises(tf.errors.InvalidArgumentError):
-        exchange(workers, spoiled)
+        alike(workers, spoiled)
     after = workers[0].state()
     (name,) = [name for name, array in before.items() if "scales/" in name and array.ndim]
     np.testing.assert_array_equal(before[name], after[name])

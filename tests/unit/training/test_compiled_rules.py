@@ -107,7 +107,7 @@ def test_squares_are_those_of_the_mean_of_the_workers(rng, workers, signal):
 
     @tf.function
     def step(gradient):
-        optimizer.local_updates([gradient], variables, 0.1, [missing])
+        optimizer.local_updates([gradient], variables, 0.1, missing)
         optimizer._iterations.assign_add(1)
 
     for _ in range(400):
