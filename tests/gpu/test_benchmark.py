@@ -14,9 +14,9 @@ from tests.gpu.threshold import COUNT, HEADER_WORDS, STEP, ThresholdKernels
 @pytest.fixture
 def benchmark(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    import gpu
+    import gpu_threshold_rows
 
-    return gpu
+    return gpu_threshold_rows
 
 
 def test_each_launch_of_the_threshold_sends_as_much(benchmark, rng):
