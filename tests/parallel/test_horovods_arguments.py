@@ -16,7 +16,7 @@ from tests.support.training import (
     make_model,
     reference,
 )
-from tf_onebit import Delayed, FullPrecision, OneBit
+from tf_onebit import Delayed, FullPrecision, OneBit, WarmStart
 
 
 def trained(optimizer, world_size, make=make_model, steps=4):
@@ -140,6 +140,22 @@ def test_a_variable_stays_local_under_a_loss_scale(world_size):
 
 
 @pytest.mark.workers(2)
+def test_local_variables_beside_updates_are_those_of_a_plain_optimizer(world_size):
+    exchange = WarmStart(OneBit(min_size=0), steps=2)
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.01), exchange)
+    plain = keras.optimizers.Adam(0.01)
+    local, shared, alone = (keras.Variable(np.zeros((64, 64), np.float32)) for _ in range(3))
+    optimizer.register_local_var(local)
+    rng = np.random.default_rng(rank())
+    for _ in range(5):
+        gradient = tf.constant(rng.normal(size=(64, 64)), tf.float32)
+        optimizer.apply([gradient, gradient], [local, shared])
+        plain.apply([gradient / world_size], [alone])
+    np.testing.assert_array_equal(local, alone)
+    assert_same_bits_on_all_ranks([shared.numpy()])
+
+
+@pytest.mark.workers(2)
 def test_tape_gives_local_gradients(world_size):
     model = keras.Sequential([keras.Input([4]), keras.layers.Dense(2), keras.layers.Dense(1)])
     x = tf.ones([1, 4]) * (rank() + 1.0)
@@ -229,6 +245,9 @@ def test_passes_and_local_variables_have_their_limits(world_size):
     delayed = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), Delayed(OneBit()))
     with pytest.raises(ValueError, match="Leave Delayed out"):
         delayed.register_local_var(tf.Variable(1.0))
+    clipping = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, global_clipnorm=0.5))
+    with pytest.raises(ValueError, match="global_clipnorm=0.5. Use clipnorm"):
+        clipping.register_local_var(tf.Variable(1.0))
     with pytest.raises(ValueError, match="which has no variables yet. Build the layer"):
         hvd.PartialDistributedOptimizer(built, local_layers=[keras.layers.Dense(2)])
     with pytest.raises(ValueError, match="local_layers must be Keras layers"):

@@ -201,16 +201,18 @@ def require_the_mean_of_own_updates(exchange, world_size, optimizer, settings, a
 def test_a_resumed_run_has_the_same_bits(world_size, tmp_path):
     directory = pathlib.Path(gather(str(tmp_path))[0])
 
-    def fit(name, epochs):
+    def fit(name, epochs, warm=STEPS):
         """Trains, or goes on where an earlier call with the same name has ended."""
-        exchange = WarmStart(OneBit(moments="local", min_size=0), steps=STEPS)
+        exchange = WarmStart(OneBit(moments="local", min_size=0), steps=warm)
         model = model_with(exchange, adam())
         backup = BackupAndRestore(directory / name, delete_checkpoint=False)
         model.fit(batches(world_size), epochs=epochs, verbose=0, callbacks=[backup])
         return [np.array(v) for v in (*model.weights, *model.optimizer.variables)]
 
     fit("interrupted", epochs=2)
-    resumed, expected = fit("interrupted", epochs=3), fit("whole", epochs=3)
+    # A warm start that has ended does not begin again, also if it would take longer now.
+    resumed = fit("interrupted", epochs=3, warm=100 * STEPS)
+    expected = fit("whole", epochs=3)
     for mine, theirs in zip(resumed, expected, strict=True):
         np.testing.assert_array_equal(mine, theirs)
 

@@ -1,4 +1,4 @@
-"""Update rules of Keras optimizers, each as one compiled op with the same bits.
+"""Update rules of Keras optimizers, each as one compiled op. Without noise it has the same bits.
 
 Keras moves moments and computes an update in about ten ops, each of which passes over memory. Here
 one pass does it, in the memory of the gradient.

@@ -68,8 +68,9 @@ class Exchange(DeprecatedNames, Configurable, tf.Module):
     (1 - beta_1)^2`, the least that n = 0 allows. Adam and AdamW do so in float32, unless they have
     `amsgrad`, or `beta_1^2 >= beta_2`. Other optimizers square each worker's gradients.
 
-    In a `WarmStart`, workers exchange gradients, and all make the same update of their mean, to
-    the bit as in full precision. So moments are those of all workers when compression begins.
+    In a `WarmStart`, workers exchange gradients, and all make the same update of their mean, as in
+    full precision. So moments are those of all workers when compression begins. From then on no
+    warm start begins again, also not for other variables, or after a restart with a longer one.
 
     Local moments have a price:
 

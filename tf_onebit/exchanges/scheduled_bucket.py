@@ -24,7 +24,8 @@ Answered: TypeAlias = tuple[list[Gradient], tf.Tensor, tf.Tensor]
 class ScheduledBucket(tf.Module):
     """Exchange of a bucket, whose stages run in the steps that a schedule says.
 
-    During the warm-up the uncompressed exchange runs all its stages in one step. With a delay,
+    During the warm-up the uncompressed exchange runs all its stages in one step. If the bucket
+    takes updates, the optimizer calls for that by `run_uncompressed` and `run_alike`. With a delay,
     `encode` then runs in the step of the gradients, and `deliver` that many steps later. In
     between, the message waits in variables. `aggregate` also runs in the step of the gradients
     if they come early in the backward pass. Otherwise it runs directly before `deliver`.

@@ -30,8 +30,8 @@ class ValueScales(tf.Module):
     is, the residual keeps what quantization leaves out. So scales may be old. A value that never
     moved is quantized to a hundredth of the others, and hardly moves.
 
-    Without a warm-up, s is 1. After the last one, the first compressed step
-    turns v into s, in the same memory. From then on nothing is learned.
+    Without a warm-up, s is 1. After it, the first compressed step turns v into s, in the same
+    memory. From then on nothing is learned.
 
     Args:
         specs: list of `GradientSpec` of dense tensors.

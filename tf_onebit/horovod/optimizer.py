@@ -66,8 +66,8 @@ def DistributedOptimizer(
 
     Workers exchange gradients once per update, after gradient accumulation and before clipping.
     Clipping thus acts on the aggregate. A single worker exchanges nothing. With an exchange that
-    compresses, and an optimizer with moments, workers clip their own gradients and exchange
-    updates: see `moments` in `tf_onebit.Exchange`.
+    compresses, and an optimizer with moments, workers exchange updates after a warm start, and clip
+    their own gradients: see `moments` in `tf_onebit.Exchange`.
 
     The optimizer gets a method `register_local_var(variable)` for variables of TensorFlow or
     Keras. Each worker updates such a variable by its own gradients.
@@ -251,8 +251,15 @@ class _OverHorovod(Distributed):
         """Registers a variable that each worker updates by its own, unchecked gradients.
 
         Raises:
-            ValueError: for anything but a variable, and with an exchange that is `Delayed`.
+            ValueError: for anything but a variable, with an exchange that is `Delayed`, and with
+                `global_clipnorm`.
         """
+        if self.global_clipnorm is not None:
+            raise ValueError(
+                "Local variables do not work with global_clipnorm: the norm of all gradients would "
+                "differ between workers, and so would their updates of shared variables. Received: "
+                f"global_clipnorm={self.global_clipnorm}. Use clipnorm, which is of each variable."
+            )
         if delay_of(self.gradient_exchange.template):
             raise ValueError(
                 "Local variables do not work with Delayed: their gradients are lost in steps "
