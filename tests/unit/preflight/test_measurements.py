@@ -193,18 +193,14 @@ def test_an_exchange_is_measured_as_it_is_after_its_warm_up():
     # What it learns there, such as the scales of updates, makes its later steps longer.
     stages = []
 
-    class Full(FullPrecision):
-        def deliver(self, *message):
-            stages.append("warm-up")
-            return super().deliver(*message)
-
     class Learning(OneBit):
         def encode(self, gradients):
             stages.append("step")
             return super().encode(gradients)
 
-        def uncompressed(self):
-            return Full()
+        def learn(self, updates):
+            stages.append("warm-up")
+            super().learn(updates)
 
     measure_exchange(Learning(), SPECS[:1], 2)
     assert stages == ["warm-up", "step"]  # each is traced once
