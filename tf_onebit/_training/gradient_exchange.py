@@ -72,8 +72,8 @@ class GradientExchange(OptimizerExchange):
             gradients, variables: as in a call.
         """
         scale = 1.0 / self.workers.group.world_size if self._mean else 1.0
-        return self._run(
-            lambda exchange, mine: exchange.run_uncompressed(mine, scale), gradients, variables
+        return self(
+            gradients, variables, lambda exchange, mine: exchange.run_uncompressed(mine, scale)
         )
 
     @tf.autograph.experimental.do_not_convert
@@ -83,7 +83,7 @@ class GradientExchange(OptimizerExchange):
         Args:
             updates, variables: as in a call.
         """
-        return self._run(lambda exchange, mine: exchange.run_alike(mine), updates, variables)
+        return self(updates, variables, lambda exchange, mine: exchange.run_alike(mine))
 
     def exchange_of_alike(self, gradients, variables):
         """Returns what a call would return if all workers had the gradients of this one.
@@ -146,7 +146,7 @@ class GradientExchange(OptimizerExchange):
         self.exchanges.set("delay", lambda exchange, _: exchange.set_delay(on))
 
     @tf.autograph.experimental.do_not_convert
-    def __call__(self, gradients, variables):
+    def __call__(self, gradients, variables, run=None):
         """Exchanges the gradients of `variables`. A gradient of None stays None.
 
         The first call with a list of variables compares the workers, and builds the exchange.
@@ -154,27 +154,15 @@ class GradientExchange(OptimizerExchange):
         Args:
             gradients: list; entry i is the list of gradients of the worker `group.ranks[i]`.
             variables: list of the gradients' variables.
+            run: function from a `Bucketed` and a list of gradients to a generator that returns
+                what `Bucketed.run` does. Default: that with `scale`.
 
         Returns:
             A list like `gradients`.
         """
         if self._is_alone:
             return [list(mine) for mine in gradients]
-        return self._run(
-            lambda exchange, mine: exchange.run(mine, self.scale), gradients, variables
-        )
-
-    def _run(self, run, gradients, variables):
-        """Runs the exchanges of variables. A gradient of None stays None.
-
-        Args:
-            run: function from a `Bucketed` and a list of gradients to a generator that returns
-                what `Bucketed.run` does.
-            gradients, variables: as in a call.
-
-        Returns:
-            A list like `gradients`.
-        """
+        run = run or (lambda exchange, mine: exchange.run(mine, self.scale))
         present = [_present(mine) for mine in gradients]
         exchanges = self._exchanges_of(present[0], variables)
         results = self.workers.group.run(

@@ -117,7 +117,9 @@ class ScheduledBucket(tf.Module):
     def run_alike(self, updates: Sequence[Gradient]) -> Exchanging[Answered]:
         """Generator: returns updates that are alike on all workers, in a step of the warm-up."""
         yield from ()
-        self._count(updates, True)
+        if self._warm_up is not None:
+            with tf.control_dependencies(tf.nest.flatten(updates, expand_composites=True)):
+                self._warm_up.count(True)
         self.exchange.learn(updates)
         flags = tf.repeat(not_finite_flag(updates), self._world_size)
         return list(updates), flags, _nothing()
@@ -146,29 +148,24 @@ class ScheduledBucket(tf.Module):
         if self._warm_up is None:
             return (yield from self._scheduled(gradients, scale, answers, decodes))
         warm = not self._takes_updates and self._warm_up.is_warm()
-        self._count(gradients, warm)
-        if self._uncompressed is None or self._takes_updates:
+        # After the end of the data there are no gradients, and nothing must be counted.
+        with tf.control_dependencies(tf.nest.flatten(gradients, expand_composites=True)):
+            self._warm_up.count(warm)
+        uncompressed = self._uncompressed
+        if uncompressed is None or self._takes_updates:
             return (yield from self._scheduled(gradients, scale, answers, decodes))
         # Both branches return as many tensors: gradients, and without `decodes` gathered ones.
         before, behind = (0, 0) if decodes else (len(gradients), self._num_gathered)
 
         def in_full_precision() -> Exchanging[Answered]:
-            exchanged, flags, answer = yield from self.run_uncompressed(gradients, scale)
-            return [*exchanged, *[_nothing()] * behind], flags, answer
+            exchanged, flags = yield from run_stages(uncompressed, gradients, scale, self.stages)
+            return [*exchanged, *[_nothing()] * behind], flags, _nothing()
 
         def scheduled() -> Exchanging[Answered]:
             exchanged, *others = yield from self._scheduled(gradients, scale, answers, decodes)
             return [*[_nothing()] * before, *exchanged], *others
 
         return (yield Cond(warm, in_full_precision, scheduled))
-
-    def _count(self, gradients: Sequence[Gradient], warm: tf.Tensor | bool) -> None:
-        """Counts a step, if there is a warm-up."""
-        if self._warm_up is None:
-            return
-        # After the end of the data there are no gradients, and nothing must be counted.
-        with tf.control_dependencies(tf.nest.flatten(gradients, expand_composites=True)):
-            self._warm_up.count(warm)
 
     def add_to(
         self,
