@@ -165,7 +165,8 @@ def test_no_warm_start_begins_where_moments_differ():
         assert_same_bits_on_all_ranks([variable.numpy() for variable in variables])
 
 
-@pytest.mark.workers(2, engines=["tensorflow", *nightly("horovod")])
+@pytest.mark.nightly
+@pytest.mark.workers(2)
 def test_a_gradient_that_is_not_finite_ends_a_warm_start_on_all_workers(world_size):
     model = model_with(WarmStart(OneBit(), steps=100), adam())
     model.fit(batches(world_size), verbose=0)
