@@ -85,7 +85,8 @@ void Adam(const float* gradient, float* average, float* square, int64_t count, A
   const auto share_of_square = Floats::Broadcast(rule.share_of_square);
   const auto epsilon = Floats::Broadcast(rule.epsilon), factors = Floats::Broadcast(step.factor);
   const auto noise = Floats::Broadcast(step.noise), unbias = Floats::Broadcast(step.unbias);
-  const auto least = Floats::Broadcast(step.noise > 0 ? rule.least : 0.0f);
+  const float least_ratio = LeastOf(rule, step);
+  const auto least = Floats::Broadcast(least_ratio);
   const auto nan = Floats::Broadcast(std::numeric_limits<float>::quiet_NaN());
   int64_t i = 0;
   for (; i + Floats::kWidth <= count; i += Floats::kWidth) {
@@ -108,7 +109,7 @@ void Adam(const float* gradient, float* average, float* square, int64_t count, A
     const float followed = FollowAverage(average[i], given, rule.share_of_gradient);
     const float square_now = SquareLessNoise(given, step.unbias * average[i], step.noise);
     const float unbounded = FollowAverage(square[i], square_now, rule.share_of_square);
-    const float bound = (step.noise > 0 ? rule.least : 0.0f) * (followed * followed);
+    const float bound = least_ratio * (followed * followed);
     const float squares = bound > unbounded ? bound : unbounded;
     const bool finite = IsFinite(squares);
     const float update = AdamUpdate(step.factor, followed, __builtin_sqrtf(squares), rule.epsilon);

@@ -113,7 +113,7 @@ struct Adapt {
     Load4<float>(averages, left, aligned, average);
     Load4<float>(squares, left, aligned, square);
     const AdamStep step = Read(at_step);
-    const float least = step.noise > 0 ? rule.least : 0.0f;
+    const float least = LeastOf(rule, step);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const float followed = FollowAverage(average[j], gradient[j], rule.share_of_gradient);

@@ -74,6 +74,11 @@ TF_ONEBIT_HOST_DEVICE AdamStep Read(AdamStepAt step) {
   return {*step.factor, *step.noise, *step.unbias};
 }
 
+// The factor of the squared average, below which squares do not fall.
+TF_ONEBIT_HOST_DEVICE float LeastOf(AdamRule rule, AdamStep step) {
+  return step.noise > 0 ? rule.least : 0.0f;
+}
+
 // The square of a gradient, less a part of its squared deviation from what was expected.
 template <typename Value>
 TF_ONEBIT_HOST_DEVICE Value SquareLessNoise(Value gradient, Value expected, Value noise) {

@@ -134,13 +134,9 @@ class Bucketed(Configurable, tf.Module):
         If workers exchange updates, this takes the place of `run` in the steps of a warm-up, with
         `run_alike` after it. See `run` for arguments, results and errors.
         """
-
-        def run_bucket(
-            bucket: ScheduledBucket, own: list[Gradient], _: Sequence[tf.Tensor]
-        ) -> Exchanging[Answered]:
-            return bucket.run_uncompressed(own, scale)
-
-        exchanged, flags = yield from self._run_buckets(run_bucket, gradients)
+        exchanged, flags = yield from self._run_buckets(
+            lambda bucket, own, _: bucket.run_uncompressed(own, scale), gradients
+        )
         return self._in_order(exchanged), flags
 
     def run_alike(
@@ -157,13 +153,9 @@ class Bucketed(Configurable, tf.Module):
         Raises:
             InvalidArgumentError: see `run`.
         """
-
-        def run_bucket(
-            bucket: ScheduledBucket, own: list[Gradient], _: Sequence[tf.Tensor]
-        ) -> Exchanging[Answered]:
-            return bucket.run_alike(own)
-
-        exchanged, flags = yield from self._run_buckets(run_bucket, updates)
+        exchanged, flags = yield from self._run_buckets(
+            lambda bucket, own, _: bucket.run_alike(own), updates
+        )
         return self._in_order(exchanged), flags
 
     def is_warm(self) -> tf.Tensor | bool:
