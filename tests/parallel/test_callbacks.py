@@ -227,9 +227,9 @@ def test_monitor_times_the_exchange_and_changes_no_bit(world_size, tmp_path):
     assert 0 < scalars["exchange/work_seconds"] < scalars["exchange/seconds"]
     assert 0 <= scalars["exchange/hidden_share"] < 1
     assert scalars["exchange/seconds"] < scalars["step/seconds"]
-    norms = {name: value for name, value in scalars.items() if name.startswith("residual_norm/")}
+    norms = {name: value for name, value in scalars.items() if name.startswith("variables/")}
     first, second, _ = model.trainable_variables  # the last kernel is small
-    assert set(norms) == {f"residual_norm/{kernel.path}" for kernel in (first, second)}
+    assert set(norms) == {f"variables/residual_norm/{kernel.path}" for kernel in (first, second)}
     assert math.hypot(*norms.values()) == pytest.approx(residual_norm(model.optimizer), rel=1e-4)
 
     events = json.loads((tmp_path / f"trace.{rank()}.json").read_text())["traceEvents"]

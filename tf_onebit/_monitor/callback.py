@@ -57,8 +57,8 @@ class Monitor(keras.callbacks.Callback):
     - `exchange/work_seconds`: time in which gradients are encoded, added up or decoded.
     - `exchange/synchronization_seconds`: with `BlockMomentum`, time of the end of a block.
     - `step/seconds`: time of a step, or of an update with gradient accumulation.
-    - `residual_norm/<variable>`: L2 norm of each variable's residual, at the end of an epoch only,
-      because it takes a pass over all residuals.
+    - `variables/residual_norm/<variable>`: L2 norm of each variable's residual, at the end of an
+      epoch only, because it takes a pass over all residuals.
 
     The callback warns once per `fit` if compression does not pay. That is, if the exchange is not a
     tenth faster than in full precision, counting the time to encode, add up and decode.
@@ -236,7 +236,9 @@ class Monitor(keras.callbacks.Callback):
             return {}
         parts = built_of(self._exchanges) + blocks_of(self._exchanges)
         squares = summed(part.residual_squares() for part in parts)
-        return {f"residual_norm/{name}": math.sqrt(square) for name, square in squares.items()}
+        return {
+            f"variables/residual_norm/{name}": math.sqrt(square) for name, square in squares.items()
+        }
 
     def _add_reading(self):
         if self._scalars is not None:

@@ -5,7 +5,8 @@ import time
 
 import tensorflow as tf
 
-# What TensorBoard tells about a scalar, by its tag or by its group.
+# What TensorBoard tells about a scalar, by its tag or by its group. It sorts groups by their names:
+# few scalars come first, and one for each variable last.
 DESCRIPTIONS = {
     "exchange/bytes_sent": "bytes that this worker sends per update",
     "exchange/compression_ratio": "bytes of an all-reduce in float32, divided by those sent",
@@ -22,7 +23,7 @@ DESCRIPTIONS = {
     "step/predicted_seconds": "time of an update, as the program predicted it",
     "step/learning_rate": "learning rate at this step",
     "step/global_batch_size": "samples of an update on all workers",
-    "residual_norm": "L2 norm of what this worker has not sent yet of a variable",
+    "variables": "L2 norm of what this worker has not sent yet of a variable",
 }
 # Between two training steps the code that writes has left the caches. A second scalar right after
 # the first costs a fifth of it, so scalars are written together.
