@@ -5,7 +5,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import matplotlib as mpl
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import FancyBboxPatch
 
 FOLDER = pathlib.Path(__file__).parents[1] / "_static" / "pictures"
 
@@ -55,3 +57,37 @@ def draw(name: str, size: tuple[float, float], picture: Callable[[Figure, Theme]
             picture(figure, theme)
             path = FOLDER / f"{name}-{theme_name}.svg"
             figure.savefig(path, transparent=True, metadata={"Date": None})
+
+
+def drawing(figure: Figure, width: float, height: float) -> Axes:
+    """Returns empty axes for boxes and arrows, with the origin below on the left."""
+    axes = figure.subplots()
+    axes.set_xlim(0, width)
+    axes.set_ylim(0, height)
+    axes.set_axis_off()
+    return axes
+
+
+def box(
+    axes: Axes, place: tuple[float, float], size: tuple[float, float], text: str, color: str
+) -> None:
+    """Draws a box with text in its middle.
+
+    Args:
+        place: its corner below on the left.
+        size: width and height.
+    """
+    (x, y), (width, height) = place, size
+    style = "round,pad=0,rounding_size=0.12"
+    axes.add_patch(
+        FancyBboxPatch(
+            place, width, height, style, edgecolor=color, facecolor="none", linewidth=1.4
+        )
+    )
+    axes.text(x + width / 2, y + height / 2, text, ha="center", va="center", linespacing=1.35)
+
+
+def arrow(axes: Axes, begin: tuple[float, float], end: tuple[float, float], color: str) -> None:
+    """Draws an arrow from a place to another."""
+    style = {"arrowstyle": "-|>", "color": color, "linewidth": 1.4, "shrinkA": 0, "shrinkB": 0}
+    axes.annotate("", end, begin, arrowprops=style)
