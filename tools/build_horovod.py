@@ -75,6 +75,15 @@ WITHOUT_DISTUTILS = {
         )
     ],
 }
+# Version 14 of g++ no longer includes these headers with <functional>, and finds an assignment to
+# constants in a template that nobody uses.
+GCC_14 = {
+    "horovod/common/common.h": [(r"#include <memory>\n", r"\g<0>#include <stdexcept>\n", 1)],
+    "horovod/common/group_table.h": [(r"#include <queue>\n", r"\g<0>#include <string>\n", 1)],
+    "third_party/flatbuffers/include/flatbuffers/stl_emulation.h": [
+        (r"pointer const (data_;\s+)const (size_type count_;)", r"pointer \1\2", 1)
+    ],
+}
 # TensorFlow has moved the header of its streams, and streams now return their handle themselves.
 # nvcc 13 does not support C++ older than 17.
 GPU_STREAMS = {
@@ -262,6 +271,7 @@ def build_wheel(build_dir, nccl=None):
     leave_out_xla_operations(source_dir)
     substitute(source_dir, RECEIVE_FIRST)
     substitute(source_dir, WITHOUT_DISTUTILS)
+    substitute(source_dir, GCC_14)
     environment = build_environment() | {"HOROVOD_LOCAL_VERSION": local_version()}
     if nccl is not None:
         substitute(source_dir, GPU_STREAMS)
