@@ -24,6 +24,7 @@ import os
 import pathlib
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import sysconfig
@@ -147,6 +148,7 @@ def install_horovod(cache_dir, gpu=False):
         cache_dir: path of the cache.
         gpu: whether its collectives run on GPUs.
     """
+    require_address()
     nccl = find_nccl() if gpu else None
     entry_dir = cache_dir / cache_key(nccl)
     cached_wheels = sorted(entry_dir.glob("horovod-*.whl"))
@@ -172,6 +174,18 @@ def install_horovod(cache_dir, gpu=False):
         os.replace(partial, cached_wheel)
     print(f"Horovod {HOROVOD_VERSION} is installed; its wheel is kept in {entry_dir}")
     return cached_wheel
+
+
+def require_address():
+    """Raises BuildError if Horovod would end with a segmentation fault in `verify`."""
+    name = socket.gethostname()
+    try:
+        socket.getaddrinfo(name, None)
+    except socket.gaierror:
+        raise BuildError(
+            f"no address is found for this machine's name, {name!r}, and Horovod needs one.\n"
+            f"Add this line to /etc/hosts: 127.0.1.1 {name}"
+        ) from None
 
 
 def cache_folder(name):

@@ -5,6 +5,7 @@ import os
 import pathlib
 import runpy
 import shutil
+import socket
 import subprocess
 import sys
 import tarfile
@@ -53,13 +54,29 @@ def test_wheels_have_a_library_for_the_tensorflow_of_the_tests():
     assert tensorflows[-1] == pinned()["tensorflow-cpu"]
 
 
-def test_the_extra_horovod_is_what_the_tool_builds(monkeypatch):
+@pytest.fixture
+def build_horovod(monkeypatch):
+    """Returns the program that builds Horovod."""
     monkeypatch.syspath_prepend(ROOT / "tools")
     import build_horovod
 
+    return build_horovod
+
+
+def test_the_extra_horovod_is_what_the_tool_builds(build_horovod):
     (requirement,) = PYPROJECT["project"]["optional-dependencies"]["horovod"]
     version = f"{build_horovod.HOROVOD_VERSION}+{build_horovod.local_version()}"
     assert requirement == f"horovod=={version}"
+
+
+def test_horovod_is_not_built_where_it_could_not_start(build_horovod, monkeypatch, tmp_path):
+    def without_address(*_):
+        raise socket.gaierror
+
+    monkeypatch.setattr(socket, "getaddrinfo", without_address)
+    with pytest.raises(build_horovod.BuildError, match="/etc/hosts: 127.0.1.1 "):
+        build_horovod.install_horovod(tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.fixture
