@@ -50,7 +50,7 @@ def points(name):
 
 
 def picture(figure, theme):
-    panels = figure.subplots(1, 2, sharey=True)
+    panels = figure.subplots(2, 1, sharex=True, sharey=True)
     for axes, name in zip(panels, ("momentum", "adam"), strict=True):
         full, lost = points(name)
         axes.axhline(0, color=theme.faint, linewidth=0.8)
@@ -63,9 +63,9 @@ def picture(figure, theme):
         axes.set_title({"momentum": "SGD, momentum 0.9", "adam": "Adam"}[name])
         axes.set_xscale("log")
         axes.set_xlim(6, 20_000)
-        axes.set_xlabel("times fewer bytes than full precision")
-    panels[0].set_ylabel("points of accuracy lost")
+        axes.set_ylabel("points of accuracy lost")
+    panels[1].set_xlabel("times fewer bytes than full precision")
     panels[0].set_ylim(1.4, -0.1)
 
 
-draw("accuracy", (8, 3.6), picture)
+draw("accuracy", (6, 5.6), picture)

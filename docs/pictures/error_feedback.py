@@ -39,4 +39,4 @@ def picture(figure, theme):
         )
 
 
-draw("error_feedback", (8, 4.4), picture)
+draw("error_feedback", (6, 4.4), picture)

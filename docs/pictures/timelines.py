@@ -86,7 +86,7 @@ def picture(figure, theme):
     axes.set_xticks([])
     axes.set_xlabel("time")
     axes.spines["left"].set_visible(False)
-    figure.legend(loc="outside lower center", ncols=4, frameon=False)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False)
 
 
-draw("timelines", (8, 4.2), picture)
+draw("timelines", (6, 4.6), picture)

@@ -75,7 +75,7 @@ def picture(figure, theme):
     axes.set_yscale("log")
     axes.set_xlabel("bandwidth of a worker's link [Mbit/s]")
     axes.set_ylabel("computation of a step [s], one core")
-    figure.legend(loc="outside right center", frameon=False)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False)
 
 
-draw("which_method", (8, 3.8), picture)
+draw("which_method", (6, 4.8), picture)
