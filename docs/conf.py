@@ -9,6 +9,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before TensorFlow is impor
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from docutils import nodes  # noqa: E402
+from docutils.utils.math.latex2mathml import tex2mathml  # noqa: E402
+
 from tf_onebit._version import __version__  # noqa: E402
 
 project = "tf_onebit"
@@ -18,7 +21,6 @@ copyright = "the authors of tf_onebit, Apache License 2.0"
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
-    "sphinx.ext.mathjax",
     "sphinx.ext.napoleon",
 ]
 
@@ -49,6 +51,9 @@ html_theme = "furo"
 html_title = f"tf_onebit {__version__}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_js_files = [("site.js", {"defer": "defer"})]
+templates_path = ["_templates"]
+html_math_renderer = "mathml"
 html_copy_source = False
 html_show_sourcelink = False
 # Code without a language in Markdown is text: outputs, shell, equations of docstrings.
@@ -68,7 +73,17 @@ def link_to_included(app, docname, source):
         source[0] = source[0].replace(f"]({path}", f"]({page}")
 
 
+# MathJax would come from another host. Browsers show MathML, and screen readers read it.
+def write_math(translator, node):
+    is_block = isinstance(node, nodes.math_block)
+    tag = "div" if is_block else "span"
+    translator.body.append(translator.starttag(node, tag, "", CLASS="math notranslate nohighlight"))
+    translator.body.append(f"{tex2mathml(node.astext(), as_block=is_block)}</{tag}>")
+    raise nodes.SkipNode
+
+
 def setup(app):
+    app.add_html_math_renderer("mathml", (write_math, None), (write_math, None))
     app.connect("source-read", link_to_included)
     app.connect("include-read", lambda app, path, *page: link_to_included(app, *page))
     return {"parallel_read_safe": True}
