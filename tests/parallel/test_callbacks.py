@@ -289,10 +289,11 @@ def test_monitor_counts_the_rows_of_embeddings(world_size):
     batches = LogsOfBatches()
     model = keras.Sequential([keras.Input((5,)), keras.layers.Embedding(100, 4)])
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01), OneBit()), "mse")
-    x = np.zeros([4, 5])
+    x = np.array([[0, 1, 2, 3, 3], [4, 5, 6, 6, 6]] * 2)
     callbacks = [Monitor(update_freq=1), batches]
-    model.fit(x, np.zeros([4, 5, 4]), batch_size=2, verbose=0, callbacks=callbacks)
-    rows, value_bytes, index_bytes, flag_bytes = 2 * 5, 4 * 4, 4, 4
+    y = np.zeros([4, 5, 4])
+    model.fit(x, y, batch_size=2, verbose=0, callbacks=callbacks, shuffle=False)
+    rows, value_bytes, index_bytes, flag_bytes = 7, 4 * 4, 4, 4
     sent = (world_size - 1) * (rows * (value_bytes + index_bytes) + flag_bytes)
     assert [logs["bytes_sent"] for logs in batches.logs] == [sent, sent]
 

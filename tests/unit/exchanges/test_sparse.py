@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from tests.support.gradients import as_float64, build_workers, exchange
 from tf_onebit import FullPrecision, OneBit, WarmStart
+from tf_onebit.collectives import lockstep
 from tf_onebit.exchanges import Bucketed, GradientSpec
 
 ROWS, WIDTH = 10, 3
@@ -71,13 +72,73 @@ def test_each_row_of_the_result_has_another_index(rng, indices):
 
 
 @every_pattern
-def test_reported_bytes_are_those_of_the_rows_of_this_worker(rng, indices):
-    workers = build_workers(Bucketed(OneBit()), [embedding_spec()], 3)
-    exchange(workers, [[slices_of(rng, mine)] for mine in indices])
-    row_bytes = 4 * WIDTH + 8
+@pytest.mark.parametrize(
+    ("dtype", "row_bytes"), [("float32", 4 + 4 * WIDTH), ("bfloat16", 4 + 2 * WIDTH)]
+)
+def test_reported_bytes_are_those_of_the_rows_of_this_worker(rng, dtype, row_bytes, indices):
+    workers = build_workers(Bucketed(OneBit()), [embedding_spec(dtype)], 3)
+    exchange(workers, [[slices_of(rng, mine, dtype=tf.as_dtype(dtype))] for mine in indices])
     assert [worker.bytes_sent() for worker in workers] == [
-        2 * (4 + len(mine) * row_bytes) for mine in indices
+        2 * (4 + len(set(mine)) * row_bytes) for mine in indices
     ]
+
+
+def noting(names, generator):
+    """Runs a generator, and adds the names of the collectives that it requests to a list."""
+    answer = None
+    while True:
+        try:
+            request = generator.send(answer)
+        except StopIteration as stop:
+            return stop.value
+        names.append(request.name)
+        answer = yield request
+
+
+# Rows of three tables have the same shape.
+TABLES = [(10, 3), (7, 3), (5, 2, 2), (4,), (2**31, 3)]
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, tf.float64, tf.bfloat16], ids=lambda d: d.name)
+def test_tables_with_rows_of_one_shape_share_a_collective(rng, dtype):
+    indices = [[[1, 9, 1], [6], [0, 4], [3], [2**31 - 1]], [[], [6, 0], [4], [3], [5, 9]]]
+    gradients = [
+        [
+            tf.IndexedSlices(
+                tf.constant(rng.integers(-8, 9, size=(len(rows), *shape[1:])), dtype),
+                tf.constant(rows, tf.int64),
+                tf.constant(shape, tf.int64),
+            )
+            for rows, shape in zip(of_worker, TABLES, strict=True)
+        ]
+        for of_worker in indices
+    ]
+    specs = [GradientSpec(str(i), shape, dtype.name, True) for i, shape in enumerate(TABLES)]
+    workers = build_workers(Bucketed(OneBit(bucket_bytes=2**40)), specs, 2)
+    names = []
+    results = lockstep.run(
+        noting(names, worker.run(own, 0.5)) for worker, own in zip(workers, gradients, strict=True)
+    )
+    assert len(names) == 2 * (1 + 3)  # each worker sends flags, and rows of three shapes
+    for exchanged, _ in results:
+        for slices, both in zip(exchanged, zip(*gradients, strict=True), strict=True):
+            sums = {}
+            for one in both:
+                for row, values in zip(one.indices.numpy(), as_float64(one.values), strict=True):
+                    sums[row] = sums.get(row, 0) + values / 2
+            received = dict(zip(slices.indices.numpy(), as_float64(slices.values), strict=True))
+            assert received.keys() == sums.keys()
+            for row, values in sums.items():
+                np.testing.assert_array_equal(received[row], values)
+
+
+def test_an_index_beyond_a_table_reaches_no_other_table(rng):
+    specs = [GradientSpec(name, (ROWS, WIDTH), "float32", True) for name in "ab"]
+    workers = build_workers(Bucketed(OneBit()), specs, 2)
+    gradients = [[slices_of(rng, [-1, ROWS]), slices_of(rng, [0])] for _ in range(2)]
+    (first, second), *_ = exchange(workers, gradients)[0]
+    assert sorted(first.indices.numpy()) == [-1, ROWS]
+    assert second.indices.numpy().tolist() == [0]
 
 
 def test_what_full_precision_would_send_has_the_rows_and_not_the_matrix(rng):

@@ -117,7 +117,8 @@ def test_embeddings_send_the_rows_of_a_step_and_all_of_them_in_a_block(capsys, t
     model = "tests.support.planned:make_text_model"
     assert plan(capsys, model, *arguments, "--json", path)[0] == 0
     sent = sent_bytes(path)
-    rows, row_bytes, index_bytes, others_bytes = 8 * 16, 4 * 8, 4, 4 * (8 * 3 + 3)
+    # 128 words of a vocabulary of 50: each row is sent once.
+    rows, row_bytes, index_bytes, others_bytes = 50, 4 * 8, 4, 4 * (8 * 3 + 3)
     in_a_step = rows * (row_bytes + index_bytes) + others_bytes
     assert sent["full precision"] == pytest.approx(in_a_step, abs=16)
     # Its Adam's moments are included. BlockMomentum corrects them in full precision only.
