@@ -3,6 +3,7 @@
 import argparse
 import sys
 
+from tf_onebit import _check as check
 from tf_onebit import _doctor as doctor
 from tf_onebit import _launch as launch
 from tf_onebit._preflight import bench, plan
@@ -17,6 +18,7 @@ def main(arguments=None):
     launch.add_command(commands)
     plan.add_command(commands)
     bench.add_command(commands)
+    check.add_command(commands)
     doctor.add_command(commands)
     options = parser.parse_args(arguments)
     return options.run(options)

@@ -23,7 +23,15 @@ ENGINE = ["requests", "whereabouts"]
 # The parts of the package that each part may import. The longest prefix counts.
 MAY_IMPORT = {
     "tf_onebit": ["_libraries", "_version"],
-    "tf_onebit._cli": ["_version", "_doctor", "_launch", "_preflight.bench", "_preflight.plan"],
+    "tf_onebit._cli": [
+        "_version",
+        "_check",
+        "_doctor",
+        "_launch",
+        "_preflight.bench",
+        "_preflight.plan",
+    ],
+    "tf_onebit._check": ["_check"],
     "tf_onebit._doctor": [
         "_cluster_spec",
         "_doctor",
@@ -458,7 +466,7 @@ def test_private_names_that_classes_inherit_from_frameworks_are_listed():
     ] == []
 
 
-@pytest.mark.parametrize("part", ["_bmuf.equations", "planner", "_tuning_rules"])
+@pytest.mark.parametrize("part", ["_bmuf.equations", "_check", "planner", "_tuning_rules"])
 def test_arithmetic_is_free_of_frameworks(part):
     paths = [path for path in MODULES if is_within(module_name(path), [f"tf_onebit.{part}"])]
     imported = {name for path in paths for name in imports_of(path)}

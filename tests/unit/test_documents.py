@@ -56,6 +56,7 @@ RUN_BY = {
     "examples/speech/recipe.py": "tests/parallel/test_examples.py",
     "examples/speech/train.py": "tests/parallel/test_examples.py",
     "tf-onebit bench": "tests/parallel/test_bench.py",
+    "tf-onebit check": "tests/unit/check/test_command.py",
     "tf-onebit doctor": "tests/unit/doctor/test_doctor.py",
     "tf-onebit plan": "tests/parallel/test_plan.py",
     "tools/build_horovod.py": "Makefile",
