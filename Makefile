@@ -5,6 +5,7 @@ SUPPORTED := python3.11 python3.12 python3.13
 PYTHON ?= $(shell for python in $(SUPPORTED); do \
     $$python -c "import ensurepip, venv" 2>/dev/null && echo $$python && break; done)
 VENV := .venv
+TENSORFLOW := $(shell sed -n 's/^tensorflow-cpu==\([0-9.]*\).*/\1/p' requirements.txt)
 # It is named after the minor version of the pinned TensorFlow.
 LIBRARY := $(shell sed -n 's/^tensorflow-cpu==\([0-9]*\)\.\([0-9]*\)\..*/tf_onebit\/libtf_onebit_ops_\1_\2.so/p' \
     requirements.txt)
@@ -12,7 +13,7 @@ LIBRARY := $(shell sed -n 's/^tensorflow-cpu==\([0-9]*\)\.\([0-9]*\)\..*/tf_oneb
 # Tests start hundreds of processes, and each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup train test test-unit test-parallel test-nightly rehearse lint docs pictures wheel clean
+.PHONY: setup train test test-unit test-parallel test-nightly rehearse lint docs pictures wheel check-wheel clean
 
 setup: $(VENV)/.requirements $(LIBRARY) $(VENV)/.package $(VENV)/.horovod
 
@@ -62,6 +63,10 @@ wheel: setup
 	$(VENV)/bin/python tools/build_horovod.py --wheel-dir build/wheels
 	$(VENV)/bin/python tools/build_wheel.py dist build/wheels/horovod-*.whl
 	cd dist && sha256sum *.whl *.tar.gz | tee SHA256SUMS
+
+# Trains with the wheels in an environment of their own.
+check-wheel: wheel
+	tools/check_wheel.sh dist $(PYTHON) $(TENSORFLOW)
 
 # Leaves .venv, and the corpus and Horovod's wheel, which are kept outside of the checkout.
 clean:

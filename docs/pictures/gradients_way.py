@@ -9,7 +9,7 @@ GAP = 1.3  # from a row to the next
 STAGES = (
     ("backward pass:\ngradient of its own data", None),
     ("encode: gradient + residual\n$\\to$ message + new residual", "AllToAll:\none shard to each"),
-    ("aggregate its shard:\nsum of the decoded messages", "AllGather:\nall shards to all"),
+    ("aggregate its shard:\nsum of all messages", "AllGather:\nall shards to all"),
     ("decode, and update\nthe weights", None),
 )
 
