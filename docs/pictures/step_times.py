@@ -46,7 +46,8 @@ def picture(figure, theme):
         for place, (label, ratio) in enumerate(measured.items()):
             color = theme.faint if place < NUM_PEERS else theme.blue
             axes.barh(label, ratio, color=color, height=0.7)
-            axes.text(ratio * 1.08, place, f"{ratio:.1f}" if ratio > 10 else f"{ratio:.2f}", va="center")
+            decimals = 1 if ratio > 10 else 2
+            axes.text(ratio * 1.08, place, f"{ratio:.{decimals}f}", va="center")
         axes.axvline(1, color=theme.orange, linewidth=1)
         axes.set_xscale("log")
         axes.set_xlim(0.8, 250)
