@@ -6,6 +6,7 @@
     .venv/bin/python reproduction/convergence.py bmuf          # training in blocks, BMUF-Adam
     .venv/bin/python reproduction/convergence.py optimizers    # optimizers with moments
     .venv/bin/python reproduction/convergence.py tables        # recipes of Seide et al. (2014)
+    .venv/bin/python reproduction/convergence.py curves        # in the course of training
     .venv/bin/python reproduction/convergence.py threshold --help
 
 The runs of a seed share data, initial weights and order of frames, so that their differences are
@@ -18,7 +19,7 @@ import sys
 # Figures are printed and written like those in benchmarks, by their `report.py`.
 sys.path.append(str(pathlib.Path(__file__).parents[1] / "benchmarks"))
 
-METHODS = ("onebit", "threshold", "asynchronous", "bmuf", "optimizers", "tables")
+METHODS = ("onebit", "threshold", "asynchronous", "bmuf", "optimizers", "tables", "curves")
 
 
 def main():
@@ -36,6 +37,8 @@ def main():
         from optimizer_accuracy import main as compare
     elif method == "tables":
         from seide_accuracy import main as compare
+    elif method == "curves":
+        from curves import main as compare
     else:
         from one_bit_accuracy import main as compare
     compare(arguments)

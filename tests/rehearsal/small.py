@@ -25,6 +25,7 @@ ON_THIS_MACHINE = {
     "reproduction/convergence.py optimizers": _OPTIMIZERS,
     "reproduction/convergence.py optimizers --task cnn": f"--exchanges 1-bit {_OPTIMIZERS}",
     "reproduction/convergence.py optimizers --task transformer": f"--exchanges 1-bit {_OPTIMIZERS}",
+    "reproduction/convergence.py curves": "--preset tiny",
     "reproduction/convergence.py tables": f"--tables 000-2 --passes 1 --svd-rank 8 {_NETWORK}",
 }
 # These make hosts from network namespaces.
