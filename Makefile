@@ -6,9 +6,9 @@ PYTHON ?= $(shell for python in $(SUPPORTED); do \
     $$python -c "import ensurepip, venv" 2>/dev/null && echo $$python && break; done)
 VENV := .venv
 TENSORFLOW := $(shell sed -n 's/^tensorflow-cpu==\([0-9.]*\).*/\1/p' requirements.txt)
+VERSION := $(subst ., ,$(TENSORFLOW))
 # It is named after the minor version of the pinned TensorFlow.
-LIBRARY := $(shell sed -n 's/^tensorflow-cpu==\([0-9]*\)\.\([0-9]*\)\..*/tf_onebit\/libtf_onebit_ops_\1_\2.so/p' \
-    requirements.txt)
+LIBRARY := tf_onebit/libtf_onebit_ops_$(word 1,$(VERSION))_$(word 2,$(VERSION)).so
 
 # Tests start hundreds of processes, and each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE

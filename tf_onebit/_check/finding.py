@@ -1,4 +1,4 @@
-"""What a rule finds in a program: lines to change, and why."""
+"""Findings of the rules in a program: lines to change, and why."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Where values of a program come from, and under which conditions its lines run."""
+"""Origins of a program's values, and the conditions under which its lines run."""
 
 import ast
 import re

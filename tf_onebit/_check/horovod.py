@@ -30,7 +30,7 @@ def start_horovod(program: Program) -> Iterator[Finding]:
             "Horovod 1",
             [*suggestions.new_imports(program, "tf_onebit", "hvd"), "hvd.init()"],
         )
-    elif not _calls_init(program) and is_script(program) and not own_modules(program):
+    elif not program.calls_of_method("init") and is_script(program) and not own_modules(program):
         hvd = suggestions.hvd(program)
         yield Finding(
             suggestions.last_import(program),
@@ -39,10 +39,6 @@ def start_horovod(program: Program) -> Iterator[Finding]:
             "Horovod 1",
             [f"{hvd}.init()"],
         )
-
-
-def _calls_init(program: Program) -> bool:
-    return any(isinstance(c.func, ast.Attribute) and c.func.attr == "init" for c in program.calls)
 
 
 def remove_strategies(program: Program) -> Iterator[Finding]:

@@ -85,6 +85,10 @@ class Program:
                 self.values[ast.unparse(target)].append(value)
             if isinstance(node, Definition):
                 self.definitions[node.name].append(node)
+        self._uses: dict[str | None, list[ast.expr]] = collections.defaultdict(list)
+        for node in nodes:
+            if isinstance(node, ast.Name | ast.Attribute):
+                self._uses[self.full_name(node)].append(node)
 
     def full_name(self, node: ast.AST) -> str | None:
         """Returns the name of an imported object, such as `keras.Model`, or None for others."""
@@ -103,10 +107,13 @@ class Program:
         """Returns the calls of objects or of what is in packages, by full names."""
         return [c for c in self.calls if any(is_within(self.called(c), name) for name in names)]
 
+    def calls_of_method(self, name: str) -> list[ast.Call]:
+        """Returns the calls of an attribute of this name, of any object."""
+        return [c for c in self.calls if isinstance(c.func, ast.Attribute) and c.func.attr == name]
+
     def uses(self, name: str) -> list[ast.expr]:
         """Returns the places where an object is named, by its full name."""
-        nodes = [n for n in ast.walk(self.tree) if isinstance(n, ast.Name | ast.Attribute)]
-        return sorted((n for n in nodes if self.full_name(n) == name), key=lambda n: n.lineno)
+        return sorted(self._uses.get(name, []), key=lambda node: node.lineno)
 
     def local_name(self, module: str) -> str | None:
         """Returns the text by which the program reaches a module, or None."""

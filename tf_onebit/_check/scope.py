@@ -40,9 +40,7 @@ def outside_of_scope(program: Program, strategy: str) -> Iterator[Finding]:
 
 def is_entered_elsewhere(program: Program) -> bool:
     """Tells whether a scope is opened in another way than by `with`."""
-    opened = [
-        c for c in program.calls if isinstance(c.func, ast.Attribute) and c.func.attr == "scope"
-    ]
+    opened = program.calls_of_method("scope")
     return any(not isinstance(program.statement(call), ast.With) for call in opened)
 
 

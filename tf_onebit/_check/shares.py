@@ -109,8 +109,5 @@ def seed_for_batches(program: Program) -> Iterator[Finding]:
             "Set the same seed on all workers.",
             "They divide data after they have shuffled them, so they must shuffle alike.",
             "Horovod 3",
-            [
-                *suggestions.new_imports(program, "keras"),
-                f"{suggestions.keras(program)}.utils.set_random_seed(1)",
-            ],
+            suggestions.new_seed(program),
         )

@@ -1,4 +1,4 @@
-"""What changes in a program that was written for Horovod, by docs/horovodrun.md."""
+"""Changes in a program that was written for Horovod, by docs/horovodrun.md."""
 
 import ast
 from collections.abc import Iterator

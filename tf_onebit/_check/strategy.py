@@ -42,7 +42,7 @@ def make_the_strategy(program: Program) -> Iterator[Finding]:
 
 def _gets_a_strategy(program: Program) -> bool:
     """Tells whether the program opens a scope of a strategy that it does not make itself."""
-    return any(isinstance(c.func, ast.Attribute) and c.func.attr == "scope" for c in program.calls)
+    return bool(program.calls_of_method("scope"))
 
 
 def make_the_strategy_first(program: Program) -> Iterator[Finding]:
@@ -78,10 +78,7 @@ def set_a_seed(program: Program) -> Iterator[Finding]:
             "Set the same seed on all workers, after the strategy is made.",
             "Then they shuffle alike, and a resumed run has the same bits.",
             "strategy 2",
-            [
-                *suggestions.new_imports(program, "keras"),
-                f"{suggestions.keras(program)}.utils.set_random_seed(1)",
-            ],
+            suggestions.new_seed(program),
         )
 
 
@@ -125,10 +122,8 @@ def run_own_loops_by_the_strategy(program: Program) -> Iterator[Finding]:
 def _runs_steps(program: Program) -> bool:
     name = strategy_name(program)
     return any(
-        isinstance(call.func, ast.Attribute)
-        and call.func.attr == "run"
-        and (receiver(call) == name or "strategy" in receiver(call).lower())
-        for call in program.calls
+        receiver(call) == name or "strategy" in receiver(call).lower()
+        for call in program.calls_of_method("run")
     )
 
 

@@ -50,6 +50,11 @@ def new_imports(program: Program, *modules: str) -> list[str]:
     return [statements[module] for module in modules if program.local_name(module) is None]
 
 
+def new_seed(program: Program) -> list[str]:
+    """Returns the lines that set a seed."""
+    return [*new_imports(program, "keras"), f"{keras(program)}.utils.set_random_seed(1)"]
+
+
 def last_import(program: Program) -> int:
     """Returns the line of the last import before the program does something with Keras."""
     line = 1

@@ -1,4 +1,4 @@
-"""Where a program trains: its compiled models, calls of fit, loops and optimizers."""
+"""Places where a program trains: its compiled models, calls of fit, loops and optimizers."""
 
 import ast
 from collections.abc import Iterator

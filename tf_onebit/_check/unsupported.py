@@ -1,4 +1,4 @@
-"""What cannot be trained with this package, in any way of use."""
+"""Programs that this package cannot train, in any way of use."""
 
 import ast
 from collections.abc import Iterator
@@ -45,14 +45,13 @@ def _removed_arguments(program: Program) -> Iterator[Finding]:
                 "Keras 3 does not have it.",
                 "docs/horovodrun.md",
             )
-    for call in program.calls:
-        if isinstance(call.func, ast.Attribute) and call.func.attr == "fit_generator":
-            yield Finding(
-                call.lineno,
-                "Call fit in place of fit_generator.",
-                "Keras 3 does not have it. fit takes generators.",
-                "docs/horovodrun.md",
-            )
+    for call in program.calls_of_method("fit_generator"):
+        yield Finding(
+            call.lineno,
+            "Call fit in place of fit_generator.",
+            "Keras 3 does not have it. fit takes generators.",
+            "docs/horovodrun.md",
+        )
 
 
 def tensorflow_1(program: Program) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""What is found in programs that use no package for several workers, or another one."""
+"""Findings in programs that use no package for several workers, or another one."""
 
 import pytest
 

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tests.support.gradients import as_float64, build_workers, exchange
 from tf_onebit import FullPrecision, OneBit, WarmStart
-from tf_onebit.collectives import lockstep
+from tf_onebit.collectives import echo
 from tf_onebit.exchanges import Bucketed, GradientSpec
 
 ROWS, WIDTH = 10, 3
@@ -83,18 +83,6 @@ def test_reported_bytes_are_those_of_the_rows_of_this_worker(rng, dtype, row_byt
     ]
 
 
-def noting(names, generator):
-    """Runs a generator, and adds the names of the collectives that it requests to a list."""
-    answer = None
-    while True:
-        try:
-            request = generator.send(answer)
-        except StopIteration as stop:
-            return stop.value
-        names.append(request.name)
-        answer = yield request
-
-
 # Rows of three tables have the same shape.
 TABLES = [(10, 3), (7, 3), (5, 2, 2), (4,), (2**31, 3)]
 
@@ -116,11 +104,10 @@ def test_tables_with_rows_of_one_shape_share_a_collective(rng, dtype):
     specs = [GradientSpec(str(i), shape, dtype.name, True) for i, shape in enumerate(TABLES)]
     workers = build_workers(Bucketed(OneBit(bucket_bytes=2**40)), specs, 2)
     names = []
-    results = lockstep.run(
-        noting(names, worker.run(own, 0.5)) for worker, own in zip(workers, gradients, strict=True)
-    )
-    assert len(names) == 2 * (1 + 3)  # each worker sends flags, and rows of three shapes
-    for exchanged, _ in results:
+    echo.run(workers[0].run(gradients[0], 0.5), 2, lambda request: names.append(request.name))
+    assert len(names) == 1 + 3  # a worker sends flags, and rows of three shapes
+    results, _ = exchange(workers, gradients, 0.5)
+    for exchanged in results:
         for slices, both in zip(exchanged, zip(*gradients, strict=True), strict=True):
             sums = {}
             for one in both:
