@@ -78,6 +78,46 @@ class BmufAdam:
         self.theta[:], self.m[:], self.v[:] = self.theta_init, self.m_init, self.v_init
 
 
+class LateFragments:
+    """All workers of a job whose model has fragments that synchronize late, in NumPy, float64.
+
+    Every fragment has a block filter of its own (`BmufAdam`, without moments). A worker trains on
+    while a fragment is under way. Then the change that the synchronization would have made at once
+    is made, and what was learned meanwhile stays.
+
+    Args:
+        theta: `[size]`: initial weights of all workers.
+        workers: N.
+        places: list of the fragments' slices of the weights.
+        eta, zeta, nesterov: see `BmufAdam`.
+    """
+
+    def __init__(self, theta, workers, places, eta, zeta=1.0, nesterov=True):
+        self.theta = np.tile(np.asarray(theta, np.float64), (workers, 1))
+        self.places = places
+        self.filters = [BmufAdam(theta[own], workers, eta, zeta, nesterov) for own in places]
+
+    @property
+    def theta_global(self):
+        return np.concatenate([own.theta_global for own in self.filters])
+
+    def start(self, fragment):
+        """Begins the synchronization of a fragment: the workers' weights are sent as they are."""
+        self.filters[fragment].theta[:] = self.theta[:, self.places[fragment]]
+
+    def finish(self, fragment, steps):
+        """Ends it.
+
+        Args:
+            fragment: index of the fragment.
+            steps: list of ints: steps of each worker in the fragment's block, until `start`.
+        """
+        its_filter, own = self.filters[fragment], self.places[fragment]
+        learned = self.theta[:, own] - its_filter.theta
+        its_filter.end_block(steps)
+        self.theta[:, own] = its_filter.theta_init + learned
+
+
 def _ahead(bar, init, beta, weights, steps, ahead):
     """Computes Eq. 16, with E[g] of Eq. 17."""
     decay = float(weights @ beta ** np.asarray(steps, np.float64))

@@ -16,6 +16,8 @@ def check_arguments(
     warmup_steps,
     moment_correction,
     groups,
+    fragments,
+    overlap,
 ):
     """Raises ValueError unless all arguments are valid, as `BlockMomentum` describes them."""
     _require_whole("sync_period", sync_period, 1, "Use sync_period=1 to synchronize every step")
@@ -40,6 +42,26 @@ def check_arguments(
         )
     if groups not in (None, "node"):
         raise ValueError(f'groups must be None or "node". Received: groups={groups!r}.')
+    _require_whole("overlap", overlap, 0, "Use overlap=0 to wait at the end of each block")
+    if not is_whole(fragments, 1) or fragments > sync_period:
+        raise ValueError(
+            "fragments must be a whole number, at least 1 and at most sync_period, because no two "
+            f"synchronize after the same step. Received: fragments={fragments!r} with "
+            f"sync_period={sync_period}."
+        )
+    longest = sync_period // fragments
+    if overlap > longest:
+        raise ValueError(
+            "A synchronization must end before that of the next fragment begins. Received: "
+            f"overlap={overlap} with sync_period={sync_period} and fragments={fragments}. Use an "
+            f"overlap of at most sync_period // fragments = {longest} steps, or longer blocks."
+        )
+    if (fragments > 1 or overlap) and moment_correction not in ("bmuf_adam", "local"):
+        raise ValueError(
+            "With fragments or overlap, workers synchronize weights alone, and keep the state of "
+            f"their optimizers. Received: moment_correction={moment_correction!r} with "
+            f'fragments={fragments} and overlap={overlap}. Use moment_correction="local".'
+        )
 
 
 def check_exchange(exchange):
@@ -52,8 +74,9 @@ def check_exchange(exchange):
         )
     if delay_of(exchange):
         raise ValueError(
-            "BlockMomentum applies the change of a block at once, so its exchange cannot be "
-            "delayed. Received: exchange=Delayed(...). Pass the exchange without Delayed."
+            "BlockMomentum knows when the change of a block arrives, so its exchange cannot be "
+            "delayed. Received: exchange=Delayed(...). Pass the exchange without Delayed. To train "
+            "on meanwhile, use overlap."
         )
     require_no_local_moments(
         exchange, "BlockMomentum exchanges changes of the model, which are no updates of one step."

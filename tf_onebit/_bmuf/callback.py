@@ -14,7 +14,8 @@ from tf_onebit._bmuf.arguments import (
 )
 from tf_onebit._bmuf.connections import connect, synchronization_of, take_states
 from tf_onebit._bmuf.equations import BlockFilter
-from tf_onebit._bmuf.synchronization import BlockSynchronization, End
+from tf_onebit._bmuf.meeting import End
+from tf_onebit._bmuf.synchronization import BlockSynchronization
 from tf_onebit._bmuf.training_optimizers import (
     Bystanders,
     group_by_node,
@@ -134,6 +135,8 @@ class BlockMomentum(keras.callbacks.Callback):
         moment_correction: Literal["bmuf_adam", "average", "reset"] = "bmuf_adam",
         groups: Literal["node"] | None = None,
         exchange: RequestedExchange = None,
+        fragments: int = 1,
+        overlap: int = 0,
     ) -> None:
         super().__init__()
         check_arguments(
@@ -144,6 +147,8 @@ class BlockMomentum(keras.callbacks.Callback):
             warmup_steps,
             moment_correction,
             groups,
+            fragments,
+            overlap,
         )
         self.sync_period = int(sync_period)
         self.block_momentum = block_momentum if block_momentum == "auto" else float(block_momentum)
@@ -152,6 +157,7 @@ class BlockMomentum(keras.callbacks.Callback):
         self.warmup_steps = int(warmup_steps)
         self.moment_correction = moment_correction
         self.groups = groups
+        self.fragments, self.overlap = int(fragments), int(overlap)
         self.exchange = resolve_exchange(exchange)
         check_exchange(self.exchange)
         self._blocks: BlockSynchronization | None = None
@@ -211,6 +217,7 @@ class BlockMomentum(keras.callbacks.Callback):
             self._looks_ahead,
             compresses=innermost(self.exchange).compresses,
             optimizers=self._optimizers,
+            weights_alone=self.fragments > 1 or self.overlap > 0,
         )
         self._batches_per_step = variables.batches_per_step
         if self._gradient_exchange.workers.model_group is not None:
@@ -263,10 +270,25 @@ class BlockMomentum(keras.callbacks.Callback):
         unwrap_methods(self.model, (*_SHOWING, *_ENDING))
 
     def _synchronize_if_due(self):
-        if self._blocks.batches >= self.sync_period * self._batches_per_step:
-            self._bystanders.require_idle()
-            self._blocks.synchronize()
-            self._blocks.batches = 0
+        """Ends what has been under way for long enough, and the blocks that end after this step."""
+        blocks, ends_block = self._blocks, True
+        while ends_block:
+            begin, end = (self._batches_until(blocks.turn + i) for i in range(2))
+            if blocks.batches >= begin + self.overlap * self._batches_per_step:
+                blocks.finish()
+            ends_block = blocks.batches >= end
+            if ends_block:
+                self._bystanders.require_idle()
+                if self.overlap:
+                    blocks.start()
+                else:
+                    blocks.synchronize()
+                if blocks.turn == 0:
+                    ends_block, blocks.batches = False, 0
+
+    def _batches_until(self, turn):
+        """Returns the number of batches of a block before the turn of a fragment."""
+        return turn * self.sync_period // self.fragments * self._batches_per_step
 
     def _end(self, end):
         self._get_ready()
@@ -326,6 +348,8 @@ class BlockMomentum(keras.callbacks.Callback):
             "warmup_steps": self.warmup_steps,
             "moment_correction": self.moment_correction,
             "groups": self.groups,
+            "fragments": self.fragments,
+            "overlap": self.overlap,
             "exchange": serialize(self.exchange),
         }
         return [
@@ -353,4 +377,5 @@ class BlockMomentum(keras.callbacks.Callback):
             warmup_steps=self.warmup_steps,
             within=within,
             model_group=model_group,
+            fragments=self.fragments,
         )

@@ -8,19 +8,20 @@ from tf_onebit.exchanges.state import part_of, prefixed, summed
 
 
 class BlockExchanges:
-    """Exchanges of the changes of a block: of the weights, and of each of the moments.
+    """Exchanges of the changes of a block: of weights, and of each of the moments.
 
     Args:
         templates: list of the user's exchanges: for the weights, and for each of the moments.
-        variables: `BlockVariables` of a worker.
+        weights: list of a worker's weights.
+        moments: list of `tf_onebit.optimizers.Moment`.
         engine: `Engine` of the workers.
         model_group: `Group` of processes or devices that are one worker, or None.
     """
 
-    def __init__(self, templates, variables, engine, model_group):
+    def __init__(self, templates, weights, moments, engine, model_group):
         # Moments go by name, not path: a path has a number that depends on the rest of a program.
-        self._lists = [(variables.weights, [v.path for v in variables.weights])]
-        for moment in variables.moments:
+        self._lists = [(weights, [v.path for v in weights])]
+        for moment in moments:
             self._lists.append((moment.variables, [v.name for v in moment.variables]))
         job = engine if model_group is None else model_group.job
         unit = 1.0 / engine.world_size  # workers send their parts of the mean

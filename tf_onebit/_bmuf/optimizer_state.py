@@ -17,10 +17,10 @@ class BlockOptimizer:
         averaged: list of its other variables that are averaged.
         own: list of its variables that are equal at first, and that workers do not average.
         keeps_moments: whether its moments are among `own`.
-        reset: None, or a function that resets moments at the end of a block. It takes the block
-            momentum, and may do nothing.
-        steps_at_begin: numbers of steps of the optimizer, and of its moments, at the block's
-            beginning.
+        reset: None, or a function that resets moments at the end of a block. It takes a slice of
+            the weights, and the block momentum, and may do nothing.
+        steps_at_begin: numbers of steps of the optimizer, and of its moments, when steps were last
+            counted.
     """
 
     optimizer: object
@@ -37,9 +37,10 @@ class BlockOptimizer:
         averaged, own = function(self.averaged), function(self.own)
         return dataclasses.replace(self, moments=moments, averaged=averaged, own=own)
 
-    def begin(self):
-        """Begins a block."""
-        self.steps_at_begin = self._steps, getattr(self.optimizer, "moment_steps", 0.0)
+    def begin(self, made):
+        """Begins to count steps, of which `made` have been made already."""
+        moment_steps = getattr(self.optimizer, "moment_steps", 0.0)
+        self.steps_at_begin = self._steps - made, moment_steps - made
 
     @property
     def batches_per_step(self):
@@ -57,16 +58,16 @@ class BlockOptimizer:
 
     @property
     def steps(self):
-        """Number of steps since the block began."""
+        """Number of steps since they were last counted."""
         return self._steps - self.steps_at_begin[0]
 
     def discard(self):
-        """Restores the moments' number of steps at the block's beginning."""
+        """Restores the moments' number of steps from when steps were last counted."""
         if hasattr(self.optimizer, "moment_steps"):
             self.optimizer.moment_steps = self.steps_at_begin[1]
 
-    def move_on(self, rank, block, steps_ahead, block_momentum):
-        """Counts a block's steps, of which workers may have made different numbers.
+    def move_on(self, rank, block, steps_ahead, late):
+        """Counts the steps of all workers, which may have made different numbers.
 
         Devices that hold a model together share the optimizer. A second call changes nothing.
 
@@ -74,15 +75,13 @@ class BlockOptimizer:
             rank: rank of the worker.
             block: `Block` of this optimizer.
             steps_ahead: number of minibatches by which the moments are ahead of the steps made.
-            block_momentum: eta of this block.
+            late: number of steps of this worker that are not in `block`.
         """
         in_moments = block.steps[rank] if self.keeps_moments else block.mean_steps
         # Schedules follow the worker with the most steps.
-        missing = max(block.counted) - self.steps
+        missing = max(block.counted) - (self.steps - late)
         if missing:
             batch_counter_of(self.optimizer).assign(self._batches + missing * self.batches_per_step)
         if hasattr(self.optimizer, "moment_steps"):
-            self.optimizer.moment_steps = self.steps_at_begin[1] + in_moments
+            self.optimizer.moment_steps = self.steps_at_begin[1] + in_moments + late
             self.optimizer.advance_moments(steps_ahead)
-        if self.reset is not None:
-            self.reset(block_momentum)

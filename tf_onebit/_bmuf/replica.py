@@ -69,15 +69,11 @@ class BlockReplica:
         for begins, moment in zip(self._begins, self._moments, strict=True):
             _assign(begins, moment)
         self._local = None
-        self._begin()
+        self._keep_statistics()
+        self._count_from_now([0] * len(self.variables.optimizers))
 
     def forget_momentum(self):
         _assign(self._deltas, [tf.zeros_like(delta) for delta in self._deltas])
-
-    def _begin(self):
-        self._statistics = [tf.identity(v) for v in _first_copies(self.variables.statistics)]
-        for optimizer in self.variables.optimizers:
-            optimizer.begin()
 
     def not_finite(self):
         """Returns 0, or 1 + the index in `variables.changed` of the first that is not finite."""
@@ -85,48 +81,92 @@ class BlockReplica:
         return int(not_finite_flag([*_first_copies(self.variables.trained), *averaged]))
 
     def gather_status(self, row):
-        """Generator: returns all workers' rows: int64 array `[world_size, len(row)]`."""
-        rows = yield AllGather(tf.constant([row], tf.int64), f"{self._scope}/agree")
-        return rows.numpy()
+        """Generator: returns all workers' rows: int64 tensor `[world_size, len(row)]`."""
+        return (yield AllGather(row[tf.newaxis], f"{self._scope}/agree"))
 
-    def synchronize(self, exchanges, factors):
+    def synchronize(self, exchanges, fragment, factors):
         """Generator: averages the workers' models, and updates this worker to the look-ahead.
 
         Args:
-            exchanges: list of `Bucketed`, for the weights and for each of the moments. Its entries
-                are None for a single worker.
+            exchanges: list of `Bucketed`, for the fragment's weights and for each of the moments.
+                Its entries are None for a single worker.
+            fragment: `Fragment`.
             factors: `BlockFactors`.
         """
         weight = factors.weights[self.rank]
-        parts = [
-            (self._weights, self._globals, self._deltas, factors.look_ahead_eta),
-            *(
-                (moment, begins, [None] * len(moment), 0.0)
-                for moment, begins in zip(self._moments, self._begins, strict=True)
-            ),
-        ]
         means, before = [], []
-        for exchange, (variables, begins, deltas, look_ahead) in zip(exchanges, parts, strict=True):
+        for exchange, part in zip(
+            exchanges, self._parts(fragment, factors.look_ahead_eta), strict=True
+        ):
             if exchange is None:
-                means.append([tf.identity(variable) for variable in variables])
+                means.append([tf.identity(variable) for variable in part[0]])
                 continue
-            differences = [None] * len(variables)
-            # Differences are computed in order, the smallest first, so that sending begins at
-            # once. Without an order it would begin when all differences are ready.
-            for i in sorted(range(len(variables)), key=lambda i: variables[i].shape.num_elements()):
-                with tf.control_dependencies(before):
-                    differences[i] = _difference(
-                        variables[i], begins[i], deltas[i], weight, look_ahead
-                    )
-                before = [differences[i]]
+            differences, before = _differences(*part, weight, before)
             mean, _ = yield from exchange.run(differences)
             means.append(mean)
-        averages = [mean_of_copies(variable) for variable in self.variables.averaged]
+        averages = self.averages_of(fragment)
         if averages and exchanges[0] is not None:
             averages = yield from self._average(averages, weight)
         # The update waits for all results: an error must leave the model unchanged.
         with tf.control_dependencies([*tf.nest.flatten(means), *averages]):
-            self._update(means, averages, factors, [e is not None for e in exchanges])
+            self._update(fragment, means, averages, factors, [e is not None for e in exchanges])
+
+    def _parts(self, fragment, look_ahead):
+        """Returns what a fragment exchanges: a list of (variables, begins, deltas, eta)."""
+        places = fragment.places
+        weights = self._weights[places], self._globals[places], self._deltas[places], look_ahead
+        moments = (
+            (moment, begins, [None] * len(moment), 0.0)
+            for moment, begins in zip(self._moments, self._begins, strict=True)
+        )
+        return [weights, *moments]
+
+    def averages_of(self, fragment):
+        """Returns the values that this worker averages with a fragment: list of tensors."""
+        averaged = self.variables.averaged if fragment.averages else []
+        return [mean_of_copies(variable) for variable in averaged]
+
+    def changes(self, fragment, look_ahead):
+        """Returns the changes of a fragment's weights since its block began: list of tensors.
+
+        Args:
+            fragment: `Fragment`.
+            look_ahead: its `look_ahead_eta`, as a tensor, because it is not that of the graph.
+        """
+        (part,) = self._parts(fragment, look_ahead)
+        return _differences(*part, 1.0, [])[0]
+
+    def exchange(self, exchange, changes, averages, weight):
+        """Generator: averages the workers' changes of a fragment, while they train.
+
+        Args:
+            exchange: `Bucketed`, or None for a single worker.
+            changes: list of tensors, from `changes`.
+            averages: list of tensors, from `averages_of` at the same time.
+            weight: weight of this worker.
+
+        Returns:
+            Means of the changes, and averages: two lists of tensors.
+        """
+        if exchange is None:
+            return changes, averages
+        means, _ = yield from exchange.run(_weighted(changes, weight))
+        if averages:
+            averages = yield from self._average(averages, weight)
+        return means, averages
+
+    def update_late(self, fragment, means, averages, changes, factors):
+        """Updates a fragment to the look-ahead, and keeps what was learned since `changes`.
+
+        Args:
+            fragment, changes: see `exchange`.
+            means, averages: what `exchange` returned.
+            factors: `BlockFactors`.
+        """
+        since_begin = self.changes(fragment, factors.look_ahead_eta)
+        learned = [now - then for now, then in zip(since_begin, changes, strict=True)]
+        with tf.control_dependencies(learned):
+            self._update(fragment, [means], averages, factors, [True], learned)
 
     def bytes_of_averages(self, world_size):
         """Returns the bytes per block that this worker sends for variables averaged as they are."""
@@ -138,52 +178,67 @@ class BlockReplica:
 
     def _average(self, values, weight):
         """Generator: returns the weighted averages of variables averaged as they are."""
-        # The values of a worker with weight 0 may be anything, NaN included.
-        weighted = [
-            tf.where(weight > 0, tf.cast(weight, value.dtype) * value, tf.zeros_like(value))
-            for value in values
-        ]
+        weighted = _weighted(values, weight)
         flag = not_finite_flag(weighted)
         flags = yield AllGather(flag[tf.newaxis], f"{self._scope}/flags")
         averages = yield AllReduce(weighted, f"{self._scope}/averages")
         names = [variable.path for variable in self.variables.averaged]
         return require_finite(averages, with_overflow(flags, averages), names)
 
-    def _update(self, means, averages, factors, relative):
+    def _update(self, fragment, means, averages, factors, relative, learned=()):
+        places = fragment.places
+        weights = self._weights[places]
         ops.block_update(
             means[0],
-            self._weights,
-            self._globals,
-            self._deltas,
+            weights,
+            self._globals[places],
+            self._deltas[places],
             factors.momentum,
             factors.rate,
             factors.look_ahead_eta,
             nesterov=self._nesterov,
             relative=relative[0],
         )
+        for weight, change in zip(weights, learned, strict=False):
+            weight.assign_add(change)
         for i, (moment, begins) in enumerate(zip(self._moments, self._begins, strict=True)):
             factor, floor = tf.unstack(factors.moments[i])
             ops.moments_update(means[1 + i], moment, begins, factor, floor, relative[1 + i])
-        for variable in self.variables.trained:
+        moments = [variable for moment in self.variables.moments for variable in moment.variables]
+        for variable in [*self.variables.weights[places], *moments]:
             first, *others = copies_of(variable)
             for copy in others:
                 copy.assign(first)
-        for variable, average in zip(self.variables.averaged, averages, strict=True):
+        for variable, average in zip(self.variables.averaged, averages, strict=False):
             assign_all(variable, average)
 
-    def move_on(self, blocks, steps_ahead, block_momentum):
-        """Counts a block's steps, and begins the next.
+    def move_on(self, fragments, blocks, steps_ahead, block_momentum, late):
+        """Counts the steps of all workers, after fragments have been synchronized.
 
         Args:
-            blocks: list of `Block`, by optimizer.
+            fragments: list of `Fragment`.
+            blocks: list of `Block`, by optimizer: steps since they were counted before.
             steps_ahead: list of floats, by optimizer: number of minibatches by which the moments
                 are ahead of the steps made.
             block_momentum: eta of this block.
+            late: list of ints, by optimizer: steps of this worker that are not in `blocks`.
         """
         optimizers = self.variables.optimizers
-        for optimizer, block, ahead in zip(optimizers, blocks, steps_ahead, strict=True):
-            optimizer.move_on(self.rank, block, ahead, block_momentum)
-        self._begin()
+        for optimizer, *counted in zip(optimizers, blocks, steps_ahead, late, strict=True):
+            optimizer.move_on(self.rank, *counted)
+            if optimizer.reset is not None:
+                for fragment in fragments:
+                    optimizer.reset(fragment.places, block_momentum)
+        if any(fragment.averages for fragment in fragments):
+            self._keep_statistics()
+        self._count_from_now(late)
+
+    def _keep_statistics(self):
+        self._statistics = [tf.identity(v) for v in _first_copies(self.variables.statistics)]
+
+    def _count_from_now(self, made):
+        for optimizer, steps in zip(self.variables.optimizers, made, strict=True):
+            optimizer.begin(steps)
 
     def show(self):
         """Puts the global model into the variables, and keeps this worker's own values."""
@@ -225,7 +280,7 @@ class BlockReplica:
             **{name: variable.numpy() for name, variable in self._kept().items()},
             # NumPy cannot save all types of weights.
             **{
-                f"local/{i}": tf.cast(value, _state_type(value)).numpy()
+                f"local/{i}": tf.cast(value, state_type(value)).numpy()
                 for i, value in enumerate(self._local)
             },
             "begin": np.array([o.steps_at_begin for o in self.variables.optimizers]).ravel(),
@@ -255,16 +310,43 @@ class BlockReplica:
         for name, variable in kept.items():
             variable.assign(state[name])
         self._local = [
-            tf.constant(_mean([other[f"local/{i}"] for other in locals_of_all]))
+            tf.constant(mean_of_arrays([other[f"local/{i}"] for other in locals_of_all]))
             for i in range(len(self._shown))
         ]
         for optimizer, (steps, moment_steps) in zip(optimizers, at_begin, strict=True):
             optimizer.steps_at_begin = int(steps), moment_steps
 
 
-def _difference(variable, begin, delta, weight, look_ahead):
-    deltas = [] if delta is None else [delta]
-    return ops.block_difference([variable], [begin], deltas, weight, look_ahead)[0]
+def _differences(variables, begins, deltas, look_ahead, weight, before):
+    """Computes weighted changes of variables, one after another, the smallest first.
+
+    So sending begins at once. Without an order it would begin when all differences are ready.
+
+    Args:
+        variables, begins, deltas: lists of variables. Entries of `deltas` may be None.
+        look_ahead, weight: numbers, as in `ops.block_difference`.
+        before: list of tensors to wait for.
+
+    Returns:
+        List of the changes, and a list with the last one that is computed.
+    """
+    differences = [None] * len(variables)
+    for i in sorted(range(len(variables)), key=lambda i: variables[i].shape.num_elements()):
+        delta = [] if deltas[i] is None else [deltas[i]]
+        with tf.control_dependencies(before):
+            (differences[i],) = ops.block_difference(
+                [variables[i]], [begins[i]], delta, weight, look_ahead
+            )
+        before = [differences[i]]
+    return differences, before
+
+
+def _weighted(values, weight):
+    # The values of a worker with weight 0 may be anything, NaN included.
+    return [
+        tf.where(weight > 0, tf.cast(weight, value.dtype) * value, tf.zeros_like(value))
+        for value in values
+    ]
 
 
 def _first_copies(variables):
@@ -273,10 +355,10 @@ def _first_copies(variables):
 
 def _state_like(variable):
     """Returns a variable of zeros to keep state of another in."""
-    return tf.Variable(tf.zeros(variable.shape, _state_type(variable)), trainable=False)
+    return tf.Variable(tf.zeros(variable.shape, state_type(variable)), trainable=False)
 
 
-def _state_type(tensor):
+def state_type(tensor):
     """Returns the type that state is kept in, of at least 32 bits."""
     return tf.float64 if tensor.dtype == tf.float64 else tf.float32
 
@@ -287,11 +369,13 @@ def _assign(variables, values):
 
 
 def mean_of_copies(variable):
+    """Returns the mean of a variable's copies on the devices of this process: tensor."""
     copies = copies_of(variable)
     return tf.identity(copies[0]) if len(copies) == 1 else tf.add_n(copies) / len(copies)
 
 
-def _mean(arrays):
+def mean_of_arrays(arrays):
+    """Returns the mean of a list of arrays of one type, with that type."""
     if len(arrays) == 1:
         return arrays[0]
     return np.mean(arrays, axis=0, dtype=np.float64).astype(arrays[0].dtype)

@@ -2,36 +2,25 @@
 
 import collections
 import contextlib
-import enum
-import re
 import time
 
 import numpy as np
 import tensorflow as tf
 
-from tf_onebit._bmuf.equations import Block, BlockFilter
 from tf_onebit._bmuf.exchanges import BlockExchanges
-from tf_onebit._bmuf.factors import block_factors
-from tf_onebit._bmuf.groups import any_member, average_within, first_flagged
+from tf_onebit._bmuf.filtering import BlockFiltering
+from tf_onebit._bmuf.fragments import Fragment, divide
+from tf_onebit._bmuf.groups import any_member, average_within
+from tf_onebit._bmuf.meeting import End, Meeting
 from tf_onebit._bmuf.replica import BlockReplica
+from tf_onebit._bmuf.underway import Underway, in_background
 from tf_onebit._training.exchange_state import by_process, of_member
 from tf_onebit.exchanges import FullPrecision
+from tf_onebit.exchanges.state import part_of, prefixed, summed
 
-# The worker whose steps alone count while the model is warmed up.
+# The worker whose model all begin with.
 _LEADER = 0
-# Exchanges report a gradient; here it is the change of a block.
-_NOT_FINITE = r"(All ranks|Rank \d+) met .* gradient of \W*([^'\\]+)"
-
-
-class End(enum.IntEnum):
-    """The end that a worker has reached when it meets the others."""
-
-    BLOCK = 0
-    EPOCH = 1
-    TRAINING = 2
-
-
-_NAMES = {End.BLOCK: "a block", End.EPOCH: "an epoch", End.TRAINING: "training"}
+_UNDER_WAY = "under_way"
 
 
 class BlockSynchronization:
@@ -39,6 +28,8 @@ class BlockSynchronization:
 
     During a block a worker's model starts from the look-ahead and is trained locally. In a `view`,
     and between epochs, models hold the global model.
+
+    The model has one or more fragments, which synchronize in turn.
 
     Args:
         engine: `Engine` of the workers: of all processes, of the nodes, or of the processes that
@@ -53,10 +44,11 @@ class BlockSynchronization:
         within: `Engine` of the processes of this worker's node, or None.
         model_group: `Group` that is one worker and holds the model together, or None.
         template_of: function from a `Moment` to its exchange. Default: all in full precision.
+        fragments: number of fragments. With several, there are no moments.
 
     Attributes:
-        equivalent_steps: rho_n, by optimizer.
         batches: number of this process's batches in the block. The caller counts them.
+        turn: index of the fragment that synchronizes next.
         latest: begins and ends of the latest synchronizations, in nanoseconds of
             `time.monotonic_ns`. They include waiting for the others.
     """
@@ -73,11 +65,10 @@ class BlockSynchronization:
         within=None,
         model_group=None,
         template_of=None,
+        fragments=1,
     ):
         self.engine = engine
         self._job = engine if model_group is None else model_group.job
-        self._filter = block_filter
-        self._warmup_left = warmup_steps
         self._scope = scope
         self._within = within
         self._model_group = model_group
@@ -87,17 +78,37 @@ class BlockSynchronization:
             with engine.place(index):
                 replica = BlockReplica(rank, scope, mine, block_filter.nesterov)
             self._replicas.append(replica)
+        first = variables[0]
         template_of = template_of or (lambda moment: FullPrecision())
-        templates = [template, *map(template_of, variables[0].moments)]
-        self._exchanges = BlockExchanges(templates, variables[0], engine, model_group)
-        self._optimizers = variables[0].optimizers
-        self._corrects_moments = corrects_moments
-        self._synchronize = tf.function(self._synchronize_all, autograph=False)
-        self.equivalent_steps, self._look_ahead_eta = [0.0] * len(self._optimizers), 0.0
+        templates = [template, *map(template_of, first.moments)]
+        parts = divide(first.weights, fragments)
+        self._fragments = [
+            Fragment(
+                places,
+                places is parts[-1],
+                BlockExchanges(
+                    templates, first.weights[places], first.moments, engine, model_group
+                ),
+                engine,
+                self._replicas,
+                len(first.optimizers),
+            )
+            for places in parts
+        ]
+        self._filtering = BlockFiltering(
+            engine,
+            block_filter,
+            self._replicas,
+            self._fragments,
+            corrects_moments,
+            warmup_steps,
+            model_group,
+        )
+        self._gather_rows = tf.function(self._gather_status, autograph=False)
         self._restarts = 0
         self._has_model = self._begun = self._shown = self._ended = False
-        self._blocks = self._steps = 0  # numbers of synchronized blocks, and of their steps
-        self.batches = 0
+        self._underway = None
+        self.batches = self.turn = 0
         self.latest = collections.deque(maxlen=100)
 
     @property
@@ -107,8 +118,11 @@ class BlockSynchronization:
 
     def begin(self):
         """Begins a training. All workers call it first."""
+        if self._underway is not None:  # the training before was interrupted
+            self._hide()
+            self.finish()
         self._begun = False
-        if self._has_model:  # the training before may have been interrupted
+        if self._has_model:
             self.show()
 
     def begin_epoch(self):
@@ -124,11 +138,14 @@ class BlockSynchronization:
         if not self._begun:
             self._begun = True
             is_new = not self._has_model or any(r.is_changed for r in self._replicas)
-            if self._gather(lambda replica: [is_new], "the first block").any():
+            if self._gather(lambda _: [is_new], "the first block").any():
                 self.engine.run(replica.broadcast_from(_LEADER) for replica in self._replicas)
                 self._restart()
                 self._restarts = 0
+            for fragment in self._fragments:  # workers compare them, and must do so together
+                fragment.exchanges.of_workers(len(self._replicas))
         if self._shown and self._is_changed():
+            self._wait()
             for replica in self._replicas:
                 replica.restart()
             self._restart()
@@ -136,16 +153,28 @@ class BlockSynchronization:
         self._hide()
 
     def _gather(self, row_of, place):
-        """Gathers rows of whole numbers of all processes.
+        """Gathers rows of whole numbers of all processes: int64 array `[processes, columns]`.
 
         Args:
             row_of: function from a replica to the row of its worker.
             place: place of this process in its program in a few words, for an error.
         """
-        firsts = self._replicas[:: self._members_here]
         with self._job.whereabouts.naming_place(place):
-            rows, *_ = self._job.run(replica.gather_status(row_of(replica)) for replica in firsts)
-        return rows
+            return self._gather_rows(self._rows(row_of)).numpy()
+
+    def _rows(self, row_of):
+        rows = [row_of(replica) for replica in self._firsts]
+        return tf.constant(rows, tf.int64)
+
+    @property
+    def _firsts(self):
+        """The first replica of each process; simulations have several processes in one."""
+        return self._replicas[:: self._members_here]
+
+    def _gather_status(self, rows):
+        pairs = zip(self._firsts, tf.unstack(rows), strict=True)
+        generators = [replica.gather_status(row) for replica, row in pairs]
+        return self._job.run(generators)[0]
 
     def _is_changed(self):
         """Tells whether weights were assigned to the models, in any of their parts."""
@@ -160,11 +189,14 @@ class BlockSynchronization:
                 replica.hide()
 
     def _restart(self):
-        self.equivalent_steps, self._look_ahead_eta = [0.0] * len(self._optimizers), 0.0
+        self._filtering.restart()
+        self._underway = None
         self._has_model, self._shown = True, False
 
     def synchronize(self, end=End.BLOCK):
-        """Ends a block. A worker may have made no steps in it.
+        """Ends the block of the fragment whose turn it is, or of all if all workers end an epoch.
+
+        A worker may have made no steps in it.
 
         Args:
             end: `End`: what has ended on this worker.
@@ -176,129 +208,97 @@ class BlockSynchronization:
             ValueError: on all workers, if weights were assigned on some of them only.
             InvalidArgumentError: on all workers, if one has weights that are not finite.
         """
+        self.finish()
         waits, began = self._ended, time.monotonic_ns()
         if not waits:
             self.train()
-        flag = self._flag()
-        rows = self._gather(
-            lambda replica: [flag, self._restarts, end, *replica.steps],
-            f"the end of {_NAMES[end]}",
-        )
-        flags, restarts, *_ = rows.T.tolist()
-        _, _, ends, *by_optimizer = rows[list(self.engine.members)].T.tolist()
-        # The optimizer with the most steps determines the steps of a worker.
-        steps = tuple(map(max, zip(*by_optimizer, strict=True)))
-        if not sum(steps):
-            return End(min(ends))
-        if len(set(restarts)) > 1:
-            raise ValueError(
-                "While workers train in blocks, weights must be assigned on all of them or on "
-                f"none. Received: weights assigned {restarts} times, by worker."
-            )
-        if waits:
-            self._hide()
-        # Worker 0 leads, unless it has no data.
-        leader = next(rank for rank, count in enumerate(steps) if count)
-        block = Block(steps, leader if self._warmup_left > 0 else None)
-        self._require_finite(flags, block)
-        self._end_block(block, list(map(block.of_optimizer, by_optimizer)))
+        rows = self._gather(self._status(end), end.place)
+        meeting = self._met(Meeting(rows, self.engine.members))
+        due = self._fragments if meeting.ends_all else [self._next()]
+        self.turn = 0 if meeting.ends_all else self.turn
+        due = [fragment for fragment in due if fragment.has_steps]
+        if due:
+            if waits:
+                self._hide()
+            self._average_within(due)
+            self._filtering.end_blocks(due, meeting, lambda one, factors: one.synchronize(factors))
+            self.latest.append((began, time.monotonic_ns()))
+        return meeting.end
+
+    def start(self):
+        """Begins to end the block of the fragment whose turn it is, while this worker trains on.
+
+        It goes on until `finish`, or the next `start` or `synchronize`.
+        """
+        self.finish()
+        began = time.monotonic_ns()
+        self.train()
+        index, fragment = self.turn, self._next()
+        self._average_within([fragment])
+        rows = self._rows(self._status(End.BLOCK))
+        changes = fragment.changes()
+        gather = self._gather_rows.get_concrete_function(rows)
+        exchange = fragment.traced_exchange(changes)
+
+        def communicate():
+            with self._job.whereabouts.naming_place(End.BLOCK.place):
+                meeting = Meeting(gather(rows).numpy(), self.engine.members)
+            weights = self._filtering.weights_after(meeting, fragment)
+            return meeting, None if weights is None else exchange(weights)
+
+        steps = [replica.steps for replica in self._replicas]
+        self._underway = Underway(index, steps, changes, in_background(communicate))
         self.latest.append((began, time.monotonic_ns()))
-        return End(min(ends))
 
-    def _end_block(self, block, of_optimizers):
-        warms_up = block.leader is not None
-        block_filter = self._filter
-        if warms_up:
-            block_filter = BlockFilter(0.0, 1.0, block_filter.nesterov)
-        equivalent_steps, steps_ahead = zip(
-            *(
-                block_filter.steps(its_block.mean_steps, before)
-                for its_block, before in zip(of_optimizers, self.equivalent_steps, strict=True)
-            ),
-            strict=True,
-        )
-        steps_ahead = [
-            ahead if self._moves_moments(optimizer, its_block) else 0.0
-            for ahead, optimizer, its_block in zip(
-                steps_ahead, self._optimizers, of_optimizers, strict=True
-            )
-        ]
-        factors = block_factors(
-            block,
-            block_filter,
-            self._look_ahead_eta,
-            list(zip(self._optimizers, of_optimizers, steps_ahead, strict=True)),
-        )
-        if self._within is not None:
+    def finish(self):
+        """Waits for what `start` has begun, if anything, and updates the model.
+
+        Raises:
+            ValueError, InvalidArgumentError: see `synchronize`.
+        """
+        if self._underway is None:
+            return
+        underway, self._underway = self._underway, None
+        began = time.monotonic_ns()
+        fragment = self._fragments[underway.index]
+
+        with self._filtering.restoring():
+            meeting, results = underway.result()
+
+        def update(fragment, factors):
+            fragment.update_late(results, underway.changes, factors)
+
+        self._filtering.end_blocks([fragment], self._met(meeting), update, underway.steps)
+        self.latest.append((began, time.monotonic_ns()))
+
+    def _wait(self):
+        """Waits until nothing is under way, for example before the results are dropped."""
+        if self._underway is not None:
+            with contextlib.suppress(tf.errors.InvalidArgumentError):
+                self._underway.result()
+
+    def _status(self, end):
+        """Returns what workers tell each other: see `Meeting`."""
+        flag = self._filtering.flag()
+        return lambda replica: [flag, self._restarts, end, *replica.steps]
+
+    def _next(self):
+        """Returns the fragment whose turn it is. Then it is the turn of the next."""
+        fragment = self._fragments[self.turn]
+        self.turn = (self.turn + 1) % len(self._fragments)
+        return fragment
+
+    def _average_within(self, fragments):
+        """Averages what a node averages with other nodes, with some of the fragments."""
+        if self._within is not None and any(fragment.averages for fragment in fragments):
             average_within(self._within, self._replicas[0].variables.averaged, self._scope)
-        try:
-            self._synchronize(factors)
-        except tf.errors.InvalidArgumentError as error:
-            where = re.search(_NOT_FINITE, error.message)
-            if where is None:
-                raise
-            raise self._discarded(*where.groups()) from error
-        self._blocks, self._steps = self._blocks + 1, self._steps + block.mean_steps
-        self.equivalent_steps = list(equivalent_steps)
-        self._look_ahead_eta = block_filter.block_momentum if block_filter.nesterov else 0.0
-        for replica in self._replicas:
-            replica.move_on(of_optimizers, steps_ahead, block_filter.block_momentum)
-        if warms_up:
-            self._warmup_left -= max(block.counted)
-            self.equivalent_steps = [0.0] * len(self._optimizers)
-            for replica in self._replicas:
-                replica.forget_momentum()
-            if self._warmup_left <= 0:
-                # All workers take the leader's whole state, and discard their own.
-                self.engine.run(replica.broadcast_from(block.leader) for replica in self._replicas)
 
-    def _moves_moments(self, optimizer, block):
-        """Tells whether an optimizer's moments are moved to match the look-ahead."""
-        # Moments of a single worker are too noisy: the correction multiplies their noise.
-        # Without a step in the block their direction is not known.
-        return self._corrects_moments and not optimizer.keeps_moments and block.mean_steps > 0
-
-    def _flag(self):
-        """Returns 0, or 1 + the index of the first variable of a group that is not finite.
-
-        An exchange finds such a variable among peers. The other members of a group must know, too.
-        """
-        if self._model_group is None:
-            return 0
-        return max(replica.not_finite() for replica in self._replicas)
-
-    def _require_finite(self, flags, block):
-        """Raises InvalidArgumentError on all workers if a group that counts has a flag."""
-        if any(flags):
-            who = first_flagged(flags, block.weights, self._model_group)
-            if who is not None:
-                changed = self._replicas[0].variables.changed
-                raise self._discarded(f"Rank {who}", changed[flags[who] - 1].path)
-
-    def _discarded(self, who, name):
-        """Restores the model from before the block. Returns the error that says why.
-
-        Args:
-            who: the workers that met an infinity or NaN.
-            name: name of the variable in which they met it.
-        """
-        for replica in self._replicas:
-            replica.discard()
-        self._restart()
-        return tf.errors.InvalidArgumentError(
-            None,
-            None,
-            f"Weights must be finite after a block. {who} met an infinity or NaN in the change of "
-            f"'{name}'. The model keeps the weights from before the block. Lower the learning rate "
-            "or clip gradients. Then train on with a new optimizer, or from a backup.",
-        )
-
-    def _synchronize_all(self, factors):
-        exchanges = self._exchanges.of_workers(len(self._replicas))
-        self.engine.run(
-            replica.synchronize(mine, factors)
-            for replica, mine in zip(self._replicas, exchanges, strict=True)
-        )
+    def _met(self, meeting):
+        """Counts the steps of a `Meeting`, and returns it."""
+        meeting.require_alike()
+        for fragment in self._fragments:
+            fragment.count(meeting.by_optimizer)
+        return meeting
 
     def end(self, end):
         """Ends an epoch or training together with all workers.
@@ -313,7 +313,7 @@ class BlockSynchronization:
             return
         if self._model_group is not None and self._model_group.processes > 1:
             # The members make every step together. Groups need not.
-            self._model_group.within.whereabouts.meet(f"the end of {_NAMES[end]}")
+            self._model_group.within.whereabouts.meet(end.place)
         while self.synchronize(end) < end:
             pass
         self.show()
@@ -344,28 +344,57 @@ class BlockSynchronization:
 
     def bytes_sent(self):
         """Returns the bytes that a worker sends at the end of blocks, per step: float."""
-        in_a_block = self._exchanges.bytes_sent()
-        in_a_block += self._replicas[0].bytes_of_averages(self.engine.world_size)
-        return in_a_block * self._blocks / self._steps if self._steps else 0.0
+        sent = sum(
+            fragment.blocks * fragment.exchanges.bytes_sent() for fragment in self._fragments
+        )
+        with_averages = self._fragments[-1].blocks
+        sent += with_averages * self._replicas[0].bytes_of_averages(self.engine.world_size)
+        steps = self._filtering.steps
+        return sent / steps if steps else 0.0
 
     def residual_sum_of_squares(self):
         """Returns the sum of squares of the first worker's residuals in this process."""
-        return self._exchanges.residual_sum_of_squares()
+        return sum(one.exchanges.residual_sum_of_squares() for one in self._fragments)
 
     def residual_squares(self):
         """Returns the sums of squares by name of what has a residual: dictionary of floats."""
-        return self._exchanges.residual_squares()
+        return summed(fragment.exchanges.residual_squares() for fragment in self._fragments)
 
     def states(self):
         """Returns the states of this process' workers: list of dictionaries of NumPy arrays.
 
         Call it in a `view`. The global model is not in the states, but in the model.
         """
-        own = [*self.equivalent_steps, self._look_ahead_eta, self._warmup_left, self.batches]
-        own = {"filter": np.array(own, np.float64)}
-        states = by_process([replica.state() for replica in self._replicas], self._members_here)
-        of_exchanges = self._exchanges.states(len(states))
-        return [state | own | sent for state, sent in zip(states, of_exchanges, strict=True)]
+        states = [replica.state() for replica in self._replicas]
+        for state, own in zip(states, self._states_under_way(), strict=False):
+            state |= prefixed(_UNDER_WAY, own)
+        states = by_process(states, self._members_here)
+        own = np.array([self._filtering.warmup_left, self.batches, self.turn], np.int64)
+        for state in states:
+            state["blocks"] = own
+        for i, fragment in enumerate(self._fragments):
+            of_exchanges = fragment.exchanges.states(len(states))
+            for state, sent in zip(states, of_exchanges, strict=True):
+                state |= prefixed(f"fragment_{i}", fragment.state() | sent)
+        return states
+
+    def _states_under_way(self):
+        if self._underway is None:
+            return []
+        with self._filtering.restoring():
+            _, results = self._underway.result()
+        if results is None:
+            self.finish()  # which raises the error
+        return self._underway.states()
+
+    def _require_same_fragments(self, state):
+        saved = sum(name.endswith("/filter") for name in state)
+        if saved != len(self._fragments):
+            raise ValueError(
+                "A resumed run must use the same BlockMomentum as before. Received: a state of "
+                f"{saved} fragments. Expected: {len(self._fragments)}. Use the earlier fragments, "
+                "or begin again from the model's weights."
+            )
 
     def load_states(self, states, ranks, as_many):
         """Loads the states of an earlier run. Models must hold its global model.
@@ -385,22 +414,35 @@ class BlockSynchronization:
                 "A job with groups of workers can only be resumed with as many workers as "
                 f"before. Received: the states of {len(states)} workers."
             )
+        self._require_same_fragments(states[ranks[0]] if as_many else states[0])
         group, peers = self._model_group, states
         if group is not None:  # other members have other parts
             peers = states[group.member :: group.processes]
         mine = [states[rank] for rank in ranks] if as_many else [peers[0]] * len(ranks)
         members = self._members_here
+        parts = []
         for place, replica in enumerate(self._replicas):
             process, member = divmod(place, members)
             own = of_member(mine[process], member, members)
             others = [own] if as_many else [of_member(one, member, members) for one in peers]
             replica.load_state(own, others)
-        of_filter = mine[0]["filter"].tolist()
-        *self.equivalent_steps, self._look_ahead_eta, self._warmup_left, batches = of_filter
-        self.batches = int(batches)
+            parts.append((own, others))
+        self._filtering.warmup_left, self.batches, self.turn = mine[0]["blocks"].tolist()
         self._has_model = self._shown = True
         if as_many:  # of nodes each is one worker here, with the state of this process
             states = [{} for _ in range(self._job.world_size)]
             for rank, state in zip(self._job.ranks, mine, strict=True):
                 states[rank] = state
-        self._exchanges.load_states(states)
+        for i, fragment in enumerate(self._fragments):
+            fragment.load_state(part_of(mine[0], f"fragment_{i}"))
+            fragment.exchanges.load_states([part_of(one, f"fragment_{i}") for one in states])
+        own, others = (list(part) for part in zip(*parts, strict=True))
+        if part_of(own[0], _UNDER_WAY):
+            variables = self._replicas[0].variables
+            self._underway = Underway.of_states(
+                [part_of(one, _UNDER_WAY) for one in own],
+                [[part_of(one, _UNDER_WAY) for one in ones] for ones in others],
+                lambda index: variables.weights[self._fragments[index].places],
+                variables.averaged,
+                self.engine.members,
+            )

@@ -20,7 +20,7 @@ from tf_onebit._training.model_optimizers import inner_optimizer, optimizers_of
 from tf_onebit._training.optimizer import settings
 from tf_onebit.exchanges.handshake import enumerated
 
-CORRECTIONS = ("bmuf_adam", "average", "reset")
+CORRECTIONS = ("bmuf_adam", "local", "average", "reset")
 
 # State of optimizers that stays valid when the model moves. By attribute: whether it is of squares.
 _SLOTS = {
@@ -122,7 +122,14 @@ class BlockVariables:
         ]
 
 
-def block_variables(model, moment_correction, looks_ahead=True, compresses=False, optimizers=None):
+def block_variables(
+    model,
+    moment_correction,
+    looks_ahead=True,
+    compresses=False,
+    optimizers=None,
+    weights_alone=False,
+):
     """Sorts the variables of a model and its optimizers by their roles.
 
     Builds the optimizers that are not built.
@@ -134,6 +141,7 @@ def block_variables(model, moment_correction, looks_ahead=True, compresses=False
         compresses: whether the changes of a block are exchanged in less than full precision. Then
             moments that would have to be corrected stay with their workers.
         optimizers: list of the optimizers that train the model. Default: all that it has.
+        weights_alone: whether all state of optimizers stays with its worker.
 
     Returns:
         `BlockVariables`.
@@ -157,7 +165,8 @@ def block_variables(model, moment_correction, looks_ahead=True, compresses=False
         )
     statistics = _statistics(model)
     sorted_by_optimizer = [
-        _sorted(optimizer, moment_correction, looks_ahead, compresses) for optimizer in inner
+        _sorted(optimizer, weights, moment_correction, looks_ahead, compresses, weights_alone)
+        for optimizer in inner
     ]
     # The rest are variables of layers that are not trained, and loss scales.
     rest = [v for v in model.variables if _is_float(v)] + [v for o in outer for v in o.variables]
@@ -166,29 +175,36 @@ def block_variables(model, moment_correction, looks_ahead=True, compresses=False
     return BlockVariables(weights, statistics, rest, sorted_by_optimizer)
 
 
-def _sorted(optimizer, moment_correction, looks_ahead, compresses):
-    """Returns the `BlockOptimizer` of an optimizer that is built."""
+def _sorted(optimizer, weights, moment_correction, looks_ahead, compresses, weights_alone):
+    """Returns the `BlockOptimizer` of an optimizer that is built.
+
+    Args:
+        weights: list of all weights that a block changes.
+    """
     moments, reset, keeps_moments = [], None, False
     kept = _counters(optimizer)
-    resets = moment_correction == "reset"
-    is_sgd = isinstance(optimizer, keras.optimizers.SGD)
-    if resets or (moment_correction == "bmuf_adam" and looks_ahead and is_sgd):
-        zeroed, begin_anew = _reset_of(optimizer)
+    resets, corrects = moment_correction == "reset", moment_correction == "bmuf_adam"
+    if resets or (corrects and looks_ahead and isinstance(optimizer, keras.optimizers.SGD)):
+        zeroed, begin_anew = _reset_of(optimizer, weights)
         kept += zeroed
 
-        def reset(block_momentum):
+        def reset(places, block_momentum):
             # SGD's own momentum would repeat what block momentum does.
             if resets or block_momentum:
-                begin_anew()
+                begin_anew(places)
 
-    elif hasattr(optimizer, "moments") and moment_correction == "bmuf_adam" and compresses:
+    elif (
+        weights_alone
+        or moment_correction == "local"
+        or (corrects and compresses and hasattr(optimizer, "moments"))
+    ):
         keeps_moments = True
         kept = _without(optimizer.variables, _accumulators(optimizer))
     elif hasattr(optimizer, "moments"):
         moments = _own_moments(optimizer)
     else:
         slots = _slots_of(optimizer)
-        if slots is None and moment_correction == "bmuf_adam":
+        if slots is None and corrects:
             raise ValueError(_unknown(optimizer))
         moments = _slots(optimizer, slots or {})
     known = [*_variables_of(moments), *kept, *_accumulators(optimizer)]
@@ -220,17 +236,17 @@ def _own_moments(optimizer):
     return [*optimizer.moments, *_slots(optimizer, AMSGRAD_MOMENTS)]
 
 
-def _reset_of(optimizer):
+def _reset_of(optimizer, weights):
     """Finds the state that is reset at every block.
 
     Returns:
-        The list of variables, and a function that resets them.
+        The list of variables, and a function that resets those of a slice of the weights.
 
     Raises:
         ValueError: if the optimizer's state cannot be reset.
     """
     if hasattr(optimizer, "moments"):
-        return _variables_of(_own_moments(optimizer)), optimizer.reset_moments
+        return _variables_of(_own_moments(optimizer)), lambda places: optimizer.reset_moments()
     if not isinstance(optimizer, keras.optimizers.SGD):
         raise ValueError(
             'moment_correction="reset" works with keras.optimizers.SGD and the Adams of '
@@ -238,10 +254,14 @@ def _reset_of(optimizer):
             f'{type(optimizer).__name__}. Use moment_correction="average".'
         )
     variables = _variables_of(_slots(optimizer, _SLOTS[keras.optimizers.SGD]))
+    pairs = zip(trained_variables_of(optimizer), variables, strict=False)  # none without momentum
+    momentum_of = {id(weight): momentum for weight, momentum in pairs}
+    momenta = [momentum_of.get(id(weight)) for weight in weights]
 
-    def reset():
-        for variable in variables:
-            variable.assign(keras.ops.zeros_like(variable))
+    def reset(places):
+        for momentum in momenta[places]:
+            if momentum is not None:
+                momentum.assign(keras.ops.zeros_like(momentum))
 
     return variables, reset
 

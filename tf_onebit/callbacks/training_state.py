@@ -9,7 +9,7 @@ import warnings
 import numpy as np
 
 from tf_onebit._bmuf.connections import keep_states, synchronization_of
-from tf_onebit._bmuf.synchronization import End
+from tf_onebit._bmuf.meeting import End
 from tf_onebit._framework_internals.keras_optimizers import (
     accumulated_gradients_of,
     trained_variables_of,

@@ -32,7 +32,14 @@ ARGUMENTS = [
       for z in (0, -1, math.inf, math.nan, "x")),
     *(({"nesterov": n}, f"nesterov must be True or False. Received: nesterov={n!r}")
       for n in ("yes", None, 1)),
-    ({"moment_correction": "adam"}, "'bmuf_adam', 'average', 'reset'.*moment_correction='adam'"),
+    ({"moment_correction": "adam"}, "'bmuf_adam', 'local', 'average', 'reset'.*='adam'"),
+    *(({"fragments": n}, f"at least 1 and at most sync_period.*fragments={n!r} with sync_period=16")
+      for n in (0, 17, 1.5, "two")),
+    *(({"overlap": n}, f"overlap must be a whole number of steps.*overlap={n!r}")
+      for n in (-1, 1.5, "all")),
+    ({"overlap": 5, "fragments": 4}, r"overlap=5 .*=16.*sync_period // fragments = 4 steps"),
+    ({"overlap": 4, "moment_correction": "average"}, "weights alone.*='average'.*overlap=4"),
+    ({"fragments": 2, "moment_correction": "reset"}, "weights alone.*='reset'.*fragments=2"),
     ({"groups": "rack"}, "groups must be None or \"node\". Received: groups='rack'"),
     ({"exchange": "one_bit"}, "exchange must be a tf_onebit.Exchange.*'one_bit' of type str"),
     ({"exchange": Delayed(OneBit())}, "cannot be delayed. Received: exchange=Delayed"),
