@@ -70,12 +70,20 @@ CASES = {
     "tensorflow": ("tensorflow", ["--die-at", "13"], ["--save-freq", "4", "--own", "--delayed"]),
     # Blocks of four steps, in epochs of nine: the last backup is in the middle of the fourth block.
     "a_block": ("horovod", ["--die-at", "16"], ["--save-freq", "3", "--bmuf", "--built"]),
+    # There the first fragment is under way, which has begun after the same step.
+    "a_fragment": (
+        "tensorflow",
+        ["--die-at", "16"],
+        ["--save-freq", "3", "--bmuf", "--overlap", "--built"],
+    ),
     # The state is that before the trial.
     "a_trial": ("tensorflow", ["--die-in-trial", "3"], ["--save-freq", "3", "--tune", "--built"]),
 }
 
 
-@pytest.mark.parametrize("case", ["tensorflow", *nightly("horovod", "alone", "a_block", "a_trial")])
+@pytest.mark.parametrize(
+    "case", ["tensorflow", "a_fragment", *nightly("horovod", "alone", "a_block", "a_trial")]
+)
 def test_resumed_run_has_the_same_bits(case, tmp_path):
     engine, death, arguments = CASES[case]
     directory, expected = train_and_copy(engine, tmp_path, *arguments, *death)

@@ -3,7 +3,7 @@
 python -m tests.parallel.train_with_backup
     --engine horovod | tensorflow | mirrored | alone --devices 2 --data arrays | dataset | sequence
     --directory backups --output folder --save-freq 3 --die-at 17 | --die-at-file 5
-    --bmuf | --delayed | --own | --tune --die-in-trial 3 --built
+    --bmuf | --bmuf --overlap | --delayed | --own | --tune --die-in-trial 3 --built
     --undisturbed folder  # the same process first trains to the end there
     --copy folder  # goes on where it would die, and copies its backups there
 """
@@ -163,6 +163,7 @@ def parse_arguments():
     parser.add_argument("--own", action="store_true", help="the exchange of examples")
     parser.add_argument("--delayed", action="store_true", help="double buffering")
     parser.add_argument("--bmuf", action="store_true", help="block momentum")
+    parser.add_argument("--overlap", action="store_true", help="blocks end while training goes on")
     parser.add_argument("--tune", action="store_true", help="minibatch size and learning rate")
     parser.add_argument("--die-in-trial", type=int, default=-1, help="from 1")
     parser.add_argument("--copy", type=pathlib.Path, help="does not die, but copies backups there")
@@ -246,7 +247,8 @@ def train(options, directory, output, is_to_die):
     callbacks = [tf_onebit.callbacks.BackupAndRestore(directory, options.save_freq or "epoch")]
     if options.bmuf:
         one_bit = tf_onebit.OneBit(min_size=0)
-        callbacks.insert(0, tf_onebit.callbacks.BlockMomentum(4, exchange=one_bit))
+        late = {"fragments": 2, "overlap": 2} if options.overlap else {}
+        callbacks.insert(0, tf_onebit.callbacks.BlockMomentum(4, exchange=one_bit, **late))
     if options.copy:  # by the worker that names a backup when it is complete
         dies, end = rank == 0, functools.partial(shutil.copytree, directory, options.copy)
     else:

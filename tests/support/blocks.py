@@ -5,6 +5,7 @@ import numpy as np
 from tests.support.training import compiled
 from tf_onebit import FullPrecision
 from tf_onebit._bmuf.equations import BlockFilter
+from tf_onebit._bmuf.meeting import End
 from tf_onebit._bmuf.synchronization import BlockSynchronization
 from tf_onebit._bmuf.variables import block_variables
 from tf_onebit.collectives.lockstep import LockstepEngine
@@ -19,22 +20,39 @@ class Lockstep:
         workers: number of them.
         block_momentum: eta.
         exchange: `tf_onebit.Exchange`, for blocks.
+        fragments, overlap: as in `BlockMomentum`.
 
     Attributes:
         global_models: list of lists of arrays: the global model after each block.
     """
 
-    def __init__(self, make, optimizer, workers=2, block_momentum=0.5, exchange=None):
+    def __init__(
+        self,
+        make,
+        optimizer,
+        workers=2,
+        block_momentum=0.5,
+        exchange=None,
+        fragments=1,
+        overlap=0,
+    ):
+        self._fragments, self._overlap = fragments, overlap
         self.models = [compiled(make(), optimizer()) for _ in range(workers)]
         self.blocks = BlockSynchronization(
             LockstepEngine(["CPU:0"] * workers),
             BlockFilter(block_momentum),
             exchange or FullPrecision(),
             [
-                block_variables(model, "bmuf_adam", compresses=exchange is not None)
+                block_variables(
+                    model,
+                    "bmuf_adam",
+                    compresses=exchange is not None,
+                    weights_alone=fragments > 1 or overlap > 0,
+                )
                 for model in self.models
             ],
             scope="lockstep",
+            fragments=fragments,
         )
         self.blocks.train()
         self.global_models = []
@@ -53,3 +71,24 @@ class Lockstep:
             with self.blocks.view():
                 self.global_models.append([np.array(v) for v in self.models[0].variables])
         return self.global_models[-1]
+
+    def epoch_of_fragments(self, batches, sync_period):
+        """Does the same for fragments, of which all are synchronized at the end."""
+        batches_of_turns = [
+            (turn + 1) * sync_period // self._fragments for turn in range(self._fragments)
+        ]
+        begin = -sync_period
+        self.blocks.train()
+        for step in range(1, max(map(len, batches)) + 1):
+            for model, mine in zip(self.models, batches, strict=True):
+                if step <= len(mine):
+                    model.train_on_batch(*mine[step - 1])
+            if step >= begin + self._overlap:
+                self.blocks.finish()
+            if (step - 1) % sync_period + 1 in batches_of_turns:
+                begin = step
+                self.blocks.start()
+                if not self._overlap:
+                    self.blocks.finish()
+        self.blocks.end(End.EPOCH)
+        return [np.array(v) for v in self.models[0].variables]

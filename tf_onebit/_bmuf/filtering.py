@@ -49,13 +49,15 @@ class BlockFiltering:
             fragment.restart()
 
     def weights_after(self, meeting, fragment):
-        """Returns the workers' weights, or None if the workers cannot exchange.
+        """Returns the workers' weights, or None if there is nothing to exchange, or no way.
 
         Args:
             meeting: `Meeting` whose steps are not counted yet.
             fragment: `Fragment`.
         """
         weights = fragment.weights_after(meeting.by_optimizer, self.warmup_left > 0)
+        if weights is None:
+            return None
         is_finite = first_flagged(meeting.flags, weights, self._model_group) is None
         return weights if is_finite and meeting.is_alike else None
 

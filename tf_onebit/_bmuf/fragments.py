@@ -100,9 +100,13 @@ class Fragment:
         return _blocks(self._steps, leads)
 
     def weights_after(self, by_optimizer, leads):
-        """Returns the workers' weights after more steps: see `count` and `block`."""
-        block, _ = _blocks(self._steps + by_optimizer, leads)
-        return block.weights
+        """Returns the workers' weights after more steps, or None if there were none at all.
+
+        Args:
+            by_optimizer, leads: see `count` and `block`.
+        """
+        steps = self._steps + by_optimizer
+        return _blocks(steps, leads)[0].weights if steps.any() else None
 
     def move_on(self, block_filter, equivalent_steps):
         """Begins the next block, after a `BlockFilter` has changed the model."""

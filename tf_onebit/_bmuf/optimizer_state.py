@@ -77,11 +77,11 @@ class BlockOptimizer:
             steps_ahead: number of minibatches by which the moments are ahead of the steps made.
             late: number of steps of this worker that are not in `block`.
         """
-        in_moments = block.steps[rank] if self.keeps_moments else block.mean_steps
         # Schedules follow the worker with the most steps.
         missing = max(block.counted) - (self.steps - late)
         if missing:
             batch_counter_of(self.optimizer).assign(self._batches + missing * self.batches_per_step)
         if hasattr(self.optimizer, "moment_steps"):
+            in_moments = block.steps[rank] if self.keeps_moments else block.mean_steps
             self.optimizer.moment_steps = self.steps_at_begin[1] + in_moments + late
             self.optimizer.advance_moments(steps_ahead)

@@ -213,7 +213,8 @@ class BlockSynchronization:
         if not waits:
             self.train()
         rows = self._gather(self._status(end), end.place)
-        meeting = self._met(Meeting(rows, self.engine.members))
+        meeting = Meeting(rows, self.engine.members)
+        self._count(meeting)
         due = self._fragments if meeting.ends_all else [self._next()]
         self.turn = 0 if meeting.ends_all else self.turn
         due = [fragment for fragment in due if fragment.has_steps]
@@ -268,7 +269,9 @@ class BlockSynchronization:
         def update(fragment, factors):
             fragment.update_late(results, underway.changes, factors)
 
-        self._filtering.end_blocks([fragment], self._met(meeting), update, underway.steps)
+        self._count(meeting)
+        if fragment.has_steps:  # a loss scale may have skipped all
+            self._filtering.end_blocks([fragment], meeting, update, underway.steps)
         self.latest.append((began, time.monotonic_ns()))
 
     def _wait(self):
@@ -293,12 +296,11 @@ class BlockSynchronization:
         if self._within is not None and any(fragment.averages for fragment in fragments):
             average_within(self._within, self._replicas[0].variables.averaged, self._scope)
 
-    def _met(self, meeting):
-        """Counts the steps of a `Meeting`, and returns it."""
+    def _count(self, meeting):
+        """Counts the steps of a `Meeting`, at which workers must be alike."""
         meeting.require_alike()
         for fragment in self._fragments:
             fragment.count(meeting.by_optimizer)
-        return meeting
 
     def end(self, end):
         """Ends an epoch or training together with all workers.

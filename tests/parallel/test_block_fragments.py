@@ -1,0 +1,114 @@
+"""Fragments of a model that synchronize in turn while real workers train on."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.parallel.test_block_momentum import ETA, Worker, assert_close, batches_of
+from tests.support.blocks import Lockstep
+from tests.support.nightly import nightly, nightly_rows
+from tests.support.ranks import assert_same_bits_on_all_ranks, gather, rank
+from tests.support.training import make_model, with_layer
+from tf_onebit import FullPrecision, OneBit, Threshold
+from tf_onebit.callbacks import BlockMomentum, Monitor
+
+PERIOD, FRAGMENTS, OVERLAP = 4, 2, 1
+
+normalized_model = with_layer(lambda: keras.layers.BatchNormalization(momentum=0.5))
+
+
+def sgd():
+    return keras.optimizers.SGD(0.05)
+
+
+def momentum():
+    return keras.optimizers.SGD(0.05, momentum=0.9)
+
+
+def blocks(fragments=FRAGMENTS, overlap=OVERLAP, **arguments):
+    return BlockMomentum(PERIOD, ETA, fragments=fragments, overlap=overlap, **arguments)
+
+
+def trained_in_lockstep(make, optimizer, batches, epochs=1, **arguments):
+    reference = Lockstep(make, optimizer, workers=len(batches), **arguments)
+    for _ in range(epochs):
+        arrays = reference.epoch_of_fragments(batches, PERIOD)
+    return arrays
+
+
+@pytest.mark.workers(2, *nightly(3), engines=["horovod", "tensorflow"])
+@pytest.mark.parametrize(
+    "make, optimizer, fragments, overlap",
+    [
+        (normalized_model, keras.optimizers.Adam, FRAGMENTS, OVERLAP),
+        *nightly_rows((make_model, sgd, 3, 0), (make_model, momentum, 1, 4)),
+    ],
+)
+def test_workers_train_as_in_one_process(make, optimizer, fragments, overlap, engine, world_size):
+    """The data of the last worker end first, while the others have fragments under way."""
+    counts = [11] * (world_size - 1) + [6]
+    if engine == "tensorflow":
+        counts[-1] = 10  # see `test_data.py` for uneven data in a strategy
+    batches = batches_of(*counts)
+    worker = Worker(engine, make, optimizer)
+    worker.fit(batches, block_momentum=blocks(fragments, overlap), epochs=2)
+    assert_same_bits_on_all_ranks(worker.arrays)
+    options = {"fragments": fragments, "overlap": overlap}
+    assert_close(worker.arrays, trained_in_lockstep(make, optimizer, batches, 2, **options))
+
+
+EXCHANGES = [OneBit(min_size=1), Threshold(target_density=0.05), FullPrecision()]
+
+
+@pytest.mark.workers(2)
+@pytest.mark.parametrize("exchange", [EXCHANGES[0], *nightly(*EXCHANGES[1:])])
+def test_fragments_under_way_are_exchanged_with_any_exchange(exchange, world_size):
+    batches, monitor = batches_of(8, 8), Monitor()
+    worker = Worker("horovod", make_model, sgd)
+    late = blocks(exchange=exchange)
+    history = worker.fit(batches, [monitor], block_momentum=late, epochs=3)
+    assert_same_bits_on_all_ranks(worker.arrays)
+    options = {"fragments": FRAGMENTS, "overlap": OVERLAP, "exchange": exchange}
+    assert_close(worker.arrays, trained_in_lockstep(make_model, sgd, batches, 3, **options))
+    # Every weight is sent twice in an epoch of eight steps.
+    full = 4 * 2 * worker.model.count_params() / 8
+    assert history["bytes_sent"][-1] < (1.01 if exchange is EXCHANGES[-1] else 0.5) * full
+    assert 0 < monitor._times.read(batches_per_update=1)["exchange/synchronization_seconds"] < 10
+
+
+@pytest.mark.workers(2)
+def test_what_is_not_finite_while_workers_train_on_is_an_error_on_every_rank(world_size):
+    worker = Worker("horovod", make_model, sgd)
+
+    def spoil(batch, logs):
+        if rank() == 1 and batch == 1:
+            kernel = worker.model.layers[0].kernel
+            kernel.assign(np.full(kernel.shape, np.nan))
+
+    spoiling = keras.callbacks.LambdaCallback(on_train_batch_end=spoil)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="Rank 1 met .*first/kernel"):
+        worker.fit(batches_of(8, 8), before=[spoiling], block_momentum=blocks())
+    assert_same_bits_on_all_ranks(worker.arrays)
+
+
+@pytest.mark.workers(2)
+def test_saving_inside_an_epoch_shows_the_global_model_while_a_fragment_is_under_way(
+    tmp_path, world_size
+):
+    path = tmp_path / "{batch}.weights.h5"
+    saving = keras.callbacks.ModelCheckpoint(path, save_weights_only=True, save_freq=3)
+    batches = batches_of(8, 8)
+    worker = Worker("horovod", make_model, sgd)
+    worker.fit(batches, [saving] if rank() == 0 else [], block_momentum=blocks())
+    assert_same_bits_on_all_ranks(worker.arrays)
+    assert gather(sorted(p.name for p in tmp_path.iterdir()))[0] == ["3.weights.h5", "6.weights.h5"]
+    options = {"fragments": FRAGMENTS, "overlap": OVERLAP}
+    assert_close(worker.arrays, trained_in_lockstep(make_model, sgd, batches, **options))
+
+
+@pytest.mark.workers(2)
+def test_more_fragments_than_layers_are_an_error_on_every_rank(world_size):
+    worker = Worker("horovod", make_model, sgd)
+    with pytest.raises(ValueError, match="fragments=4 for a model of 3 such layers"):
+        worker.fit(batches_of(1, 1), block_momentum=blocks(4, 0))
