@@ -1,8 +1,11 @@
 """One worker of `block.py`: trains the papers' DNN, in blocks and alone by turns."""
 
 import argparse
+import contextlib
 import json
 import os
+import pathlib
+import threading
 import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -21,6 +24,42 @@ OPTIMIZERS = {
     "Adam": lambda: tf_onebit.optimizers.Adam(1e-5, beta_1=0.5),
 }
 ALL_REDUCES = 5
+SAMPLE_SECONDS = 0.1
+
+
+class Traffic(keras.callbacks.Callback):
+    """A callback that measures the highest rate at which an interface sends in an epoch's steps.
+
+    Put it first, because other callbacks may send at the end of the epoch.
+
+    Args:
+        interface: name of the interface.
+
+    Attributes:
+        peak_bits_per_second: highest rate over a tenth of a second.
+    """
+
+    def __init__(self, interface):
+        super().__init__()
+        self._file = pathlib.Path(f"/sys/class/net/{interface}/statistics/tx_bytes")
+        self._ended = threading.Event()
+        self.peak_bits_per_second = 0.0
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+
+    def on_epoch_end(self, epoch, logs=None):
+        self._ended.set()
+        self._thread.join()
+
+    def _watch(self):
+        time_before, sent_before = time.perf_counter(), int(self._file.read_text())
+        while not self._ended.wait(SAMPLE_SECONDS):
+            now, sent = time.perf_counter(), int(self._file.read_text())
+            rate = 8 * (sent - sent_before) / (now - time_before)
+            self.peak_bits_per_second = max(self.peak_bits_per_second, rate)
+            time_before, sent_before = now, sent
 
 
 class Stretch(keras.callbacks.Callback):
@@ -60,6 +99,15 @@ class BlockEnds(keras.callbacks.Callback):
             self.times.append(time.perf_counter())
 
 
+@contextlib.contextmanager
+def kept(variables):
+    """Undoes what the context does. Workers would otherwise have to take over rank 0's state."""
+    values = [variable.numpy() for variable in variables]
+    yield
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
+
+
 def wait_for_all():
     hvd.allreduce(tf.zeros([]), name="all_ready")
 
@@ -89,6 +137,9 @@ def main():
     parser.add_argument("--sync-period", type=int, required=True)
     parser.add_argument("--blocks", type=int, required=True, help="in each turn")
     parser.add_argument("--turns", type=int, required=True)
+    parser.add_argument("--fragments", type=int, default=1)
+    parser.add_argument("--overlap", type=int, default=0, help="steps")
+    parser.add_argument("--interface", required=True)
     parser.add_argument("--inter-op-threads", type=int, default=2)
     arguments = parser.parse_args()
     tf.config.threading.set_intra_op_parallelism_threads(1)
@@ -101,7 +152,10 @@ def main():
     model.compile(optimizer, loss, jit_compile=False)
     data = tf.data.Dataset.from_tensors(make_batch(hvd.rank())).repeat()
     blocks = tf_onebit.callbacks.BlockMomentum(
-        arguments.sync_period, exchange=EXCHANGES[arguments.exchange]()
+        arguments.sync_period,
+        exchange=EXCHANGES[arguments.exchange](),
+        fragments=arguments.fragments,
+        overlap=arguments.overlap,
     )
 
     def fit(steps, *callbacks):
@@ -110,15 +164,21 @@ def main():
         return stretch.seconds, history.history["loss"]
 
     steps = arguments.sync_period * arguments.blocks
-    fit(3)
+    optimizer.build(model.trainable_variables)
+    with kept([*model.variables, *optimizer.variables]):
+        fit(3)
     fit(arguments.sync_period, blocks)  # builds the exchange
-    alone, together, synchronizations, losses = [], [], [], []
+    alone, together, synchronizations, losses, peaks = [], [], [], [], []
     for _ in range(arguments.turns):
-        seconds, _ = fit(steps)
+        with kept([*model.variables, *optimizer.variables]):
+            seconds, _ = fit(steps)
         alone.append(seconds)
-        before = BlockEnds(arguments.sync_period, waits=True)
-        after = BlockEnds(arguments.sync_period, waits=False)
-        seconds, loss = fit(steps, before, blocks, after)
+        ends = max(1, arguments.sync_period // arguments.fragments)
+        before = BlockEnds(ends, waits=not arguments.overlap)
+        after = BlockEnds(ends, waits=False)
+        traffic = Traffic(arguments.interface)
+        seconds, loss = fit(steps, traffic, before, blocks, after)
+        peaks.append(traffic.peak_bits_per_second)
         together.append(seconds)
         losses += loss
         pairs = zip(before.times, after.times, strict=True)
@@ -127,6 +187,7 @@ def main():
         "alone_seconds": alone,
         "together_seconds": together,
         "synchronization_seconds": synchronizations,
+        "peak_bits_per_second": max(peaks),
         "losses": losses,
         "weights_checksum": float(sum(tf.reduce_sum(v) for v in model.trainable_variables)),
     }

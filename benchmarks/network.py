@@ -1,6 +1,6 @@
 """Several hosts on one machine: network namespaces on a bridge, their links shaped to a rate.
 
-    sudo python benchmarks/network.py --rate 1gbit 100mbit none
+    sudo python benchmarks/network.py --rate 1gbit 100mbit none --delay-ms 0
 
 This command prints the TCP goodput between two such hosts. It needs Linux, root and iproute2.
 """
@@ -19,6 +19,8 @@ import sys
 import threading
 import time
 
+from delay import carry_with_delay, tap_device
+
 CLONE_NEWNET = 0x40000000
 HOSTS_DIRECTORY = pathlib.Path("/etc/netns")
 BITS_PER_SECOND = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
@@ -31,6 +33,7 @@ class Network:
     Attributes:
         num_hosts: number of hosts.
         rate: rate of every link in both directions, such as "1gbit", or "none".
+        delay_seconds: time that a packet takes from one host to another.
         bridge_address: address of the bridge, which every host reaches.
         bridge_namespace: name of the namespace that holds the bridge.
         interface: name of each host's interface inside its namespace.
@@ -39,9 +42,10 @@ class Network:
     bridge_address = "10.0.0.254"
     interface = "eth0"
 
-    def __init__(self, num_hosts, rate):
+    def __init__(self, num_hosts, rate, delay_seconds=0.0):
         self.num_hosts = num_hosts
         self.rate = rate
+        self.delay_seconds = delay_seconds
         # Two runs at a time must not meet, so every name contains the process id.
         self._prefix = f"onebit-{os.getpid()}"
         self.bridge_namespace = f"{self._prefix}-bridge"
@@ -101,13 +105,15 @@ class Network:
 
 
 @contextlib.contextmanager
-def hosts_on_a_bridge(num_hosts, rate):
+def hosts_on_a_bridge(num_hosts, rate, delay_seconds=0.0):
     """Makes a `Network`, and removes all of it at the end, also after an error.
 
     Args:
         num_hosts: number of hosts, at most 200.
         rate: rate of each host's link in both directions as `tc` writes it, such as "1gbit", or
             "none" for links that are not shaped.
+        delay_seconds: time that a packet takes from one host to another. A thread of this program
+            then carries all packets, so use it with rates of at most some tens of Mbit/s.
 
     Yields:
         A `Network`.
@@ -115,7 +121,7 @@ def hosts_on_a_bridge(num_hosts, rate):
     if not 1 <= num_hosts <= 200:
         raise ValueError(f"num_hosts must be 1 to 200. Received: num_hosts={num_hosts}.")
     _check_privileges()
-    network = Network(num_hosts, rate)
+    network = Network(num_hosts, rate, delay_seconds)
     with contextlib.ExitStack() as undo:
         undo.enter_context(_terminated_by_exception())
         bridge = network.bridge_namespace
@@ -128,10 +134,13 @@ def hosts_on_a_bridge(num_hosts, rate):
             _write_hosts_file(namespace, network.address(host), undo)
             _add_namespace(namespace, undo)
             port = f"port{host}"
-            _ip(
-                bridge,
-                f"link add name {port} type veth peer name {network.interface} netns {namespace}",
-            )
+            if delay_seconds:
+                _add_delayed_link(network, namespace, port, undo)
+            else:
+                _ip(
+                    bridge,
+                    f"link add {port} type veth peer name {network.interface} netns {namespace}",
+                )
             _ip(bridge, f"link set {port} master bridge0 up")
             _ip(namespace, f"address add {network.address(host)}/24 dev {network.interface}")
             _ip(namespace, f"link set {network.interface} up")
@@ -139,6 +148,16 @@ def hosts_on_a_bridge(num_hosts, rate):
             _shape(namespace, network.interface, rate)
             _shape(bridge, port, rate)
         yield network
+
+
+def _add_delayed_link(network, namespace, port, undo):
+    ends = []
+    for its_namespace, name in ((namespace, network.interface), (network.bridge_namespace, port)):
+        with network.inside(its_namespace):
+            ends.append(tap_device(name))
+        undo.callback(os.close, ends[-1])
+    # A packet crosses two links.
+    undo.callback(carry_with_delay(*ends, network.delay_seconds / 2))
 
 
 def rate_argument(text):
@@ -232,8 +251,10 @@ def main():
     parser.add_argument(
         "--rate", type=rate_argument, nargs="+", default=["1gbit", "100mbit", "none"]
     )
-    for rate in parser.parse_args().rate:
-        with hosts_on_a_bridge(num_hosts=2, rate=rate) as network:
+    parser.add_argument("--delay-ms", type=float, default=0.0, help="from host to host")
+    arguments = parser.parse_args()
+    for rate in arguments.rate:
+        with hosts_on_a_bridge(2, rate, arguments.delay_ms / 1e3) as network:
             print(f"{rate}: {network.goodput_bits_per_second() / 1e6:.1f} Mbit/s TCP goodput")
 
 

@@ -167,19 +167,20 @@ def interface_and_memory_cells(summary, alone):
     return [f"{summary['interface_bytes'].median / 1e6:.3f}", f"{memory / 1e6:+.0f}"]
 
 
-def reports_by_rate(rates, workers, measure):
+def reports_by_rate(rates, workers, measure, delay_seconds=0.0):
     """Measures on links of one rate after the other.
 
     Args:
         rates: list of str.
         workers: int, one per host.
         measure: function of a rate and a `Network`, returns summaries and verdicts.
+        delay_seconds: time that a packet takes from one host to another.
 
     Yields:
         A dictionary per rate, for `write_reports`.
     """
     for rate in rates:
-        with hosts_on_a_bridge(workers, rate) as network:
+        with hosts_on_a_bridge(workers, rate, delay_seconds) as network:
             goodput = network.goodput_bits_per_second() if workers > 1 else math.nan
             print(f"\nrate {rate}: TCP goodput between two hosts {goodput / 1e6:.0f} Mbit/s")
             summaries, verdicts = measure(rate, network)

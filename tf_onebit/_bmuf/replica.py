@@ -1,5 +1,6 @@
 """One worker's part of a block synchronization: the updates of its variables."""
 
+import hashlib
 import math
 
 import numpy as np
@@ -43,11 +44,21 @@ class BlockReplica:
         """List of the numbers of steps of this worker's optimizers since the block began."""
         return [optimizer.steps for optimizer in self.variables.optimizers]
 
+    @property
+    def _all(self):
+        return [*self.variables.changed, *self.variables.kept]
+
+    def digest(self):
+        """Returns a number of 64 bits that workers have in common if their states are equal."""
+        digest = hashlib.blake2b(digest_size=8)
+        for variable in _first_copies(self._all):
+            digest.update(np.ascontiguousarray(variable.numpy()).view(np.uint8))
+        return int.from_bytes(digest.digest(), signed=True)
+
     def broadcast_from(self, leader):
         """Generator: copies the state of worker `leader` to this one, and restarts from it."""
-        variables = [*self.variables.changed, *self.variables.kept]
-        values = yield Broadcast(_first_copies(variables), leader, f"{self._scope}/begin")
-        for variable, value in zip(variables, values, strict=True):
+        values = yield Broadcast(_first_copies(self._all), leader, f"{self._scope}/begin")
+        for variable, value in zip(self._all, values, strict=True):
             assign_all(variable, value)
         self.restart()
 

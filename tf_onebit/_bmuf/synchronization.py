@@ -138,10 +138,11 @@ class BlockSynchronization:
         if not self._begun:
             self._begun = True
             is_new = not self._has_model or any(r.is_changed for r in self._replicas)
-            if self._gather(lambda _: [is_new], "the first block").any():
-                self.engine.run(replica.broadcast_from(_LEADER) for replica in self._replicas)
-                self._restart()
-                self._restarts = 0
+            rows = self._gather(
+                lambda replica: [is_new, replica.digest() if is_new else 0], "the first block"
+            )
+            if rows[:, 0].any():
+                self._take_over(len(set(rows[list(self.engine.members), 1].tolist())) == 1)
             for fragment in self._fragments:  # workers compare them, and must do so together
                 fragment.exchanges.of_workers(len(self._replicas))
         if self._shown and self._is_changed():
@@ -151,6 +152,16 @@ class BlockSynchronization:
             self._restart()
             self._restarts += 1
         self._hide()
+
+    def _take_over(self, are_equal):
+        """Begins with the leader's state, which may be gigabytes, unless all have the same."""
+        if are_equal:
+            for replica in self._replicas:
+                replica.restart()
+        else:
+            self.engine.run(replica.broadcast_from(_LEADER) for replica in self._replicas)
+        self._restart()
+        self._restarts = 0
 
     def _gather(self, row_of, place):
         """Gathers rows of whole numbers of all processes: int64 array `[processes, columns]`.
