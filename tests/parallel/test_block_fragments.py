@@ -31,7 +31,7 @@ def blocks(fragments=FRAGMENTS, overlap=OVERLAP, **arguments):
 
 
 def trained_in_lockstep(make, optimizer, batches, epochs=1, **arguments):
-    reference = Lockstep(make, optimizer, workers=len(batches), **arguments)
+    reference = Lockstep(make, optimizer, len(batches), sync_period=PERIOD, **arguments)
     for _ in range(epochs):
         arrays = reference.epoch_of_fragments(batches, PERIOD)
     return arrays

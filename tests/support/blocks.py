@@ -21,6 +21,7 @@ class Lockstep:
         block_momentum: eta.
         exchange: `tf_onebit.Exchange`, for blocks.
         fragments, overlap: as in `BlockMomentum`.
+        sync_period: the same, for an overlap.
 
     Attributes:
         global_models: list of lists of arrays: the global model after each block.
@@ -35,6 +36,7 @@ class Lockstep:
         exchange=None,
         fragments=1,
         overlap=0,
+        sync_period=None,
     ):
         self._fragments, self._overlap = fragments, overlap
         self.models = [compiled(make(), optimizer()) for _ in range(workers)]
@@ -53,6 +55,7 @@ class Lockstep:
             ],
             scope="lockstep",
             fragments=fragments,
+            nominal_steps=sync_period,
         )
         self.blocks.train()
         self.global_models = []
@@ -87,8 +90,9 @@ class Lockstep:
                 self.blocks.finish()
             if (step - 1) % sync_period + 1 in batches_of_turns:
                 begin = step
-                self.blocks.start()
-                if not self._overlap:
-                    self.blocks.finish()
+                if self._overlap:
+                    self.blocks.start()
+                else:
+                    self.blocks.synchronize()
         self.blocks.end(End.EPOCH)
         return [np.array(v) for v in self.models[0].variables]

@@ -279,7 +279,7 @@ class BlockMomentum(keras.callbacks.Callback):
             ends_block = blocks.batches >= end
             if ends_block:
                 self._bystanders.require_idle()
-                if self.overlap:
+                if self.overlap and not blocks.warms_up:
                     blocks.start()
                 else:
                     blocks.synchronize()
@@ -378,4 +378,5 @@ class BlockMomentum(keras.callbacks.Callback):
             within=within,
             model_group=model_group,
             fragments=self.fragments,
+            nominal_steps=self.sync_period if self.overlap else None,
         )

@@ -13,24 +13,26 @@ class BlockFactors(typing.NamedTuple):
     """The factors of one synchronization: float64 tensors.
 
     Attributes:
-        weights: `[world_size]`: the workers' weights in the mean.
+        weights: `[world_size]`: the factors of what workers send.
+        correction: the factor of their sum, which is then the mean.
         momentum, rate: eta and zeta.
         look_ahead_eta: the eta of the look-ahead that the block began with, 0 without Nesterov.
         moments: `[moments, 2]`: factor and floor of each, as from `moment_factors`.
     """
 
     weights: typing.Any
+    correction: typing.Any
     momentum: typing.Any
     rate: typing.Any
     look_ahead_eta: typing.Any
     moments: typing.Any
 
 
-def block_factors(block, block_filter, look_ahead_eta, of_optimizers):
+def block_factors(weights, correction, block_filter, look_ahead_eta, of_optimizers):
     """Computes the factors of a synchronization.
 
     Args:
-        block: `Block` of the model.
+        weights, correction: see `BlockFactors`.
         block_filter: `BlockFilter`.
         look_ahead_eta: the eta of the look-ahead that the block began with.
         of_optimizers: list of (`BlockOptimizer`, its `Block`, number of minibatches by which its
@@ -40,7 +42,8 @@ def block_factors(block, block_filter, look_ahead_eta, of_optimizers):
         `BlockFactors`.
     """
     factors = BlockFactors(
-        weights=block.weights,
+        weights=weights,
+        correction=correction,
         momentum=block_filter.block_momentum,
         rate=block_filter.block_learning_rate,
         look_ahead_eta=look_ahead_eta,

@@ -48,18 +48,10 @@ class BlockFiltering:
         for fragment in self._fragments:
             fragment.restart()
 
-    def weights_after(self, meeting, fragment):
-        """Returns the workers' weights, or None if there is nothing to exchange, or no way.
-
-        Args:
-            meeting: `Meeting` whose steps are not counted yet.
-            fragment: `Fragment`.
-        """
-        weights = fragment.weights_after(meeting.by_optimizer, self.warmup_left > 0)
-        if weights is None:
-            return None
-        is_finite = first_flagged(meeting.flags, weights, self._model_group) is None
-        return weights if is_finite and meeting.is_alike else None
+    @property
+    def warms_up(self):
+        """True if one worker counts alone."""
+        return self.warmup_left > 0
 
     def end_blocks(self, due, meeting, update, steps=None):
         """Ends the block of fragments.
@@ -70,7 +62,7 @@ class BlockFiltering:
             update: function from a fragment and `BlockFactors` that updates the model.
             steps: list, by replica, of the steps that `meeting` counts. Default: all.
         """
-        warms_up = self.warmup_left > 0
+        warms_up = self.warms_up
         block_filter = self._filter
         if warms_up:
             block_filter = BlockFilter(0.0, 1.0, block_filter.nesterov)
@@ -96,7 +88,7 @@ class BlockFiltering:
                 fragment.equivalent_steps = [0.0] * len(self._optimizers)
             for replica in self._replicas:
                 replica.forget_momentum()
-            if self.warmup_left <= 0:
+            if not self.warms_up:
                 # All workers take the leader's whole state, and discard their own.
                 self._engine.run(replica.broadcast_from(leader) for replica in self._replicas)
                 self.restart()
@@ -117,7 +109,7 @@ class BlockFiltering:
             )
         ]
         factors = block_factors(
-            block,
+            *fragment.weights(block),
             block_filter,
             fragment.look_ahead_eta,
             list(zip(self._optimizers, of_optimizers, steps_ahead, strict=True)),

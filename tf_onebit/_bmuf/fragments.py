@@ -18,6 +18,9 @@ class Fragment:
         engine: `Engine` of the workers.
         replicas: list of `BlockReplica`, by worker of this process.
         optimizers: number of optimizers.
+        nominal_steps: number of steps of a block, for workers that do not wait for each other's
+            numbers. They send `steps / (nominal_steps * world_size)` times their changes, and
+            correct the sum when they know all numbers. None for workers that wait.
 
     Attributes:
         equivalent_steps: rho_n, by optimizer.
@@ -25,10 +28,13 @@ class Fragment:
         blocks: number of blocks that have been synchronized.
     """
 
-    def __init__(self, places, averages, exchanges, engine, replicas, optimizers):
+    def __init__(
+        self, places, averages, exchanges, engine, replicas, optimizers, nominal_steps=None
+    ):
         self.places, self.averages, self.exchanges = places, averages, exchanges
         self._engine, self._replicas = engine, replicas
         self._shape = optimizers, engine.world_size
+        self._nominal_steps = nominal_steps
         self.blocks = 0
         self.synchronize = tf.function(self._synchronize, autograph=False)
         self._find_changes = tf.function(self._changes_since, autograph=False)
@@ -47,32 +53,54 @@ class Fragment:
         return self.exchanges.of_workers(len(self._replicas))
 
     def changes(self):
-        """Returns the changes of the weights, and the averaged values: pairs, by worker."""
-        return self._find_changes(tf.constant(self.look_ahead_eta, tf.float64))
+        """Finds what workers send before they know each other's steps.
 
-    def _changes_since(self, look_ahead):
-        return [(one.changes(self, look_ahead), one.averages_of(self)) for one in self._replicas]
+        Returns:
+            By worker of this process, the scaled changes of its weights, the scaled values that are
+            averaged, and the scale.
+        """
+        steps = [self._steps[:, one.rank] + one.steps for one in self._replicas]
+        scales = [count.max() / (self._nominal_steps * self._shape[1]) for count in steps]
+        look_ahead = tf.constant(self.look_ahead_eta, tf.float64)
+        return self._find_changes(tf.constant(scales, tf.float64), look_ahead)
+
+    def _changes_since(self, scales, look_ahead):
+        return [
+            (*replica.changes(self, scale, look_ahead), scale)
+            for replica, scale in zip(
+                self._replicas, tf.unstack(scales, len(self._replicas)), strict=True
+            )
+        ]
 
     def traced_exchange(self, changes):
-        """Returns a function of the workers' weights that exchanges what `changes` has returned.
+        """Returns a function that exchanges what `changes` has returned, and makes no graph.
 
-        It makes no graph, so that any thread can call it.
+        Any thread can call it. It returns the sums of the changes, and of the averaged values, by
+        worker of this process.
         """
-        weights = tf.TensorSpec([self._engine.world_size], tf.float64)
-        exchange = self._exchange.get_concrete_function(changes, weights)
-        return lambda weights: exchange(changes, tf.constant(weights, tf.float64))
+        exchange = self._exchange.get_concrete_function(changes)
+        return lambda: exchange(changes)
 
-    def _exchange_changes(self, changes, weights):
+    def _exchange_changes(self, changes):
         return self._engine.run(
-            replica.exchange(exchange, *mine, weights[replica.rank])
-            for replica, (exchange,), mine in zip(self._replicas, self._built, changes, strict=True)
+            replica.exchange(exchange, own, averages)
+            for replica, (exchange,), (own, averages, _) in zip(
+                self._replicas, self._built, changes, strict=True
+            )
         )
 
-    def _update_late(self, results, changes, factors):
-        for replica, (means, averages), (own, _) in zip(
-            self._replicas, results, changes, strict=True
+    def _update_late(self, sums, changes, factors):
+        for replica, (means, averages), (own, _, scale) in zip(
+            self._replicas, sums, changes, strict=True
         ):
-            replica.update_late(self, means, averages, own, factors)
+            replica.update_late(self, means, averages, own, scale, factors)
+
+    def weights(self, block):
+        """Returns the factors of what workers send, by worker, and the factor of their sum."""
+        if self._nominal_steps is None or block.leader is not None:
+            return block.weights, 1.0
+        nominal = self._nominal_steps * len(block.steps)
+        return tuple(count / nominal for count in block.steps), nominal / sum(block.steps)
 
     def restart(self):
         """Begins a block without block momentum."""
@@ -97,16 +125,13 @@ class Fragment:
         Args:
             leads: whether the first worker with a step is the only one that counts.
         """
-        return _blocks(self._steps, leads)
-
-    def weights_after(self, by_optimizer, leads):
-        """Returns the workers' weights after more steps, or None if there were none at all.
-
-        Args:
-            by_optimizer, leads: see `count` and `block`.
-        """
-        steps = self._steps + by_optimizer
-        return _blocks(steps, leads)[0].weights if steps.any() else None
+        # All count if none has made a step, for example with a loss scale that is too large.
+        steps = self._steps if self.has_steps else np.ones(self._shape, np.int64)
+        # The optimizer with the most steps determines the steps of a worker.
+        of_worker = tuple(steps.max(axis=0).tolist())
+        leader = next((rank for rank, count in enumerate(of_worker) if count), 0) if leads else None
+        block = Block(of_worker, leader)
+        return block, [block.of_optimizer(its_steps) for its_steps in steps.tolist()]
 
     def move_on(self, block_filter, equivalent_steps):
         """Begins the next block, after a `BlockFilter` has changed the model."""
@@ -130,14 +155,6 @@ class Fragment:
             mean = np.ceil(steps.mean(axis=1, keepdims=True)).astype(np.int64)
             steps = np.repeat(mean, self._shape[1], axis=1)
         self._steps = steps
-
-
-def _blocks(steps, leads):
-    # The optimizer with the most steps determines the steps of a worker.
-    of_worker = tuple(steps.max(axis=0).tolist())
-    leader = next((rank for rank, count in enumerate(of_worker) if count), 0) if leads else None
-    block = Block(of_worker, leader)
-    return block, [block.of_optimizer(its_steps) for its_steps in steps.tolist()]
 
 
 def divide(weights, count):

@@ -115,9 +115,9 @@ class BlockReplica:
             differences, before = _differences(*part, weight, before)
             mean, _ = yield from exchange.run(differences)
             means.append(mean)
-        averages = self.averages_of(fragment)
+        averages = self._averages_of(fragment)
         if averages and exchanges[0] is not None:
-            averages = yield from self._average(averages, weight)
+            averages = yield from self._average(_scaled(averages, weight))
         # The update waits for all results: an error must leave the model unchanged.
         with tf.control_dependencies([*tf.nest.flatten(means), *averages]):
             self._update(fragment, means, averages, factors, [e is not None for e in exchanges])
@@ -132,52 +132,55 @@ class BlockReplica:
         )
         return [weights, *moments]
 
-    def averages_of(self, fragment):
+    def _averages_of(self, fragment):
         """Returns the values that this worker averages with a fragment: list of tensors."""
         averaged = self.variables.averaged if fragment.averages else []
         return [mean_of_copies(variable) for variable in averaged]
 
-    def changes(self, fragment, look_ahead):
-        """Returns the changes of a fragment's weights since its block began: list of tensors.
+    def changes(self, fragment, scale, look_ahead):
+        """Returns the changes of a fragment's weights since its block began, and averaged values.
 
         Args:
             fragment: `Fragment`.
-            look_ahead: its `look_ahead_eta`, as a tensor, because it is not that of the graph.
+            scale: float64 scalar by which both are multiplied.
+            look_ahead: the `look_ahead_eta` of the fragment: float64 scalar.
+
+        Returns:
+            Two lists of tensors.
         """
         (part,) = self._parts(fragment, look_ahead)
-        return _differences(*part, 1.0, [])[0]
+        return _differences(*part, scale, [])[0], _scaled(self._averages_of(fragment), scale)
 
-    def exchange(self, exchange, changes, averages, weight):
-        """Generator: averages the workers' changes of a fragment, while they train.
+    def exchange(self, exchange, changes, averages):
+        """Generator: sums what workers have returned from `changes`, while they train.
 
         Args:
             exchange: `Bucketed`, or None for a single worker.
-            changes: list of tensors, from `changes`.
-            averages: list of tensors, from `averages_of` at the same time.
-            weight: weight of this worker.
+            changes, averages: lists of tensors.
 
         Returns:
-            Means of the changes, and averages: two lists of tensors.
+            Two lists like these.
         """
         if exchange is None:
             return changes, averages
-        means, _ = yield from exchange.run(_weighted(changes, weight))
+        sums, _ = yield from exchange.run(changes)
         if averages:
-            averages = yield from self._average(averages, weight)
-        return means, averages
+            averages = yield from self._average(averages)
+        return sums, averages
 
-    def update_late(self, fragment, means, averages, changes, factors):
+    def update_late(self, fragment, sums, averages, changes, scale, factors):
         """Updates a fragment to the look-ahead, and keeps what was learned since `changes`.
 
         Args:
-            fragment, changes: see `exchange`.
-            means, averages: what `exchange` returned.
+            fragment, changes, scale: see `changes`.
+            sums, averages: what `exchange` returned.
             factors: `BlockFactors`.
         """
-        since_begin = self.changes(fragment, factors.look_ahead_eta)
-        learned = [now - then for now, then in zip(since_begin, changes, strict=True)]
+        since_begin, _ = self.changes(fragment, tf.ones([], tf.float64), factors.look_ahead_eta)
+        then = _scaled(changes, tf.math.divide_no_nan(tf.ones([], tf.float64), scale))
+        learned = [new - old for new, old in zip(since_begin, then, strict=True)]
         with tf.control_dependencies(learned):
-            self._update(fragment, [means], averages, factors, [True], learned)
+            self._update(fragment, [sums], averages, factors, [True], learned)
 
     def bytes_of_averages(self, world_size):
         """Returns the bytes per block that this worker sends for variables averaged as they are."""
@@ -187,9 +190,8 @@ class BlockReplica:
         size_bytes = sum(math.prod(v.shape) * tf.as_dtype(v.dtype).size for v in averaged)
         return all_reduce_bytes(size_bytes, world_size) + (world_size - 1) * FLAG_BYTES
 
-    def _average(self, values, weight):
-        """Generator: returns the weighted averages of variables averaged as they are."""
-        weighted = _weighted(values, weight)
+    def _average(self, weighted):
+        """Generator: returns the sums of the weighted values of variables that are averaged."""
         flag = not_finite_flag(weighted)
         flags = yield AllGather(flag[tf.newaxis], f"{self._scope}/flags")
         averages = yield AllReduce(weighted, f"{self._scope}/averages")
@@ -200,7 +202,7 @@ class BlockReplica:
         places = fragment.places
         weights = self._weights[places]
         ops.block_update(
-            means[0],
+            _scaled(means[0], factors.correction),
             weights,
             self._globals[places],
             self._deltas[places],
@@ -220,6 +222,7 @@ class BlockReplica:
             first, *others = copies_of(variable)
             for copy in others:
                 copy.assign(first)
+        averages = _scaled(averages, factors.correction)
         for variable, average in zip(self.variables.averaged, averages, strict=False):
             assign_all(variable, average)
 
@@ -352,12 +355,15 @@ def _differences(variables, begins, deltas, look_ahead, weight, before):
     return differences, before
 
 
-def _weighted(values, weight):
-    # The values of a worker with weight 0 may be anything, NaN included.
-    return [
-        tf.where(weight > 0, tf.cast(weight, value.dtype) * value, tf.zeros_like(value))
-        for value in values
-    ]
+def _scaled(values, factor):
+    """Multiplies tensors by a float64 scalar. With 0 they may be anything, NaN included."""
+    return tf.case(
+        [
+            (factor == 1, lambda: [tf.identity(value) for value in values]),
+            (factor == 0, lambda: [tf.zeros_like(value) for value in values]),
+        ],
+        default=lambda: [tf.cast(factor, value.dtype) * value for value in values],
+    )
 
 
 def _first_copies(variables):

@@ -45,6 +45,7 @@ class BlockSynchronization:
         model_group: `Group` that is one worker and holds the model together, or None.
         template_of: function from a `Moment` to its exchange. Default: all in full precision.
         fragments: number of fragments. With several, there are no moments.
+        nominal_steps: number of steps of a block, if workers train on while it ends (`start`).
 
     Attributes:
         batches: number of this process's batches in the block. The caller counts them.
@@ -66,6 +67,7 @@ class BlockSynchronization:
         model_group=None,
         template_of=None,
         fragments=1,
+        nominal_steps=None,
     ):
         self.engine = engine
         self._job = engine if model_group is None else model_group.job
@@ -92,6 +94,7 @@ class BlockSynchronization:
                 engine,
                 self._replicas,
                 len(first.optimizers),
+                nominal_steps,
             )
             for places in parts
         ]
@@ -115,6 +118,11 @@ class BlockSynchronization:
     def trained_by(self):
         """List of the Keras optimizers of this process's first worker."""
         return self._replicas[0].variables.trained_by
+
+    @property
+    def warms_up(self):
+        """True if one worker counts alone. Workers then wait for each other at ends of blocks."""
+        return self._filtering.warms_up
 
     def begin(self):
         """Begins a training. All workers call it first."""
@@ -252,14 +260,13 @@ class BlockSynchronization:
         gather = self._gather_rows.get_concrete_function(rows)
         exchange = fragment.traced_exchange(changes)
 
-        def communicate():
+        def meet():
             with self._job.whereabouts.naming_place(End.BLOCK.place):
-                meeting = Meeting(gather(rows).numpy(), self.engine.members)
-            weights = self._filtering.weights_after(meeting, fragment)
-            return meeting, None if weights is None else exchange(weights)
+                return Meeting(gather(rows).numpy(), self.engine.members)
 
         steps = [replica.steps for replica in self._replicas]
-        self._underway = Underway(index, steps, changes, in_background(communicate))
+        under_way = in_background(meet), in_background(exchange)
+        self._underway = Underway(index, steps, changes, *under_way)
         self.latest.append((began, time.monotonic_ns()))
 
     def finish(self):
@@ -275,14 +282,13 @@ class BlockSynchronization:
         fragment = self._fragments[underway.index]
 
         with self._filtering.restoring():
-            meeting, results = underway.result()
+            meeting, sums = underway.result()
+        self._count(meeting)
 
         def update(fragment, factors):
-            fragment.update_late(results, underway.changes, factors)
+            fragment.update_late(sums, underway.changes, factors)
 
-        self._count(meeting)
-        if fragment.has_steps:  # a loss scale may have skipped all
-            self._filtering.end_blocks([fragment], meeting, update, underway.steps)
+        self._filtering.end_blocks([fragment], meeting, update, underway.steps)
         self.latest.append((began, time.monotonic_ns()))
 
     def _wait(self):
@@ -395,10 +401,7 @@ class BlockSynchronization:
         if self._underway is None:
             return []
         with self._filtering.restoring():
-            _, results = self._underway.result()
-        if results is None:
-            self.finish()  # which raises the error
-        return self._underway.states()
+            return self._underway.states()
 
     def _require_same_fragments(self, state):
         saved = sum(name.endswith("/filter") for name in state)

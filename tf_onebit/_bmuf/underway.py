@@ -17,33 +17,34 @@ class Underway:
         index: index of the fragment.
         steps: list, by worker of this process, of its optimizers' steps when it began.
         changes: what `changes` of the `Fragment` has returned then.
-        results: `concurrent.futures.Future` of a `Meeting`, and of what the exchange of the changes
-            returns: means and averages, by worker of this process. It is None if the workers
-            cannot exchange.
+        meeting: `concurrent.futures.Future` of a `Meeting`.
+        sums: `concurrent.futures.Future` of what the exchange of the changes returns.
     """
 
-    def __init__(self, index, steps, changes, results):
+    def __init__(self, index, steps, changes, meeting, sums):
         self.index, self.steps, self.changes = index, steps, changes
-        self._results = results
+        self._meeting, self._sums = meeting, sums
 
     def result(self):
-        """Waits for the results. Returns or raises what came of them."""
-        return self._results.result()
+        """Waits for the meeting and the sums. Returns or raises what came of them."""
+        sums = self._sums.result()  # its error says more
+        return self._meeting.result(), sums
 
     def states(self):
-        """Returns the states of workers that can exchange: list of dictionaries of arrays."""
-        meeting, results = self.result()
+        """Waits as `result` does. Returns the states of workers: list of dictionaries."""
+        meeting, sums = self.result()
         return [
             {
                 "index": np.array(self.index),
                 "steps": np.array(steps),
                 "meeting": meeting.rows,
+                "scale": scale.numpy(),
                 **_arrays("change", changes),
-                **_arrays("mean", means),
+                **_arrays("sum", of_changes),
                 **_arrays("average", averages),
             }
-            for steps, (changes, _), (means, averages) in zip(
-                self.steps, self.changes, results, strict=True
+            for steps, (changes, _, scale), (of_changes, averages) in zip(
+                self.steps, self.changes, sums, strict=True
             )
         ]
 
@@ -58,16 +59,36 @@ class Underway:
             averaged: list of the variables that are averaged as they are.
             members: see `Meeting`.
         """
-        index = int(states[0]["index"])
+        index, rows = int(states[0]["index"]), states[0]["meeting"]
+        if len(states_of_all[0]) > 1:  # all go on as if all had made as many steps
+            mean = np.ceil(rows.mean(axis=0, keepdims=True)).astype(np.int64)
+            rows = np.repeat(mean, max(members) + 1, axis=0)
         weights = weights_of(index)
-        changes = [(_tensors(others, "change", weights), []) for others in states_of_all]
-        results = [
-            (_tensors([own], "mean", weights), _tensors([own], "average", averaged))
+        sums = [
+            (_tensors([own], "sum", weights), _tensors([own], "average", averaged))
             for own in states
         ]
-        done = concurrent.futures.Future()
-        done.set_result((Meeting(states[0]["meeting"], members), results))
-        return cls(index, [own["steps"].tolist() for own in states], changes, done)
+        changes = [_mean_changes(others, weights) for others in states_of_all]
+        steps = [own["steps"].tolist() for own in states]
+        return cls(index, steps, changes, _done(Meeting(rows, members)), _done(sums))
+
+
+def _mean_changes(states, weights):
+    """Returns the mean of workers' changes, an empty list, and their scale: see `Fragment`."""
+    scale = states[0]["scale"]
+    if len(states) > 1:  # whose scales may differ
+        states = [
+            {name: array / own["scale"] if own["scale"] else array for name, array in own.items()}
+            for own in states
+        ]
+        scale = 1.0
+    return _tensors(states, "change", weights), [], tf.constant(scale, tf.float64)
+
+
+def _done(result):
+    future = concurrent.futures.Future()
+    future.set_result(result)
+    return future
 
 
 def in_background(function):

@@ -22,6 +22,8 @@ SIZE = FRAGMENTS * (UNITS * UNITS + UNITS)
 PLACES = [slice(i * SIZE // FRAGMENTS, (i + 1) * SIZE // FRAGMENTS) for i in range(FRAGMENTS)]
 # Steps of each worker between two turns. In the last row one has no more data.
 STEPS = [[2, 2, 2], [1, 3, 2], [2, 0, 2]]
+# Of a block, which has others in fact.
+NOMINAL_STEPS = 6
 # Steps of each worker while a fragment is under way.
 LATE = [1, 1, 1]
 
@@ -29,20 +31,20 @@ LATE = [1, 1, 1]
 class Workers:
     """Models whose weights change at random in place of training, and their oracle."""
 
-    def __init__(self, block_filter, dtype="float64", exchange=None, **options):
-        self.models = [make_model(dtype) for _ in range(WORKERS)]
+    def __init__(self, block_filter, dtype="float64", exchange=None, workers=WORKERS):
+        self.models = [make_model(dtype) for _ in range(workers)]
         self.dtype, self.rng, self._filter = dtype, np.random.default_rng(1), block_filter
         self.blocks = BlockSynchronization(
-            LockstepEngine(["CPU:0"] * WORKERS),
+            LockstepEngine(["CPU:0"] * workers),
             BlockFilter(*block_filter),
             exchange or FullPrecision(),
             [block_variables(model, "bmuf_adam", weights_alone=True) for model in self.models],
             fragments=FRAGMENTS,
-            **options,
+            nominal_steps=NOMINAL_STEPS,
         )
         self.blocks.train()
-        self.oracle = LateFragments(self.weights[0], WORKERS, PLACES, *block_filter)
-        self.steps = np.zeros([FRAGMENTS, WORKERS], int)  # since a fragment's block began
+        self.oracle = LateFragments(self.weights[0], workers, PLACES, *block_filter)
+        self.steps = np.zeros([FRAGMENTS, workers], int)  # since a fragment's block began
 
     def train(self, steps):
         """Changes the weights, and counts steps."""
@@ -163,23 +165,28 @@ def test_a_backup_goes_on_with_what_was_under_way(exchange):
     np.testing.assert_array_equal(after.weights, before.weights)
 
 
-def test_other_numbers_of_workers_go_on_from_the_mean_of_what_was_under_way():
+@pytest.mark.parametrize("steps", [[2, 2, 2], [3, 1, 2]])
+def test_other_numbers_of_workers_go_on_from_the_mean_of_what_was_under_way(steps):
     before = Workers((0.0, 1.0, True))
-    before.train([2, 2, 2])
+    before.train(steps)
+    where = before.weights
     before.blocks.start()
     before.train([1, 1, 1])
-    where = before.weights.mean(axis=0)
+    learned = (before.weights - where).mean(axis=0)
     with before.blocks.view():
         states = before.blocks.states()
         shown = [v.numpy() for v in all_variables(before.models[0])]
-    after = Workers((0.0, 1.0, True))
+    after = Workers((0.0, 1.0, True), workers=2)
     for model in after.models:
         assign(model, shown)
-    after.blocks.load_states(states, list(range(WORKERS)), as_many=False)
+    after.blocks.load_states(states, [0, 1], as_many=False)
     after.blocks.train()
-    np.testing.assert_allclose(after.weights, np.tile(where, (WORKERS, 1)), rtol=1e-12)
-    after.blocks.end(End.EPOCH)
-    np.testing.assert_allclose(after.weights, np.tile(where, (WORKERS, 1)), rtol=1e-12)
+    assert_close(after.weights, np.tile(where.mean(axis=0) + learned, (2, 1)), 1e-12)
+    after.blocks.finish()
+    # Until then workers with more steps counted more.
+    expected = np.average(where, axis=0, weights=steps) + learned
+    own = PLACES[0]
+    assert_close(after.weights[:, own], np.tile(expected[own], (2, 1)), 1e-12)
 
 
 def all_variables(model):
@@ -220,6 +227,17 @@ def test_what_is_not_finite_is_an_error_and_training_goes_on_from_before():
     with pytest.raises(tf.errors.InvalidArgumentError, match="Rank 1 met .*dense.*/bias'"):
         workers.blocks.finish()
     np.testing.assert_array_equal(workers.weights, good)
+
+
+def test_blocks_without_any_step_are_late_blocks_like_others():
+    """A loss scale that is too large lets all workers skip their steps."""
+    exchange = OneBit(min_size=1, min_column_size=1)
+    workers = Workers((0.0, 1.0, True), "float32", exchange)
+    workers.train([1, 1, 1])
+    for _ in range(2 * FRAGMENTS):
+        workers.blocks.start()
+    workers.blocks.finish()
+    assert np.isfinite(workers.weights).all()
 
 
 def test_weights_that_are_assigned_while_a_fragment_is_under_way_are_begun_from():
