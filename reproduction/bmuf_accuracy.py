@@ -22,7 +22,7 @@ import pool
 from bmuf_run import Run
 from report import machine_facts, print_machine_facts, write_json
 
-TABLES = ("1", "2", "compressed")
+TABLES = ("1", "2", "compressed", "fragments")
 
 
 def parse(arguments):
@@ -141,6 +141,8 @@ def tables_of(name, options, base, factors):
             chen_tables.compressed(base, options.seeds),
             chen_tables.quantized_moments(base, options.seeds[:1]),
         ]
+    if name == "fragments":
+        return [chen_tables.fragments(base, options.seeds)]
     needs = {
         (workers, period): chen_tables.BLOCKS_PER_WORKER * workers**2 * period
         for workers in options.workers

@@ -40,6 +40,7 @@ class Run:
         column_size: int. The most values that share two levels, with one bit.
         sent_moments: str, one of `SENT_MOMENTS`. The way in which moments are sent.
         learning_rate_factor: float. Factor of the learning rate after the start.
+        fragments, overlap: int. As in `BlockMomentum`.
     """
 
     hours: float
@@ -58,6 +59,8 @@ class Run:
     column_size: int = COLUMN_SIZE
     sent_moments: str = "default"
     learning_rate_factor: float = 1.0
+    fragments: int = 1
+    overlap: int = 0
 
     @property
     def alone(self):
@@ -79,7 +82,7 @@ class Run:
     def seconds(self):
         """About how long it takes, on a core of a Xeon of 2023 with nothing else to do."""
         alone = SECONDS_OF_A_MINIBATCH * (self.start + self.minibatches)
-        return alone + SECONDS_OF_AN_END * self.workers * self.blocks
+        return alone + SECONDS_OF_AN_END * self.workers * self.blocks * self.fragments
 
     @property
     def name(self):
@@ -93,6 +96,10 @@ class Run:
                 sent += f" in columns of {self.column_size}"
             if self.sent_moments != "default":
                 sent += f", moments {SENT_MOMENTS[self.sent_moments]}"
+            if self.fragments > 1:
+                sent += f", {self.fragments} fragments"
+            if self.overlap:
+                sent += f", overlap {self.overlap}"
             how = (
                 f"{self.workers} workers, tau {self.sync_period}, {self.moments}, "
                 f"beta_1 {self.beta_1:g}{sent}"

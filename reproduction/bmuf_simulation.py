@@ -6,6 +6,7 @@ a worker's variables. Compiling a model for each worker would take longer.
 """
 
 import dataclasses
+import itertools
 import math
 import time
 
@@ -19,6 +20,7 @@ from targets import NO_TARGET
 
 from tf_onebit import FullPrecision, OneBit, optimizers
 from tf_onebit._bmuf.equations import BlockFilter
+from tf_onebit._bmuf.meeting import End
 from tf_onebit._bmuf.synchronization import BlockSynchronization
 from tf_onebit._bmuf.variables import block_variables
 from tf_onebit.collectives.lockstep import LockstepEngine
@@ -163,16 +165,36 @@ def _train_in_blocks(run, data, bench, order):
         LockstepEngine(["CPU:0"] * run.workers),
         BlockFilter(1 - 1 / run.workers),
         _exchange_of(run),
-        [block_variables(worker.model, run.moments, compresses=keeps) for worker in workers],
+        [
+            block_variables(
+                worker.model,
+                run.moments,
+                compresses=keeps,
+                weights_alone=run.fragments > 1 or run.overlap > 0,
+            )
+            for worker in workers
+        ],
         corrects_moments=run.moments == "bmuf_adam",
         template_of=_template_of(run),
+        fragments=run.fragments,
+        nominal_steps=run.sync_period if run.overlap else None,
     )
     blocks.train()
+    ends = [(turn + 1) * run.sync_period // run.fragments for turn in range(run.fragments)]
+    lates = [end % run.sync_period + run.overlap for end in ends]
+    stops = sorted({*ends, *(late for late in lates if late < run.sync_period)} - {0})
     for first in range(0, len(order), run.sync_period):
-        rows = tf.constant(order[first : first + run.sync_period])
-        for worker, own_rows in zip(workers, tf.unstack(rows, axis=1), strict=True):
-            bench.steps_of(worker.variables, own_rows)
-        blocks.synchronize()
+        for begin, end in itertools.pairwise([0, *stops]):
+            rows = tf.constant(order[first + begin : first + end])
+            for worker, own_rows in zip(workers, tf.unstack(rows, axis=1), strict=True):
+                bench.steps_of(worker.variables, own_rows)
+            if end in lates:
+                blocks.finish()
+            if end in ends and run.overlap:
+                blocks.start()
+            elif end in ends:
+                blocks.synchronize()
+    blocks.end(End.EPOCH)
     with blocks.view():
         assign(bench.variables, workers[0].variables)
 

@@ -14,6 +14,7 @@ BETA_1 = 0.5  # the paper recommends it with block momentum
 COLLAPSE_POINTS = 5
 TABLE_1_WORKERS, TABLE_1_PERIOD = (32,), 8
 COMPRESSED_WORKERS, COMPRESSED_PERIOD = (2, 8), 16
+FRAGMENTS_WORKERS, FRAGMENTS, FRAGMENTS_POINTS = 8, ((3, 0), (3, 5), (1, 8), (1, 16)), 0.2
 HEADER = ["", "frame accuracy [%]", "points lost", "blocks / N"]
 MOMENTS = {"average": "averaged", "bmuf_adam": "corrected"}
 
@@ -211,6 +212,34 @@ def compressed(base, seeds):
     """Returns the table of blocks that are exchanged with one bit, against full precision."""
     ways = [(False, "none"), (True, "full"), (True, "default")]
     return _compressed("Compressed blocks", base, seeds, COMPRESSED_WORKERS, ways)
+
+
+def fragments(base, seeds):
+    """Returns the table of fragments that synchronize in turn, and late, against whole blocks.
+
+    In all of them each worker keeps its moments.
+    """
+    whole = dataclasses.replace(
+        base,
+        workers=FRAGMENTS_WORKERS,
+        sync_period=COMPRESSED_PERIOD,
+        beta_1=BETA_1,
+        moments="local",
+    )
+    rows = {"whole blocks": Row(whole, whole)}
+    for count, overlap in FRAGMENTS:
+        run = dataclasses.replace(whole, fragments=count, overlap=overlap)
+        rows[f"{count} fragments, overlap {overlap}"] = Row(run, whole)
+    title = f"Fragments, {FRAGMENTS_WORKERS} workers, blocks of {COMPRESSED_PERIOD} steps"
+    return Table(title, rows, seeds, _judge_fragments)
+
+
+def _judge_fragments(losses):
+    return [
+        verdict(f"{name}: points of accuracy lost", losses.of(name)[0], FRAGMENTS_POINTS)
+        for name, row in losses.rows.items()
+        if row.run != row.reference
+    ]
 
 
 def quantized_moments(base, seeds):
