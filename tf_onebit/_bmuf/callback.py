@@ -88,6 +88,18 @@ class BlockMomentum(keras.callbacks.Callback):
         tf_onebit.horovod.DistributedOptimizer(optimizer, exchange=tf_onebit.Local())
         tf_onebit.distribute.MultiWorkerMirroredStrategy(exchange=tf_onebit.Local())
 
+    With `fragments=P` the layers are divided into P parts of about equal size, which synchronize in
+    turn, each once per block. So the link carries a P-th at a time. Each fragment has its own
+    theta_init and Delta. With `overlap=L` the synchronization of a fragment goes on while workers
+    make their next L steps. Then it makes the change that it would have made at once, so that a
+    worker keeps what it has learned meanwhile::
+
+        w <- theta_init' + (w - w_then)
+
+    w_then is the worker's model when the block ended. (Streaming DiLoCo, Douillard et al. 2025,
+    arXiv:2501.18512, mixes both models instead.) At the end of an epoch all fragments synchronize,
+    and workers wait. With fragments or overlap the state of optimizers stays with its worker.
+
     Args:
         sync_period: number of steps in a block, for each worker: calls of `train_step`, or with
             gradient accumulation the updates of the optimizer that accumulates longest.
@@ -97,8 +109,9 @@ class BlockMomentum(keras.callbacks.Callback):
         warmup_steps: number of initial steps in which worker 0 trains alone, as the paper does for
             a tenth of an epoch. The steps of others do not count. If there are several optimizers,
             the one with the most steps counts.
-        moment_correction: "bmuf_adam"; "average": moments are averaged as they are; "reset": each
-            block begins with moments of zero. Only Adam and its variants need a correction. With
+        moment_correction: "bmuf_adam"; "local": all state of an optimizer, which may be any, stays
+            with its worker; "average": moments are averaged as they are; "reset": each block
+            begins with moments of zero. Only Adam and its variants need a correction. With
             "bmuf_adam" and a block momentum, SGD's own momentum restarts with every block, so that
             it does not repeat what block momentum does. Other state is averaged.
         groups: None, or "node" (with Horovod): the processes of a node form one worker. They
@@ -109,6 +122,12 @@ class BlockMomentum(keras.callbacks.Callback):
             other exchange applies to the weights, with error feedback. Moments that
             `moment_correction="bmuf_adam"` would correct are then not synchronized. All other
             averages travel in full precision.
+        fragments: number of parts of the model that synchronize in turn: at most one for each layer
+            with weights, and one for each step of a block. BatchNormalization's statistics go with
+            the last one.
+        overlap: number of steps that workers make while a fragment synchronizes, at most
+            `sync_period // fragments`. In the warm-up they wait. With it, a worker's change counts
+            by its steps, in relation to `sync_period`.
 
     Raises:
         ValueError: for arguments of other types or values. In `fit`, for an optimizer whose state
@@ -132,7 +151,7 @@ class BlockMomentum(keras.callbacks.Callback):
         block_learning_rate: float = 1.0,
         nesterov: bool = True,
         warmup_steps: int = 0,
-        moment_correction: Literal["bmuf_adam", "average", "reset"] = "bmuf_adam",
+        moment_correction: Literal["bmuf_adam", "local", "average", "reset"] = "bmuf_adam",
         groups: Literal["node"] | None = None,
         exchange: RequestedExchange = None,
         fragments: int = 1,

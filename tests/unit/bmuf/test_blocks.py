@@ -551,3 +551,29 @@ def test_second_moments_of_weights_without_gradients_stay_positive(eagerly):
             workers.assign(worker, np.zeros(size), np.zeros(size), left)
         workers.blocks.synchronize()
         assert (workers.moments[1] >= 0).all()
+
+
+LOCAL = {
+    "stock_adam": lambda: keras.optimizers.Adam(0.01),
+    "adafactor": lambda: keras.optimizers.Adafactor(0.01),
+    "muon": lambda: keras.optimizers.Muon(0.01),
+    "momentum": lambda: keras.optimizers.SGD(0.01, momentum=0.9),
+}
+
+
+@pytest.mark.parametrize("name", ["adafactor", "stock_adam", *nightly("muon", "momentum")])
+def test_state_of_any_optimizer_stays_with_its_worker_on_request(name, eagerly):
+    workers = Workers(
+        (0.75, 1.0, True),
+        make=lambda: _linear_model(optimizer=LOCAL[name]()),
+        correction="local",
+        corrects_moments=False,
+        workers=2,
+    )
+    workers.train(0, [2, 2])
+    kept = [own_state(model.optimizer) for model in workers.models]
+    mean = workers.weights.mean(axis=0)
+    workers.blocks.synchronize()
+    assert kept[0] != kept[1]
+    assert [own_state(model.optimizer) for model in workers.models] == kept
+    np.testing.assert_allclose(workers.global_models, np.tile(mean, (2, 1)), rtol=1e-5, atol=1e-6)
