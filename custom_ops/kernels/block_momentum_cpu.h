@@ -66,6 +66,15 @@ inline void UpdateLoop(const BlockUpdateRule<StateOf<T>>& rule, const T* __restr
 }
 
 template <typename T>
+inline void LateUpdateLoop(const LateUpdateRule<StateOf<T>>& rule, const T* __restrict sum,
+                           const T* __restrict change, int64_t count, T* __restrict variable,
+                           StateOf<T>* __restrict global, StateOf<T>* __restrict delta) {
+  for (int64_t i = 0; i < count; ++i) {
+    variable[i] = UpdateLateBlock(rule, sum[i], change[i], variable[i], global[i], delta[i]);
+  }
+}
+
+template <typename T>
 inline void MomentsLoop(const MomentsUpdateRule<StateOf<T>>& rule, const T* __restrict mean,
                         int64_t count, T* __restrict variable, StateOf<T>* __restrict begin) {
   for (int64_t i = 0; i < count; ++i) variable[i] = UpdateMoment(rule, mean[i], begin[i]);
@@ -135,6 +144,28 @@ class BlockMomentumOnCpu {
       ForLines(values, [&](int64_t at, int64_t n) {
         UpdateLoop(rule, mean + at, n, variable + at, global + at, delta + at);
       }, mean, variable, global, delta);
+    });
+    return absl::OkStatus();
+  }
+
+  static absl::Status LateUpdate(tensorflow::OpKernelContext* context,
+                                 const LateUpdateRule<State>& rule,
+                                 const std::vector<const T*>& sums,
+                                 const std::vector<const T*>& changes,
+                                 const std::vector<int64_t>& sizes,
+                                 const std::vector<T*>& variables,
+                                 const std::vector<State*>& globals,
+                                 const std::vector<State*>& deltas) {
+    using namespace block_momentum_loops;
+    ForRuns(context, sizes, [&](int64_t i, int64_t offset, int64_t values) {
+      const T* const sum = sums[i] + offset;
+      const T* const change = changes[i] + offset;
+      T* const variable = variables[i] + offset;
+      State* const global = globals[i] + offset;
+      State* const delta = deltas[i] + offset;
+      ForLines(values, [&](int64_t at, int64_t n) {
+        LateUpdateLoop(rule, sum + at, change + at, n, variable + at, global + at, delta + at);
+      }, sum, change, variable, global, delta);
     });
     return absl::OkStatus();
   }

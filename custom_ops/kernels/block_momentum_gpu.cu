@@ -53,6 +53,34 @@ struct Update {
 };
 
 template <typename T>
+struct LateUpdate {
+  using State = StateOf<T>;
+  LateUpdateRule<State> rule;
+
+  __device__ void operator()(void* const* arrays, int64_t, int64_t i, int64_t left,
+                             bool aligned) const {
+    T sum[4], change[4], variable[4];
+    State global[4], delta[4];
+    T* const variables = static_cast<T*>(arrays[2]) + i;
+    State* const globals = static_cast<State*>(arrays[3]) + i;
+    State* const deltas = static_cast<State*>(arrays[4]) + i;
+    Load4(static_cast<const T*>(arrays[0]) + i, left, aligned, sum);
+    Load4(static_cast<const T*>(arrays[1]) + i, left, aligned, change);
+    Load4<T>(variables, left, aligned, variable);
+    Load4<State>(globals, left, aligned, global);
+    Load4<State>(deltas, left, aligned, delta);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      variable[j] =
+          UpdateLateBlock(rule, sum[j], change[j], variable[j], global[j], delta[j]);
+    }
+    Store4(variable, left, aligned, variables);
+    Store4(global, left, aligned, globals);
+    Store4(delta, left, aligned, deltas);
+  }
+};
+
+template <typename T>
 struct Moments {
   using State = StateOf<T>;
   MomentsUpdateRule<State> rule;
@@ -108,6 +136,21 @@ const char* BlockUpdate(const BlockUpdateRule<StateOf<T>>& rule, const std::vect
 }
 
 template <typename T>
+const char* LateBlockUpdate(const LateUpdateRule<StateOf<T>>& rule,
+                            const std::vector<const T*>& sums,
+                            const std::vector<const T*>& changes,
+                            const std::vector<int64_t>& sizes, const std::vector<T*>& variables,
+                            const std::vector<StateOf<T>*>& globals,
+                            const std::vector<StateOf<T>*>& deltas, void* stream) {
+  std::vector<Arrays<5>> arrays;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    arrays.push_back(
+        {{At(sums, i), At(changes, i), variables[i], globals[i], deltas[i]}, sizes[i], 0});
+  }
+  return LaunchForFour(arrays, LateUpdate<T>{rule}, stream);
+}
+
+template <typename T>
 const char* MomentsUpdate(const MomentsUpdateRule<StateOf<T>>& rule,
                           const std::vector<const T*>& means, const std::vector<int64_t>& sizes,
                           const std::vector<T*>& variables, const std::vector<StateOf<T>*>& begins,
@@ -128,6 +171,10 @@ const char* MomentsUpdate(const MomentsUpdateRule<StateOf<T>>& rule,
       const BlockUpdateRule<StateOf<T>>&, const std::vector<const T*>&,                          \
       const std::vector<int64_t>&, const std::vector<T*>&, const std::vector<StateOf<T>*>&,      \
       const std::vector<StateOf<T>*>&, void*);                                                   \
+  template const char* LateBlockUpdate<T>(                                                       \
+      const LateUpdateRule<StateOf<T>>&, const std::vector<const T*>&,                           \
+      const std::vector<const T*>&, const std::vector<int64_t>&, const std::vector<T*>&,         \
+      const std::vector<StateOf<T>*>&, const std::vector<StateOf<T>*>&, void*);                  \
   template const char* MomentsUpdate<T>(                                                         \
       const MomentsUpdateRule<StateOf<T>>&, const std::vector<const T*>&,                        \
       const std::vector<int64_t>&, const std::vector<T*>&, const std::vector<StateOf<T>*>&, void*)

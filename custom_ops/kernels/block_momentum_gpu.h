@@ -31,6 +31,14 @@ const char* BlockUpdate(const BlockUpdateRule<StateOf<T>>& rule, const std::vect
                         const std::vector<StateOf<T>*>& deltas, void* stream);
 
 template <typename T>
+const char* LateBlockUpdate(const LateUpdateRule<StateOf<T>>& rule,
+                            const std::vector<const T*>& sums,
+                            const std::vector<const T*>& changes,
+                            const std::vector<int64_t>& sizes, const std::vector<T*>& variables,
+                            const std::vector<StateOf<T>*>& globals,
+                            const std::vector<StateOf<T>*>& deltas, void* stream);
+
+template <typename T>
 const char* MomentsUpdate(const MomentsUpdateRule<StateOf<T>>& rule,
                           const std::vector<const T*>& means, const std::vector<int64_t>& sizes,
                           const std::vector<T*>& variables, const std::vector<StateOf<T>*>& begins,

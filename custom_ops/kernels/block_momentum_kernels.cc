@@ -59,6 +59,17 @@ class BlockMomentumOnGpu {
                                         StreamOf(context)));
   }
 
+  static absl::Status LateUpdate(OpKernelContext* context, const LateUpdateRule<State>& rule,
+                                 const std::vector<const T*>& sums,
+                                 const std::vector<const T*>& changes,
+                                 const std::vector<int64_t>& sizes,
+                                 const std::vector<T*>& variables,
+                                 const std::vector<State*>& globals,
+                                 const std::vector<State*>& deltas) {
+    return StatusOf(gpu::LateBlockUpdate<T>(rule, sums, changes, sizes, variables, globals, deltas,
+                                            StreamOf(context)));
+  }
+
   static absl::Status Moments(OpKernelContext* context, const MomentsUpdateRule<State>& rule,
                               const std::vector<const T*>& means,
                               const std::vector<int64_t>& sizes, const std::vector<T*>& variables,
@@ -224,6 +235,55 @@ class BlockUpdateOp : public OpKernel {
 };
 
 template <template <typename> class Device, typename T>
+class LateBlockUpdateOp : public OpKernel {
+ public:
+  using Value = typename Storage<T>::Type;
+  using State = StateOf<Value>;
+
+  explicit LateBlockUpdateOp(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("nesterov", &nesterov_));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    State coefficients[5];
+    OP_REQUIRES_OK(context,
+                   GetCoefficients(context,
+                                   "block_momentum, block_learning_rate, look_ahead, correction, "
+                                   "inverse_scale",
+                                   coefficients));
+    const LateUpdateRule<State> rule = {
+        {coefficients[0], coefficients[1], coefficients[2], nesterov_, /*relative=*/true},
+        coefficients[3],
+        coefficients[4]};
+    VariableList variables("variables"), globals("globals"), deltas("deltas");
+    OP_REQUIRES_OK(context, variables.Lookup(context));
+    OP_REQUIRES_OK(context, globals.Lookup(context));
+    OP_REQUIRES_OK(context, deltas.Lookup(context));
+    Lock lock;
+    Means<Value> sums;
+    OP_REQUIRES_OK(context,
+                   OpenToUpdate<T>(context, variables, {&globals, &deltas}, &lock, &sums));
+    OpInputList tensors;
+    OP_REQUIRES_OK(context, context->input_list("changes", &tensors));
+    std::vector<const Value*> changes;
+    for (int i = 0; i < tensors.size(); ++i) {
+      OP_REQUIRES(context, tensors[i].NumElements() == sums.sizes[i],
+                  errors::InvalidArgument("changes[", i, "] must have the shape of means[", i,
+                                          "]. Received: shape=",
+                                          tensors[i].shape().DebugString(), "."));
+      changes.push_back(static_cast<const Value*>(tensors[i].data()));
+    }
+    OP_REQUIRES_OK(context, Device<Value>::LateUpdate(context, rule, sums.values, changes,
+                                                      sums.sizes, ValuesOf<Value>(variables),
+                                                      ValuesOf<State>(globals),
+                                                      ValuesOf<State>(deltas)));
+  }
+
+ private:
+  bool nesterov_;
+};
+
+template <template <typename> class Device, typename T>
 class MomentsUpdateOp : public OpKernel {
  public:
   using Value = typename Storage<T>::Type;
@@ -269,6 +329,14 @@ class MomentsUpdateOp : public OpKernel {
                               .HostMemory("coefficients")  \
                               .TypeConstraint<T>("T"),     \
                           BlockUpdateOp<ON, T>);           \
+  REGISTER_KERNEL_BUILDER(Name("TfOnebit>LateBlockUpdate") \
+                              .Device(NAME)                \
+                              .HostMemory("variables")     \
+                              .HostMemory("globals")       \
+                              .HostMemory("deltas")        \
+                              .HostMemory("coefficients")  \
+                              .TypeConstraint<T>("T"),     \
+                          LateBlockUpdateOp<ON, T>);       \
   REGISTER_KERNEL_BUILDER(Name("TfOnebit>MomentsUpdate")   \
                               .Device(NAME)                \
                               .HostMemory("variables")     \

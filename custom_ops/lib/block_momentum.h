@@ -97,6 +97,28 @@ TF_ONEBIT_HOST_DEVICE T UpdateBlock(const BlockUpdateRule<StateOf<T>>& rule, T m
   return FromState<T>(ahead);
 }
 
+// Rule for blocks that end while the worker trains on. It has sent `change`, which is `scale` times
+// how far it had come. The sum of what all have sent, times `correction`, is the mean.
+template <typename State>
+struct LateUpdateRule {
+  BlockUpdateRule<State> block;  // relative
+  State correction;
+  State inverse_scale;  // 0 if `scale` is 0: then the worker had not come anywhere
+};
+
+// Updates global and delta as UpdateBlock, and returns that variable plus what the worker has
+// learned since it sent its change: (variable - begin) - change / scale.
+template <typename T>
+TF_ONEBIT_HOST_DEVICE T UpdateLateBlock(const LateUpdateRule<StateOf<T>>& rule, T sum, T change,
+                                        T variable, StateOf<T>& global, StateOf<T>& delta) {
+  using State = StateOf<T>;
+  const State begin = BeginOf<T>(global, delta, rule.block.look_ahead);
+  const State then = rule.inverse_scale * ToState(change);
+  const State learned = (ToState(variable) - begin) - then;
+  const T mean = FromState<T>(rule.correction * ToState(sum));
+  return FromState<T>(ToState(UpdateBlock<T>(rule.block, mean, global, delta)) + learned);
+}
+
 template <typename State>
 struct MomentsUpdateRule {
   State extrapolation;  // kappa

@@ -85,6 +85,33 @@ coefficients: [block_momentum, block_learning_rate, look_ahead], finite; look_ah
   begin + mean if `relative`; with a factor of 0, what it would multiply is not added at all.
 )doc");
 
+REGISTER_OP("TfOnebit>LateBlockUpdate")
+    .Input("means: N * T")
+    .Input("changes: N * T")
+    .Input("variables: N * resource")
+    .Input("globals: N * resource")
+    .Input("deltas: N * resource")
+    .Input("coefficients: double")
+    .Attr("N: int >= 1")
+    .Attr("T: {float, double, half, bfloat16}")
+    .Attr("nesterov: bool")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc(R"doc(
+Ends a block some steps late, and keeps what variables have learned meanwhile.
+
+Does what BlockUpdate does with T(correction * means), which are `relative`. To each variable it
+then adds (variable - begin) - inverse_scale * change: how far it has come since.
+
+means: The sums of what the workers have sent.
+changes: What this worker has sent: BlockDifference at the end of the block, with a scale.
+variables: Of type T, with the shapes of `means`. Read and written.
+globals: Variables of the same shapes, float64 if T is, else float32, as is the arithmetic.
+deltas: Like `globals`.
+coefficients: [block_momentum, block_learning_rate, look_ahead, correction, inverse_scale], finite.
+  The last is 1 / scale, or 0 if the scale is 0. The others are as for BlockUpdate.
+)doc");
+
 REGISTER_OP("TfOnebit>MomentsUpdate")
     .Input("means: N * T")
     .Input("variables: N * resource")

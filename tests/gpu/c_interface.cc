@@ -210,6 +210,19 @@ const char* adam(int64_t count, const float* gradient, float* average, float* sq
         ListOf(means, n), ListOf(sizes, n), ListOf(variables, n), ListOf(globals, n),             \
         ListOf(deltas, n), stream);                                                               \
   }                                                                                               \
+  const char* late_block_update_##NAME(                                                           \
+      int64_t n, const T* const* sums, const int64_t* sizes, const double* coefficients,          \
+      int32_t nesterov, const T* const* changes, T* const* variables,                             \
+      StateOf<T>* const* globals, StateOf<T>* const* deltas, void* stream) {                      \
+    using State = StateOf<T>;                                                                     \
+    const tf_onebit::BlockUpdateRule<State> block = {                                             \
+        static_cast<State>(coefficients[0]), static_cast<State>(coefficients[1]),                 \
+        static_cast<State>(coefficients[2]), nesterov != 0, true};                                \
+    return gpu::LateBlockUpdate<T>(                                                               \
+        {block, static_cast<State>(coefficients[3]), static_cast<State>(coefficients[4])},        \
+        ListOf(sums, n), ListOf(changes, n), ListOf(sizes, n), ListOf(variables, n),              \
+        ListOf(globals, n), ListOf(deltas, n), stream);                                           \
+  }                                                                                               \
   const char* moments_update_##NAME(int64_t n, const T* const* means, const int64_t* sizes,       \
                                     const double* coefficients, int32_t relative,                 \
                                     T* const* variables, StateOf<T>* const* begins,               \

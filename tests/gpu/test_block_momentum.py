@@ -99,6 +99,37 @@ def test_block_updates(device, rng, dtype, nesterov, relative, zeta):
 
 
 @every_dtype
+@every_momentum
+@pytest.mark.parametrize("inverse", [4.0, *nightly(0.0)])
+def test_late_block_updates(device, rng, dtype, nesterov, inverse):
+    late, whole = Blocks(device, rng, dtype), Blocks(device, rng, dtype)
+    model, delta = late.values(late.globals), late.values(late.deltas)
+    sums, changes = (late.state_of(late.values(late.means)) for _ in range(2))
+    begin = late.state_of(to_storage(model + late.state(0.5) * delta, dtype))
+    variable = late.state_of(late.values(late.variables))
+    learned = (variable - begin) - late.state(inverse) * changes
+    # Where the block ends at once, the variables are the look-ahead.
+    whole.globals, whole.deltas = (
+        [whole.to_device(late.numpy(array).copy()) for array in list_]
+        for list_ in (late.globals, late.deltas)
+    )
+    mean = to_storage(late.state(1.25) * sums, dtype)
+    ends = np.cumsum([0, *SIZES])
+    whole.means = [
+        whole.to_device(np.ascontiguousarray(mean[begin:end]))
+        for begin, end in zip(ends[:-1], ends[1:], strict=True)
+    ]
+    lists = whole.means, whole.variables, whole.globals, whole.deltas
+    whole.run("block_update", lists, [0.9, 0.8, 0.5], nesterov, True)
+    lists = late.means, late.means, late.variables, late.globals, late.deltas
+    late.run("late_block_update", lists, [0.9, 0.8, 0.5, 1.25, inverse], nesterov)
+    ahead = late.state_of(whole.values(whole.variables))
+    np.testing.assert_array_equal(late.values(late.variables), to_storage(ahead + learned, dtype))
+    np.testing.assert_array_equal(late.values(late.globals), whole.values(whole.globals))
+    np.testing.assert_array_equal(late.values(late.deltas), whole.values(whole.deltas))
+
+
+@every_dtype
 @every_mean
 @pytest.mark.parametrize("floor", [0.3, -1.0])
 def test_moments(device, rng, dtype, relative, floor):

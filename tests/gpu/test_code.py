@@ -29,6 +29,7 @@ EXPECTED = {
         "ForFour<3, Moments<float>>": Code(32, 4, 4, 328),
         "ForFour<4, Difference<float>>": Code(30, 6, 2, 328),
         "ForFour<4, Update<float>>": Code(32, 6, 6, 505),
+        "ForFour<5, LateUpdate<float>>": Code(32, 10, 6, 641),
     },
     "one_bit_decode_gpu": {
         "DecodeColumns<float, 1, false, false>": Code(40, 0, 16, 957),

@@ -38,7 +38,7 @@ PUBLIC = [
     *(ops.threshold_encode, ops.threshold_decode_sum, ops.threshold_decode_add),
     *(ops.threshold_apply, ops.threshold_clear),
     *(ops.golomb_rice_encode, ops.golomb_rice_decode),
-    *(ops.block_difference, ops.block_update, ops.moments_update),
+    *(ops.block_difference, ops.block_update, ops.late_block_update, ops.moments_update),
     *(ops.adagrad_accumulate, ops.adagrad_normalize, ops.momentum),
     *(ops.record_time, ops.take_times),
     *(transforms.NormalizedAdaGrad, transforms.Momentum, optimizers.NormalizedAdaGrad),

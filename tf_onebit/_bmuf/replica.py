@@ -176,11 +176,21 @@ class BlockReplica:
             sums, averages: what `exchange` returned.
             factors: `BlockFactors`.
         """
-        since_begin, _ = self.changes(fragment, tf.ones([], tf.float64), factors.look_ahead_eta)
-        then = _scaled(changes, tf.math.divide_no_nan(tf.ones([], tf.float64), scale))
-        learned = [new - old for new, old in zip(since_begin, then, strict=True)]
-        with tf.control_dependencies(learned):
-            self._update(fragment, [sums], averages, factors, [True], learned)
+        places = fragment.places
+        ops.late_block_update(
+            sums,
+            changes,
+            self._weights[places],
+            self._globals[places],
+            self._deltas[places],
+            factors.momentum,
+            factors.rate,
+            factors.look_ahead_eta,
+            factors.correction,
+            scale,
+            nesterov=self._nesterov,
+        )
+        self._update_copies(self.variables.weights[places], averages, factors)
 
     def bytes_of_averages(self, world_size):
         """Returns the bytes per block that this worker sends for variables averaged as they are."""
@@ -198,12 +208,11 @@ class BlockReplica:
         names = [variable.path for variable in self.variables.averaged]
         return require_finite(averages, with_overflow(flags, averages), names)
 
-    def _update(self, fragment, means, averages, factors, relative, learned=()):
+    def _update(self, fragment, means, averages, factors, relative):
         places = fragment.places
-        weights = self._weights[places]
         ops.block_update(
             _scaled(means[0], factors.correction),
-            weights,
+            self._weights[places],
             self._globals[places],
             self._deltas[places],
             factors.momentum,
@@ -212,19 +221,22 @@ class BlockReplica:
             nesterov=self._nesterov,
             relative=relative[0],
         )
-        for weight, change in zip(weights, learned, strict=False):
-            weight.assign_add(change)
         for i, (moment, begins) in enumerate(zip(self._moments, self._begins, strict=True)):
             factor, floor = tf.unstack(factors.moments[i])
             ops.moments_update(means[1 + i], moment, begins, factor, floor, relative[1 + i])
         moments = [variable for moment in self.variables.moments for variable in moment.variables]
-        for variable in [*self.variables.weights[places], *moments]:
+        self._update_copies([*self.variables.weights[places], *moments], averages, factors)
+
+    def _update_copies(self, variables, averages, factors):
+        """Copies updated variables to all devices, and takes over averages if there are some."""
+        for variable in variables:
             first, *others = copies_of(variable)
             for copy in others:
                 copy.assign(first)
-        averages = _scaled(averages, factors.correction)
-        for variable, average in zip(self.variables.averaged, averages, strict=False):
-            assign_all(variable, average)
+        if averages:
+            averages = _scaled(averages, factors.correction)
+            for variable, average in zip(self.variables.averaged, averages, strict=True):
+                assign_all(variable, average)
 
     def move_on(self, fragments, blocks, steps_ahead, block_momentum, late):
         """Counts the steps of all workers, after fragments have been synchronized.

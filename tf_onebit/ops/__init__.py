@@ -1,6 +1,11 @@
 """Compiled ops: one thin function per op."""
 
-from tf_onebit.ops.block_momentum import block_difference, block_update, moments_update
+from tf_onebit.ops.block_momentum import (
+    block_difference,
+    block_update,
+    late_block_update,
+    moments_update,
+)
 from tf_onebit.ops.one_bit import (
     one_bit_aggregate,
     one_bit_decode,
@@ -30,6 +35,7 @@ __all__ = [
     "block_update",
     "golomb_rice_decode",
     "golomb_rice_encode",
+    "late_block_update",
     "moments_update",
     "momentum",
     "one_bit_aggregate",

@@ -153,6 +153,74 @@ def block_update(
     )
 
 
+def late_block_update(
+    sums: Sequence[tf.Tensor],
+    changes: Sequence[tf.Tensor],
+    variables: Sequence[_HasHandle],
+    global_model: Sequence[_HasHandle],
+    deltas: Sequence[_HasHandle],
+    block_momentum: _Number,
+    block_learning_rate: _Number,
+    look_ahead: _Number,
+    correction: _Number,
+    scale: _Number,
+    nesterov: bool,
+) -> tf.Operation | None:
+    """Ends a block some steps late, and keeps what variables have learned meanwhile.
+
+    Equations, with `block_update` for the means of differences:
+
+        learned   = (variable - begin) - change / scale
+        variable' = block_update(correction * sum) + learned
+
+    It makes one pass over memory, in place.
+
+    Args:
+        sums: list of tensors with the shapes and dtypes of `variables`: sums of the workers'
+            `changes`.
+        changes: list like `sums`: the `block_difference` of this worker when the block ended.
+        variables: list of variables, all float32, float64, float16 or bfloat16.
+        global_model, deltas, block_momentum, block_learning_rate, look_ahead, nesterov: see
+            `block_update`.
+        correction: scalar. Its product with the sums is the mean of the workers' differences.
+        scale: scalar of `block_difference` in `changes`. If it is 0, nothing had been learned then.
+
+    Returns:
+        The operation, in a graph.
+
+    Raises:
+        InvalidArgumentError: in the same cases as `block_difference`. All variables then keep
+            their values.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> weights, model, delta = (tf.Variable([value]) for value in (1.0, 0.0, 0.0))
+        >>> changes = block_difference([weights], [model], [delta], 0.5, look_ahead=0.0)
+        >>> weights.assign_add([0.25])
+        <tf.Variable ... numpy=array([1.25], dtype=float32)>
+        >>> sums = [changes[0] + 1.0]  # the other worker has come to 2.0
+        >>> late_block_update(
+        ...     sums, changes, [weights], [model], [delta], 0.0, 1.0, 0.0, 1.0, 0.5, nesterov=True
+        ... )
+        >>> weights.numpy().tolist(), model.numpy().tolist()
+        ([1.75], [1.5])
+    """
+    inverse_scale = tf.math.divide_no_nan(
+        tf.ones([], tf.float64), tf.convert_to_tensor(scale, tf.float64)
+    )
+    return library.tf_onebit_late_block_update(
+        means=sums,
+        changes=changes,
+        variables=_handles(variables),
+        globals=_handles(global_model),
+        deltas=_handles(deltas),
+        coefficients=_coefficients(
+            block_momentum, block_learning_rate, look_ahead, correction, inverse_scale
+        ),
+        nesterov=nesterov,
+    )
+
+
 def moments_update(
     means: Sequence[tf.Tensor],
     variables: Sequence[_HasHandle],

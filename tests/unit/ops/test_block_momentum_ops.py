@@ -197,6 +197,42 @@ def test_first_block_of_one_worker_is_plain_training(rng, relative):
         np.testing.assert_array_equal(variable, value)
 
 
+@every_dtype
+@every_momentum
+def test_a_late_update_keeps_what_was_learned_meanwhile(rng, dtype, nesterov):
+    late, whole = (Block(np.random.default_rng(1), dtype) for _ in range(2))
+    changes = late.difference(0.25, BEGAN_ETA)
+    learned = tensors_of(short(rng, 0.5), dtype)
+    for variable, value in zip(late.variables, learned, strict=True):
+        variable.assign_add(value)
+    lists = (late.means, changes, late.variables, late.model, late.deltas)
+    ops.late_block_update(*lists, ETA, ZETA, BEGAN_ETA, 0.5, 0.25, nesterov)
+    whole.means = [0.5 * mean for mean in whole.means]
+    whole.update(nesterov=nesterov, relative=True)
+    expected = [a + b for a, b in zip(exact(whole.variables), exact(learned), strict=True)]
+    for variable, value in zip(late.variables, expected, strict=True):
+        tolerance = 4 * np.spacing(np.abs(value).max(initial=1).astype(numpy_type(dtype)))
+        np.testing.assert_allclose(*exact([variable, value]), atol=float(tolerance))
+    assert_same_bits(late.model, whole.model)
+    assert_same_bits(late.deltas, whole.deltas)
+
+
+@every_dtype
+def test_a_late_update_of_a_worker_that_sent_nothing_keeps_all_it_has_learned(rng, dtype):
+    block = Block(rng, dtype)
+    lists = (block.means, block.difference(0.0, BEGAN_ETA), block.variables)
+    learned = exact(block.difference(1.0, BEGAN_ETA))
+    before = exact(block.variables)
+    zeros = [tf.zeros_like(mean) for mean in block.means]
+    ops.late_block_update(
+        zeros, *lists[1:], block.model, block.deltas, 0.0, 1.0, BEGAN_ETA, 1.0, 0.0, True
+    )
+    for variable, value in zip(block.variables, before, strict=True):
+        tolerance = 4 * np.spacing(np.abs(value).max(initial=1).astype(numpy_type(dtype)))
+        np.testing.assert_allclose(*exact([variable, value]), atol=float(tolerance))
+    assert any(np.any(value) for value in learned)
+
+
 # ---------------------------------------------------------------------------------- moments
 
 
