@@ -9,12 +9,12 @@ from tests.gpu.arrays import HostObject, Kernels, integers
 
 
 def block_rows(device, num_values, rng):
-    """Returns the row of the update of all weights at the end of a block."""
+    """Returns the rows of the update of all weights at the end of a block, at once and late."""
     kernels = Kernels(device)
-    mean, variable, model, delta = (
-        kernels.to_device(rng.standard_normal(num_values, np.float32)) for _ in range(4)
+    mean, change, variable, model, delta = (
+        kernels.to_device(rng.standard_normal(num_values, np.float32)) for _ in range(5)
     )
-    coefficients = np.float64([0.9, 1.0, 0.9])
+    coefficients = np.float64([0.9, 1.0, 0.9, 1.0, 2.0])
 
     def update():
         kernels.call(
@@ -27,8 +27,23 @@ def block_rows(device, num_values, rng):
             *(kernels.pointers([array]) for array in (variable, model, delta)),
         )
 
-    # It reads mean, model and delta, and writes weights, model and delta.
-    return {"block update": Row(update, 6 * mean.nbytes)}
+    def late_update():
+        kernels.call(
+            "late_block_update_float32",
+            ctypes.c_int64(1),
+            kernels.pointers([mean]),
+            integers([num_values]),
+            coefficients.ctypes.data_as(ctypes.c_void_p),
+            ctypes.c_int32(1),
+            *(kernels.pointers([array]) for array in (change, variable, model, delta)),
+        )
+
+    return {
+        # It reads mean, model and delta, and writes weights, model and delta.
+        "block update": Row(update, 6 * mean.nbytes),
+        # It also reads the change, and the weights.
+        "late block update": Row(late_update, 8 * mean.nbytes),
+    }
 
 
 def moment_rows(device, num_values, rng):

@@ -375,6 +375,7 @@ def _scaled(values, factor):
             (factor == 0, lambda: [tf.zeros_like(value) for value in values]),
         ],
         default=lambda: [tf.cast(factor, value.dtype) * value for value in values],
+        strict=True,  # otherwise a list of one tensor becomes the tensor
     )
 
 
