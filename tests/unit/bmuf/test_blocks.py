@@ -12,6 +12,7 @@ from tf_onebit._bmuf.equations import BlockFilter
 from tf_onebit._bmuf.synchronization import BlockSynchronization
 from tf_onebit._bmuf.variables import block_variables
 from tf_onebit.collectives.lockstep import LockstepEngine
+from tf_onebit.collectives.requests import Broadcast, tap_requests
 from tf_onebit.exchanges import FullPrecision
 
 INPUTS, OUTPUTS = 6, 3
@@ -327,6 +328,32 @@ def test_workers_begin_with_all_that_worker_0_has():
         for array, expected in zip(state, states[0], strict=True):
             np.testing.assert_array_equal(array, expected)
     assert int(made[-1].optimizer.iterations) > 0
+
+
+class NotingEngine(LockstepEngine):
+    """An engine that notes the types of requests."""
+
+    def __init__(self):
+        super().__init__(["CPU:0"] * WORKERS)
+        self.kinds = set()
+
+    def run(self, generators):
+        return super().run(
+            tap_requests(generator, lambda request: self.kinds.add(type(request)))
+            for generator in generators
+        )
+
+
+@pytest.mark.parametrize("are_equal", [True, False])
+def test_only_workers_that_differ_broadcast_their_state_when_they_begin(are_equal):
+    engine, models = NotingEngine(), [normalized_model() for _ in range(WORKERS)]
+    if not are_equal:
+        models[-1].optimizer.build(models[-1].trainable_variables)
+        models[-1].optimizer.iterations.assign(1)
+    variables = [block_variables(model, "bmuf_adam") for model in models]
+    BlockSynchronization(engine, BlockFilter(0.5), FullPrecision(), variables).train()
+    assert (Broadcast in engine.kinds) != are_equal
+    assert int(models[-1].optimizer.iterations) == 0
 
 
 def built(optimizer, model):
