@@ -6,6 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_onebit._bmuf.equations import Block
+from tf_onebit._bmuf.exchanges import BlockExchanges
 
 
 class Fragment:
@@ -155,6 +156,27 @@ class Fragment:
             mean = np.ceil(steps.mean(axis=1, keepdims=True)).astype(np.int64)
             steps = np.repeat(mean, self._shape[1], axis=1)
         self._steps = steps
+
+
+def fragments_of(variables, count, templates, engine, model_group, replicas, nominal_steps):
+    """Divides a model: returns a list of `Fragment`.
+
+    Args:
+        variables: `BlockVariables` of a worker.
+        count: number of fragments.
+        templates, model_group: see `BlockExchanges`.
+        engine, replicas, nominal_steps: see `Fragment`.
+    """
+    parts = divide(variables.weights, count)
+    fragments = []
+    for places in parts:
+        weights = variables.weights[places]
+        exchanges = BlockExchanges(templates, weights, variables.moments, engine, model_group)
+        optimizers, is_last = len(variables.optimizers), places is parts[-1]
+        fragments.append(
+            Fragment(places, is_last, exchanges, engine, replicas, optimizers, nominal_steps)
+        )
+    return fragments
 
 
 def divide(weights, count):

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from tf_onebit._bmuf.replica import mean_of_copies
+from tf_onebit._bmuf.values import mean_of_copies
 from tf_onebit._framework_internals.tf_variables import assign_all
 from tf_onebit.collectives.requests import AllGather, AllReduce, one_request
 

@@ -2,6 +2,8 @@
 
 import enum
 
+import tensorflow as tf
+
 
 class End(enum.IntEnum):
     """The end that a worker has reached when it meets the others."""
@@ -54,3 +56,49 @@ class Meeting:
                 "While workers train in blocks, weights must be assigned on all of them or on "
                 f"none. Received: weights assigned {self._restarts} times, by worker."
             )
+
+
+class Meetings:
+    """Gathers of whole numbers from all processes.
+
+    Args:
+        engine: `Engine` of the workers.
+        job: `Engine` of all processes. Members of a group of processes are one worker.
+        replicas: list of the first `BlockReplica` of each process here; simulations have several.
+    """
+
+    def __init__(self, engine, job, replicas):
+        self._engine, self._job, self._replicas = engine, job, replicas
+        self._gather = tf.function(self._gather_rows, autograph=False)
+
+    def gather(self, row_of, place):
+        """Returns the rows of all processes: int64 array `[processes, columns]`.
+
+        Args:
+            row_of: function from a replica to the row of its worker.
+            place: place of this process in its program in a few words, for an error.
+        """
+        with self._job.whereabouts.naming_place(place):
+            return self._gather(self._rows(row_of)).numpy()
+
+    def meet(self, row_of, end):
+        """Returns a `Meeting`. See `gather`; `end` is an `End`."""
+        return Meeting(self.gather(row_of, end.place), self._engine.members)
+
+    def traced(self, row_of, end):
+        """Returns a function that does the same as `meet`, and makes no graph."""
+        rows = self._rows(row_of)
+        gather = self._gather.get_concrete_function(rows)
+
+        def meet():
+            with self._job.whereabouts.naming_place(end.place):
+                return Meeting(gather(rows).numpy(), self._engine.members)
+
+        return meet
+
+    def _rows(self, row_of):
+        return tf.constant([row_of(replica) for replica in self._replicas], tf.int64)
+
+    def _gather_rows(self, rows):
+        pairs = zip(self._replicas, tf.unstack(rows), strict=True)
+        return self._job.run([replica.gather_status(row) for replica, row in pairs])[0]

@@ -7,6 +7,16 @@ import numpy as np
 import tensorflow as tf
 
 from tf_onebit import ops
+from tf_onebit._bmuf.values import (
+    assign_each,
+    differences,
+    first_copies,
+    mean_of_arrays,
+    mean_of_copies,
+    scaled,
+    state_like,
+    state_type,
+)
 from tf_onebit._framework_internals.tf_variables import assign_all, copies_of
 from tf_onebit.collectives.requests import AllGather, AllReduce, Broadcast, all_reduce_bytes
 from tf_onebit.exchanges.gradients import not_finite_flag, require_finite, with_overflow
@@ -28,11 +38,11 @@ class BlockReplica:
         self.variables = variables
         self._scope = scope
         self._nesterov = nesterov
-        self._weights = _first_copies(variables.weights)
-        self._moments = [_first_copies(moment.variables) for moment in variables.moments]
-        self._globals = list(map(_state_like, self._weights))
-        self._deltas = list(map(_state_like, self._weights))
-        self._begins = [list(map(_state_like, moment)) for moment in self._moments]
+        self._weights = first_copies(variables.weights)
+        self._moments = [first_copies(moment.variables) for moment in variables.moments]
+        self._globals = list(map(state_like, self._weights))
+        self._deltas = list(map(state_like, self._weights))
+        self._begins = [list(map(state_like, moment)) for moment in self._moments]
 
     @property
     def _shown(self):
@@ -51,13 +61,13 @@ class BlockReplica:
     def digest(self):
         """Returns a number of 64 bits that workers have in common if their states are equal."""
         digest = hashlib.blake2b(digest_size=8)
-        for variable in _first_copies(self._all):
+        for variable in first_copies(self._all):
             digest.update(np.ascontiguousarray(variable.numpy()).view(np.uint8))
         return int.from_bytes(digest.digest(), signed=True)
 
     def broadcast_from(self, leader):
         """Generator: copies the state of worker `leader` to this one, and restarts from it."""
-        values = yield Broadcast(_first_copies(self._all), leader, f"{self._scope}/begin")
+        values = yield Broadcast(first_copies(self._all), leader, f"{self._scope}/begin")
         for variable, value in zip(self._all, values, strict=True):
             assign_all(variable, value)
         self.restart()
@@ -66,7 +76,7 @@ class BlockReplica:
         """Restores the global model, and the moments of the block's beginning."""
         self.show()
         for begins, moment in zip(self._begins, self._moments, strict=True):
-            _assign(moment, begins)
+            assign_each(moment, begins)
         for variable in self.variables.trained:
             assign_all(variable, copies_of(variable)[0])
         for optimizer in self.variables.optimizers:
@@ -75,21 +85,21 @@ class BlockReplica:
 
     def restart(self):
         """Makes the current model the global model, without block momentum."""
-        _assign(self._globals, self._weights)
+        assign_each(self._globals, self._weights)
         self.forget_momentum()
         for begins, moment in zip(self._begins, self._moments, strict=True):
-            _assign(begins, moment)
+            assign_each(begins, moment)
         self._local = None
         self._keep_statistics()
         self._count_from_now([0] * len(self.variables.optimizers))
 
     def forget_momentum(self):
-        _assign(self._deltas, [tf.zeros_like(delta) for delta in self._deltas])
+        assign_each(self._deltas, [tf.zeros_like(delta) for delta in self._deltas])
 
     def not_finite(self):
         """Returns 0, or 1 + the index in `variables.changed` of the first that is not finite."""
         averaged = map(mean_of_copies, self.variables.averaged)
-        return int(not_finite_flag([*_first_copies(self.variables.trained), *averaged]))
+        return int(not_finite_flag([*first_copies(self.variables.trained), *averaged]))
 
     def gather_status(self, row):
         """Generator: returns all workers' rows: int64 tensor `[world_size, len(row)]`."""
@@ -112,12 +122,12 @@ class BlockReplica:
             if exchange is None:
                 means.append([tf.identity(variable) for variable in part[0]])
                 continue
-            differences, before = _differences(*part, weight, before)
-            mean, _ = yield from exchange.run(differences)
+            changes, before = differences(*part, weight, before)
+            mean, _ = yield from exchange.run(changes)
             means.append(mean)
         averages = self._averages_of(fragment)
         if averages and exchanges[0] is not None:
-            averages = yield from self._average(_scaled(averages, weight))
+            averages = yield from self._average(scaled(averages, weight))
         # The update waits for all results: an error must leave the model unchanged.
         with tf.control_dependencies([*tf.nest.flatten(means), *averages]):
             self._update(fragment, means, averages, factors, [e is not None for e in exchanges])
@@ -149,7 +159,7 @@ class BlockReplica:
             Two lists of tensors.
         """
         (part,) = self._parts(fragment, look_ahead)
-        return _differences(*part, scale, [])[0], _scaled(self._averages_of(fragment), scale)
+        return differences(*part, scale, [])[0], scaled(self._averages_of(fragment), scale)
 
     def exchange(self, exchange, changes, averages):
         """Generator: sums what workers have returned from `changes`, while they train.
@@ -211,7 +221,7 @@ class BlockReplica:
     def _update(self, fragment, means, averages, factors, relative):
         places = fragment.places
         ops.block_update(
-            _scaled(means[0], factors.correction),
+            scaled(means[0], factors.correction),
             self._weights[places],
             self._globals[places],
             self._deltas[places],
@@ -234,7 +244,7 @@ class BlockReplica:
             for copy in others:
                 copy.assign(first)
         if averages:
-            averages = _scaled(averages, factors.correction)
+            averages = scaled(averages, factors.correction)
             for variable, average in zip(self.variables.averaged, averages, strict=True):
                 assign_all(variable, average)
 
@@ -260,7 +270,7 @@ class BlockReplica:
         self._count_from_now(late)
 
     def _keep_statistics(self):
-        self._statistics = [tf.identity(v) for v in _first_copies(self.variables.statistics)]
+        self._statistics = [tf.identity(v) for v in first_copies(self.variables.statistics)]
 
     def _count_from_now(self, made):
         for optimizer, steps in zip(self.variables.optimizers, made, strict=True):
@@ -268,7 +278,7 @@ class BlockReplica:
 
     def show(self):
         """Puts the global model into the variables, and keeps this worker's own values."""
-        self._local = [tf.identity(variable) for variable in _first_copies(self._shown)]
+        self._local = [tf.identity(variable) for variable in first_copies(self._shown)]
         for variable, value in zip(self._shown, self._global(), strict=True):
             assign_all(variable, tf.cast(value, variable.dtype))
 
@@ -341,71 +351,3 @@ class BlockReplica:
         ]
         for optimizer, (steps, moment_steps) in zip(optimizers, at_begin, strict=True):
             optimizer.steps_at_begin = int(steps), moment_steps
-
-
-def _differences(variables, begins, deltas, look_ahead, weight, before):
-    """Computes weighted changes of variables, one after another, the smallest first.
-
-    So sending begins at once. Without an order it would begin when all differences are ready.
-
-    Args:
-        variables, begins, deltas: lists of variables. Entries of `deltas` may be None.
-        look_ahead, weight: numbers, as in `ops.block_difference`.
-        before: list of tensors to wait for.
-
-    Returns:
-        List of the changes, and a list with the last one that is computed.
-    """
-    differences = [None] * len(variables)
-    for i in sorted(range(len(variables)), key=lambda i: variables[i].shape.num_elements()):
-        delta = [] if deltas[i] is None else [deltas[i]]
-        with tf.control_dependencies(before):
-            (differences[i],) = ops.block_difference(
-                [variables[i]], [begins[i]], delta, weight, look_ahead
-            )
-        before = [differences[i]]
-    return differences, before
-
-
-def _scaled(values, factor):
-    """Multiplies tensors by a float64 scalar. With 0 they may be anything, NaN included."""
-    return tf.case(
-        [
-            (factor == 1, lambda: [tf.identity(value) for value in values]),
-            (factor == 0, lambda: [tf.zeros_like(value) for value in values]),
-        ],
-        default=lambda: [tf.cast(factor, value.dtype) * value for value in values],
-        strict=True,  # otherwise a list of one tensor becomes the tensor
-    )
-
-
-def _first_copies(variables):
-    return [copies_of(variable)[0] for variable in variables]
-
-
-def _state_like(variable):
-    """Returns a variable of zeros to keep state of another in."""
-    return tf.Variable(tf.zeros(variable.shape, state_type(variable)), trainable=False)
-
-
-def state_type(tensor):
-    """Returns the type that state is kept in, of at least 32 bits."""
-    return tf.float64 if tensor.dtype == tf.float64 else tf.float32
-
-
-def _assign(variables, values):
-    for variable, value in zip(variables, values, strict=True):
-        variable.assign(tf.cast(value, variable.dtype))
-
-
-def mean_of_copies(variable):
-    """Returns the mean of a variable's copies on the devices of this process: tensor."""
-    copies = copies_of(variable)
-    return tf.identity(copies[0]) if len(copies) == 1 else tf.add_n(copies) / len(copies)
-
-
-def mean_of_arrays(arrays):
-    """Returns the mean of a list of arrays of one type, with that type."""
-    if len(arrays) == 1:
-        return arrays[0]
-    return np.mean(arrays, axis=0, dtype=np.float64).astype(arrays[0].dtype)

@@ -7,11 +7,10 @@ import time
 import numpy as np
 import tensorflow as tf
 
-from tf_onebit._bmuf.exchanges import BlockExchanges
 from tf_onebit._bmuf.filtering import BlockFiltering
-from tf_onebit._bmuf.fragments import Fragment, divide
+from tf_onebit._bmuf.fragments import fragments_of
 from tf_onebit._bmuf.groups import any_member, average_within
-from tf_onebit._bmuf.meeting import End, Meeting
+from tf_onebit._bmuf.meeting import End, Meetings
 from tf_onebit._bmuf.replica import BlockReplica
 from tf_onebit._bmuf.underway import Underway, in_background
 from tf_onebit._training.exchange_state import by_process, of_member
@@ -83,21 +82,9 @@ class BlockSynchronization:
         first = variables[0]
         template_of = template_of or (lambda moment: FullPrecision())
         templates = [template, *map(template_of, first.moments)]
-        parts = divide(first.weights, fragments)
-        self._fragments = [
-            Fragment(
-                places,
-                places is parts[-1],
-                BlockExchanges(
-                    templates, first.weights[places], first.moments, engine, model_group
-                ),
-                engine,
-                self._replicas,
-                len(first.optimizers),
-                nominal_steps,
-            )
-            for places in parts
-        ]
+        self._fragments = fragments_of(
+            first, fragments, templates, engine, model_group, self._replicas, nominal_steps
+        )
         self._filtering = BlockFiltering(
             engine,
             block_filter,
@@ -107,7 +94,8 @@ class BlockSynchronization:
             warmup_steps,
             model_group,
         )
-        self._gather_rows = tf.function(self._gather_status, autograph=False)
+        firsts = self._replicas[:: self._members_here]
+        self._meetings = Meetings(engine, self._job, firsts)
         self._restarts = 0
         self._has_model = self._begun = self._shown = self._ended = False
         self._underway = None
@@ -146,7 +134,7 @@ class BlockSynchronization:
         if not self._begun:
             self._begun = True
             is_new = not self._has_model or any(r.is_changed for r in self._replicas)
-            rows = self._gather(
+            rows = self._meetings.gather(
                 lambda replica: [is_new, replica.digest() if is_new else 0], "the first block"
             )
             if rows[:, 0].any():
@@ -170,30 +158,6 @@ class BlockSynchronization:
             self.engine.run(replica.broadcast_from(_LEADER) for replica in self._replicas)
         self._restart()
         self._restarts = 0
-
-    def _gather(self, row_of, place):
-        """Gathers rows of whole numbers of all processes: int64 array `[processes, columns]`.
-
-        Args:
-            row_of: function from a replica to the row of its worker.
-            place: place of this process in its program in a few words, for an error.
-        """
-        with self._job.whereabouts.naming_place(place):
-            return self._gather_rows(self._rows(row_of)).numpy()
-
-    def _rows(self, row_of):
-        rows = [row_of(replica) for replica in self._firsts]
-        return tf.constant(rows, tf.int64)
-
-    @property
-    def _firsts(self):
-        """The first replica of each process; simulations have several processes in one."""
-        return self._replicas[:: self._members_here]
-
-    def _gather_status(self, rows):
-        pairs = zip(self._firsts, tf.unstack(rows), strict=True)
-        generators = [replica.gather_status(row) for replica, row in pairs]
-        return self._job.run(generators)[0]
 
     def _is_changed(self):
         """Tells whether weights were assigned to the models, in any of their parts."""
@@ -231,8 +195,7 @@ class BlockSynchronization:
         waits, began = self._ended, time.monotonic_ns()
         if not waits:
             self.train()
-        rows = self._gather(self._status(end), end.place)
-        meeting = Meeting(rows, self.engine.members)
+        meeting = self._meetings.meet(self._status(end), end)
         self._count(meeting)
         due = self._fragments if meeting.ends_all else [self._next()]
         self.turn = 0 if meeting.ends_all else self.turn
@@ -255,15 +218,10 @@ class BlockSynchronization:
         self.train()
         index, fragment = self.turn, self._next()
         self._average_within([fragment])
-        rows = self._rows(self._status(End.BLOCK))
         changes = fragment.changes()
-        gather = self._gather_rows.get_concrete_function(rows)
+        # All graphs are made here, because other threads are in no strategy's scope.
+        meet = self._meetings.traced(self._status(End.BLOCK), End.BLOCK)
         exchange = fragment.traced_exchange(changes)
-
-        def meet():
-            with self._job.whereabouts.naming_place(End.BLOCK.place):
-                return Meeting(gather(rows).numpy(), self.engine.members)
-
         steps = [replica.steps for replica in self._replicas]
         under_way = in_background(meet), in_background(exchange)
         self._underway = Underway(index, steps, changes, *under_way)

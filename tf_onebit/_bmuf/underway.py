@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_onebit._bmuf.meeting import Meeting
-from tf_onebit._bmuf.replica import mean_of_arrays, state_type
+from tf_onebit._bmuf.values import mean_of_arrays, state_type
 
 
 class Underway:
