@@ -112,3 +112,20 @@ def test_more_fragments_than_layers_are_an_error_on_every_rank(world_size):
     worker = Worker("horovod", make_model, sgd)
     with pytest.raises(ValueError, match="fragments=4 for a model of 3 such layers"):
         worker.fit(batches_of(1, 1), block_momentum=blocks(4, 0))
+
+
+@pytest.mark.workers(2)
+def test_a_worker_that_waits_takes_part_in_blocks_without_steps(world_size):
+    """The first steps are skipped, until the loss scale is small enough."""
+    adam = keras.optimizers.Adam(0.01)
+    worker = Worker(
+        "horovod",
+        normalized_model,
+        lambda: keras.optimizers.LossScaleOptimizer(adam, initial_scale=2.0**200),
+    )
+    begin = worker.arrays
+    worker.fit(batches_of(1, 4), block_momentum=BlockMomentum(1, ETA, overlap=1))
+    assert_same_bits_on_all_ranks(worker.arrays)
+    assert int(adam.iterations) == 0
+    for array, expected in zip(worker.model.trainable_variables, begin, strict=False):
+        np.testing.assert_allclose(array, expected, rtol=1e-5, atol=1e-6)

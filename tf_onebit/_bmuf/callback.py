@@ -98,7 +98,8 @@ class BlockMomentum(keras.callbacks.Callback):
 
     w_then is the worker's model when the block ended. (Streaming DiLoCo, Douillard et al. 2025,
     arXiv:2501.18512, mixes both models instead.) At the end of an epoch all fragments synchronize,
-    and workers wait. With fragments or overlap the state of optimizers stays with its worker.
+    and workers wait. With fragments or overlap the state of optimizers stays with its worker, as
+    with "local", but for the momentum of SGD, which restarts as without them.
 
     Args:
         sync_period: number of steps in a block, for each worker: calls of `train_step`, or with
@@ -126,8 +127,7 @@ class BlockMomentum(keras.callbacks.Callback):
             with weights, and one for each step of a block. BatchNormalization's statistics go with
             the last one.
         overlap: number of steps that workers make while a fragment synchronizes, at most
-            `sync_period // fragments`. In the warm-up they wait. With it, a worker's change counts
-            by its steps, in relation to `sync_period`.
+            `sync_period // fragments`. In the warm-up they wait.
 
     Raises:
         ValueError: for arguments of other types or values. In `fit`, for an optimizer whose state

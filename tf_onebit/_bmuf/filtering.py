@@ -74,14 +74,8 @@ class BlockFiltering:
             )
         # A leader counts alone until the warm-up ends.
         leader = blocks[0][0].leader
-        counted = Block(tuple(map(max, zip(*meeting.by_optimizer, strict=True))), leader)
-        of_optimizers = list(map(counted.of_optimizer, meeting.by_optimizer))
-        self.steps += counted.mean_steps if any(counted.counted) else 0.0
-        for i, replica in enumerate(self._replicas):
-            made = replica.steps if steps is None else steps[i]
-            late = [now - then for now, then in zip(replica.steps, made, strict=True)]
-            eta = block_filter.block_momentum
-            replica.move_on(due, of_optimizers, steps_ahead, eta, late)
+        eta = block_filter.block_momentum
+        counted = self.count(meeting, steps, due, steps_ahead, eta, leader)
         if warms_up:
             self.warmup_left -= max(counted.counted)
             for fragment in due:
@@ -92,6 +86,24 @@ class BlockFiltering:
                 # All workers take the leader's whole state, and discard their own.
                 self._engine.run(replica.broadcast_from(leader) for replica in self._replicas)
                 self.restart()
+
+    def count(self, meeting, steps=None, due=(), steps_ahead=None, block_momentum=0.0, leader=None):
+        """Lets the workers' optimizers count the steps of a meeting. Returns its `Block`.
+
+        Args:
+            meeting, steps, due: see `end_blocks`.
+            steps_ahead, block_momentum: see `move_on` of `BlockReplica`.
+            leader: rank of the only worker that counts, or None.
+        """
+        counted = Block(tuple(map(max, zip(*meeting.by_optimizer, strict=True))), leader)
+        of_optimizers = list(map(counted.of_optimizer, meeting.by_optimizer))
+        self.steps += counted.mean_steps if any(counted.counted) else 0.0
+        steps_ahead = steps_ahead or [0.0] * len(of_optimizers)
+        for i, replica in enumerate(self._replicas):
+            made = replica.steps if steps is None else steps[i]
+            late = [now - then for now, then in zip(replica.steps, made, strict=True)]
+            replica.move_on(due, of_optimizers, steps_ahead, block_momentum, late)
+        return counted
 
     def _filter_fragment(self, fragment, block_filter, block, of_optimizers, update):
         """Filters a fragment's block. Returns by how many steps moments are ahead, by optimizer."""

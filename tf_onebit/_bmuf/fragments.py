@@ -61,7 +61,7 @@ class Fragment:
             averaged, and the scale.
         """
         steps = [self._steps[:, one.rank] + one.steps for one in self._replicas]
-        scales = [count.max() / (self._nominal_steps * self._shape[1]) for count in steps]
+        scales = [self._scale(count.max()) for count in steps]
         look_ahead = tf.constant(self.look_ahead_eta, tf.float64)
         return self._find_changes(tf.constant(scales, tf.float64), look_ahead)
 
@@ -91,17 +91,29 @@ class Fragment:
         )
 
     def _update_late(self, sums, changes, factors):
-        for replica, (means, averages), (own, _, scale) in zip(
-            self._replicas, sums, changes, strict=True
-        ):
-            replica.update_late(self, means, averages, own, scale, factors)
+        for replica, received, own in zip(self._replicas, sums, changes, strict=True):
+            replica.update_late(self, *received, *own, factors)
 
     def weights(self, block):
-        """Returns the factors of what workers send, by worker, and the factor of their sum."""
-        if self._nominal_steps is None or block.leader is not None:
+        """Returns the factors of what workers send, by worker, and the factor of their sum.
+
+        If none has made a step, the factors are 0. Then only residuals are sent.
+        """
+        if self._nominal_steps is None or block.leader is not None or self._shape[1] == 1:
             return block.weights, 1.0
-        nominal = self._nominal_steps * len(block.steps)
-        return tuple(count / nominal for count in block.steps), nominal / sum(block.steps)
+        steps = self._steps.max(axis=0)
+        total = self._scale(steps.sum())
+        return tuple(map(self._scale, steps)), 1 / total if total else 1.0
+
+    def _scale(self, steps):
+        """Returns the factor of the change that a worker has made in some steps."""
+        workers = self._shape[1]
+        return 1.0 if workers == 1 else float(steps) / (self._nominal_steps * workers)
+
+    @property
+    def exchanges_always(self):
+        """True if workers send before they know whether any of them has made a step."""
+        return self._nominal_steps is not None
 
     def restart(self):
         """Begins a block without block momentum."""

@@ -1,6 +1,7 @@
 """One worker's part of a block synchronization: the updates of its variables."""
 
 import hashlib
+import itertools
 import math
 
 import numpy as np
@@ -13,6 +14,7 @@ from tf_onebit._bmuf.values import (
     first_copies,
     mean_of_arrays,
     mean_of_copies,
+    moved_on,
     scaled,
     state_like,
     state_type,
@@ -61,8 +63,8 @@ class BlockReplica:
     def digest(self):
         """Returns a number of 64 bits that workers have in common if their states are equal."""
         digest = hashlib.blake2b(digest_size=8)
-        for variable in first_copies(self._all):
-            digest.update(np.ascontiguousarray(variable.numpy()).view(np.uint8))
+        for copy in itertools.chain(*map(copies_of, self._all)):
+            digest.update(np.ascontiguousarray(copy.numpy()).view(np.uint8))
         return int.from_bytes(digest.digest(), signed=True)
 
     def broadcast_from(self, leader):
@@ -178,12 +180,13 @@ class BlockReplica:
             averages = yield from self._average(averages)
         return sums, averages
 
-    def update_late(self, fragment, sums, averages, changes, scale, factors):
+    def update_late(self, fragment, sums, averages, changes, values, scale, factors):
         """Updates a fragment to the look-ahead, and keeps what was learned since `changes`.
 
         Args:
-            fragment, changes, scale: see `changes`.
+            fragment, scale: see `changes`.
             sums, averages: what `exchange` returned.
+            changes, values: what `changes` returned.
             factors: `BlockFactors`.
         """
         places = fragment.places
@@ -200,7 +203,13 @@ class BlockReplica:
             scale,
             nesterov=self._nesterov,
         )
-        self._update_copies(self.variables.weights[places], averages, factors)
+        self._update_copies(self.variables.weights[places])
+        if averages:
+            now = self._averages_of(fragment)
+            inverse = tf.math.divide_no_nan(tf.ones([], tf.float64), scale)
+            then = tf.nest.flatten(tf.cond(scale > 0, lambda: scaled(values, inverse), lambda: now))
+            averages = scaled(averages, factors.correction)
+            self._take_averages(list(map(moved_on, averages, then, now)), factors)
 
     def bytes_of_averages(self, world_size):
         """Returns the bytes per block that this worker sends for variables averaged as they are."""
@@ -235,18 +244,22 @@ class BlockReplica:
             factor, floor = tf.unstack(factors.moments[i])
             ops.moments_update(means[1 + i], moment, begins, factor, floor, relative[1 + i])
         moments = [variable for moment in self.variables.moments for variable in moment.variables]
-        self._update_copies([*self.variables.weights[places], *moments], averages, factors)
+        self._update_copies([*self.variables.weights[places], *moments])
+        if averages:
+            self._take_averages(scaled(averages, factors.correction), factors)
 
-    def _update_copies(self, variables, averages, factors):
-        """Copies updated variables to all devices, and takes over averages if there are some."""
+    def _update_copies(self, variables):
+        """Copies updated variables to all devices."""
         for variable in variables:
             first, *others = copies_of(variable)
             for copy in others:
                 copy.assign(first)
-        if averages:
-            averages = scaled(averages, factors.correction)
-            for variable, average in zip(self.variables.averaged, averages, strict=True):
-                assign_all(variable, average)
+
+    def _take_averages(self, averages, factors):
+        """Assigns averages, unless no worker has made a step."""
+        has_steps = tf.reduce_sum(factors.weights) > 0
+        for variable, average in zip(self.variables.averaged, averages, strict=True):
+            assign_all(variable, tf.where(has_steps, average, copies_of(variable)[0]))
 
     def move_on(self, fragments, blocks, steps_ahead, block_momentum, late):
         """Counts the steps of all workers, after fragments have been synchronized.

@@ -114,11 +114,8 @@ class BlockSynchronization:
 
     def begin(self):
         """Begins a training. All workers call it first."""
-        if self._underway is not None:  # the training before was interrupted
-            self._hide()
-            self.finish()
-        self._begun = False
-        if self._has_model:
+        self._begun, self.turn = False, 0
+        if self._has_model:  # the training before may have been interrupted
             self.show()
 
     def begin_epoch(self):
@@ -142,7 +139,7 @@ class BlockSynchronization:
             for fragment in self._fragments:  # workers compare them, and must do so together
                 fragment.exchanges.of_workers(len(self._replicas))
         if self._shown and self._is_changed():
-            self._wait()
+            self._drop()
             for replica in self._replicas:
                 replica.restart()
             self._restart()
@@ -151,7 +148,9 @@ class BlockSynchronization:
 
     def _take_over(self, are_equal):
         """Begins with the leader's state, which may be gigabytes, unless all have the same."""
-        if are_equal:
+        self._drop()
+        # Of the processes of a node or a group, one tells for all.
+        if are_equal and self._within is None and self._model_group is None:
             for replica in self._replicas:
                 replica.restart()
         else:
@@ -199,7 +198,9 @@ class BlockSynchronization:
         self._count(meeting)
         due = self._fragments if meeting.ends_all else [self._next()]
         self.turn = 0 if meeting.ends_all else self.turn
-        due = [fragment for fragment in due if fragment.has_steps]
+        # Workers that train on have begun the exchange of a fragment, even if none made a step.
+        begun = not meeting.ends_all and not self.warms_up
+        due = [one for one in due if one.has_steps or (begun and one.exchanges_always)]
         if due:
             if waits:
                 self._hide()
@@ -235,6 +236,9 @@ class BlockSynchronization:
         """
         if self._underway is None:
             return
+        self.train()  # a resumed run shows the global model, in which weights may be assigned
+        if self._underway is None:
+            return
         underway, self._underway = self._underway, None
         began = time.monotonic_ns()
         fragment = self._fragments[underway.index]
@@ -249,11 +253,13 @@ class BlockSynchronization:
         self._filtering.end_blocks([fragment], meeting, update, underway.steps)
         self.latest.append((began, time.monotonic_ns()))
 
-    def _wait(self):
-        """Waits until nothing is under way, for example before the results are dropped."""
-        if self._underway is not None:
+    def _drop(self):
+        """Waits for what is under way, and drops all of it but the numbers of steps."""
+        underway, self._underway = self._underway, None
+        if underway is not None:
             with contextlib.suppress(tf.errors.InvalidArgumentError):
-                self._underway.result()
+                meeting, _ = underway.result()
+                self._filtering.count(meeting, underway.steps)
 
     def _status(self, end):
         """Returns what workers tell each other: see `Meeting`."""
@@ -358,8 +364,12 @@ class BlockSynchronization:
     def _states_under_way(self):
         if self._underway is None:
             return []
-        with self._filtering.restoring():
+        try:
             return self._underway.states()
+        except tf.errors.InvalidArgumentError:
+            self._hide()
+            self.finish()  # it restores the model, and says why
+            raise
 
     def _require_same_fragments(self, state):
         saved = sum(name.endswith("/filter") for name in state)

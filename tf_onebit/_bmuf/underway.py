@@ -40,10 +40,11 @@ class Underway:
                 "meeting": meeting.rows,
                 "scale": scale.numpy(),
                 **_arrays("change", changes),
+                **_arrays("value", values),
                 **_arrays("sum", of_changes),
                 **_arrays("average", averages),
             }
-            for steps, (changes, _, scale), (of_changes, averages) in zip(
+            for steps, (changes, values, scale), (of_changes, averages) in zip(
                 self.steps, self.changes, sums, strict=True
             )
         ]
@@ -68,13 +69,13 @@ class Underway:
             (_tensors([own], "sum", weights), _tensors([own], "average", averaged))
             for own in states
         ]
-        changes = [_mean_changes(others, weights) for others in states_of_all]
+        changes = [_mean_changes(others, weights, averaged) for others in states_of_all]
         steps = [own["steps"].tolist() for own in states]
         return cls(index, steps, changes, _done(Meeting(rows, members)), _done(sums))
 
 
-def _mean_changes(states, weights):
-    """Returns the mean of workers' changes, an empty list, and their scale: see `Fragment`."""
+def _mean_changes(states, weights, averaged):
+    """Returns the means of workers' changes and values, and their scale: see `Fragment`."""
     scale = states[0]["scale"]
     if len(states) > 1:  # whose scales may differ
         states = [
@@ -82,7 +83,8 @@ def _mean_changes(states, weights):
             for own in states
         ]
         scale = 1.0
-    return _tensors(states, "change", weights), [], tf.constant(scale, tf.float64)
+    values = _tensors(states, "value", averaged)
+    return _tensors(states, "change", weights), values, tf.constant(scale, tf.float64)
 
 
 def _done(result):

@@ -43,6 +43,15 @@ def scaled(values, factor):
     )
 
 
+def moved_on(average, then, now):
+    """Returns an average of values of `then`, moved on by the way from `then` to `now`.
+
+    The result is between `average` and `now`. So what was never negative stays so.
+    """
+    moved = average + (now - then)
+    return tf.clip_by_value(moved, tf.minimum(average, now), tf.maximum(average, now))
+
+
 def first_copies(variables):
     """Returns the first copy of each variable: list of `tf.Variable`."""
     return [copies_of(variable)[0] for variable in variables]

@@ -405,3 +405,52 @@ def test_a_model_that_trains_on_without_blocks_is_what_is_saved(tmp_path):
     assert_same_bits(saved.get_weights(), model.get_weights())
     fit(resumed, [BackupAndRestore(tmp_path / "backups")], epochs=1)  # nothing is left to do
     assert_same_bits(resumed.get_weights(), model.get_weights())
+
+
+LATE = {"one": (1, 4), "two_with_a_rest": (2, 1), "two": (2, 0)}
+
+
+@pytest.mark.parametrize("fragments, overlap", LATE.values(), ids=LATE)
+def test_late_blocks_of_one_worker_without_momentum_are_plain_training(fragments, overlap):
+    """Epochs of seven batches end in the middle of a block of five."""
+    late, plain = untrained(adam), untrained(adam, distribute=False)
+    callback = BlockMomentum(5, 0.0, fragments=fragments, overlap=min(overlap, 5 // fragments))
+    fit(late, [callback])
+    fit(plain)
+    for array, expected in zip(state(late), state(plain), strict=True):
+        np.testing.assert_allclose(array, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_fragments_synchronize_in_turn():
+    """Of a block of five steps, two fragments take two and three."""
+    model, ends = untrained(sgd), []
+    callback = BlockMomentum(5, 0.5, fragments=2, overlap=2)
+
+    class Look(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            blocks = callback._blocks
+            ends.append((blocks.turn, blocks._underway.index if blocks._underway else None))
+
+    fit(model, [callback, Look()], epochs=1)
+    nothing = None
+    turns = [(0, nothing), (1, 0), (1, 0), (1, nothing), (0, 1), (0, 1), (1, 0)]
+    assert ends == turns
+
+
+def test_weights_that_are_assigned_after_an_interruption_are_begun_from():
+    model = untrained(sgd)
+    callback = BlockMomentum(2, 0.5, overlap=2)
+
+    def interrupt(batch, logs=None):
+        if batch == 2:
+            raise KeyboardInterrupt
+
+    interrupting = keras.callbacks.LambdaCallback(on_train_batch_end=interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        fit(model, [callback, interrupting])
+    assigned = [np.full_like(w, 0.5) for w in model.get_weights()]
+    model.set_weights(assigned)
+    model.optimizer.learning_rate = 0.0
+    fit(model, [callback], epochs=1)
+    for weight in model.trainable_variables:
+        np.testing.assert_array_equal(weight, np.full(weight.shape, np.float32(0.5)))

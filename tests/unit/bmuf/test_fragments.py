@@ -31,8 +31,10 @@ LATE = [1, 1, 1]
 class Workers:
     """Models whose weights change at random in place of training, and their oracle."""
 
-    def __init__(self, block_filter, dtype="float64", exchange=None, workers=WORKERS):
-        self.models = [make_model(dtype) for _ in range(workers)]
+    def __init__(
+        self, block_filter, dtype="float64", exchange=None, workers=WORKERS, normalized=False
+    ):
+        self.models = [make_model(dtype, normalized) for _ in range(workers)]
         self.dtype, self.rng, self._filter = dtype, np.random.default_rng(1), block_filter
         self.blocks = BlockSynchronization(
             LockstepEngine(["CPU:0"] * workers),
@@ -53,6 +55,8 @@ class Workers:
             weights = self.models[worker].trainable_variables
             assign_flat(weights, self.weights[worker] + change)
             self.models[worker].optimizer.iterations.assign_add(count)
+            for statistic in self.models[worker].non_trainable_variables:
+                statistic.assign_add(np.full(statistic.shape, count))
             self.oracle.theta[worker] += change
 
     def start(self, steps):
@@ -76,8 +80,10 @@ class Workers:
             return self.weights
 
 
-def make_model(dtype="float32"):
+def make_model(dtype="float32", normalized=False):
     layers = [keras.layers.Dense(UNITS, dtype=dtype) for _ in range(FRAGMENTS)]
+    if normalized:  # without weights of its own
+        layers.append(keras.layers.BatchNormalization(center=False, scale=False, dtype=dtype))
     model = keras.Sequential([keras.Input((UNITS,), dtype=dtype), *layers])
     model.compile(optimizers.Adam(0.01), "mse")
     return model
@@ -141,7 +147,8 @@ def test_nothing_is_lost_of_late_fragments_that_are_exchanged_with_one_bit():
 
 
 @pytest.mark.parametrize("exchange", [OneBit(min_size=1, min_column_size=1), *nightly(None)])
-def test_a_backup_goes_on_with_what_was_under_way(exchange):
+@pytest.mark.parametrize("at_end", [False, True], ids=["in_an_epoch", "at_its_end"])
+def test_a_backup_goes_on_with_what_was_under_way(at_end, exchange):
     before, after = (Workers((0.75, 1.0, True), "float32", exchange) for _ in range(2))
     for _ in range(FRAGMENTS + 1):
         before.train([1, 2, 1])
@@ -153,14 +160,18 @@ def test_a_backup_goes_on_with_what_was_under_way(exchange):
     for model, arrays in zip(after.models, shown, strict=True):
         assign(model, arrays)
     after.blocks.load_states(states, list(range(WORKERS)), as_many=True)
-    after.blocks.train()
-    np.testing.assert_array_equal(after.weights, before.weights)
+    if not at_end:
+        after.blocks.train()
+        np.testing.assert_array_equal(after.weights, before.weights)
     for workers in (before, after):
+        if at_end:
+            break
         workers.rng = np.random.default_rng(2)
         workers.blocks.finish()
         for _ in range(2):
             workers.train([2, 1, 1])
             workers.blocks.start()
+    for workers in (before, after):
         workers.blocks.end(End.EPOCH)
     np.testing.assert_array_equal(after.weights, before.weights)
 
@@ -229,26 +240,50 @@ def test_what_is_not_finite_is_an_error_and_training_goes_on_from_before():
     np.testing.assert_array_equal(workers.weights, good)
 
 
-def test_blocks_without_any_step_are_late_blocks_like_others():
+def test_late_blocks_without_any_step_leave_models_alone():
     """A loss scale that is too large lets all workers skip their steps."""
-    exchange = OneBit(min_size=1, min_column_size=1)
-    workers = Workers((0.0, 1.0, True), "float32", exchange)
+    workers = Workers((0.75, 1.0, True), normalized=True)
     workers.train([1, 1, 1])
-    for _ in range(2 * FRAGMENTS):
+    for _ in range(FRAGMENTS):
         workers.blocks.start()
     workers.blocks.finish()
+    mean = np.array(workers.models[0].layers[-1].moving_mean)
+    for _ in range(FRAGMENTS):
+        workers.blocks.start()
+        workers.blocks.finish()
+    # The look-ahead moves on, as after any block.
     assert np.isfinite(workers.weights).all()
+    np.testing.assert_array_equal(workers.models[0].layers[-1].moving_mean, mean)
+    assert mean.all()
+
+
+def test_a_backup_of_what_is_not_finite_is_the_same_error():
+    workers = Workers((0.75, 1.0, True))
+    workers.train([1, 1, 1])
+    begin = workers.global_models
+    workers.models[1].layers[1].bias.assign(np.full(UNITS, np.nan))
+    for _ in range(2):
+        workers.blocks.start()
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="Weights must be finite after a block"
+    ):
+        with workers.blocks.view():
+            workers.blocks.states()
+    workers.blocks.train()
+    assert np.isfinite(workers.weights).all()
+    np.testing.assert_array_equal(workers.weights[:, PLACES[1]], begin[:, PLACES[1]])
 
 
 def test_weights_that_are_assigned_while_a_fragment_is_under_way_are_begun_from():
     workers = Workers((0.75, 1.0, True))
-    workers.train([1, 1, 1])
+    workers.train([1, 3, 2])
     workers.blocks.start()
     with workers.blocks.view():
         for model in workers.models:
             assign_flat(model.trainable_variables, np.ones(SIZE))
     workers.blocks.finish()
     np.testing.assert_array_equal(workers.weights, np.ones([WORKERS, SIZE]))
+    assert {int(model.optimizer.iterations) for model in workers.models} == {3}
 
 
 # Each layer has twice as many weights as units, but for the one after the large one.
