@@ -196,8 +196,7 @@ def late_block_update(
         >>> import tensorflow as tf
         >>> weights, model, delta = (tf.Variable([value]) for value in (1.0, 0.0, 0.0))
         >>> changes = block_difference([weights], [model], [delta], 0.5, look_ahead=0.0)
-        >>> weights.assign_add([0.25])
-        <tf.Variable ... numpy=array([1.25], dtype=float32)>
+        >>> _ = weights.assign_add([0.25])
         >>> sums = [changes[0] + 1.0]  # the other worker has come to 2.0
         >>> late_block_update(
         ...     sums, changes, [weights], [model], [delta], 0.0, 1.0, 0.0, 1.0, 0.5, nesterov=True
