@@ -44,9 +44,9 @@ def fit(model, count, *callbacks, blocks=None, **arguments):
     model.fit(data, verbose=0, callbacks=callbacks, **arguments)
 
 
-def assert_members_agree(model):
+def assert_members_agree(model, of_optimizer=True):
     """Asserts that peers have the same bits of their parts, and all ranks those of copies."""
-    variables = [*model.weights, *model.optimizer.variables]
+    variables = [*model.weights, *(model.optimizer.variables if of_optimizer else [])]
     parts, copies = (gather(digest(v for v in variables if is_part(v) == of)) for of in (1, 0))
     assert parts[:2] == parts[2:] and parts[0] != parts[1]
     assert len(set(copies)) == 1
@@ -64,6 +64,20 @@ def test_groups_train_in_blocks_as_workers_that_hold_whole_models(world_size):
     expected = [reference.epoch(batches, PERIOD) for _ in range(epochs)][-1]
     assert difference(model.get_weights(), expected) < 1e-6
     assert model.optimizer.moment_steps == reference.models[0].optimizer.moment_steps
+
+
+@pytest.mark.workers(4)
+def test_fragments_of_groups_are_those_of_whole_models(world_size):
+    model = split()
+    with pytest.raises(ValueError, match="overlap=1 for a model that 2 processes hold"):
+        fit(model, 1, blocks=BlockMomentum(PERIOD, ETA, overlap=1))
+    blocks = BlockMomentum(PERIOD, ETA, fragments=2)
+    fit(model, 7, blocks=blocks, epochs=2)
+    assert_members_agree(model, of_optimizer=False)
+    reference = Lockstep(MODELS["mlp"], adam, GROUPS, ETA, fragments=2)
+    batches = [batches_of(group, 7) for group in range(GROUPS)]
+    expected = [reference.epoch_of_fragments(batches, PERIOD) for _ in range(2)][-1]
+    assert difference(model.get_weights(), expected) < 1e-6
 
 
 @pytest.mark.nightly

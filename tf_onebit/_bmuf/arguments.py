@@ -83,6 +83,16 @@ def check_exchange(exchange):
     )
 
 
+def require_no_overlap(overlap, model_group):
+    """Raises ValueError for an overlap with processes that hold a model together."""
+    if overlap and model_group.processes > 1:
+        raise ValueError(
+            "Processes that hold a model together must meet at the end of a block. Received: "
+            f"overlap={overlap} for a model that {model_group.processes} processes hold. Use "
+            "fragments without overlap, or hold the model on the devices of one process."
+        )
+
+
 def momentum_of_time_constant(time_constant, sync_period):
     """Returns eta = exp(-sync_period / time_constant): see `BlockMomentum.from_time_constant`.
 

@@ -11,9 +11,11 @@ from tf_onebit._bmuf.arguments import (
     check_arguments,
     check_exchange,
     momentum_of_time_constant,
+    require_no_overlap,
 )
 from tf_onebit._bmuf.connections import connect, synchronization_of, take_states
 from tf_onebit._bmuf.equations import BlockFilter
+from tf_onebit._bmuf.fragments import divide
 from tf_onebit._bmuf.meeting import End
 from tf_onebit._bmuf.synchronization import BlockSynchronization
 from tf_onebit._bmuf.training_optimizers import (
@@ -239,8 +241,10 @@ class BlockMomentum(keras.callbacks.Callback):
             weights_alone=self.fragments > 1 or self.overlap > 0,
         )
         self._batches_per_step = variables.batches_per_step
-        if self._gradient_exchange.workers.model_group is not None:
+        model_group = self._gradient_exchange.workers.model_group
+        if model_group is not None:
             require_no_auto(self.exchange, type(self).__name__)
+            require_no_overlap(self.overlap, model_group)
         if self._gradient_exchange.workers.in_step is not None:
             compare(self._fit, self._gradient_exchange.workers.in_step)
         self._bystanders = Bystanders(self.model, self._optimizers)
@@ -371,7 +375,10 @@ class BlockMomentum(keras.callbacks.Callback):
             "overlap": self.overlap,
             "exchange": serialize(self.exchange),
         }
+        # Members of a group may hold parts of other sizes, but copies must synchronize together.
+        parts = [places.start for places in divide(variables.weights, self.fragments)]
         return [
+            ("first weight of each fragment", str(parts)),
             *((f"{name} of BlockMomentum", json.dumps(value)) for name, value in own.items()),
             *variables.description(),
         ]

@@ -65,11 +65,15 @@ class Meetings:
         engine: `Engine` of the workers.
         job: `Engine` of all processes. Members of a group of processes are one worker.
         replicas: list of the first `BlockReplica` of each process here; simulations have several.
+        in_threads: whether some meetings are `traced`. Then all of them are graphs, whose
+            collectives Horovod matches by name. Eager ones it matches by kind. So it finds workers
+            that do different things, which would otherwise wait for each other.
     """
 
-    def __init__(self, engine, job, replicas):
+    def __init__(self, engine, job, replicas, in_threads):
         self._engine, self._job, self._replicas = engine, job, replicas
-        self._gather = tf.function(self._gather_rows, autograph=False)
+        self._graph = tf.function(self._gather_rows, autograph=False)
+        self._gather = self._graph if in_threads else self._gather_rows
 
     def gather(self, row_of, place):
         """Returns the rows of all processes: int64 array `[processes, columns]`.
@@ -88,7 +92,7 @@ class Meetings:
     def traced(self, row_of, end):
         """Returns a function that does the same as `meet`, and makes no graph."""
         rows = self._rows(row_of)
-        gather = self._gather.get_concrete_function(rows)
+        gather = self._graph.get_concrete_function(rows)
 
         def meet():
             with self._job.whereabouts.naming_place(end.place):

@@ -95,7 +95,7 @@ class BlockSynchronization:
             model_group,
         )
         firsts = self._replicas[:: self._members_here]
-        self._meetings = Meetings(engine, self._job, firsts)
+        self._meetings = Meetings(engine, self._job, firsts, nominal_steps is not None)
         self._restarts = 0
         self._has_model = self._begun = self._shown = self._ended = False
         self._underway = None
