@@ -16,27 +16,22 @@ def block_rows(device, num_values, rng):
     )
     coefficients = np.float64([0.9, 1.0, 0.9, 1.0, 2.0])
 
-    def update():
+    def run(function, flags, arrays):
         kernels.call(
-            "block_update_float32",
+            f"{function}_float32",
             ctypes.c_int64(1),
             kernels.pointers([mean]),
             integers([num_values]),
             coefficients.ctypes.data_as(ctypes.c_void_p),
-            *map(ctypes.c_int32, (1, 0)),
-            *(kernels.pointers([array]) for array in (variable, model, delta)),
+            *map(ctypes.c_int32, flags),
+            *(kernels.pointers([array]) for array in arrays),
         )
 
+    def update():
+        run("block_update", (1, 0), (variable, model, delta))
+
     def late_update():
-        kernels.call(
-            "late_block_update_float32",
-            ctypes.c_int64(1),
-            kernels.pointers([mean]),
-            integers([num_values]),
-            coefficients.ctypes.data_as(ctypes.c_void_p),
-            ctypes.c_int32(1),
-            *(kernels.pointers([array]) for array in (change, variable, model, delta)),
-        )
+        run("late_block_update", (1,), (change, variable, model, delta))
 
     return {
         # It reads mean, model and delta, and writes weights, model and delta.

@@ -20,6 +20,7 @@ from targets import NO_TARGET
 
 from tf_onebit import FullPrecision, OneBit, optimizers
 from tf_onebit._bmuf.equations import BlockFilter
+from tf_onebit._bmuf.fragments import end_of_turn
 from tf_onebit._bmuf.meeting import End
 from tf_onebit._bmuf.synchronization import BlockSynchronization
 from tf_onebit._bmuf.variables import block_variables
@@ -180,7 +181,8 @@ def _train_in_blocks(run, data, bench, order):
         nominal_steps=run.sync_period if run.overlap else None,
     )
     blocks.train()
-    ends = [(turn + 1) * run.sync_period // run.fragments for turn in range(run.fragments)]
+    turns = range(run.fragments)
+    ends = [end_of_turn(turn, run.sync_period, run.fragments) for turn in turns]
     lates = [end % run.sync_period + run.overlap for end in ends]
     stops = sorted({*ends, *(late for late in lates if late < run.sync_period)} - {0})
     for first in range(0, len(order), run.sync_period):

@@ -103,6 +103,11 @@ absl::Status GetCoefficients(OpKernelContext* context, const char* names, State 
   return absl::OkStatus();
 }
 
+absl::Status LookUp(OpKernelContext* context, const std::vector<VariableList*>& lists) {
+  for (VariableList* list : lists) TF_RETURN_IF_ERROR(list->Lookup(context));
+  return absl::OkStatus();
+}
+
 // Returns the memory of a list of variables, as pointers to Value.
 template <typename Value>
 std::vector<Value*> ValuesOf(const VariableList& variables) {
@@ -128,9 +133,7 @@ class BlockDifferenceOp : public OpKernel {
     State coefficients[2];
     OP_REQUIRES_OK(context, GetCoefficients(context, "scale, look_ahead", coefficients));
     VariableList variables("variables"), globals("globals"), deltas("deltas");
-    OP_REQUIRES_OK(context, variables.Lookup(context));
-    OP_REQUIRES_OK(context, globals.Lookup(context));
-    OP_REQUIRES_OK(context, deltas.Lookup(context));
+    OP_REQUIRES_OK(context, LookUp(context, {&variables, &globals, &deltas}));
     const int count = variables.size();
     OP_REQUIRES(context, shapes_.size() == count && (deltas.size() == 0 || deltas.size() == count),
                 errors::InvalidArgument(
@@ -217,9 +220,7 @@ class BlockUpdateOp : public OpKernel {
     const BlockUpdateRule<State> rule = {coefficients[0], coefficients[1], coefficients[2],
                                          nesterov_, relative_};
     VariableList variables("variables"), globals("globals"), deltas("deltas");
-    OP_REQUIRES_OK(context, variables.Lookup(context));
-    OP_REQUIRES_OK(context, globals.Lookup(context));
-    OP_REQUIRES_OK(context, deltas.Lookup(context));
+    OP_REQUIRES_OK(context, LookUp(context, {&variables, &globals, &deltas}));
     Lock lock;
     Means<Value> means;
     OP_REQUIRES_OK(context,
@@ -256,9 +257,7 @@ class LateBlockUpdateOp : public OpKernel {
         coefficients[3],
         coefficients[4]};
     VariableList variables("variables"), globals("globals"), deltas("deltas");
-    OP_REQUIRES_OK(context, variables.Lookup(context));
-    OP_REQUIRES_OK(context, globals.Lookup(context));
-    OP_REQUIRES_OK(context, deltas.Lookup(context));
+    OP_REQUIRES_OK(context, LookUp(context, {&variables, &globals, &deltas}));
     Lock lock;
     Means<Value> sums;
     OP_REQUIRES_OK(context,
@@ -298,8 +297,7 @@ class MomentsUpdateOp : public OpKernel {
     OP_REQUIRES_OK(context, GetCoefficients(context, "extrapolation, floor", coefficients));
     const MomentsUpdateRule<State> rule = {coefficients[0], coefficients[1], relative_};
     VariableList variables("variables"), begins("begins");
-    OP_REQUIRES_OK(context, variables.Lookup(context));
-    OP_REQUIRES_OK(context, begins.Lookup(context));
+    OP_REQUIRES_OK(context, LookUp(context, {&variables, &begins}));
     Lock lock;
     Means<Value> means;
     OP_REQUIRES_OK(context, OpenToUpdate<T>(context, variables, {&begins}, &lock, &means));

@@ -1,6 +1,6 @@
 """Timelines of two blocks: whole, in two fragments, and in two fragments that overlap."""
 
-from theme import draw
+from theme import draw, timelines
 
 STEPS, BLOCKS, FRAGMENTS, MESSAGE = 8, 2, 2, 3.0
 
@@ -26,22 +26,14 @@ ROWS = {
 
 
 def picture(figure, theme):
-    axes = figure.subplots()
-    for place, (name, arguments) in enumerate(ROWS.items()):
+    colors = {"a step": theme.blue, "messages on the link": theme.orange}
+    axes = timelines(figure, ROWS, colors)
+    for place, arguments in enumerate(ROWS.values()):
         steps, messages = timeline(*arguments)
         for begin, length in steps:
             axes.barh(-place + 0.14, length, 0.26, begin, color=theme.blue)
         for begin, length in messages:
             axes.barh(-place - 0.14, length, 0.22, begin, color=theme.orange)
-        axes.text(0, -place + 0.34, name, va="bottom")
-    for label, color in [("a step", theme.blue), ("messages on the link", theme.orange)]:
-        axes.barh(-9, 0, color=color, label=label)
-    axes.set_ylim(-len(ROWS) + 0.6, 0.7)
-    axes.set_yticks([])
-    axes.set_xticks([])
-    axes.set_xlabel("time")
-    axes.spines["left"].set_visible(False)
-    figure.legend(loc="outside lower center", ncols=2, frameon=False)
 
 
 draw("block_timelines", (6, 3.6), picture)

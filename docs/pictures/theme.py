@@ -1,7 +1,7 @@
 """The look of the pictures, in a light and a dark theme."""
 
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import matplotlib as mpl
@@ -57,6 +57,27 @@ def draw(name: str, size: tuple[float, float], picture: Callable[[Figure, Theme]
             picture(figure, theme)
             path = FOLDER / f"{name}-{theme_name}.svg"
             figure.savefig(path, transparent=True, metadata={"Date": None})
+
+
+def timelines(figure: Figure, names: Sequence[str], colors: Mapping[str, str]) -> Axes:
+    """Returns axes with time to the right, and a legend. Timeline i is around y = -i.
+
+    Args:
+        names: names of the timelines.
+        colors: colors by what they stand for.
+    """
+    axes = figure.subplots()
+    for place, name in enumerate(names):
+        axes.text(0, -place + 0.34, name, va="bottom")
+    for kind, color in colors.items():
+        axes.barh(-9, 0, color=color, label=kind)
+    axes.set_ylim(-len(names) + 0.6, 0.7)
+    axes.set_yticks([])
+    axes.set_xticks([])
+    axes.set_xlabel("time")
+    axes.spines["left"].set_visible(False)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False)
+    return axes
 
 
 def drawing(figure: Figure, width: float, height: float) -> Axes:

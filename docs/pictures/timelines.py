@@ -1,6 +1,6 @@
 """Timelines of three steps: when a worker computes, and when its link carries messages."""
 
-from theme import draw
+from theme import draw, timelines
 
 FORWARD, BACKWARD, UPDATE, MESSAGE = 1.0, 2.0, 0.4, 2.0
 BUCKETS, STEPS = 4, 3
@@ -71,22 +71,13 @@ ROWS = {
 
 def picture(figure, theme):
     colors = {"forward": theme.blue, "backward": theme.green, "update": theme.violet}
-    axes = figure.subplots()
-    for place, (name, timeline) in enumerate(ROWS.items()):
+    axes = timelines(figure, ROWS, colors | {"messages on the link": theme.orange})
+    for place, timeline in enumerate(ROWS.values()):
         work, link = timeline()
         for kind, begin, length in work:
             axes.barh(-place + 0.14, length, 0.26, begin, color=colors[kind])
         for begin, length in link:
             axes.barh(-place - 0.14, length, 0.22, begin, color=theme.orange)
-        axes.text(0, -place + 0.34, name, va="bottom")
-    for kind, color in [*colors.items(), ("messages on the link", theme.orange)]:
-        axes.barh(-9, 0, color=color, label=kind)
-    axes.set_ylim(-len(ROWS) + 0.6, 0.7)
-    axes.set_yticks([])
-    axes.set_xticks([])
-    axes.set_xlabel("time")
-    axes.spines["left"].set_visible(False)
-    figure.legend(loc="outside lower center", ncols=2, frameon=False)
 
 
 draw("timelines", (6, 4.6), picture)

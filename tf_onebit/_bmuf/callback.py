@@ -15,7 +15,7 @@ from tf_onebit._bmuf.arguments import (
 )
 from tf_onebit._bmuf.connections import connect, synchronization_of, take_states
 from tf_onebit._bmuf.equations import BlockFilter
-from tf_onebit._bmuf.fragments import divide
+from tf_onebit._bmuf.fragments import divide, end_of_turn
 from tf_onebit._bmuf.meeting import End
 from tf_onebit._bmuf.synchronization import BlockSynchronization
 from tf_onebit._bmuf.training_optimizers import (
@@ -296,7 +296,7 @@ class BlockMomentum(keras.callbacks.Callback):
         """Ends what has been under way for long enough, and the blocks that end after this step."""
         blocks, ends_block = self._blocks, True
         while ends_block:
-            begin, end = (self._batches_until(blocks.turn + i) for i in range(2))
+            begin, end = (self._batches_until_end_of(blocks.turn + i) for i in (-1, 0))
             if blocks.batches >= begin + self.overlap * self._batches_per_step:
                 blocks.finish()
             ends_block = blocks.batches >= end
@@ -309,9 +309,8 @@ class BlockMomentum(keras.callbacks.Callback):
                 if blocks.turn == 0:
                     ends_block, blocks.batches = False, 0
 
-    def _batches_until(self, turn):
-        """Returns the number of batches of a block before the turn of a fragment."""
-        return turn * self.sync_period // self.fragments * self._batches_per_step
+    def _batches_until_end_of(self, turn):
+        return end_of_turn(turn, self.sync_period, self.fragments) * self._batches_per_step
 
     def _end(self, end):
         self._get_ready()

@@ -191,6 +191,11 @@ def fragments_of(variables, count, templates, engine, model_group, replicas, nom
     return fragments
 
 
+def end_of_turn(turn, sync_period, fragments):
+    """Returns the number of steps of a block after which the turn of a fragment ends: int."""
+    return (turn + 1) * sync_period // fragments
+
+
 def divide(weights, count):
     """Divides weights into consecutive parts of about equal size: list of slices.
 

@@ -47,5 +47,4 @@ def first_flagged(flags, weights, group):
         weights: weights of the workers, which are groups.
         group: `Group` of this process.
     """
-    flagged = [i for i, flag in enumerate(flags) if flag]
-    return next((i for i in flagged if weights[i // group.processes]), None)
+    return next((i for i, flag in enumerate(flags) if flag and weights[i // group.processes]), None)

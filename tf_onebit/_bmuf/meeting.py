@@ -19,7 +19,7 @@ class End(enum.IntEnum):
 
 
 class Meeting:
-    """What all processes have told each other: rows of a flag, restarts, an end, and steps.
+    """Numbers that all processes have told each other: a flag, restarts, an end, and steps.
 
     Args:
         rows: int64 array `[processes, columns]`.
@@ -44,14 +44,9 @@ class Meeting:
         """True if all workers have ended their epoch."""
         return self.end >= End.EPOCH
 
-    @property
-    def is_alike(self):
-        """True if weights were assigned as often on all workers."""
-        return len(set(self._restarts)) == 1
-
     def require_alike(self):
         """Raises ValueError if weights were assigned on some of the workers only."""
-        if not self.is_alike:
+        if len(set(self._restarts)) > 1:
             raise ValueError(
                 "While workers train in blocks, weights must be assigned on all of them or on "
                 f"none. Received: weights assigned {self._restarts} times, by worker."
@@ -82,8 +77,7 @@ class Meetings:
             row_of: function from a replica to the row of its worker.
             place: place of this process in its program in a few words, for an error.
         """
-        with self._job.whereabouts.naming_place(place):
-            return self._gather(self._rows(row_of)).numpy()
+        return self._call(self._gather, self._rows(row_of), place)
 
     def meet(self, row_of, end):
         """Returns a `Meeting`. See `gather`; `end` is an `End`."""
@@ -93,12 +87,11 @@ class Meetings:
         """Returns a function that does the same as `meet`, and makes no graph."""
         rows = self._rows(row_of)
         gather = self._graph.get_concrete_function(rows)
+        return lambda: Meeting(self._call(gather, rows, end.place), self._engine.members)
 
-        def meet():
-            with self._job.whereabouts.naming_place(end.place):
-                return Meeting(gather(rows).numpy(), self._engine.members)
-
-        return meet
+    def _call(self, gather, rows, place):
+        with self._job.whereabouts.naming_place(place):
+            return gather(rows).numpy()
 
     def _rows(self, row_of):
         return tf.constant([row_of(replica) for replica in self._replicas], tf.int64)

@@ -228,9 +228,11 @@ class BlockReplica:
         return require_finite(averages, with_overflow(flags, averages), names)
 
     def _update(self, fragment, means, averages, factors, relative):
-        places = fragment.places
+        places, of_weights = fragment.places, means[0]
+        if fragment.exchanges_always:  # otherwise the correction is 1
+            of_weights = scaled(of_weights, factors.correction)
         ops.block_update(
-            scaled(means[0], factors.correction),
+            of_weights,
             self._weights[places],
             self._globals[places],
             self._deltas[places],

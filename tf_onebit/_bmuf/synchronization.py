@@ -172,7 +172,6 @@ class BlockSynchronization:
 
     def _restart(self):
         self._filtering.restart()
-        self._underway = None
         self._has_model, self._shown = True, False
 
     def synchronize(self, end=End.BLOCK):
@@ -426,7 +425,7 @@ class BlockSynchronization:
             self._underway = Underway.of_states(
                 [part_of(one, _UNDER_WAY) for one in own],
                 [[part_of(one, _UNDER_WAY) for one in ones] for ones in others],
-                lambda index: variables.weights[self._fragments[index].places],
+                [variables.weights[fragment.places] for fragment in self._fragments],
                 variables.averaged,
                 self.engine.members,
             )

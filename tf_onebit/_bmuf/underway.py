@@ -50,13 +50,13 @@ class Underway:
         ]
 
     @classmethod
-    def of_states(cls, states, states_of_all, weights_of, averaged, members):
+    def of_states(cls, states, states_of_all, weights_of_fragments, averaged, members):
         """Returns the synchronization that an earlier run had under way.
 
         Args:
             states: list of dictionaries, by worker of this process.
             states_of_all: list of lists of dictionaries, of which each worker takes the mean.
-            weights_of: function from the index of a fragment to its weights.
+            weights_of_fragments: list of lists of weights.
             averaged: list of the variables that are averaged as they are.
             members: see `Meeting`.
         """
@@ -64,7 +64,7 @@ class Underway:
         if len(states_of_all[0]) > 1:  # all go on as if all had made as many steps
             mean = np.ceil(rows.mean(axis=0, keepdims=True)).astype(np.int64)
             rows = np.repeat(mean, max(members) + 1, axis=0)
-        weights = weights_of(index)
+        weights = weights_of_fragments[index]
         sums = [
             (_tensors([own], "sum", weights), _tensors([own], "average", averaged))
             for own in states

@@ -422,7 +422,7 @@ def test_late_blocks_of_one_worker_without_momentum_are_plain_training(fragments
 
 
 def test_fragments_synchronize_in_turn():
-    """Of a block of five steps, two fragments take two and three."""
+    """Two fragments divide a block of five steps into two and three."""
     model, ends = untrained(sgd), []
     callback = BlockMomentum(5, 0.5, fragments=2, overlap=2)
 

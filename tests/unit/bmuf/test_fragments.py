@@ -7,8 +7,7 @@ import tensorflow as tf
 
 from tests.reference.bmuf import LateFragments
 from tests.support.nightly import nightly
-from tests.unit.bmuf.test_blocks import _flat as flat
-from tests.unit.bmuf.test_blocks import assign_flat
+from tests.unit.bmuf.test_blocks import assign_flat, flat
 from tf_onebit import FullPrecision, OneBit, optimizers
 from tf_onebit._bmuf.equations import BlockFilter
 from tf_onebit._bmuf.fragments import divide
