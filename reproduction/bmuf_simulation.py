@@ -183,15 +183,14 @@ def _train_in_blocks(run, data, bench, order):
     blocks.train()
     turns = range(run.fragments)
     ends = [end_of_turn(turn, run.sync_period, run.fragments) for turn in turns]
-    lates = [end % run.sync_period + run.overlap for end in ends]
-    stops = sorted({*ends, *(late for late in lates if late < run.sync_period)} - {0})
+    stops = sorted({*ends, *((end + run.overlap) % run.sync_period for end in ends)} - {0})
     for first in range(0, len(order), run.sync_period):
         for begin, end in itertools.pairwise([0, *stops]):
             rows = tf.constant(order[first + begin : first + end])
             for worker, own_rows in zip(workers, tf.unstack(rows, axis=1), strict=True):
                 bench.steps_of(worker.variables, own_rows)
-            if end in lates:
-                blocks.finish()
+            blocks.count_batches(end - begin)
+            blocks.finish(run.overlap)
             if end in ends and run.overlap:
                 blocks.start()
             elif end in ends:

@@ -42,8 +42,10 @@ def trained_in_lockstep(make, optimizer, batches, epochs=1, **arguments):
 @pytest.mark.parametrize(
     "make, optimizer, fragments, overlap",
     [
-        (normalized_model, keras.optimizers.Adam, FRAGMENTS, OVERLAP),
-        *nightly_rows((make_model, sgd, 3, 0), (make_model, momentum, 1, 4)),
+        (normalized_model, keras.optimizers.Adam, FRAGMENTS, PERIOD - 1),
+        *nightly_rows(
+            (make_model, sgd, 3, 0), (make_model, momentum, 1, 4), (make_model, sgd, 2, 1)
+        ),
     ],
 )
 def test_workers_train_as_in_one_process(make, optimizer, fragments, overlap, engine, world_size):
@@ -72,25 +74,33 @@ def test_fragments_under_way_are_exchanged_with_any_exchange(exchange, world_siz
     assert_same_bits_on_all_ranks(worker.arrays)
     options = {"fragments": FRAGMENTS, "overlap": OVERLAP, "exchange": exchange}
     assert_close(worker.arrays, trained_in_lockstep(make_model, sgd, batches, 3, **options))
-    # Every weight is sent twice in an epoch of eight steps.
-    full = 4 * 2 * worker.model.count_params() / 8
+    # A weight is sent two or three times in an epoch of eight steps.
+    full = 4 * 3 * worker.model.count_params() / 8
     assert history["bytes_sent"][-1] < (1.01 if exchange is EXCHANGES[-1] else 0.5) * full
     assert 0 < monitor._times.read(batches_per_update=1)["exchange/synchronization_seconds"] < 10
 
 
 @pytest.mark.workers(2)
-def test_what_is_not_finite_while_workers_train_on_is_an_error_on_every_rank(world_size):
+@pytest.mark.parametrize("batches_of_second", [8, 1])
+def test_what_is_not_finite_while_workers_train_on_is_an_error_on_every_rank(
+    batches_of_second, world_size
+):
+    """A second fragment is then under way, but not yet on a worker without data."""
     worker = Worker("horovod", make_model, sgd)
 
     def spoil(batch, logs):
-        if rank() == 1 and batch == 1:
+        if rank() == 0 and batch == 1:
             kernel = worker.model.layers[0].kernel
             kernel.assign(np.full(kernel.shape, np.nan))
 
     spoiling = keras.callbacks.LambdaCallback(on_train_batch_end=spoil)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="Rank 1 met .*first/kernel"):
-        worker.fit(batches_of(8, 8), before=[spoiling], block_momentum=blocks())
+    late = blocks(overlap=PERIOD)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="Rank 0 met .*first/kernel"):
+        worker.fit(batches_of(8, batches_of_second), before=[spoiling], block_momentum=late)
     assert_same_bits_on_all_ranks(worker.arrays)
+    worker.fit(batches_of(8, 8), block_momentum=late)
+    assert_same_bits_on_all_ranks(worker.arrays)
+    assert all(np.isfinite(array).all() for array in worker.arrays)
 
 
 @pytest.mark.workers(2)

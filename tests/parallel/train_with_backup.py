@@ -247,7 +247,7 @@ def train(options, directory, output, is_to_die):
     callbacks = [tf_onebit.callbacks.BackupAndRestore(directory, options.save_freq or "epoch")]
     if options.bmuf:
         one_bit = tf_onebit.OneBit(min_size=0)
-        late = {"fragments": 2, "overlap": 2} if options.overlap else {}
+        late = {"fragments": 2, "overlap": 4} if options.overlap else {}
         callbacks.insert(0, tf_onebit.callbacks.BlockMomentum(4, exchange=one_bit, **late))
     if options.copy:  # by the worker that names a backup when it is complete
         dies, end = rank == 0, functools.partial(shutil.copytree, directory, options.copy)

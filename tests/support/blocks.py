@@ -80,16 +80,14 @@ class Lockstep:
         batches_of_turns = [
             (turn + 1) * sync_period // self._fragments for turn in range(self._fragments)
         ]
-        begin = -sync_period
         self.blocks.train()
         for step in range(1, max(map(len, batches)) + 1):
             for model, mine in zip(self.models, batches, strict=True):
                 if step <= len(mine):
                     model.train_on_batch(*mine[step - 1])
-            if step >= begin + self._overlap:
-                self.blocks.finish()
+            self.blocks.count_batches(1)
+            self.blocks.finish(self._overlap)
             if (step - 1) % sync_period + 1 in batches_of_turns:
-                begin = step
                 if self._overlap:
                     self.blocks.start()
                 else:

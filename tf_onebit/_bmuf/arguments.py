@@ -49,12 +49,11 @@ def check_arguments(
             f"synchronize after the same step. Received: fragments={fragments!r} with "
             f"sync_period={sync_period}."
         )
-    longest = sync_period // fragments
-    if overlap > longest:
+    if overlap > sync_period:
         raise ValueError(
-            "A synchronization must end before that of the next fragment begins. Received: "
-            f"overlap={overlap} with sync_period={sync_period} and fragments={fragments}. Use an "
-            f"overlap of at most sync_period // fragments = {longest} steps, or longer blocks."
+            "The synchronization of a fragment must end before its next one begins, a block later. "
+            f"Received: overlap={overlap} with sync_period={sync_period}. Use an overlap of at "
+            f"most {sync_period} steps, or longer blocks."
         )
     if (fragments > 1 or overlap) and moment_correction not in ("bmuf_adam", "local"):
         raise ValueError(

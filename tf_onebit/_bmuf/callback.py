@@ -129,7 +129,8 @@ class BlockMomentum(keras.callbacks.Callback):
             with weights, and one for each step of a block. BatchNormalization's statistics go with
             the last one.
         overlap: number of steps that workers make while a fragment synchronizes, at most
-            `sync_period // fragments`. In the warm-up they wait.
+            `sync_period`. Fragments that are on their way at once are sent one after another. In
+            the warm-up workers wait.
 
     Raises:
         ValueError: for arguments of other types or values. In `fit`, for an optimizer whose state
@@ -274,7 +275,7 @@ class BlockMomentum(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         if self._replays:
             return
-        self._blocks.batches += batch - self._first_batch + 1
+        self._blocks.count_batches(batch - self._first_batch + 1)
         self._synchronize_if_due()
 
     def on_epoch_end(self, epoch, logs=None):
@@ -294,20 +295,16 @@ class BlockMomentum(keras.callbacks.Callback):
 
     def _synchronize_if_due(self):
         """Ends what has been under way for long enough, and the blocks that end after this step."""
-        blocks, ends_block = self._blocks, True
-        while ends_block:
-            begin, end = (self._batches_until_end_of(blocks.turn + i) for i in (-1, 0))
-            if blocks.batches >= begin + self.overlap * self._batches_per_step:
-                blocks.finish()
-            ends_block = blocks.batches >= end
-            if ends_block:
-                self._bystanders.require_idle()
-                if self.overlap and not blocks.warms_up:
-                    blocks.start()
-                else:
-                    blocks.synchronize()
-                if blocks.turn == 0:
-                    ends_block, blocks.batches = False, 0
+        blocks = self._blocks
+        blocks.finish(self.overlap * self._batches_per_step)
+        while blocks.batches >= self._batches_until_end_of(blocks.turn):
+            self._bystanders.require_idle()
+            if self.overlap and not blocks.warms_up:
+                blocks.start()
+            else:
+                blocks.synchronize()
+            if blocks.turn == 0:
+                blocks.batches = 0
 
     def _batches_until_end_of(self, turn):
         return end_of_turn(turn, self.sync_period, self.fragments) * self._batches_per_step

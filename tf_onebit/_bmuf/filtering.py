@@ -21,6 +21,7 @@ class BlockFiltering:
             `BlockSynchronization`.
         replicas: list of `BlockReplica`, by worker of this process.
         fragments: list of `Fragment`.
+        drop: function that drops what is under way on all workers, when they have met an error.
 
     Attributes:
         warmup_left: number of steps in which one worker counts alone. It may become negative.
@@ -36,8 +37,10 @@ class BlockFiltering:
         corrects_moments,
         warmup_steps,
         model_group,
+        drop,
     ):
         self._engine, self._filter, self._model_group = engine, block_filter, model_group
+        self._drop = drop
         self._replicas, self._fragments = replicas, fragments
         self._optimizers = replicas[0].variables.optimizers
         self._corrects_moments = corrects_moments
@@ -172,6 +175,7 @@ class BlockFiltering:
             who: the workers that met an infinity or NaN.
             name: name of the variable in which they met it.
         """
+        self._drop()
         for replica in self._replicas:
             replica.discard()
         self.restart()

@@ -4,6 +4,8 @@ import enum
 
 import tensorflow as tf
 
+_AGREE = "agree"  # the name of the gather at the end of blocks
+
 
 class End(enum.IntEnum):
     """The end that a worker has reached when it meets the others."""
@@ -70,32 +72,34 @@ class Meetings:
         self._graph = tf.function(self._gather_rows, autograph=False)
         self._gather = self._graph if in_threads else self._gather_rows
 
-    def gather(self, row_of, place):
+    def gather(self, row_of, place, name):
         """Returns the rows of all processes: int64 array `[processes, columns]`.
 
         Args:
             row_of: function from a replica to the row of its worker.
             place: place of this process in its program in a few words, for an error.
+            name: last part of the collective's name. Those that go on at once need unlike names.
         """
-        return self._call(self._gather, self._rows(row_of), place)
+        rows = self._rows(row_of)
+        return self._call(lambda: self._gather(rows, name), place)
 
     def meet(self, row_of, end):
         """Returns a `Meeting`. See `gather`; `end` is an `End`."""
-        return Meeting(self.gather(row_of, end.place), self._engine.members)
+        return Meeting(self.gather(row_of, end.place, _AGREE), self._engine.members)
 
     def traced(self, row_of, end):
         """Returns a function that does the same as `meet`, and makes no graph."""
         rows = self._rows(row_of)
-        gather = self._graph.get_concrete_function(rows)
-        return lambda: Meeting(self._call(gather, rows, end.place), self._engine.members)
+        gather = self._graph.get_concrete_function(rows, _AGREE)
+        return lambda: Meeting(self._call(lambda: gather(rows), end.place), self._engine.members)
 
-    def _call(self, gather, rows, place):
+    def _call(self, gather, place):
         with self._job.whereabouts.naming_place(place):
-            return gather(rows).numpy()
+            return gather().numpy()
 
     def _rows(self, row_of):
         return tf.constant([row_of(replica) for replica in self._replicas], tf.int64)
 
-    def _gather_rows(self, rows):
+    def _gather_rows(self, rows, name):
         pairs = zip(self._replicas, tf.unstack(rows), strict=True)
-        return self._job.run([replica.gather_status(row) for replica, row in pairs])[0]
+        return self._job.run([replica.gather_row(row, name) for replica, row in pairs])[0]

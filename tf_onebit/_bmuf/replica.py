@@ -103,9 +103,9 @@ class BlockReplica:
         averaged = map(mean_of_copies, self.variables.averaged)
         return int(not_finite_flag([*first_copies(self.variables.trained), *averaged]))
 
-    def gather_status(self, row):
+    def gather_row(self, row, name):
         """Generator: returns all workers' rows: int64 tensor `[world_size, len(row)]`."""
-        return (yield AllGather(row[tf.newaxis], f"{self._scope}/agree"))
+        return (yield AllGather(row[tf.newaxis], f"{self._scope}/{name}"))
 
     def synchronize(self, exchanges, fragment, factors):
         """Generator: averages the workers' models, and updates this worker to the look-ahead.

@@ -12,7 +12,7 @@ from tf_onebit._bmuf.fragments import fragments_of
 from tf_onebit._bmuf.groups import any_member, average_within
 from tf_onebit._bmuf.meeting import End, Meetings
 from tf_onebit._bmuf.replica import BlockReplica
-from tf_onebit._bmuf.underway import Underway, in_background
+from tf_onebit._bmuf.underway import Underway
 from tf_onebit._training.exchange_state import by_process, of_member
 from tf_onebit.exchanges import FullPrecision
 from tf_onebit.exchanges.state import part_of, prefixed, summed
@@ -47,7 +47,7 @@ class BlockSynchronization:
         nominal_steps: number of steps of a block, if workers train on while it ends (`start`).
 
     Attributes:
-        batches: number of this process's batches in the block. The caller counts them.
+        batches: number of this process's batches in the block. The caller sets it to 0.
         turn: index of the fragment that synchronizes next.
         latest: begins and ends of the latest synchronizations, in nanoseconds of
             `time.monotonic_ns`. They include waiting for the others.
@@ -93,12 +93,14 @@ class BlockSynchronization:
             corrects_moments,
             warmup_steps,
             model_group,
+            self._drop_on_all,
         )
         firsts = self._replicas[:: self._members_here]
-        self._meetings = Meetings(engine, self._job, firsts, nominal_steps is not None)
+        self._overlaps = nominal_steps is not None
+        self._meetings = Meetings(engine, self._job, firsts, self._overlaps)
         self._restarts = 0
         self._has_model = self._begun = self._shown = self._ended = False
-        self._underway = None
+        self._underway = collections.deque()
         self.batches = self.turn = 0
         self.latest = collections.deque(maxlen=100)
 
@@ -121,6 +123,12 @@ class BlockSynchronization:
     def begin_epoch(self):
         self._ended = False
 
+    def count_batches(self, batches):
+        """Counts batches of this process, in the block and since each `start`."""
+        self.batches += batches
+        for underway in self._underway:
+            underway.batches += batches
+
     def train(self):
         """Puts the look-ahead into the models, for training to go on.
 
@@ -132,7 +140,9 @@ class BlockSynchronization:
             self._begun = True
             is_new = not self._has_model or any(r.is_changed for r in self._replicas)
             rows = self._meetings.gather(
-                lambda replica: [is_new, replica.digest() if is_new else 0], "the first block"
+                lambda replica: [is_new, replica.digest() if is_new else 0],
+                "the first block",
+                "begin",
             )
             if rows[:, 0].any():
                 self._take_over(len(set(rows[list(self.engine.members), 1].tolist())) == 1)
@@ -211,9 +221,11 @@ class BlockSynchronization:
     def start(self):
         """Begins to end the block of the fragment whose turn it is, while this worker trains on.
 
-        It goes on until `finish`, or the next `start` or `synchronize`.
+        It goes on until `finish` or `synchronize`, or the next `start` of the same fragment. What
+        was begun earlier is exchanged first.
         """
-        self.finish()
+        while any(underway.index == self.turn for underway in self._underway):
+            self._finish_first()
         began = time.monotonic_ns()
         self.train()
         index, fragment = self.turn, self._next()
@@ -222,23 +234,28 @@ class BlockSynchronization:
         # All graphs are made here, because other threads are in no strategy's scope.
         meet = self._meetings.traced(self._status(End.BLOCK), End.BLOCK)
         exchange = fragment.traced_exchange(changes)
-        steps = [replica.steps for replica in self._replicas]
-        under_way = in_background(meet), in_background(exchange)
-        self._underway = Underway(index, steps, changes, *under_way)
+        steps = list(map(self._steps_of, self._replicas))
+        before = self._underway[-1] if self._underway else None
+        self._underway.append(Underway.begun(index, steps, changes, meet, exchange, before))
         self.latest.append((began, time.monotonic_ns()))
 
-    def finish(self):
+    def finish(self, batches=0):
         """Waits for what `start` has begun, if anything, and updates the model.
+
+        Args:
+            batches: number of batches since a `start`, for those to wait for. Default: all.
 
         Raises:
             ValueError, InvalidArgumentError: see `synchronize`.
         """
-        if self._underway is None:
-            return
+        while self._underway and self._underway[0].batches >= batches:
+            self._finish_first()
+
+    def _finish_first(self):
         self.train()  # a resumed run shows the global model, in which weights may be assigned
-        if self._underway is None:
+        if not self._underway:
             return
-        underway, self._underway = self._underway, None
+        underway = self._underway.popleft()
         began = time.monotonic_ns()
         fragment = self._fragments[underway.index]
 
@@ -254,16 +271,35 @@ class BlockSynchronization:
 
     def _drop(self):
         """Waits for what is under way, and drops all of it but the numbers of steps."""
-        underway, self._underway = self._underway, None
-        if underway is not None:
+        while self._underway:
+            underway = self._underway.popleft()
             with contextlib.suppress(tf.errors.InvalidArgumentError):
                 meeting, _ = underway.result()
                 self._filtering.count(meeting, underway.steps)
 
+    def _drop_on_all(self):
+        """Does the same for all workers, of which some may have begun more than others.
+
+        Workers do this together, for example after an error that all of them get.
+        """
+        if not self._overlaps:
+            return
+        begun = len(self._underway)
+        rows = self._meetings.gather(lambda replica: [begun], "what is under way", "under_way")
+        for _ in range(int(rows.max()) - begun):
+            self.start()
+        self._drop()
+
     def _status(self, end):
         """Returns what workers tell each other: see `Meeting`."""
         flag = self._filtering.flag()
-        return lambda replica: [flag, self._restarts, end, *replica.steps]
+        return lambda replica: [flag, self._restarts, end, *self._steps_of(replica)]
+
+    def _steps_of(self, replica):
+        """Returns the steps of a worker's optimizers since it told them last: list of ints."""
+        place = self._replicas.index(replica)
+        told = [underway.steps[place] for underway in self._underway]
+        return np.subtract(replica.steps, np.sum(told, axis=0, dtype=np.int64)).tolist()
 
     def _next(self):
         """Returns the fragment whose turn it is. Then it is the turn of the next."""
@@ -278,7 +314,11 @@ class BlockSynchronization:
 
     def _count(self, meeting):
         """Counts the steps of a `Meeting`, at which workers must be alike."""
-        meeting.require_alike()
+        try:
+            meeting.require_alike()
+        except ValueError:
+            self._drop_on_all()
+            raise
         for fragment in self._fragments:
             fragment.count(meeting.by_optimizer)
 
@@ -348,8 +388,8 @@ class BlockSynchronization:
         Call it in a `view`. The global model is not in the states, but in the model.
         """
         states = [replica.state() for replica in self._replicas]
-        for state, own in zip(states, self._states_under_way(), strict=False):
-            state |= prefixed(_UNDER_WAY, own)
+        for state, own in zip(states, self._states_under_way(), strict=True):
+            state |= own
         states = by_process(states, self._members_here)
         own = np.array([self._filtering.warmup_left, self.batches, self.turn], np.int64)
         for state in states:
@@ -361,14 +401,16 @@ class BlockSynchronization:
         return states
 
     def _states_under_way(self):
-        if self._underway is None:
-            return []
+        states = [{} for _ in self._replicas]
         try:
-            return self._underway.states()
+            for i, underway in enumerate(self._underway):
+                for state, own in zip(states, underway.states(), strict=True):
+                    state |= prefixed(f"{_UNDER_WAY}_{i}", own)
         except tf.errors.InvalidArgumentError:
             self._hide()
             self.finish()  # it restores the model, and says why
             raise
+        return states
 
     def _require_same_fragments(self, state):
         saved = sum(name.endswith("/filter") for name in state)
@@ -420,12 +462,14 @@ class BlockSynchronization:
             fragment.load_state(part_of(mine[0], f"fragment_{i}"))
             fragment.exchanges.load_states([part_of(one, f"fragment_{i}") for one in states])
         own, others = (list(part) for part in zip(*parts, strict=True))
-        if part_of(own[0], _UNDER_WAY):
-            variables = self._replicas[0].variables
-            self._underway = Underway.of_states(
-                [part_of(one, _UNDER_WAY) for one in own],
-                [[part_of(one, _UNDER_WAY) for one in ones] for ones in others],
+        self._underway.clear()
+        variables = self._replicas[0].variables
+        while part_of(own[0], name := f"{_UNDER_WAY}_{len(self._underway)}"):
+            underway = Underway.of_states(
+                [part_of(one, name) for one in own],
+                [[part_of(one, name) for one in ones] for ones in others],
                 [variables.weights[fragment.places] for fragment in self._fragments],
                 variables.averaged,
                 self.engine.members,
             )
+            self._underway.append(underway)

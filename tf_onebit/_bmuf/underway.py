@@ -15,15 +15,29 @@ class Underway:
 
     Args:
         index: index of the fragment.
-        steps: list, by worker of this process, of its optimizers' steps when it began.
-        changes: what `changes` of the `Fragment` has returned then.
+        steps: list, by worker of this process, of its optimizers' steps that the meeting counts.
+        changes: what `changes` of the `Fragment` has returned when it began.
         meeting: `concurrent.futures.Future` of a `Meeting`.
         sums: `concurrent.futures.Future` of what the exchange of the changes returns.
+        batches: number of this process's batches since then.
     """
 
-    def __init__(self, index, steps, changes, meeting, sums):
-        self.index, self.steps, self.changes = index, steps, changes
+    def __init__(self, index, steps, changes, meeting, sums, batches=0):
+        self.index, self.steps, self.changes, self.batches = index, steps, changes, batches
         self._meeting, self._sums = meeting, sums
+
+    @classmethod
+    def begun(cls, index, steps, changes, meet, exchange, before):
+        """Begins a synchronization.
+
+        Args:
+            index, steps, changes: see `Underway`.
+            meet, exchange: functions without arguments that return a `Meeting`, and the sums.
+            before: `Underway` that began before this one, or None. Its messages go first, so that
+                all workers send in the same order.
+        """
+        meetings, sums = (before._meeting, before._sums) if before else (_done(None), _done(None))
+        return cls(index, steps, changes, _after(meetings, meet), _after(sums, exchange))
 
     def result(self):
         """Waits for the meeting and the sums. Returns or raises what came of them."""
@@ -36,6 +50,7 @@ class Underway:
         return [
             {
                 "index": np.array(self.index),
+                "batches": np.array(self.batches),
                 "steps": np.array(steps),
                 "meeting": meeting.rows,
                 "scale": scale.numpy(),
@@ -71,7 +86,8 @@ class Underway:
         ]
         changes = [_mean_changes(others, weights, averaged) for others in states_of_all]
         steps = [own["steps"].tolist() for own in states]
-        return cls(index, steps, changes, _done(Meeting(rows, members)), _done(sums))
+        meeting, batches = _done(Meeting(rows, members)), int(states[0]["batches"])
+        return cls(index, steps, changes, meeting, _done(sums), batches)
 
 
 def _mean_changes(states, weights, averaged):
@@ -93,10 +109,11 @@ def _done(result):
     return future
 
 
-def in_background(function):
-    """Calls a function in a thread of its own. Returns the `concurrent.futures.Future`."""
+def _after(earlier, function):
+    """Calls a function in a thread when a `Future` is done. Returns its own `Future`."""
 
     def run():
+        concurrent.futures.wait([earlier])
         try:
             future.set_result(function())
         except BaseException as error:  # it is raised where the result is read

@@ -37,7 +37,7 @@ ARGUMENTS = [
       for n in (0, 17, 1.5, "two")),
     *(({"overlap": n}, f"overlap must be a whole number of steps.*overlap={n!r}")
       for n in (-1, 1.5, "all")),
-    ({"overlap": 5, "fragments": 4}, r"overlap=5 .*=16.*sync_period // fragments = 4 steps"),
+    ({"overlap": 17, "fragments": 4}, r"overlap=17 .*=16.*at most 16 steps"),
     ({"overlap": 4, "moment_correction": "average"}, "weights alone.*='average'.*overlap=4"),
     ({"fragments": 2, "moment_correction": "reset"}, "weights alone.*='reset'.*fragments=2"),
     ({"groups": "rack"}, "groups must be None or \"node\". Received: groups='rack'"),

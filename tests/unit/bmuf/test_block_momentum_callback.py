@@ -421,20 +421,26 @@ def test_late_blocks_of_one_worker_without_momentum_are_plain_training(fragments
         np.testing.assert_allclose(array, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_fragments_synchronize_in_turn():
+# By step: the fragment whose turn it is, and those under way.
+TURNS = {
+    2: [(0, []), (1, [0]), (1, [0]), (1, []), (0, [1]), (0, [1]), (1, [0])],
+    4: [(0, []), (1, [0]), (1, [0]), (1, [0]), (0, [0, 1]), (0, [1]), (1, [1, 0])],
+}
+
+
+@pytest.mark.parametrize("overlap", TURNS)
+def test_fragments_synchronize_in_turn(overlap):
     """Two fragments divide a block of five steps into two and three."""
-    model, ends = untrained(sgd), []
-    callback = BlockMomentum(5, 0.5, fragments=2, overlap=2)
+    model, turns = untrained(sgd), []
+    callback = BlockMomentum(5, 0.5, fragments=2, overlap=overlap)
 
     class Look(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
             blocks = callback._blocks
-            ends.append((blocks.turn, blocks._underway.index if blocks._underway else None))
+            turns.append((blocks.turn, [underway.index for underway in blocks._underway]))
 
     fit(model, [callback, Look()], epochs=1)
-    nothing = None
-    turns = [(0, nothing), (1, 0), (1, 0), (1, nothing), (0, 1), (0, 1), (1, 0)]
-    assert ends == turns
+    assert turns == TURNS[overlap]
 
 
 def test_weights_that_are_assigned_after_an_interruption_are_begun_from():

@@ -46,6 +46,7 @@ class Workers:
         self.blocks.train()
         self.oracle = LateFragments(self.weights[0], workers, PLACES, *block_filter)
         self.steps = np.zeros([FRAGMENTS, workers], int)  # since a fragment's block began
+        self.sent = {}  # steps of the blocks that are under way, by fragment
 
     def train(self, steps):
         """Changes the weights, and counts steps."""
@@ -57,17 +58,21 @@ class Workers:
             for statistic in self.models[worker].non_trainable_variables:
                 statistic.assign_add(np.full(statistic.shape, count))
             self.oracle.theta[worker] += change
-
-    def start(self, steps):
-        """Begins the next turn, after these steps of the workers since the turn before."""
         self.steps += steps
-        self.oracle.start(self.blocks.turn)
+        self.blocks.count_batches(1)
+
+    def start(self):
+        turn = self.blocks.turn
+        self.oracle.start(turn)
+        self.sent[turn] = self.steps[turn].copy()
+        self.steps[turn] = 0
         self.blocks.start()
 
-    def finish(self, turn):
-        self.blocks.finish()
-        self.oracle.finish(turn, self.steps[turn])
-        self.steps[turn] = 0
+    def finish(self, batches):
+        """Finishes the oldest of what is under way, which is that many batches old."""
+        self.blocks.finish(batches)
+        turn = next(iter(self.sent))
+        self.oracle.finish(turn, self.sent.pop(turn))
 
     @property
     def weights(self):
@@ -91,22 +96,27 @@ def make_model(dtype="float32", normalized=False):
 # Nesterov's momentum, and the classical one with another learning rate.
 @pytest.mark.parametrize("block_filter", [(0.75, 1.0, True), (0.6, 0.9, False)])
 @pytest.mark.parametrize("dtype, tolerance", [("float64", 1e-12), ("float32", 1e-5)])
-def test_late_fragments_are_filtered_as_their_equations_say(block_filter, dtype, tolerance):
+@pytest.mark.parametrize("at_once", [1, 2, FRAGMENTS])
+def test_late_fragments_are_filtered_as_their_equations_say(
+    block_filter, dtype, tolerance, at_once
+):
+    """Several fragments are under way at once."""
     workers = Workers(block_filter, dtype)
-    made = since = np.array(STEPS[0])
-    workers.train(since)
-    for round_ in range(12):
-        turn = workers.blocks.turn
-        workers.start(since)
-        workers.train(LATE)
-        workers.finish(turn)
-        assert_close(workers.weights, workers.oracle.theta, tolerance)
+    iterations, since = 0, np.zeros(WORKERS, int)
+    for turn in range(12):
+        workers.train(STEPS[turn % len(STEPS)])
         # Schedules follow the worker that has made the most steps.
-        iterations = {int(model.optimizer.iterations) for model in workers.models}
-        assert iterations == {made.max() + LATE[0]}
-        workers.train(STEPS[round_ % len(STEPS)])
-        since = np.array(LATE) + STEPS[round_ % len(STEPS)]
-        made = made.max() + since
+        iterations += max(since + STEPS[turn % len(STEPS)])
+        workers.start()
+        workers.train(LATE)
+        since = np.array(LATE)
+        if len(workers.sent) == at_once:
+            workers.finish(2 * at_once - 1)
+            assert_close(workers.weights, workers.oracle.theta, tolerance)
+    while workers.sent:
+        workers.finish(1)
+    for model in workers.models:
+        assert int(model.optimizer.iterations) == iterations + LATE[0]
     for model in workers.global_models:
         assert_close(model, workers.oracle.theta_global, tolerance)
 
@@ -119,7 +129,7 @@ def test_at_the_end_of_an_epoch_all_fragments_are_synchronized():
     workers = Workers((0.0, 1.0, True))
     begin = workers.weights[0]
     workers.train([2, 2, 2])
-    workers.start([2, 2, 2])
+    workers.start()
     workers.train([1, 1, 1])
     made = workers.weights.mean(axis=0) - begin
     workers.blocks.end(End.EPOCH)
