@@ -118,6 +118,18 @@ def test_saving_inside_an_epoch_shows_the_global_model_while_a_fragment_is_under
     assert_close(worker.arrays, trained_in_lockstep(make_model, sgd, batches, **options))
 
 
+@pytest.mark.workers(2, engines=["horovod", "tensorflow"])
+@pytest.mark.parametrize("overlap", [3, *nightly(0)])
+def test_an_outer_optimizer_changes_the_model_on_all_workers(overlap, engine, world_size):
+    outer, batches = keras.optimizers.Adam(0.01), batches_of(11, 11)
+    options = {"fragments": FRAGMENTS, "overlap": overlap, "outer_optimizer": outer}
+    worker = Worker(engine, make_model, keras.optimizers.Adam)
+    worker.fit(batches, block_momentum=BlockMomentum(PERIOD, **options), epochs=2)
+    assert_same_bits_on_all_ranks(worker.arrays)
+    expected = trained_in_lockstep(make_model, keras.optimizers.Adam, batches, 2, **options)
+    assert_close(worker.arrays, expected)
+
+
 @pytest.mark.workers(2)
 def test_more_fragments_than_layers_are_an_error_on_every_rank(world_size):
     worker = Worker("horovod", make_model, sgd)

@@ -71,6 +71,8 @@ def test_fragments_of_groups_are_those_of_whole_models(world_size):
     model = split()
     with pytest.raises(ValueError, match="overlap=1 for a model that 2 processes hold"):
         fit(model, 1, blocks=BlockMomentum(PERIOD, ETA, overlap=1))
+    with pytest.raises(ValueError, match="outer_optimizer=SGD for a split model"):
+        fit(model, 1, blocks=BlockMomentum(PERIOD, outer_optimizer="sgd"))
     blocks = BlockMomentum(PERIOD, ETA, fragments=2)
     fit(model, 7, blocks=blocks, epochs=2)
     assert_members_agree(model, of_optimizer=False)

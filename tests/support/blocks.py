@@ -22,6 +22,7 @@ class Lockstep:
         exchange: `tf_onebit.Exchange`, for blocks.
         fragments, overlap: as in `BlockMomentum`.
         sync_period: the same, for an overlap.
+        outer_optimizer: the same. Then there is no block momentum.
 
     Attributes:
         global_models: list of lists of arrays: the global model after each block.
@@ -37,12 +38,13 @@ class Lockstep:
         fragments=1,
         overlap=0,
         sync_period=None,
+        outer_optimizer=None,
     ):
         self._fragments, self._overlap = fragments, overlap
         self.models = [compiled(make(), optimizer()) for _ in range(workers)]
         self.blocks = BlockSynchronization(
             LockstepEngine(["CPU:0"] * workers),
-            BlockFilter(block_momentum),
+            BlockFilter(block_momentum if outer_optimizer is None else 0.0),
             exchange or FullPrecision(),
             [
                 block_variables(
@@ -56,6 +58,7 @@ class Lockstep:
             scope="lockstep",
             fragments=fragments,
             nominal_steps=sync_period,
+            outer_optimizer=outer_optimizer,
         )
         self.blocks.train()
         self.global_models = []

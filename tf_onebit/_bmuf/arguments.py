@@ -2,8 +2,12 @@
 
 import math
 
+import keras
+
 from tf_onebit._bmuf.variables import CORRECTIONS
 from tf_onebit._training.building import require_no_local_moments
+from tf_onebit._training.model_optimizers import inner_optimizer
+from tf_onebit._training.optimizer import Distributed
 from tf_onebit._validation import is_number, is_whole
 from tf_onebit.exchanges.schedule import delay_of, innermost
 
@@ -35,7 +39,7 @@ def check_arguments(
             "block_learning_rate must be a positive number. Received: block_learning_rate="
             f"{block_learning_rate!r}. Common is 1."
         )
-    if moment_correction not in CORRECTIONS:
+    if moment_correction is not None and moment_correction not in CORRECTIONS:
         raise ValueError(
             f"moment_correction must be one of {', '.join(map(repr, CORRECTIONS))}. Received: "
             f"moment_correction={moment_correction!r}."
@@ -55,12 +59,51 @@ def check_arguments(
             f"Received: overlap={overlap} with sync_period={sync_period}. Use an overlap of at "
             f"most {sync_period} steps, or longer blocks."
         )
-    if (fragments > 1 or overlap) and moment_correction not in ("bmuf_adam", "local"):
+    if (fragments > 1 or overlap) and moment_correction not in (None, "bmuf_adam", "local"):
         raise ValueError(
             "With fragments or overlap, workers synchronize weights alone, and keep the state of "
             f"their optimizers. Received: moment_correction={moment_correction!r} with "
             f'fragments={fragments} and overlap={overlap}. Use moment_correction="local".'
         )
+
+
+def check_outer_optimizer(
+    outer_optimizer, block_momentum, block_learning_rate, nesterov, moment_correction
+):
+    """Returns the Keras optimizer that is described, or None.
+
+    Raises:
+        ValueError: for another kind of optimizer, or arguments of what it replaces.
+    """
+    if outer_optimizer is None:
+        return None
+    optimizer = keras.optimizers.get(outer_optimizer)
+    if inner_optimizer(optimizer) is not optimizer or isinstance(optimizer, Distributed):
+        raise ValueError(
+            "outer_optimizer must be a plain Keras optimizer. It gets the same gradients on all "
+            "workers, so it exchanges and scales nothing. Received: outer_optimizer of type "
+            f"{type(optimizer).__name__}. Pass the optimizer that it wraps."
+        )
+    if optimizer.gradient_accumulation_steps:
+        raise ValueError(
+            "outer_optimizer must make one step per block. Received: an outer_optimizer with "
+            f"gradient_accumulation_steps={optimizer.gradient_accumulation_steps}. Use a longer "
+            "sync_period instead."
+        )
+    if block_momentum != "auto" or block_learning_rate != 1 or not nesterov:
+        raise ValueError(
+            "outer_optimizer replaces block momentum, and has a momentum and a learning rate of "
+            f"its own. Received: block_momentum={block_momentum!r}, block_learning_rate="
+            f"{block_learning_rate!r}, nesterov={nesterov!r}. Leave them out, or leave out "
+            "outer_optimizer."
+        )
+    if moment_correction == "bmuf_adam":
+        raise ValueError(
+            "The correction of Adam's moments is defined for block momentum alone. Received: "
+            'moment_correction="bmuf_adam" with an outer_optimizer. Use "local", "average" or '
+            '"reset".'
+        )
+    return optimizer
 
 
 def check_exchange(exchange):
@@ -89,6 +132,16 @@ def require_no_overlap(overlap, model_group):
             "Processes that hold a model together must meet at the end of a block. Received: "
             f"overlap={overlap} for a model that {model_group.processes} processes hold. Use "
             "fragments without overlap, or hold the model on the devices of one process."
+        )
+
+
+def require_whole_model(outer_optimizer, model_group):
+    """Raises ValueError for an outer optimizer of a model that is split."""
+    if outer_optimizer is not None and model_group is not None:
+        raise ValueError(
+            "An outer optimizer needs whole weights, of which it may take norms. Received: "
+            f"outer_optimizer={type(outer_optimizer).__name__} for a split model. Use block "
+            "momentum, or train the whole model."
         )
 
 

@@ -10,8 +10,10 @@ import tensorflow as tf
 from tf_onebit._bmuf.arguments import (
     check_arguments,
     check_exchange,
+    check_outer_optimizer,
     momentum_of_time_constant,
     require_no_overlap,
+    require_whole_model,
 )
 from tf_onebit._bmuf.connections import connect, synchronization_of, take_states
 from tf_onebit._bmuf.equations import BlockFilter
@@ -112,9 +114,10 @@ class BlockMomentum(keras.callbacks.Callback):
         warmup_steps: number of initial steps in which worker 0 trains alone, as the paper does for
             a tenth of an epoch. The steps of others do not count. If there are several optimizers,
             the one with the most steps counts.
-        moment_correction: "bmuf_adam"; "local": all state of an optimizer, which may be any, stays
-            with its worker; "average": moments are averaged as they are; "reset": each block
-            begins with moments of zero. Only Adam and its variants need a correction. With
+        moment_correction: "bmuf_adam" (the default); "local" (the default with an
+            `outer_optimizer`): all state of an optimizer, which may be any, stays with its worker;
+            "average": moments are averaged as they are; "reset": each block begins with moments of
+            zero. Only Adam and its variants need a correction. With
             "bmuf_adam" and a block momentum, SGD's own momentum restarts with every block, so that
             it does not repeat what block momentum does. Other state is averaged.
         groups: None, or "node" (with Horovod): the processes of a node form one worker. They
@@ -131,6 +134,9 @@ class BlockMomentum(keras.callbacks.Callback):
         overlap: number of steps that workers make while a fragment synchronizes, at most
             `sync_period`. Fragments that are on their way at once are sent one after another. In
             the warm-up workers wait.
+        outer_optimizer: any Keras optimizer, or its name, in place of block momentum. At the end
+            of a block it gets the gradient theta_init - theta_bar, and its step leads to theta,
+            from which the next block begins. Its schedule counts blocks. In the warm-up it rests.
 
     Raises:
         ValueError: for arguments of other types or values. In `fit`, for an optimizer whose state
@@ -154,11 +160,12 @@ class BlockMomentum(keras.callbacks.Callback):
         block_learning_rate: float = 1.0,
         nesterov: bool = True,
         warmup_steps: int = 0,
-        moment_correction: Literal["bmuf_adam", "local", "average", "reset"] = "bmuf_adam",
+        moment_correction: Literal["bmuf_adam", "local", "average", "reset"] | None = None,
         groups: Literal["node"] | None = None,
         exchange: RequestedExchange = None,
         fragments: int = 1,
         overlap: int = 0,
+        outer_optimizer: keras.optimizers.Optimizer | str | None = None,
     ) -> None:
         super().__init__()
         check_arguments(
@@ -177,7 +184,13 @@ class BlockMomentum(keras.callbacks.Callback):
         self.block_learning_rate = float(block_learning_rate)
         self.nesterov = nesterov
         self.warmup_steps = int(warmup_steps)
-        self.moment_correction = moment_correction
+        self.outer_optimizer = check_outer_optimizer(
+            outer_optimizer, block_momentum, block_learning_rate, nesterov, moment_correction
+        )
+        if outer_optimizer is not None:
+            self.block_momentum = 0.0
+        default = "bmuf_adam" if outer_optimizer is None else "local"
+        self.moment_correction = moment_correction or default
         self.groups = groups
         self.fragments, self.overlap = int(fragments), int(overlap)
         self.exchange = resolve_exchange(exchange)
@@ -246,6 +259,7 @@ class BlockMomentum(keras.callbacks.Callback):
         if model_group is not None:
             require_no_auto(self.exchange, type(self).__name__)
             require_no_overlap(self.overlap, model_group)
+            require_whole_model(self.outer_optimizer, model_group)
         if self._gradient_exchange.workers.in_step is not None:
             compare(self._fit, self._gradient_exchange.workers.in_step)
         self._bystanders = Bystanders(self.model, self._optimizers)
@@ -370,6 +384,9 @@ class BlockMomentum(keras.callbacks.Callback):
             "fragments": self.fragments,
             "overlap": self.overlap,
             "exchange": serialize(self.exchange),
+            "outer_optimizer": keras.optimizers.serialize(self.outer_optimizer)
+            if self.outer_optimizer is not None
+            else None,
         }
         # Members of a group may hold parts of other sizes, but copies must synchronize together.
         parts = [places.start for places in divide(variables.weights, self.fragments)]
@@ -401,4 +418,5 @@ class BlockMomentum(keras.callbacks.Callback):
             model_group=model_group,
             fragments=self.fragments,
             nominal_steps=self.sync_period if self.overlap else None,
+            outer_optimizer=self.outer_optimizer,
         )

@@ -7,6 +7,8 @@ import tensorflow as tf
 
 from tf_onebit._bmuf.equations import Block
 from tf_onebit._bmuf.exchanges import BlockExchanges
+from tf_onebit._bmuf.outer_optimizer import OuterOptimizer
+from tf_onebit.exchanges.state import part_of, prefixed
 
 
 class Fragment:
@@ -22,6 +24,7 @@ class Fragment:
         nominal_steps: number of steps of a block, for workers that do not wait for each other's
             numbers. They send `steps / (nominal_steps * world_size)` times their changes, and
             correct the sum when they know all numbers. None for workers that wait.
+        outer: list of `OuterOptimizer`, by replica, or of None.
 
     Attributes:
         equivalent_steps: rho_n, by optimizer.
@@ -30,12 +33,12 @@ class Fragment:
     """
 
     def __init__(
-        self, places, averages, exchanges, engine, replicas, optimizers, nominal_steps=None
+        self, places, averages, exchanges, engine, replicas, optimizers, nominal_steps, outer
     ):
         self.places, self.averages, self.exchanges = places, averages, exchanges
         self._engine, self._replicas = engine, replicas
         self._shape = optimizers, engine.world_size
-        self._nominal_steps = nominal_steps
+        self._nominal_steps, self._outer = nominal_steps, outer
         self.blocks = 0
         self.synchronize = tf.function(self._synchronize, autograph=False)
         self._find_changes = tf.function(self._changes_since, autograph=False)
@@ -43,10 +46,11 @@ class Fragment:
         self._exchange = tf.function(self._exchange_changes, autograph=False)
         self.restart()
 
-    def _synchronize(self, factors):
+    def _synchronize(self, factors, warms_up):
+        outer = [None] * len(self._outer) if warms_up else self._outer
         self._engine.run(
-            replica.synchronize(mine, self, factors)
-            for replica, mine in zip(self._replicas, self._built, strict=True)
+            replica.synchronize(mine, self, factors, its_outer)
+            for replica, mine, its_outer in zip(self._replicas, self._built, outer, strict=True)
         )
 
     @property
@@ -91,8 +95,10 @@ class Fragment:
         )
 
     def _update_late(self, sums, changes, factors):
-        for replica, received, own in zip(self._replicas, sums, changes, strict=True):
-            replica.update_late(self, *received, *own, factors)
+        for replica, received, own, outer in zip(
+            self._replicas, sums, changes, self._outer, strict=True
+        ):
+            replica.update_late(self, *received, *own, factors, outer)
 
     def weights(self, block):
         """Returns the factors of what workers send, by worker, and the factor of their sum.
@@ -116,7 +122,10 @@ class Fragment:
         return self._nominal_steps is not None
 
     def restart(self):
-        """Begins a block without block momentum."""
+        """Begins a block without block momentum, and with a new outer optimizer."""
+        for outer in self._outer:
+            if outer is not None:
+                outer.restart()
         self.equivalent_steps, self.look_ahead_eta = [0.0] * self._shape[0], 0.0
         self.begin_block()
 
@@ -154,14 +163,34 @@ class Fragment:
         self.begin_block()
 
     def state(self):
-        """Returns the filter's state: dictionary of NumPy arrays."""
+        """Returns the state of filter and outer optimizer: dictionary of NumPy arrays."""
         return {
             "filter": np.array([*self.equivalent_steps, self.look_ahead_eta], np.float64),
             "steps": self._steps,
+            **prefixed("outer", self._outer_state()),
         }
 
+    def _outer_state(self):
+        return {} if self._outer[0] is None else self._outer[0].state()
+
     def load_state(self, state):
-        """Loads what `state` returned, perhaps with another number of workers."""
+        """Loads what `state` returned, perhaps with another number of workers.
+
+        Raises:
+            ValueError: for the state of another outer optimizer.
+        """
+        saved, expected = part_of(state, "outer"), self._outer_state()
+        shapes, expected = ([array.shape for array in one.values()] for one in (saved, expected))
+        if shapes != expected:
+            raise ValueError(
+                "A resumed run must use the same BlockMomentum as before. Received: a state of "
+                f"{len(shapes)} variables of an outer_optimizer. Expected: {len(expected)}, of the "
+                "same shapes. Use the earlier outer_optimizer, or begin again from the model's "
+                "weights."
+            )
+        for outer in self._outer:
+            if outer is not None:
+                outer.load_state(saved)
         *self.equivalent_steps, self.look_ahead_eta = state["filter"].tolist()
         steps = state["steps"]
         if steps.shape != self._shape:  # all go on from the mean, as if all had made as many steps
@@ -170,7 +199,9 @@ class Fragment:
         self._steps = steps
 
 
-def fragments_of(variables, count, templates, engine, model_group, replicas, nominal_steps):
+def fragments_of(
+    variables, count, templates, engine, model_group, replicas, nominal_steps, outer_optimizer
+):
     """Divides a model: returns a list of `Fragment`.
 
     Args:
@@ -178,15 +209,29 @@ def fragments_of(variables, count, templates, engine, model_group, replicas, nom
         count: number of fragments.
         templates, model_group: see `BlockExchanges`.
         engine, replicas, nominal_steps: see `Fragment`.
+        outer_optimizer: Keras optimizer, or None.
     """
     parts = divide(variables.weights, count)
     fragments = []
     for places in parts:
         weights = variables.weights[places]
         exchanges = BlockExchanges(templates, weights, variables.moments, engine, model_group)
-        optimizers, is_last = len(variables.optimizers), places is parts[-1]
+        outer = [None] * len(replicas)
+        if outer_optimizer is not None:
+            outer = [OuterOptimizer(outer_optimizer, weights) for _ in replicas]
+            for replica, own in zip(replicas, outer, strict=True):
+                replica.take_deltas(places, own.scratch)
         fragments.append(
-            Fragment(places, is_last, exchanges, engine, replicas, optimizers, nominal_steps)
+            Fragment(
+                places,
+                places is parts[-1],
+                exchanges,
+                engine,
+                replicas,
+                len(variables.optimizers),
+                nominal_steps,
+                outer,
+            )
         )
     return fragments
 

@@ -95,6 +95,10 @@ class BlockReplica:
         self._keep_statistics()
         self._count_from_now([0] * len(self.variables.optimizers))
 
+    def take_deltas(self, places, variables):
+        """Uses other variables for the momenta of a slice of the weights."""
+        self._deltas[places] = variables
+
     def forget_momentum(self):
         assign_each(self._deltas, [tf.zeros_like(delta) for delta in self._deltas])
 
@@ -107,7 +111,7 @@ class BlockReplica:
         """Generator: returns all workers' rows: int64 tensor `[world_size, len(row)]`."""
         return (yield AllGather(row[tf.newaxis], f"{self._scope}/{name}"))
 
-    def synchronize(self, exchanges, fragment, factors):
+    def synchronize(self, exchanges, fragment, factors, outer):
         """Generator: averages the workers' models, and updates this worker to the look-ahead.
 
         Args:
@@ -115,6 +119,7 @@ class BlockReplica:
                 Its entries are None for a single worker.
             fragment: `Fragment`.
             factors: `BlockFactors`.
+            outer: `OuterOptimizer` of the fragment, or None.
         """
         weight = factors.weights[self.rank]
         means, before = [], []
@@ -132,7 +137,8 @@ class BlockReplica:
             averages = yield from self._average(scaled(averages, weight))
         # The update waits for all results: an error must leave the model unchanged.
         with tf.control_dependencies([*tf.nest.flatten(means), *averages]):
-            self._update(fragment, means, averages, factors, [e is not None for e in exchanges])
+            relative = [exchange is not None for exchange in exchanges]
+            self._update(fragment, means, averages, factors, relative, outer)
 
     def _parts(self, fragment, look_ahead):
         """Returns what a fragment exchanges: a list of (variables, begins, deltas, eta)."""
@@ -180,7 +186,7 @@ class BlockReplica:
             averages = yield from self._average(averages)
         return sums, averages
 
-    def update_late(self, fragment, sums, averages, changes, values, scale, factors):
+    def update_late(self, fragment, sums, averages, changes, values, scale, factors, outer):
         """Updates a fragment to the look-ahead, and keeps what was learned since `changes`.
 
         Args:
@@ -188,8 +194,12 @@ class BlockReplica:
             sums, averages: what `exchange` returned.
             changes, values: what `changes` returned.
             factors: `BlockFactors`.
+            outer: `OuterOptimizer` of the fragment, or None.
         """
-        places = fragment.places
+        places, correction = fragment.places, factors.correction
+        if outer is not None:
+            means = scaled(sums, correction)
+            sums, correction = outer.step(self._globals[places], means), 1.0
         ops.late_block_update(
             sums,
             changes,
@@ -199,7 +209,7 @@ class BlockReplica:
             factors.momentum,
             factors.rate,
             factors.look_ahead_eta,
-            factors.correction,
+            correction,
             scale,
             nesterov=self._nesterov,
         )
@@ -227,10 +237,18 @@ class BlockReplica:
         names = [variable.path for variable in self.variables.averaged]
         return require_finite(averages, with_overflow(flags, averages), names)
 
-    def _update(self, fragment, means, averages, factors, relative):
+    def _update(self, fragment, means, averages, factors, relative, outer):
         places, of_weights = fragment.places, means[0]
         if fragment.exchanges_always:  # otherwise the correction is 1
             of_weights = scaled(of_weights, factors.correction)
+        if outer is not None:
+            begins = self._globals[places]
+            if not relative[0]:
+                of_weights = [
+                    tf.cast(tf.cast(weight, begin.dtype) - begin, weight.dtype)
+                    for weight, begin in zip(of_weights, begins, strict=True)
+                ]
+            of_weights, relative = outer.step(begins, of_weights), [True, *relative[1:]]
         ops.block_update(
             of_weights,
             self._weights[places],

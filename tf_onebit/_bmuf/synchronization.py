@@ -45,6 +45,8 @@ class BlockSynchronization:
         template_of: function from a `Moment` to its exchange. Default: all in full precision.
         fragments: number of fragments. With several, there are no moments.
         nominal_steps: number of steps of a block, if workers train on while it ends (`start`).
+        outer_optimizer: Keras optimizer in place of the block filter, which must then be none
+            (eta = 0, zeta = 1); or None.
 
     Attributes:
         batches: number of this process's batches in the block. The caller sets it to 0.
@@ -67,6 +69,7 @@ class BlockSynchronization:
         template_of=None,
         fragments=1,
         nominal_steps=None,
+        outer_optimizer=None,
     ):
         self.engine = engine
         self._job = engine if model_group is None else model_group.job
@@ -83,7 +86,14 @@ class BlockSynchronization:
         template_of = template_of or (lambda moment: FullPrecision())
         templates = [template, *map(template_of, first.moments)]
         self._fragments = fragments_of(
-            first, fragments, templates, engine, model_group, self._replicas, nominal_steps
+            first,
+            fragments,
+            templates,
+            engine,
+            model_group,
+            self._replicas,
+            nominal_steps,
+            outer_optimizer,
         )
         self._filtering = BlockFiltering(
             engine,
@@ -214,7 +224,10 @@ class BlockSynchronization:
             if waits:
                 self._hide()
             self._average_within(due)
-            self._filtering.end_blocks(due, meeting, lambda one, factors: one.synchronize(factors))
+            warms_up = self.warms_up
+            self._filtering.end_blocks(
+                due, meeting, lambda one, factors: one.synchronize(factors, warms_up)
+            )
             self.latest.append((began, time.monotonic_ns()))
         return meeting.end
 

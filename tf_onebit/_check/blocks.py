@@ -19,6 +19,8 @@ from tf_onebit._check.training import (
 from tf_onebit._check.uses import own_strategies, tf_strategies, uses_horovod
 
 _BLOCKS = "tf_onebit.callbacks.BlockMomentum"
+# With these the state of optimizers stays with its worker, or the user has decided about it.
+_KEEPING_MOMENTS = ("moment_correction", "outer_optimizer", "fragments", "overlap")
 
 
 def begin_with_an_engine(program: Program) -> Iterator[Finding]:
@@ -52,7 +54,8 @@ def pass_local(program: Program) -> Iterator[Finding]:
 
 def take_movable_optimizers(program: Program) -> Iterator[Finding]:
     """Yields wrapped optimizers whose moments cannot be moved with the model."""
-    if any(keyword(call, "moment_correction") is not None for call in program.calls_of(_BLOCKS)):
+    calls = program.calls_of(_BLOCKS)
+    if any(keyword(call, name) is not None for call in calls for name in _KEEPING_MOMENTS):
         return
     for optimizer in _ready_optimizers(program):
         name = _name_of(program, optimizer)

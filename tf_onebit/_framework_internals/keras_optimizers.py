@@ -89,6 +89,28 @@ def replace_keys(optimizer, before):
     optimizer._exclude_from_weight_decay_cache = {}
 
 
+def copy_for(optimizer, variables, originals):
+    """Returns a copy of an optimizer, built for other variables, with no state yet.
+
+    Relies on `BaseOptimizer._var_key`, `_exclude_from_weight_decay` and
+    `_exclude_from_weight_decay_pattern` (keras/src/optimizers/base_optimizer.py:906).
+
+    Args:
+        optimizer: Keras optimizer.
+        variables: list of `keras.Variable`.
+        originals: list of the variables in whose place they are, also for exclusions from decay.
+    """
+    copy = type(optimizer).from_config(optimizer.get_config())
+    pairs = zip(variables, originals, strict=True)
+    new = {copy._var_key(original): copy._var_key(variable) for variable, original in pairs}
+    excluded = getattr(optimizer, "_exclude_from_weight_decay", ())
+    copy._exclude_from_weight_decay = {new[key] for key in excluded if key in new}
+    pattern = getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
+    copy._exclude_from_weight_decay_pattern = pattern
+    copy.build(variables)
+    return copy
+
+
 def accumulated_gradients_of(optimizer):
     """Returns the variables in which an optimizer accumulates gradients for an update: list.
 

@@ -37,6 +37,22 @@ ARGUMENTS = [
       for n in (0, 17, 1.5, "two")),
     *(({"overlap": n}, f"overlap must be a whole number of steps.*overlap={n!r}")
       for n in (-1, 1.5, "all")),
+    ({"outer_optimizer": "sgdd"}, "sgdd"),
+    (
+        {"outer_optimizer": keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())},
+        "outer_optimizer of type LossScaleOptimizer. Pass the optimizer that it wraps",
+    ),
+    (
+        {"outer_optimizer": keras.optimizers.SGD(gradient_accumulation_steps=2)},
+        "gradient_accumulation_steps=2. Use a longer sync_period",
+    ),
+    ({"outer_optimizer": "sgd", "block_momentum": 0.5}, "block_momentum=0.5, .*Leave them out"),
+    ({"outer_optimizer": "sgd", "block_learning_rate": 2}, "block_learning_rate=2, .*Leave them"),
+    ({"outer_optimizer": "sgd", "nesterov": False}, "nesterov=False. Leave them out"),
+    (
+        {"outer_optimizer": "sgd", "moment_correction": "bmuf_adam"},
+        'moment_correction="bmuf_adam" with an outer_optimizer. Use "local"',
+    ),
     ({"overlap": 17, "fragments": 4}, r"overlap=17 .*=16.*at most 16 steps"),
     ({"overlap": 4, "moment_correction": "average"}, "weights alone.*='average'.*overlap=4"),
     ({"fragments": 2, "moment_correction": "reset"}, "weights alone.*='reset'.*fragments=2"),

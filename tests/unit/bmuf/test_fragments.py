@@ -31,17 +31,25 @@ class Workers:
     """Models whose weights change at random in place of training, and their oracle."""
 
     def __init__(
-        self, block_filter, dtype="float64", exchange=None, workers=WORKERS, normalized=False
+        self,
+        block_filter,
+        dtype="float64",
+        exchange=None,
+        workers=WORKERS,
+        normalized=False,
+        outer_optimizer=None,
+        overlaps=True,
     ):
         self.models = [make_model(dtype, normalized) for _ in range(workers)]
         self.dtype, self.rng, self._filter = dtype, np.random.default_rng(1), block_filter
         self.blocks = BlockSynchronization(
             LockstepEngine(["CPU:0"] * workers),
-            BlockFilter(*block_filter),
+            BlockFilter(*block_filter) if outer_optimizer is None else BlockFilter(0.0),
             exchange or FullPrecision(),
             [block_variables(model, "bmuf_adam", weights_alone=True) for model in self.models],
             fragments=FRAGMENTS,
-            nominal_steps=NOMINAL_STEPS,
+            nominal_steps=NOMINAL_STEPS if overlaps else None,
+            outer_optimizer=outer_optimizer,
         )
         self.blocks.train()
         self.oracle = LateFragments(self.weights[0], workers, PLACES, *block_filter)
