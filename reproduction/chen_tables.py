@@ -14,7 +14,7 @@ BETA_1 = 0.5  # the paper recommends it with block momentum
 COLLAPSE_POINTS = 5
 TABLE_1_WORKERS, TABLE_1_PERIOD = (32,), 8
 COMPRESSED_WORKERS, COMPRESSED_PERIOD = (2, 8), 16
-FRAGMENTS_WORKERS, FRAGMENTS, FRAGMENTS_POINTS = 8, ((3, 0), (3, 5), (1, 8), (1, 16)), 0.2
+FRAGMENTS_WORKERS, FRAGMENTS, FRAGMENTS_POINTS = 8, ((3, 0), (3, 5), (3, 8), (1, 8), (1, 16)), 0.2
 HEADER = ["", "frame accuracy [%]", "points lost", "blocks / N"]
 MOMENTS = {"average": "averaged", "bmuf_adam": "corrected"}
 
