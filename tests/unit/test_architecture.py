@@ -216,7 +216,9 @@ OF_KERAS = [
 # The places that may import other packages. TensorFlow and NumPy are allowed everywhere.
 USERS = {
     "keras": [
+        "tf_onebit._bmuf.arguments",
         "tf_onebit._bmuf.callback",
+        "tf_onebit._bmuf.outer_optimizer",
         "tf_onebit._bmuf.training_optimizers",
         "tf_onebit._bmuf.variables",
         "tf_onebit.callbacks",

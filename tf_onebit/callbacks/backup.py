@@ -9,6 +9,7 @@ from typing import Literal
 import keras
 import numpy as np
 
+from tf_onebit._bmuf.callback import BlockMomentum
 from tf_onebit._framework_internals.keras_models import set_first_epoch
 from tf_onebit._training import fit
 from tf_onebit._training.model_optimizers import gradient_exchanges_of, is_built
@@ -91,6 +92,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             - Workers have other numbers of batches or arguments.
             - Horovod connects several workers, and their optimizer is not distributed by
               `tf_onebit.horovod.DistributedOptimizer`.
+            - `BlockMomentum` comes later in the list of callbacks.
             - `save_before_exit` is set, and workers train apart.
 
     Example:
@@ -118,9 +120,20 @@ class BackupAndRestore(keras.callbacks.Callback):
         self.delete_checkpoint = delete_checkpoint
         self.save_before_exit = save_before_exit
 
+    def _require_blocks_before(self, callbacks):
+        """Raises ValueError if blocks end after a backup of the same step."""
+        later = callbacks[callbacks.index(self) :]
+        if any(isinstance(callback, BlockMomentum) for callback in later):
+            raise ValueError(
+                "A backup contains the block that has ended with a step, so BlockMomentum must "
+                f"come first. Received: callbacks={[type(one).__name__ for one in callbacks]}. Put "
+                "BlockMomentum before BackupAndRestore in the list."
+            )
+
     def on_train_begin(self, logs=None):
         self._workers = Workers(self.model, "BackupAndRestore saves")
         call = fit.calling_fit(self.model)
+        self._require_blocks_before(call.callbacks)
         follow_fit(call)
         names = ("save_freq", "delete_checkpoint", "save_before_exit")
         settings = {name: getattr(self, name) for name in names}

@@ -385,6 +385,12 @@ def test_a_backup_in_a_block_remembers_how_many_batches_it_has(steps, tmp_path):
     assert_same_bits(state(trained(backups)), state(trained()))
 
 
+def test_blocks_come_before_backups(tmp_path):
+    callbacks = [BackupAndRestore(tmp_path / "backups"), BlockMomentum(3)]
+    with pytest.raises(ValueError, match="Put BlockMomentum before BackupAndRestore in the list"):
+        fit(make_model(), callbacks)
+
+
 def test_after_an_interruption_the_model_is_the_global_one_and_the_users_again():
     model = make_model()
     expected = fit_interrupted(model)
