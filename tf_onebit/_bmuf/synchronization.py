@@ -12,14 +12,13 @@ from tf_onebit._bmuf.fragments import fragments_of
 from tf_onebit._bmuf.groups import any_member, average_within
 from tf_onebit._bmuf.meeting import End, Meetings
 from tf_onebit._bmuf.replica import BlockReplica
+from tf_onebit._bmuf.saved_blocks import SavedBlocks
 from tf_onebit._bmuf.underway import Underway
-from tf_onebit._training.exchange_state import by_process, of_member
 from tf_onebit.exchanges import FullPrecision
-from tf_onebit.exchanges.state import part_of, prefixed, summed
+from tf_onebit.exchanges.state import summed
 
 # The worker whose model all begin with.
 _LEADER = 0
-_UNDER_WAY = "under_way"
 
 
 class BlockSynchronization:
@@ -76,7 +75,7 @@ class BlockSynchronization:
         self._scope = scope
         self._within = within
         self._model_group = model_group
-        self._members_here = 1 if model_group is None else model_group.members_here
+        members_here = 1 if model_group is None else model_group.members_here
         self._replicas = []
         for index, (rank, mine) in enumerate(zip(engine.ranks, variables, strict=True)):
             with engine.place(index):
@@ -105,12 +104,22 @@ class BlockSynchronization:
             model_group,
             self._drop_on_all,
         )
-        firsts = self._replicas[:: self._members_here]
+        firsts = self._replicas[::members_here]
         self._overlaps = nominal_steps is not None
         self._meetings = Meetings(engine, self._job, firsts, self._overlaps)
         self._restarts = 0
         self._has_model = self._begun = self._shown = self._ended = False
         self._underway = collections.deque()
+        self._saved = SavedBlocks(
+            engine,
+            self._job,
+            self._replicas,
+            self._fragments,
+            self._filtering,
+            self._underway,
+            within,
+            model_group,
+        )
         self.batches = self.turn = 0
         self.latest = collections.deque(maxlen=100)
 
@@ -400,89 +409,21 @@ class BlockSynchronization:
 
         Call it in a `view`. The global model is not in the states, but in the model.
         """
-        states = [replica.state() for replica in self._replicas]
-        for state, own in zip(states, self._states_under_way(), strict=True):
-            state |= own
-        states = by_process(states, self._members_here)
-        own = np.array([self._filtering.warmup_left, self.batches, self.turn], np.int64)
-        for state in states:
-            state["blocks"] = own
-        for i, fragment in enumerate(self._fragments):
-            of_exchanges = fragment.exchanges.states(len(states))
-            for state, sent in zip(states, of_exchanges, strict=True):
-                state |= prefixed(f"fragment_{i}", fragment.state() | sent)
-        return states
-
-    def _states_under_way(self):
-        states = [{} for _ in self._replicas]
         try:
-            for i, underway in enumerate(self._underway):
-                for state, own in zip(states, underway.states(), strict=True):
-                    state |= prefixed(f"{_UNDER_WAY}_{i}", own)
+            return self._saved.states(self.batches, self.turn)
         except tf.errors.InvalidArgumentError:
             self._hide()
             self.finish()  # it restores the model, and says why
             raise
-        return states
-
-    def _require_same_fragments(self, state):
-        saved = sum(name.endswith("/filter") for name in state)
-        if saved != len(self._fragments):
-            raise ValueError(
-                "A resumed run must use the same BlockMomentum as before. Received: a state of "
-                f"{saved} fragments. Expected: {len(self._fragments)}. Use the earlier fragments, "
-                "or begin again from the model's weights."
-            )
 
     def load_states(self, states, ranks, as_many):
         """Loads the states of an earlier run. Models must hold its global model.
 
         Args:
-            states: list of what `states` returned, by worker of that job.
-            ranks: list of the ranks in the job of this process's workers.
-            as_many: whether the number of workers is the same as in the earlier run. If so, each
-                takes its own state, and the states of others may be empty. Otherwise all take the
-                mean.
+            states, ranks, as_many: see `load` of `SavedBlocks`.
 
         Raises:
-            ValueError: for workers in groups, if their number is another.
+            ValueError: see there.
         """
-        if self._within is not None and not as_many:
-            raise ValueError(
-                "A job with groups of workers can only be resumed with as many workers as "
-                f"before. Received: the states of {len(states)} workers."
-            )
-        self._require_same_fragments(states[ranks[0]] if as_many else states[0])
-        group, peers = self._model_group, states
-        if group is not None:  # other members have other parts
-            peers = states[group.member :: group.processes]
-        mine = [states[rank] for rank in ranks] if as_many else [peers[0]] * len(ranks)
-        members = self._members_here
-        parts = []
-        for place, replica in enumerate(self._replicas):
-            process, member = divmod(place, members)
-            own = of_member(mine[process], member, members)
-            others = [own] if as_many else [of_member(one, member, members) for one in peers]
-            replica.load_state(own, others)
-            parts.append((own, others))
-        self._filtering.warmup_left, self.batches, self.turn = mine[0]["blocks"].tolist()
+        self.batches, self.turn = self._saved.load(states, ranks, as_many)
         self._has_model = self._shown = True
-        if as_many:  # of nodes each is one worker here, with the state of this process
-            states = [{} for _ in range(self._job.world_size)]
-            for rank, state in zip(self._job.ranks, mine, strict=True):
-                states[rank] = state
-        for i, fragment in enumerate(self._fragments):
-            fragment.load_state(part_of(mine[0], f"fragment_{i}"))
-            fragment.exchanges.load_states([part_of(one, f"fragment_{i}") for one in states])
-        own, others = (list(part) for part in zip(*parts, strict=True))
-        self._underway.clear()
-        variables = self._replicas[0].variables
-        while part_of(own[0], name := f"{_UNDER_WAY}_{len(self._underway)}"):
-            underway = Underway.of_states(
-                [part_of(one, name) for one in own],
-                [[part_of(one, name) for one in ones] for ones in others],
-                [variables.weights[fragment.places] for fragment in self._fragments],
-                variables.averaged,
-                self.engine.members,
-            )
-            self._underway.append(underway)
