@@ -207,14 +207,15 @@ def test_all_optimizers_of_a_model_look_ahead():
 
 
 @pytest.mark.nightly
-def test_a_backup_in_a_block_is_resumed_to_the_same_bits(tmp_path):
+@pytest.mark.parametrize("options", [{}, {"fragments": 2, "overlap": 3}], ids=str)
+def test_a_backup_in_a_block_is_resumed_to_the_same_bits(options, tmp_path):
     def interrupt(batch, logs):
         if batch == 4:
             raise KeyboardInterrupt
 
     def trained(*callbacks):
         model = make_gan(critic_steps=2, slow=True)
-        fit(model, BlockMomentum(3, 0.5), *callbacks, epochs=2)
+        fit(model, BlockMomentum(3, 0.5, **options), *callbacks, epochs=2)
         return state(model)
 
     backups = BackupAndRestore(tmp_path / "backups", save_freq=4)
