@@ -104,6 +104,38 @@ def test_what_is_not_finite_while_workers_train_on_is_an_error_on_every_rank(
 
 
 @pytest.mark.workers(2)
+def test_fit_goes_on_after_workers_were_interrupted_at_different_steps(world_size):
+    """One of them has then begun more fragments than the other."""
+    worker, late = Worker("horovod", make_model, sgd), blocks(overlap=PERIOD)
+
+    def interrupt(batch, logs):
+        if batch == 3 + 2 * rank():
+            raise KeyboardInterrupt
+
+    interrupting = keras.callbacks.LambdaCallback(on_train_batch_end=interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        worker.fit(batches_of(8, 8), [interrupting], block_momentum=late)
+    worker.fit(batches_of(8, 8), block_momentum=late)
+    assert_same_bits_on_all_ranks(worker.arrays)
+
+
+@pytest.mark.workers(2)
+def test_weights_assigned_on_some_workers_are_an_error_while_others_train_on(world_size):
+    """The data of the second worker have ended when the first begins to end a block."""
+    worker = Worker("horovod", make_model, sgd)
+
+    def assign(epoch, logs):
+        if rank() == 0:
+            kernel = worker.model.layers[0].kernel
+            kernel.assign(np.ones(kernel.shape))
+
+    assigning = keras.callbacks.LambdaCallback(on_epoch_end=assign)
+    batches = batches_of(8, 2)
+    with pytest.raises(ValueError, match="must be assigned on all of them or on none"):
+        worker.fit(batches, [assigning], block_momentum=blocks(1, PERIOD), epochs=2)
+
+
+@pytest.mark.workers(2)
 def test_saving_inside_an_epoch_shows_the_global_model_while_a_fragment_is_under_way(
     tmp_path, world_size
 ):

@@ -3,6 +3,7 @@
 import math
 
 import keras
+import tensorflow as tf
 
 from tf_onebit._bmuf.variables import CORRECTIONS
 from tf_onebit._training.building import require_no_local_moments
@@ -82,7 +83,13 @@ def check_outer_optimizer(
         raise ValueError(
             "outer_optimizer must be a plain Keras optimizer. It gets the same gradients on all "
             "workers, so it exchanges and scales nothing. Received: outer_optimizer of type "
-            f"{type(optimizer).__name__}. Pass the optimizer that it wraps."
+            f"{type(optimizer).__name__}, which does. Make it without a wrapper, and outside "
+            "strategy.scope()."
+        )
+    if optimizer.use_ema:
+        raise ValueError(
+            "outer_optimizer must not keep an average of weights of its own. Received: an "
+            "outer_optimizer with use_ema=True. Set use_ema in the model's optimizer."
         )
     if optimizer.gradient_accumulation_steps:
         raise ValueError(
@@ -135,8 +142,14 @@ def require_no_overlap(overlap, model_group):
         )
 
 
-def require_whole_model(outer_optimizer, model_group):
-    """Raises ValueError for an outer optimizer of a model that is split."""
+def require_usable(outer_optimizer, model_group):
+    """Raises ValueError for an outer optimizer in a scope, or of a model that is split."""
+    if outer_optimizer is not None and tf.distribute.has_strategy():
+        raise ValueError(
+            "An outer optimizer works outside of a strategy's scope. Received: outer_optimizer="
+            f"{type(outer_optimizer).__name__} for a fit within strategy.scope(). Call model.fit "
+            "after the scope. The model stays in its strategy."
+        )
     if outer_optimizer is not None and model_group is not None:
         raise ValueError(
             "An outer optimizer needs whole weights, of which it may take norms. Received: "

@@ -13,7 +13,7 @@ from tf_onebit._bmuf.arguments import (
     check_outer_optimizer,
     momentum_of_time_constant,
     require_no_overlap,
-    require_whole_model,
+    require_usable,
 )
 from tf_onebit._bmuf.connections import connect, synchronization_of, take_states
 from tf_onebit._bmuf.equations import BlockFilter
@@ -136,7 +136,8 @@ class BlockMomentum(keras.callbacks.Callback):
             the warm-up workers wait.
         outer_optimizer: any Keras optimizer, or its name, in place of block momentum. At the end
             of a block it gets the gradient theta_init - theta_bar, and its step leads to theta,
-            from which the next block begins. Its schedule counts blocks. In the warm-up it rests.
+            from which the next block begins. Its schedule counts blocks. In the warm-up it rests. Make
+            it, and call `fit`, outside of a strategy's scope.
 
     Raises:
         ValueError: for arguments of other types or values. In `fit`, for an optimizer whose state
@@ -259,7 +260,7 @@ class BlockMomentum(keras.callbacks.Callback):
         if model_group is not None:
             require_no_auto(self.exchange, type(self).__name__)
             require_no_overlap(self.overlap, model_group)
-            require_whole_model(self.outer_optimizer, model_group)
+        require_usable(self.outer_optimizer, model_group)
         if self._gradient_exchange.workers.in_step is not None:
             compare(self._fit, self._gradient_exchange.workers.in_step)
         self._bystanders = Bystanders(self.model, self._optimizers)
@@ -384,9 +385,7 @@ class BlockMomentum(keras.callbacks.Callback):
             "fragments": self.fragments,
             "overlap": self.overlap,
             "exchange": serialize(self.exchange),
-            "outer_optimizer": keras.optimizers.serialize(self.outer_optimizer)
-            if self.outer_optimizer is not None
-            else None,
+            "outer_optimizer": _description_of(self.outer_optimizer),
         }
         # Members of a group may hold parts of other sizes, but copies must synchronize together.
         parts = [places.start for places in divide(variables.weights, self.fragments)]
@@ -420,3 +419,12 @@ class BlockMomentum(keras.callbacks.Callback):
             nominal_steps=self.sync_period if self.overlap else None,
             outer_optimizer=self.outer_optimizer,
         )
+
+
+def _description_of(optimizer):
+    """Returns the settings of a Keras optimizer, or None, without its name, which may differ."""
+    if optimizer is None:
+        return None
+    settings = keras.optimizers.serialize(optimizer)
+    settings["config"].pop("name")
+    return settings

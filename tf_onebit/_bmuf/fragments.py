@@ -117,8 +117,8 @@ class Fragment:
         return 1.0 if workers == 1 else float(steps) / (self._nominal_steps * workers)
 
     @property
-    def exchanges_always(self):
-        """True if workers send before they know whether any of them has made a step."""
+    def scales_changes(self):
+        """True if workers scale what they send by their own steps, and correct the sum."""
         return self._nominal_steps is not None
 
     def restart(self):
@@ -218,9 +218,10 @@ def fragments_of(
         exchanges = BlockExchanges(templates, weights, variables.moments, engine, model_group)
         outer = [None] * len(replicas)
         if outer_optimizer is not None:
-            outer = [OuterOptimizer(outer_optimizer, weights) for _ in replicas]
-            for replica, own in zip(replicas, outer, strict=True):
-                replica.take_deltas(places, own.scratch)
+            for i, replica in enumerate(replicas):
+                with engine.place(i):
+                    outer[i] = OuterOptimizer(outer_optimizer, weights)
+                replica.take_deltas(places, outer[i].scratch)
         fragments.append(
             Fragment(
                 places,

@@ -1,6 +1,7 @@
 """OuterOptimizer: a Keras optimizer that changes the model at the end of a block."""
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tf_onebit._bmuf.values import state_type
@@ -21,20 +22,17 @@ class OuterOptimizer:
     """
 
     def __init__(self, optimizer, weights):
-        self._template, self._weights = optimizer, weights
         self._scratch = [
             keras.Variable(tf.zeros(weight.shape, state_type(weight)), name=weight.name)
             for weight in weights
         ]
         self.scratch = [variable.value for variable in self._scratch]
-        self._optimizer = self._copy()
-
-    def _copy(self):
-        return copy_for(self._template, self._scratch, self._weights)
+        self._optimizer = copy_for(optimizer, self._scratch, weights)
+        self._first = [_small(variable.numpy()) for variable in self._optimizer.variables]
 
     def restart(self):
         """Begins anew, without moments and at the beginning of a schedule."""
-        self._assign(variable.numpy() for variable in self._copy().variables)
+        self._assign(self._first)
 
     def step(self, model, changes):
         """Makes a step. Returns by how much the model changes: list of tensors.
@@ -63,3 +61,10 @@ class OuterOptimizer:
     def _assign(self, values):
         for variable, value in zip(self._optimizer.variables, values, strict=True):
             variable.assign(value)
+
+
+def _small(array):
+    """Returns an array, which takes no memory if all its values are equal."""
+    if array.size and (array == array.flat[0]).all():
+        return np.broadcast_to(array.flat[0], array.shape)
+    return array

@@ -239,7 +239,7 @@ class BlockReplica:
 
     def _update(self, fragment, means, averages, factors, relative, outer):
         places, of_weights = fragment.places, means[0]
-        if fragment.exchanges_always:  # otherwise the correction is 1
+        if fragment.scales_changes:  # otherwise the correction is 1
             of_weights = scaled(of_weights, factors.correction)
         if outer is not None:
             begins = self._globals[places]

@@ -90,7 +90,7 @@ class SavedBlocks:
         for i, fragment in enumerate(self._fragments):
             fragment.load_state(part_of(mine[0], f"fragment_{i}"))
             fragment.exchanges.load_states([part_of(one, f"fragment_{i}") for one in states])
-        self._load_under_way(*map(list, zip(*parts, strict=True)))
+        self._load_under_way(*map(list, zip(*parts, strict=True)), as_many)
         self._filtering.warmup_left, batches, turn = mine[0]["blocks"].tolist()
         return batches, turn
 
@@ -103,7 +103,7 @@ class SavedBlocks:
                 "or begin again from the model's weights."
             )
 
-    def _load_under_way(self, own, others):
+    def _load_under_way(self, own, others, as_many):
         """Loads what was under way, from the states of each worker and of those it averages."""
         self._underway.clear()
         variables = self._replicas[0].variables
@@ -114,6 +114,7 @@ class SavedBlocks:
                 [variables.weights[fragment.places] for fragment in self._fragments],
                 variables.averaged,
                 self._members,
+                as_many,
             )
             self._underway.append(underway)
 

@@ -120,7 +120,7 @@ class BlockSynchronization:
             within,
             model_group,
         )
-        self.batches = self.turn = 0
+        self.batches = self.turn = self._turns_begun = 0
         self.latest = collections.deque(maxlen=100)
 
     @property
@@ -135,8 +135,10 @@ class BlockSynchronization:
 
     def begin(self):
         """Begins a training. All workers call it first."""
+        if self._has_model:
+            self._catch_up()  # the training before may have been interrupted
         self._begun, self.turn = False, 0
-        if self._has_model:  # the training before may have been interrupted
+        if self._has_model:
             self.show()
 
     def begin_epoch(self):
@@ -223,12 +225,12 @@ class BlockSynchronization:
         if not waits:
             self.train()
         meeting = self._meetings.meet(self._status(end), end)
-        self._count(meeting)
+        # Workers that train on have begun the exchange of a fragment, even if none made a step.
+        begun = self._overlaps and not meeting.ends_all and not self.warms_up
+        self._count(meeting, self._exchange_next if begun else None)
         due = self._fragments if meeting.ends_all else [self._next()]
         self.turn = 0 if meeting.ends_all else self.turn
-        # Workers that train on have begun the exchange of a fragment, even if none made a step.
-        begun = not meeting.ends_all and not self.warms_up
-        due = [one for one in due if one.has_steps or (begun and one.exchanges_always)]
+        due = [one for one in due if one.has_steps or begun]
         if due:
             if waits:
                 self._hide()
@@ -286,6 +288,8 @@ class BlockSynchronization:
         self._count(meeting)
 
         def update(fragment, factors):
+            if underway.has_means:
+                factors = factors._replace(correction=tf.ones([], tf.float64))
             fragment.update_late(sums, underway.changes, factors)
 
         self._filtering.end_blocks([fragment], meeting, update, underway.steps)
@@ -300,17 +304,25 @@ class BlockSynchronization:
                 self._filtering.count(meeting, underway.steps)
 
     def _drop_on_all(self):
-        """Does the same for all workers, of which some may have begun more than others.
+        """Does the same for all workers together, for example after an error that all get."""
+        self._catch_up()
+        self._drop()
 
-        Workers do this together, for example after an error that all of them get.
-        """
+    def _catch_up(self):
+        """Begins what others have begun. All workers call it together."""
         if not self._overlaps:
             return
-        begun = len(self._underway)
-        rows = self._meetings.gather(lambda replica: [begun], "what is under way", "under_way")
-        for _ in range(int(rows.max()) - begun):
+        rows = self._meetings.gather(
+            lambda replica: [self._turns_begun], "what is under way", "under_way"
+        )
+        while self._turns_begun < rows.max():
             self.start()
-        self._drop()
+
+    def _exchange_next(self):
+        """Exchanges the next fragment, whose sums nobody needs."""
+        fragment = self._next()
+        with contextlib.suppress(tf.errors.InvalidArgumentError):
+            fragment.traced_exchange(fragment.changes())()
 
     def _status(self, end):
         """Returns what workers tell each other: see `Meeting`."""
@@ -326,6 +338,7 @@ class BlockSynchronization:
     def _next(self):
         """Returns the fragment whose turn it is. Then it is the turn of the next."""
         fragment = self._fragments[self.turn]
+        self._turns_begun += 1
         self.turn = (self.turn + 1) % len(self._fragments)
         return fragment
 
@@ -334,11 +347,18 @@ class BlockSynchronization:
         if self._within is not None and any(fragment.averages for fragment in fragments):
             average_within(self._within, self._replicas[0].variables.averaged, self._scope)
 
-    def _count(self, meeting):
-        """Counts the steps of a `Meeting`, at which workers must be alike."""
+    def _count(self, meeting, answer=None):
+        """Counts the steps of a `Meeting`, at which workers must be alike.
+
+        Args:
+            meeting: `Meeting`.
+            answer: function that exchanges what others have begun to, in case of an error.
+        """
         try:
             meeting.require_alike()
         except ValueError:
+            if answer is not None:
+                answer()
             self._drop_on_all()
             raise
         for fragment in self._fragments:

@@ -20,11 +20,12 @@ class Underway:
         meeting: `concurrent.futures.Future` of a `Meeting`.
         sums: `concurrent.futures.Future` of what the exchange of the changes returns.
         batches: number of this process's batches since then.
+        has_means: whether the sums have been corrected, and are means.
     """
 
-    def __init__(self, index, steps, changes, meeting, sums, batches=0):
+    def __init__(self, index, steps, changes, meeting, sums, batches=0, has_means=False):
         self.index, self.steps, self.changes, self.batches = index, steps, changes, batches
-        self._meeting, self._sums = meeting, sums
+        self._meeting, self._sums, self.has_means = meeting, sums, has_means
 
     @classmethod
     def begun(cls, index, steps, changes, meet, exchange, before):
@@ -51,6 +52,7 @@ class Underway:
             {
                 "index": np.array(self.index),
                 "batches": np.array(self.batches),
+                "has_means": np.array(self.has_means),
                 "steps": np.array(steps),
                 "meeting": meeting.rows,
                 "scale": scale.numpy(),
@@ -65,7 +67,7 @@ class Underway:
         ]
 
     @classmethod
-    def of_states(cls, states, states_of_all, weights_of_fragments, averaged, members):
+    def of_states(cls, states, states_of_all, weights_of_fragments, averaged, members, as_many):
         """Returns the synchronization that an earlier run had under way.
 
         Args:
@@ -74,20 +76,28 @@ class Underway:
             weights_of_fragments: list of lists of weights.
             averaged: list of the variables that are averaged as they are.
             members: see `Meeting`.
+            as_many: see `load` of `SavedBlocks`.
         """
         index, rows = int(states[0]["index"]), states[0]["meeting"]
-        if len(states_of_all[0]) > 1:  # all go on as if all had made as many steps
+        has_means, total = bool(states[0]["has_means"]), 1.0
+        if not as_many:  # all go on as if all had made as many steps
             mean = np.ceil(rows.mean(axis=0, keepdims=True)).astype(np.int64)
             rows = np.repeat(mean, max(members) + 1, axis=0)
+            if not has_means:
+                total = float(sum(other["scale"] for other in states_of_all[0])) or 1.0
+                has_means = True
         weights = weights_of_fragments[index]
         sums = [
-            (_tensors([own], "sum", weights), _tensors([own], "average", averaged))
+            (
+                [tensor / total for tensor in _tensors([own], "sum", weights)],
+                [tensor / total for tensor in _tensors([own], "average", averaged)],
+            )
             for own in states
         ]
         changes = [_mean_changes(others, weights, averaged) for others in states_of_all]
         steps = [own["steps"].tolist() for own in states]
         meeting, batches = _done(Meeting(rows, members)), int(states[0]["batches"])
-        return cls(index, steps, changes, meeting, _done(sums), batches)
+        return cls(index, steps, changes, meeting, _done(sums), batches, has_means)
 
 
 def _mean_changes(states, weights, averaged):

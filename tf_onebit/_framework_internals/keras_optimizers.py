@@ -92,21 +92,24 @@ def replace_keys(optimizer, before):
 def copy_for(optimizer, variables, originals):
     """Returns a copy of an optimizer, built for other variables, with no state yet.
 
-    Relies on `BaseOptimizer._var_key`, `_exclude_from_weight_decay` and
-    `_exclude_from_weight_decay_pattern` (keras/src/optimizers/base_optimizer.py:906).
+    Relies on `BaseOptimizer._var_key`, `_use_weight_decay`, `_exclude_from_weight_decay` and
+    `_learning_rate` (keras/src/optimizers/base_optimizer.py:906, 923), and on `Variable._path`, by
+    which Muon excludes layers.
 
     Args:
         optimizer: Keras optimizer.
         variables: list of `keras.Variable`.
         originals: list of the variables in whose place they are, also for exclusions from decay.
     """
-    copy = type(optimizer).from_config(optimizer.get_config())
-    pairs = zip(variables, originals, strict=True)
-    new = {copy._var_key(original): copy._var_key(variable) for variable, original in pairs}
-    excluded = getattr(optimizer, "_exclude_from_weight_decay", ())
-    copy._exclude_from_weight_decay = {new[key] for key in excluded if key in new}
-    pattern = getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
-    copy._exclude_from_weight_decay_pattern = pattern
+    config = optimizer.get_config()
+    if callable(optimizer._learning_rate):  # a schedule, which may be of the user's own class
+        config["learning_rate"] = optimizer._learning_rate
+    copy = type(optimizer).from_config(config)
+    copy._exclude_from_weight_decay = set()
+    for variable, original in zip(variables, originals, strict=True):
+        variable._path = original.path
+        if not optimizer._use_weight_decay(original.value):
+            copy._exclude_from_weight_decay.add(copy._var_key(variable))
     copy.build(variables)
     return copy
 

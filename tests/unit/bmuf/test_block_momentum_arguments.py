@@ -40,8 +40,9 @@ ARGUMENTS = [
     ({"outer_optimizer": "sgdd"}, "sgdd"),
     (
         {"outer_optimizer": keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())},
-        "outer_optimizer of type LossScaleOptimizer. Pass the optimizer that it wraps",
+        "outer_optimizer of type LossScaleOptimizer, which does. Make it without a wrapper",
     ),
+    ({"outer_optimizer": keras.optimizers.SGD(use_ema=True)}, "use_ema=True. Set use_ema in the"),
     (
         {"outer_optimizer": keras.optimizers.SGD(gradient_accumulation_steps=2)},
         "gradient_accumulation_steps=2. Use a longer sync_period",

@@ -193,28 +193,30 @@ def test_a_backup_goes_on_with_what_was_under_way(at_end, exchange):
     np.testing.assert_array_equal(after.weights, before.weights)
 
 
-@pytest.mark.parametrize("steps", [[2, 2, 2], [3, 1, 2]])
-def test_other_numbers_of_workers_go_on_from_the_mean_of_what_was_under_way(steps):
-    before = Workers((0.0, 1.0, True))
+@pytest.mark.parametrize(
+    "steps, workers", [([2, 2, 2], 2), ([3, 1, 2], 2), ([3, 1, 2], 1), ([2], 3), ([2, 4], 3)]
+)
+def test_other_numbers_of_workers_go_on_from_the_mean_of_what_was_under_way(steps, workers):
+    before = Workers((0.0, 1.0, True), workers=len(steps))
     before.train(steps)
     where = before.weights
     before.blocks.start()
-    before.train([1, 1, 1])
+    before.train([1] * len(steps))
     learned = (before.weights - where).mean(axis=0)
     with before.blocks.view():
         states = before.blocks.states()
         shown = [v.numpy() for v in all_variables(before.models[0])]
-    after = Workers((0.0, 1.0, True), workers=2)
+    after = Workers((0.0, 1.0, True), workers=workers)
     for model in after.models:
         assign(model, shown)
-    after.blocks.load_states(states, [0, 1], as_many=False)
+    after.blocks.load_states(states, list(range(workers)), as_many=False)
     after.blocks.train()
-    assert_close(after.weights, np.tile(where.mean(axis=0) + learned, (2, 1)), 1e-12)
+    assert_close(after.weights, np.tile(where.mean(axis=0) + learned, (workers, 1)), 1e-12)
     after.blocks.finish()
     # Until then workers with more steps counted more.
     expected = np.average(where, axis=0, weights=steps) + learned
     own = PLACES[0]
-    assert_close(after.weights[:, own], np.tile(expected[own], (2, 1)), 1e-12)
+    assert_close(after.weights[:, own], np.tile(expected[own], (workers, 1)), 1e-12)
 
 
 def all_variables(model):

@@ -3,12 +3,14 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.unit.bmuf.test_block_momentum_callback import BATCHES, fit, one_worker, sgd, untrained
 from tests.unit.bmuf.test_blocks import assign_flat, flat
 from tests.unit.bmuf.test_fragments import (
     LATE,
     STEPS,
+    UNITS,
     WORKERS,
     Workers,
     all_variables,
@@ -16,6 +18,7 @@ from tests.unit.bmuf.test_fragments import (
     assign,
 )
 from tf_onebit._bmuf.meeting import End
+from tf_onebit._bmuf.outer_optimizer import OuterOptimizer
 from tf_onebit._bmuf.synchronization import BlockSynchronization
 from tf_onebit.callbacks import BlockMomentum
 
@@ -137,6 +140,36 @@ def test_a_backup_of_another_outer_optimizer_is_refused():
         after = Workers((0.0,), outer_optimizer=other)
         with pytest.raises(ValueError, match="outer_optimizer. Expected: .* Use the earlier outer"):
             after.blocks.load_states(states, list(range(WORKERS)), as_many=True)
+
+
+class Halving(keras.optimizers.schedules.LearningRateSchedule):
+    """A schedule that Keras cannot make from its settings."""
+
+    def __call__(self, step):
+        return keras.ops.cast(0.5 ** keras.ops.cast(step, "float32"), "float32")
+
+    def get_config(self):
+        return {}
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_layers_are_excluded_by_their_names(optimizer):
+    """The optimizer knows weights by the names that they have in the model."""
+    layers = [keras.layers.Dense(UNITS, name=name) for name in ("first", "head")]
+    model = keras.Sequential([keras.Input((UNITS,)), *layers])
+    if optimizer == "muon":
+        outer = keras.optimizers.Muon(Halving(), exclude_layers=["head"])
+    else:
+        outer = keras.optimizers.AdamW(Halving(), weight_decay=0.5)
+        outer.exclude_from_weight_decay(var_names=["head"])
+    weights = model.trainable_variables
+    own = OuterOptimizer(outer, weights)
+    begin = [np.array(weight) for weight in weights]
+    gradients = [np.linspace(0.1, 1, b.size, dtype=np.float32).reshape(b.shape) for b in begin]
+    changes = own.step([weight.value for weight in weights], [-tf.constant(g) for g in gradients])
+    outer.apply([tf.constant(gradient) for gradient in gradients], weights)
+    for change, weight, before in zip(changes, weights, begin, strict=True):
+        np.testing.assert_allclose(change, weight - before, rtol=1e-5, atol=1e-6)
 
 
 def test_training_that_begins_anew_forgets_moments_and_schedule():
