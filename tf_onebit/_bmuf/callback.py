@@ -136,8 +136,8 @@ class BlockMomentum(keras.callbacks.Callback):
             the warm-up workers wait.
         outer_optimizer: any Keras optimizer, or its name, in place of block momentum. At the end
             of a block it gets the gradient theta_init - theta_bar, and its step leads to theta,
-            from which the next block begins. Its schedule counts blocks. In the warm-up it rests. Make
-            it, and call `fit`, outside of a strategy's scope.
+            from which the next block begins. Its schedule counts blocks. In the warm-up it rests.
+            Make it, and call `fit`, outside of a strategy's scope.
 
     Raises:
         ValueError: for arguments of other types or values. In `fit`, for an optimizer whose state
