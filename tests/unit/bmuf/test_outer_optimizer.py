@@ -5,7 +5,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.unit.bmuf.test_block_momentum_callback import BATCHES, fit, one_worker, sgd, untrained
+from tests.unit.bmuf.test_block_momentum_callback import (
+    BATCHES,
+    fit,
+    make_model,
+    one_worker,
+    sgd,
+    untrained,
+)
 from tests.unit.bmuf.test_blocks import assign_flat, flat
 from tests.unit.bmuf.test_fragments import (
     LATE,
@@ -207,3 +214,10 @@ def test_the_outer_optimizer_rests_in_the_warm_up():
     still = {"outer_optimizer": keras.optimizers.SGD(0.0)}
     warm = trained(BlockMomentum(3, warmup_steps=BATCHES, **still))
     np.testing.assert_allclose(warm, trained(epochs=1), rtol=1e-5, atol=1e-6)
+
+
+def test_an_outer_optimizer_is_used_outside_of_scopes():
+    blocks = BlockMomentum(3, outer_optimizer="sgd")
+    with tf.distribute.OneDeviceStrategy("CPU:0").scope():
+        with pytest.raises(ValueError, match="outer_optimizer=SGD for a fit within strategy.sc"):
+            fit(make_model(), [blocks])
