@@ -51,6 +51,7 @@ class Workers:
             nominal_steps=NOMINAL_STEPS if overlaps else None,
             outer_optimizer=outer_optimizer,
         )
+        self._end_block = self.blocks.start if overlaps else self.blocks.synchronize
         self.blocks.train()
         self.oracle = LateFragments(self.weights[0], workers, PLACES, *block_filter)
         self.steps = np.zeros([FRAGMENTS, workers], int)  # since a fragment's block began
@@ -74,13 +75,23 @@ class Workers:
         self.oracle.start(turn)
         self.sent[turn] = self.steps[turn].copy()
         self.steps[turn] = 0
-        self.blocks.start()
+        self._end_block()
 
     def finish(self, batches):
         """Finishes the oldest of what is under way, which is that many batches old."""
         self.blocks.finish(batches)
         turn = next(iter(self.sent))
         self.oracle.finish(turn, self.sent.pop(turn))
+
+    def resume(self, before):
+        """Takes the state of other workers, through a backup."""
+        with before.blocks.view():
+            states = before.blocks.states()
+            shown = [[v.numpy() for v in all_variables(model)] for model in before.models]
+        as_many = len(self.models) == len(before.models)
+        for i, model in enumerate(self.models):
+            assign(model, shown[i if as_many else 0])
+        self.blocks.load_states(states, list(range(len(self.models))), as_many)
 
     @property
     def weights(self):
@@ -171,12 +182,7 @@ def test_a_backup_goes_on_with_what_was_under_way(at_end, exchange):
         before.train([1, 2, 1])
         before.blocks.start()
     before.train([1, 1, 1])
-    with before.blocks.view():
-        states = before.blocks.states()
-        shown = [[v.numpy() for v in all_variables(model)] for model in before.models]
-    for model, arrays in zip(after.models, shown, strict=True):
-        assign(model, arrays)
-    after.blocks.load_states(states, list(range(WORKERS)), as_many=True)
+    after.resume(before)
     if not at_end:
         after.blocks.train()
         np.testing.assert_array_equal(after.weights, before.weights)
@@ -203,13 +209,8 @@ def test_other_numbers_of_workers_go_on_from_the_mean_of_what_was_under_way(step
     before.blocks.start()
     before.train([1] * len(steps))
     learned = (before.weights - where).mean(axis=0)
-    with before.blocks.view():
-        states = before.blocks.states()
-        shown = [v.numpy() for v in all_variables(before.models[0])]
     after = Workers((0.0, 1.0, True), workers=workers)
-    for model in after.models:
-        assign(model, shown)
-    after.blocks.load_states(states, list(range(workers)), as_many=False)
+    after.resume(before)
     after.blocks.train()
     assert_close(after.weights, np.tile(where.mean(axis=0) + learned, (workers, 1)), 1e-12)
     after.blocks.finish()

@@ -20,13 +20,10 @@ from tests.unit.bmuf.test_fragments import (
     UNITS,
     WORKERS,
     Workers,
-    all_variables,
     assert_close,
-    assign,
 )
 from tf_onebit._bmuf.meeting import End
 from tf_onebit._bmuf.outer_optimizer import OuterOptimizer
-from tf_onebit._bmuf.synchronization import BlockSynchronization
 from tf_onebit.callbacks import BlockMomentum
 
 ETA, ZETA = 0.9, 0.7
@@ -83,16 +80,8 @@ def train(workers, turns, overlaps):
             workers.finish(0)
 
 
-@pytest.fixture
-def waiting(monkeypatch):
-    """Lets blocks synchronize where they would only begin to."""
-    monkeypatch.setattr(BlockSynchronization, "start", BlockSynchronization.synchronize)
-
-
 @pytest.mark.parametrize("overlaps", [True, False])
-def test_nesterovs_sgd_trains_as_block_momentum_does(overlaps, request):
-    if not overlaps:
-        request.getfixturevalue("waiting")
+def test_nesterovs_sgd_trains_as_block_momentum_does(overlaps):
     workers = Workers((ETA, ZETA, True), outer_optimizer=nesterov(), overlaps=overlaps)
     train(workers, 12, overlaps)
     # Keras keeps the rate and the momentum in float32.
@@ -102,9 +91,7 @@ def test_nesterovs_sgd_trains_as_block_momentum_does(overlaps, request):
 
 
 @pytest.mark.parametrize("overlaps", [True, False])
-def test_adamw_makes_its_step_with_the_mean_change(overlaps, request):
-    if not overlaps:
-        request.getfixturevalue("waiting")
+def test_adamw_makes_its_step_with_the_mean_change(overlaps):
     workers = Workers((0.0,), outer_optimizer=adamw(), overlaps=overlaps)
     is_kernel = flat([np.full(v.shape, v.name == "kernel") for v in workers.models[0].variables])
     workers.oracle.filters = [
@@ -123,12 +110,7 @@ def test_a_backup_goes_on_with_the_outer_optimizer():
     train(before, 4, overlaps=True)
     before.train(STEPS[0])
     before.start()
-    with before.blocks.view():
-        states = before.blocks.states()
-        shown = [[v.numpy() for v in all_variables(model)] for model in before.models]
-    for model, arrays in zip(after.models, shown, strict=True):
-        assign(model, arrays)
-    after.blocks.load_states(states, list(range(WORKERS)), as_many=True)
+    after.resume(before)
     for workers in (before, after):
         workers.blocks.finish()
         workers.rng = np.random.default_rng(2)
@@ -141,12 +123,10 @@ def test_a_backup_goes_on_with_the_outer_optimizer():
 
 def test_a_backup_of_another_outer_optimizer_is_refused():
     before = Workers((0.0,), outer_optimizer=adamw())
-    with before.blocks.view():
-        states = before.blocks.states()
     for other in (None, nesterov()):
         after = Workers((0.0,), outer_optimizer=other)
         with pytest.raises(ValueError, match="outer_optimizer. Expected: .* Use the earlier outer"):
-            after.blocks.load_states(states, list(range(WORKERS)), as_many=True)
+            after.resume(before)
 
 
 class Halving(keras.optimizers.schedules.LearningRateSchedule):
