@@ -60,7 +60,7 @@ def threshold_rows(device, num_values, rng):
             *kernels.arguments,
             ctypes.c_int32(0),
             next(pointers),
-            *map(kernels.pointer, (residual, tau, tau)),
+            *map(kernels.pointer, (residual, tau, tau, tau)),
             ctypes.c_int64(message.size - HEADER_WORDS),
             *map(kernels.pointer, (message, scratch)),
         )

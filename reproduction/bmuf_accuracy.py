@@ -22,7 +22,7 @@ import pool
 from bmuf_run import Run
 from report import machine_facts, print_machine_facts, write_json
 
-TABLES = ("1", "2", "compressed", "fragments")
+TABLES = ("1", "2", "compressed", "fragments", "sparse")
 
 
 def parse(arguments):
@@ -143,6 +143,8 @@ def tables_of(name, options, base, factors):
         ]
     if name == "fragments":
         return [chen_tables.fragments(base, options.seeds)]
+    if name == "sparse":
+        return [chen_tables.sparse(base, options.seeds)]
     needs = {
         (workers, period): chen_tables.BLOCKS_PER_WORKER * workers**2 * period
         for workers in options.workers

@@ -9,6 +9,8 @@ SENT_MOMENTS = {
     "bfloat16": "1-bit and 16-bit",  # of gradients, and of their squares
     "one_bit": "1-bit",
 }
+FULL_PRECISION, ONE_BIT = "full precision", "1-bit"
+BLOCK_MOMENTUM = "block momentum"
 COMMON_START = 0.1  # of all minibatches
 START_BETA_1 = 0.9
 COLUMN_SIZE = 512  # the default of `OneBit`
@@ -36,11 +38,12 @@ class Run:
             model, and its minibatch is the sum of the workers'.
         beta_1: float. Setting of Adam, after the common start.
         moments: str. The `moment_correction` of `BlockMomentum`.
-        one_bit: bool. Whether blocks are exchanged with 1 bit per value.
+        exchange: str. The exchange of blocks: a key of `EXCHANGES` of `bmuf_simulation.py`.
         column_size: int. The most values that share two levels, with one bit.
         sent_moments: str, one of `SENT_MOMENTS`. The way in which moments are sent.
         learning_rate_factor: float. Factor of the learning rate after the start.
         fragments, overlap: int. As in `BlockMomentum`.
+        outer: str. The filter of blocks: a key of `OUTER` of `bmuf_simulation.py`.
     """
 
     hours: float
@@ -55,12 +58,13 @@ class Run:
     sync_period: int = 0
     beta_1: float = START_BETA_1
     moments: str = "bmuf_adam"
-    one_bit: bool = False
+    exchange: str = FULL_PRECISION
     column_size: int = COLUMN_SIZE
     sent_moments: str = "default"
     learning_rate_factor: float = 1.0
     fragments: int = 1
     overlap: int = 0
+    outer: str = BLOCK_MOMENTUM
 
     @property
     def alone(self):
@@ -91,7 +95,7 @@ class Run:
         elif not self.sync_period:
             how = f"{self.workers} workers, synchronous, factor {self.learning_rate_factor:g}"
         else:
-            sent = ", 1-bit" if self.one_bit else ""
+            sent = f", {self.exchange}"
             if self.column_size != COLUMN_SIZE:
                 sent += f" in columns of {self.column_size}"
             if self.sent_moments != "default":
@@ -100,6 +104,8 @@ class Run:
                 sent += f", {self.fragments} fragments"
             if self.overlap:
                 sent += f", overlap {self.overlap}"
+            if self.outer != BLOCK_MOMENTUM:
+                sent += f", {self.outer}"
             how = (
                 f"{self.workers} workers, tau {self.sync_period}, {self.moments}, "
                 f"beta_1 {self.beta_1:g}{sent}"

@@ -15,10 +15,11 @@ import numpy as np
 import simulate  # must come before the modules of examples/speech, because it adds their folder
 import tensorflow as tf
 from batches import FrameBatches
+from bmuf_run import BLOCK_MOMENTUM, FULL_PRECISION, ONE_BIT
 from dataset import CONTEXT_FRAMES
 from targets import NO_TARGET
 
-from tf_onebit import FullPrecision, OneBit, optimizers
+from tf_onebit import FullPrecision, OneBit, Threshold, optimizers
 from tf_onebit._bmuf.equations import BlockFilter
 from tf_onebit._bmuf.fragments import end_of_turn
 from tf_onebit._bmuf.meeting import End
@@ -131,7 +132,7 @@ class Data:
 
 
 def trained(run, data):
-    """Trains, and returns the model.
+    """Trains, and returns the model, and the bytes that a worker sends for blocks, per step.
 
     Raises:
         InvalidArgumentError: if a worker's weights are no longer finite.
@@ -143,11 +144,12 @@ def trained(run, data):
     bench = Workbench(run, data)
     assign(bench.variables, begin.variables)
     rest = data.order[run.start :].reshape(-1, run.workers, run.frames)  # by step and worker
+    sent_bytes = 0.0
     if run.sync_period:
-        _train_in_blocks(run, data, bench, rest)
+        sent_bytes = _train_in_blocks(run, data, bench, rest)
     else:
         _train_alone(bench, rest.reshape(len(rest), -1))
-    return bench.model
+    return bench.model, sent_bytes
 
 
 def _train_alone(bench, order):
@@ -161,11 +163,12 @@ def _train_in_blocks(run, data, bench, order):
     for worker in workers:
         assign(worker.variables, bench.variables)
     # `BlockMomentum` does the same with a compressing exchange.
-    keeps = run.sent_moments == "none" or (run.one_bit and run.sent_moments == "default")
+    exchange, outer = EXCHANGES[run.exchange](run), OUTER[run.outer]
+    keeps = run.sent_moments == "none" or (exchange.compresses and run.sent_moments == "default")
     blocks = BlockSynchronization(
         LockstepEngine(["CPU:0"] * run.workers),
-        BlockFilter(1 - 1 / run.workers),
-        _exchange_of(run),
+        BlockFilter(0.0 if outer else 1 - 1 / run.workers),
+        exchange,
         [
             block_variables(
                 worker.model,
@@ -179,6 +182,7 @@ def _train_in_blocks(run, data, bench, order):
         template_of=_template_of(run),
         fragments=run.fragments,
         nominal_steps=run.sync_period if run.overlap else None,
+        outer_optimizer=outer and outer(),
     )
     blocks.train()
     turns = range(run.fragments)
@@ -198,13 +202,32 @@ def _train_in_blocks(run, data, bench, order):
     blocks.end(End.EPOCH)
     with blocks.view():
         assign(bench.variables, workers[0].variables)
+    return blocks.bytes_sent()
 
 
-def _exchange_of(run):
-    if not run.one_bit:
-        return FullPrecision()
+def _one_bit(run):
     least = min(run.column_size, OneBit().min_column_size)
     return OneBit(min_column_size=least, max_column_size=run.column_size)
+
+
+def _sparse(part, **options):
+    return lambda run: Threshold(target_density=1 / part, coding="golomb_rice", **options)
+
+
+_LARGEST = {"selection": "top_k", "residual_decay": 0.95}
+EXCHANGES = {
+    FULL_PRECISION: lambda run: FullPrecision(),
+    ONE_BIT: _one_bit,
+    "threshold 1/16": _sparse(16),
+    "top-k 1/16": _sparse(16, **_LARGEST),
+    "top-k 1/64": _sparse(64, **_LARGEST),
+}
+# Outer optimizers; None is block momentum.
+OUTER = {
+    BLOCK_MOMENTUM: None,
+    "DiLoCo": lambda: keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True),
+    "SparseLoCo": lambda: keras.optimizers.SGD(1.0),
+}
 
 
 class BFloat16(FullPrecision):
@@ -233,7 +256,7 @@ def check(run):
     run = dataclasses.replace(run.alone, minibatches=CHECKED_MINIBATCHES)
     data = Data(run)
     alone, in_blocks = (
-        [v.numpy() for v in trained(one, data).trainable_variables]
+        [v.numpy() for v in trained(one, data)[0].trainable_variables]
         for one in (run, dataclasses.replace(run, sync_period=8))
     )
     return all(np.array_equal(a, b) for a, b in zip(alone, in_blocks, strict=True))
@@ -243,8 +266,9 @@ def train(run):
     """Trains, and returns results as a dict of plain values."""
     started = time.monotonic()
     data = Data(run)
+    sent_bytes = math.nan
     try:
-        model = trained(run, data)
+        model, sent_bytes = trained(run, data)
         cross_entropy, accuracy = model.evaluate(data.held_out, verbose=0)
     except tf.errors.InvalidArgumentError as error:
         if "must be finite" not in error.message:
@@ -254,5 +278,6 @@ def train(run):
     return {
         "accuracy_percent": 100 * accuracy if finite else 0.0,
         "cross_entropy": cross_entropy if finite else math.inf,
+        "bytes": sent_bytes,
         "seconds": time.monotonic() - started,
     }

@@ -4,7 +4,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import NamedTuple
 
-from bmuf_run import SENT_MOMENTS
+import numpy as np
+from bmuf_run import BLOCK_MOMENTUM, FULL_PRECISION, ONE_BIT, SENT_MOMENTS
 from intervals import CONFIDENCE, TOLERANCE_POINTS, interval
 from report import print_table, verdict
 from strom_tables import Outcomes
@@ -15,7 +16,16 @@ COLLAPSE_POINTS = 5
 TABLE_1_WORKERS, TABLE_1_PERIOD = (32,), 8
 COMPRESSED_WORKERS, COMPRESSED_PERIOD = (2, 8), 16
 FRAGMENTS_WORKERS, FRAGMENTS, FRAGMENTS_POINTS = 8, ((3, 0), (3, 5), (3, 8), (1, 8), (1, 16)), 0.2
-HEADER = ["", "frame accuracy [%]", "points lost", "blocks / N"]
+SPARSE_WORKERS = 2, 8
+SPARSE = (
+    (ONE_BIT, BLOCK_MOMENTUM),
+    ("threshold 1/16", BLOCK_MOMENTUM),
+    ("top-k 1/16", BLOCK_MOMENTUM),
+    ("top-k 1/64", BLOCK_MOMENTUM),
+    (FULL_PRECISION, "DiLoCo"),
+    ("top-k 1/64", "SparseLoCo"),
+)
+HEADER = ["", "frame accuracy [%]", "points lost", "cross entropy", "blocks / N", "bytes per step"]
 MOMENTS = {"average": "averaged", "bmuf_adam": "corrected"}
 
 
@@ -91,7 +101,9 @@ class Losses:
         return [
             f"{mean:.2f} +- {half:.2f}",
             "" if run == reference else f"{lost:+.2f} +- {half_lost:.2f}",
+            f"{np.mean(self._outcomes.samples(run, 'cross_entropy')):.3f}",
             f"{run.blocks / run.workers:g}" if run.blocks else "",
+            f"{np.mean(self._outcomes.samples(run, 'bytes')):,.0f}" if run.blocks else "",
         ]
 
     def none(self, name):
@@ -210,7 +222,7 @@ def _judge_scaling(losses, numbers, pairs):
 
 def compressed(base, seeds):
     """Returns the table of blocks that are exchanged with one bit, against full precision."""
-    ways = [(False, "none"), (True, "full"), (True, "default")]
+    ways = [(FULL_PRECISION, "none"), (ONE_BIT, "full"), (ONE_BIT, "default")]
     return _compressed("Compressed blocks", base, seeds, COMPRESSED_WORKERS, ways)
 
 
@@ -242,9 +254,37 @@ def _judge_fragments(losses):
     ]
 
 
+def sparse(base, seeds):
+    """Returns the table of blocks that send few values, and of others' settings, by bytes.
+
+    In all of them each worker keeps its moments.
+    """
+    rows = {}
+    for workers in SPARSE_WORKERS:
+        full = dataclasses.replace(
+            base,
+            workers=workers,
+            sync_period=COMPRESSED_PERIOD,
+            beta_1=BETA_1,
+            moments="local",
+        )
+        rows[f"{workers} workers, {FULL_PRECISION}"] = Row(full, full)
+        for exchange, outer in SPARSE:
+            run = dataclasses.replace(full, exchange=exchange, outer=outer)
+            of_others = "" if outer == BLOCK_MOMENTUM else f"{outer}, "
+            rows[f"{workers} workers, {of_others}{exchange}"] = Row(run, full)
+    title = f"Sparse blocks of {COMPRESSED_PERIOD} steps"
+    return Table(title, rows, seeds, _judge_sparse)
+
+
+def _judge_sparse(losses):
+    names = [name for name, row in losses.rows.items() if "top-k 1/16" in row.run.exchange]
+    return [verdict for name in names for verdict in losses.none(name)]
+
+
 def quantized_moments(base, seeds):
     """Returns the table of blocks whose moments are sent with few bits."""
-    ways = [(True, "bfloat16"), (True, "one_bit")]
+    ways = [(ONE_BIT, "bfloat16"), (ONE_BIT, "one_bit")]
     return _compressed(
         "Moments sent with few bits, blocks", base, seeds, COMPRESSED_WORKERS[:1], ways
     )
@@ -257,10 +297,9 @@ def _compressed(title, base, seeds, numbers, ways):
             base, workers=workers, sync_period=COMPRESSED_PERIOD, beta_1=BETA_1
         )
         rows[f"{workers} workers, full precision"] = Row(full, full)
-        for one_bit, sent in ways:
-            run = dataclasses.replace(full, one_bit=one_bit, sent_moments=sent)
-            name = f"{workers} workers, {'1-bit' if one_bit else 'full precision'}"
-            rows[f"{name}, moments {SENT_MOMENTS[sent]}"] = Row(run, full)
+        for exchange, sent in ways:
+            run = dataclasses.replace(full, exchange=exchange, sent_moments=sent)
+            rows[f"{workers} workers, {exchange}, moments {SENT_MOMENTS[sent]}"] = Row(run, full)
     title = f"{title} of {COMPRESSED_PERIOD} steps, BMUF-Adam"
     return Table(title, rows, seeds, _judge_compressed)
 
@@ -269,6 +308,6 @@ def _judge_compressed(losses):
     names = [
         name
         for name, row in losses.rows.items()
-        if row.run.one_bit and row.run.sent_moments == "default"
+        if row.run.exchange == ONE_BIT and row.run.sent_moments == "default"
     ]
     return [verdict for name in names for verdict in losses.none(name)]

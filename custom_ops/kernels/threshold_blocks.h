@@ -22,15 +22,15 @@ struct EncodedBlock {
 
 // Encodes one block:
 //   corrected_i = gradient_i + residual_i
-//   residual_i  = corrected_i - threshold, with the code of (first_index + i)      if > threshold
-//                 corrected_i + threshold, with that code and its negative bit     if < -threshold
+//   residual_i  = corrected_i - magnitude, with the code of (first_index + i)      if > threshold
+//                 corrected_i + magnitude, with that code and its negative bit     if < -threshold
 //                 corrected_i, and no code                                         else
 // A value that is not finite has no code, and its residual is kept. `codes` must have room for
 // `count`.
 template <typename T>
 using EncodeThresholdBlock = EncodedBlock (*)(const T* gradient, float* residual, int64_t count,
-                                              float threshold, uint32_t first_index,
-                                              uint32_t* codes);
+                                              float threshold, float magnitude,
+                                              uint32_t first_index, uint32_t* codes);
 
 // The codes of a message that are still to be read, and the value that each stands for.
 struct CodeRun {

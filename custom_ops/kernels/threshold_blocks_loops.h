@@ -34,12 +34,13 @@ inline uint32_t* AppendCodes(uint32_t exceeding, uint32_t negative, uint32_t fir
 
 template <typename Floats, typename T>
 EncodedBlock EncodeBlock(const T* gradient, float* residual, int64_t count, float threshold,
-                         uint32_t first_index, uint32_t* codes) {
+                         float magnitude, uint32_t first_index, uint32_t* codes) {
   const CorrectedValues<Floats, T, float, true> values{gradient, residual};
   const auto zero = Floats::Broadcast(0.0f);
   const auto infinities = Floats::Broadcast(kInfinity);
   const auto thresholds = Floats::Broadcast(threshold);
-  const auto minus_thresholds = Floats::Broadcast(-threshold);
+  const auto sent = Floats::Broadcast(magnitude);
+  const auto minus_sent = Floats::Broadcast(-magnitude);
   LaneSums<Floats> squares;
   uint32_t all_finite = kAllBits;
   uint32_t* end = codes;
@@ -51,11 +52,11 @@ EncodedBlock EncodeBlock(const T* gradient, float* residual, int64_t count, floa
       const int64_t at = i + p * Floats::kWidth;
       const auto old = Floats::Load(residual + at);
       const auto corrected = values.Vector(at);
-      const auto magnitude = Floats::Abs(corrected);
-      finite[p] = Floats::Greater(infinities, magnitude);
-      exceeding[p] = Floats::Greater(magnitude, thresholds);
+      const auto distance = Floats::Abs(corrected);  // from zero
+      finite[p] = Floats::Greater(infinities, distance);
+      exceeding[p] = Floats::Greater(distance, thresholds);
       negative[p] = Floats::Greater(zero, corrected);
-      const auto step = Floats::Select(negative[p], minus_thresholds, thresholds);
+      const auto step = Floats::Select(negative[p], minus_sent, sent);
       const auto rest = corrected - Floats::Select(exceeding[p], step, zero);
       const auto kept = Floats::Select(finite[p], rest, old);
       Floats::template Store<false>(residual + at, kept);
@@ -77,7 +78,7 @@ EncodedBlock EncodeBlock(const T* gradient, float* residual, int64_t count, floa
     if (IsFinite(corrected)) {
       const bool exceeding = __builtin_fabsf(corrected) > threshold, negative = corrected < 0;
       end = AppendCodes(exceeding, negative, first_index + static_cast<uint32_t>(i + lane), end);
-      kept = exceeding ? corrected - (negative ? -threshold : threshold) : corrected;
+      kept = exceeding ? corrected - (negative ? -magnitude : magnitude) : corrected;
     } else {
       all_finite = 0;
     }

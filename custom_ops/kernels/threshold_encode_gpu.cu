@@ -54,7 +54,7 @@ struct BlockSums {
 // Encodes a piece. Its bits go to `exceeding` and `negative`.
 template <typename T, typename Existing>
 __device__ void EncodePiece(const T* gradients, const Existing& existing, float threshold,
-                            float* residuals, uint32_t* exceeding, uint32_t* negative,
+                            float magnitude, float* residuals, uint32_t* exceeding, uint32_t* negative,
                             BlockSums* sums) {
   const int lane = LaneOfThread();
   WarpValues<kPerLane> values;
@@ -67,7 +67,7 @@ __device__ void EncodePiece(const T* gradients, const Existing& existing, float 
     const float corrected = values.at[m];
     const bool finite = IsFinite(corrected), is_negative = corrected < 0;
     const bool exceeds = existing.Has(i) && finite && fabsf(corrected) > threshold;
-    const float rest = corrected - (is_negative ? -threshold : threshold);
+    const float rest = corrected - (is_negative ? -magnitude : magnitude);
     float kept = exceeds ? rest : corrected;
     if (!finite) {
       sums->all_finite = false;
@@ -94,7 +94,7 @@ template <typename T>
 __global__ __launch_bounds__(kThreads) void EncodeBlocks(
     const __grid_constant__ TensorPointers<const T*> tensors, const __grid_constant__ PartsView parts,
     const __grid_constant__ Scratch scratch, int64_t first_tensor, int64_t first, int64_t end,
-    float* residual, const float* threshold_input) {
+    float* residual, const float* threshold_input, const float* magnitude_input) {
   const int64_t index = first + static_cast<int64_t>(blockIdx.x) * kWarps + WarpOfThread();
   if (index >= end) return;
   const Block block = parts.block(index);
@@ -102,13 +102,13 @@ __global__ __launch_bounds__(kThreads) void EncodeBlocks(
   float* const residuals = residual + block.value;
   uint32_t* const exceeding = scratch.exceeding + index * Scratch::kWordsPerBlock;
   uint32_t* const negative = scratch.negative + index * Scratch::kWordsPerBlock;
-  const float threshold = *threshold_input;
+  const float threshold = *threshold_input, magnitude = *magnitude_input;
   const int count = static_cast<int>(block.count);
 
   BlockSums sums;
   for (int begin = 0; begin < count; begin += kPiece) {
     WithExisting<kPiece>(count - begin, [&](const auto& existing) {
-      EncodePiece(gradients + begin, existing, threshold, residuals + begin,
+      EncodePiece(gradients + begin, existing, threshold, magnitude, residuals + begin,
                   exceeding + begin / kWordBits, negative + begin / kWordBits, &sums);
     });
   }
@@ -187,7 +187,7 @@ __device__ void LoadFour(const uint32_t* from, uint32_t (&to)[4]) {
 __global__ __launch_bounds__(kThreads) void WriteCodes(const __grid_constant__ PartsView parts,
                                                        const __grid_constant__ Scratch scratch,
                                                        float* residual,
-                                                       const float* threshold_input,
+                                                       const float* magnitude_input,
                                                        int64_t capacity, int32_t* message) {
   const int lane = LaneOfThread();
   const int64_t index = static_cast<int64_t>(blockIdx.x) * kWarps + WarpOfThread();
@@ -196,7 +196,7 @@ __global__ __launch_bounds__(kThreads) void WriteCodes(const __grid_constant__ P
   const uint32_t first_index = static_cast<uint32_t>(block.value - parts.parts[block.part].value);
   uint32_t* const codes =
       reinterpret_cast<uint32_t*>(message + block.part * (kHeaderWords + capacity) + kHeaderWords);
-  const float threshold = *threshold_input;
+  const float magnitude = *magnitude_input;
   // A thread has four words in a row.
   static_assert(Scratch::kWordsPerBlock == 4 * kWarpSize);
   const int64_t in_scratch = index * Scratch::kWordsPerBlock + 4 * lane;
@@ -220,7 +220,7 @@ __global__ __launch_bounds__(kThreads) void WriteCodes(const __grid_constant__ P
       if (mine < capacity) {
         codes[mine] = code;
       } else {
-        residual[block.value + in_block] += SignedStep(code, threshold);
+        residual[block.value + in_block] += SignedStep(code, magnitude);
         fits = false;
       }
     }
@@ -257,8 +257,9 @@ int64_t ThresholdScratchBytes(const Parts& parts) { return Scratch::Bytes(parts.
 
 const char* ThresholdEncode(const DeviceParts& parts, FloatType type,
                             const std::vector<const void*>& gradients, float* residual,
-                            const float* threshold, const float* step, int64_t capacity,
-                            int32_t* message, void* scratch_memory, void* stream_of_op) {
+                            const float* threshold, const float* magnitude, const float* step,
+                            int64_t capacity, int32_t* message, void* scratch_memory,
+                            void* stream_of_op) {
   const cudaStream_t stream = static_cast<cudaStream_t>(stream_of_op);
   const PartsView view = parts.parts.view(parts.table);
   const Scratch scratch(scratch_memory, view.num_blocks);
@@ -274,13 +275,13 @@ const char* ThresholdEncode(const DeviceParts& parts, FloatType type,
                                                     int64_t first_tensor, int64_t, int64_t first,
                                                     int64_t end) {
       Launch(stream, CeilDiv(end - first, kWarps), kThreads, &status, EncodeBlocks<T>, pointers,
-             view, scratch, first_tensor, first, end, residual, threshold);
+             view, scratch, first_tensor, first, end, residual, threshold, magnitude);
     });
   });
   Launch(stream, view.num_parts, kManyLanes, &status, CountBefore, view, scratch, capacity,
          message);
   Launch(stream, CeilDiv(view.num_blocks, kWarps), kThreads, &status, WriteCodes, view, scratch,
-         residual, threshold, capacity, message);
+         residual, magnitude, capacity, message);
   Launch(stream, view.num_parts, kManyLanes, &status, FinishEncode, view, scratch, step, capacity,
          message);
   return TextOf(status);

@@ -22,12 +22,12 @@ struct DeviceParts {
 
 int64_t ThresholdScratchBytes(const Parts& parts);
 
-// Writes the message of each part, with room for `capacity` values. `threshold` and `step` are on
-// the device, and are not checked.
+// Writes the message of each part, with room for `capacity` values. `threshold`, `magnitude` and
+// `step` are on the device, and are not checked.
 const char* ThresholdEncode(const DeviceParts& parts, FloatType type,
                             const std::vector<const void*>& gradients, float* residual,
-                            const float* threshold, const float* step, int64_t capacity,
-                            int32_t* message, void* scratch, void* stream);
+                            const float* threshold, const float* magnitude, const float* step,
+                            int64_t capacity, int32_t* message, void* scratch, void* stream);
 
 // Corrupt messages are never read beyond their words, and never cause writes beyond the gradients
 // or variables. The written values may then be anything.

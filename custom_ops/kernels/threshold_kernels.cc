@@ -35,7 +35,8 @@ class ThresholdOnGpu {
 
   absl::Status Encode(OpKernelContext* context, const Parts& parts, FloatType type,
                       const std::vector<const void*>& gradients, float* residual,
-                      const float* threshold, const float* step, int64_t capacity, bool) {
+                      const float* threshold, const float* magnitude, const float* step,
+                      int64_t capacity, bool) {
     Scratch scratch;
     const int64_t* table;
     Tensor* output;
@@ -43,9 +44,9 @@ class ThresholdOnGpu {
     TF_RETURN_IF_ERROR(scratch.Allocate(context, gpu::ThresholdScratchBytes(parts)));
     TF_RETURN_IF_ERROR(
         context->allocate_output(0, {parts.num_parts(), kHeaderWords + capacity}, &output));
-    return StatusOf(gpu::ThresholdEncode({parts, table}, type, gradients, residual, threshold, step,
-                                         capacity, WordsOf(output), scratch.data(),
-                                         StreamOf(context)));
+    return StatusOf(gpu::ThresholdEncode({parts, table}, type, gradients, residual, threshold,
+                                         magnitude, step, capacity, WordsOf(output),
+                                         scratch.data(), StreamOf(context)));
   }
 
   absl::Status DecodeSum(OpKernelContext* context, const Parts& parts, FloatType type,
@@ -110,23 +111,24 @@ class ThresholdEncodeOp : public OpKernel {
                      CheckSize("gradient", gradients[t].NumElements(), parts_.tensor_size(t)));
     }
     const int first_scalar = gradients.size() + 1;
-    for (int i = first_scalar; i < first_scalar + 3; ++i) {
-      OP_REQUIRES_OK(context, CheckSize("threshold, step and capacity",
+    for (int i = first_scalar; i < first_scalar + 4; ++i) {
+      OP_REQUIRES_OK(context, CheckSize("threshold, magnitude, step and capacity",
                                         context->input(i).NumElements(), 1));
     }
-    const int64_t capacity = context->input(first_scalar + 2).flat<int64_t>()(0);
+    const int64_t capacity = context->input(first_scalar + 3).flat<int64_t>()(0);
     OP_REQUIRES(context, capacity >= 0 && capacity <= kMaxPartSize,
                 errors::InvalidArgument("capacity must be a number of values, at most 2^31. ",
                                         "Received: capacity=", capacity, "."));
     LockedVariable residual;
     OP_REQUIRES_OK(context,
                    residual.Open(context, gradients.size(), "residual", parts_.size()));
-    const void* const threshold = context->input(first_scalar).data();
-    const void* const step = context->input(first_scalar + 1).data();
+    const auto scalar = [&](int i) {
+      return static_cast<const float*>(context->input(first_scalar + i).data());
+    };
     OP_REQUIRES_OK(context,
                    device_.Encode(context, parts_, Storage<T>::kType, PointersOf(gradients),
-                                  residual.floats(), static_cast<const float*>(threshold),
-                                  static_cast<const float*>(step), capacity, pad_));
+                                  residual.floats(), scalar(0), scalar(1), scalar(2), capacity,
+                                  pad_));
   }
 
  private:

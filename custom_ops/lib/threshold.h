@@ -24,7 +24,7 @@ enum ThresholdHeader {
   kWordsWord,      // length of the message, with its header and without padding
   kCountWord,      // number of sent values
   kExceedingWord,  // number of values above the threshold: sent values, and values that did not fit
-  kStepWord,       // the size of each sent value: a float, at least 0
+  kStepWord,       // what receivers add for a sent value: a float, at least 0
   kSquaresWord,    // sum of squares of the residual: a float
   kHeaderWords
 };

@@ -38,6 +38,7 @@ REGISTER_OP("TfOnebit>ThresholdEncode")
     .Input("gradients: N * T")
     .Input("residual: resource")
     .Input("threshold: float")
+    .Input("magnitude: float")
     .Input("step: float")
     .Input("capacity: int64")
     .Output("message: W")
@@ -53,12 +54,13 @@ REGISTER_OP("TfOnebit>ThresholdEncode")
 Adds gradients to a residual and encodes what exceeds a threshold.
 
 corrected = gradient + residual; where |corrected| > threshold, its index and sign are sent and
-residual = corrected -+ threshold; else residual = corrected.
+residual = corrected -+ magnitude; else residual = corrected.
 
 gradients: The local gradients, as many values each as `sizes` says. Indices run through all.
 residual: float32 variable with as many values as all of them; updated in place.
 threshold: Positive.
-step: What a value that is sent stands for; at least 0 and finite.
+magnitude: What a value that is sent takes from the residual; at least 0 and finite.
+step: What receivers add for it; at least 0 and finite.
 capacity: The most values in the message of a part. Others stay in the residual.
 W: How the 32-bit words of messages travel, as in OneBitEncode.
 message: `[parts, words]`: the message of each run of `part_size` values. Its words are

@@ -76,6 +76,20 @@ def test_messages_are_those_of_the_oracle(device, rng, dtype, threshold, capacit
         np.testing.assert_array_equal(kernels.numpy(residual), kept)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("capacity", [700, 14000])
+def test_a_sent_value_takes_its_magnitude_from_the_residual(device, rng, dtype, capacity):
+    kernels = ThresholdKernels(device, SIZES)
+    residual = kernels.to_device(np.zeros(sum(SIZES), np.float32))
+    gradients = values_of(rng, SIZES, dtype)
+    (message,) = kernels.encode(gradients, residual, 0.5, 0.25, capacity, dtype, magnitude=0.75)
+    values = flat(gradients, dtype)
+    codes, rest, _ = oracle.encode(values, np.float32(0.5), capacity, magnitude=0.75)
+    assert codes_of(message) == codes
+    # Values that wait have been subtracted and added again.
+    np.testing.assert_allclose(kernels.numpy(residual), rest, rtol=1e-6, atol=1e-7)
+
+
 @pytest.mark.parametrize("misaligned", [False, True], ids=["aligned", "misaligned"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_run_has_the_bits_of_the_emulation(device, rng, dtype, misaligned):

@@ -29,10 +29,13 @@ class ThresholdKernels(Kernels):
         )
         self.arguments = self.parts.object, self.pointer(self.parts.table)
 
-    def encode(self, gradients, residual, threshold, step, capacity, dtype="float32"):
-        """Returns messages `[parts, words]`."""
+    def encode(
+        self, gradients, residual, threshold, step, capacity, dtype="float32", magnitude=None
+    ):
+        """Returns messages `[parts, words]`. By default the magnitude is the threshold."""
+        magnitude = threshold if magnitude is None else magnitude
         gradients = [self.to_device(gradient) for gradient in gradients]
-        scalars = [self.to_device(np.float32([value])) for value in (threshold, step)]
+        scalars = [self.to_device(np.float32([value])) for value in (threshold, magnitude, step)]
         message = self.empty((self.num_parts, HEADER_WORDS + capacity))
         scratch = self.scratch(self.integer("threshold_scratch_bytes", self.parts.object))
         self.call(

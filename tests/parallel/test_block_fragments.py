@@ -61,7 +61,12 @@ def test_workers_train_as_in_one_process(make, optimizer, fragments, overlap, en
     assert_close(worker.arrays, trained_in_lockstep(make, optimizer, batches, 2, **options))
 
 
-EXCHANGES = [OneBit(min_size=1), Threshold(target_density=0.05), FullPrecision()]
+EXCHANGES = [
+    Threshold(target_density=0.05, selection="top_k", residual_decay=0.95),
+    OneBit(min_size=1),
+    Threshold(target_density=0.05),
+    FullPrecision(),
+]
 
 
 @pytest.mark.workers(2)

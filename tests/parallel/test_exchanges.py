@@ -35,10 +35,11 @@ EXCHANGES = {
     # More and more values exceed it, so messages become longer.
     "threshold": Threshold(1.0, coding="golomb_rice"),
     "density": Threshold(target_density=0.05, bucket_bytes=32768),
+    "top_k": Threshold(target_density=0.05, coding="golomb_rice", selection="top_k"),
 }
 DTYPES = ["float32", "float16", "bfloat16"]
 # Each stage of each exchange, and each type. On the wire, sparse messages have one type.
-RUNS = [(name, "float32") for name in ("narrow", "warm_start", "threshold", "density")]
+RUNS = [(name, "float32") for name in ("narrow", "warm_start", "threshold", "density", "top_k")]
 RUNS += [("full_precision", "bfloat16"), ("one_bit", "float16")]
 OTHER_RUNS = [
     *((name, "float32") for name in EXCHANGES if (name, "float32") not in RUNS),

@@ -8,8 +8,11 @@ follows a density, and how long a message is. They are below, as their documenta
 import numpy as np
 
 
-def encode(corrected, tau, capacity=None):
+def encode(corrected, tau, capacity=None, magnitude=None):
     """Runs steps 6 and 7 of the paper's pseudo code, for at most `capacity` values.
+
+    Args:
+        magnitude: what a sent value takes from the residual, if that is not tau.
 
     Returns:
         The message (a list of (index, sign) pairs), the residual, and how many values exceed tau.
@@ -18,7 +21,7 @@ def encode(corrected, tau, capacity=None):
     message = [(int(i), int(np.sign(corrected[i]))) for i in exceeding[:capacity]]
     residual = corrected.copy()
     for i, sign in message:
-        residual[i] -= sign * residual.dtype.type(tau)
+        residual[i] -= sign * residual.dtype.type(tau if magnitude is None else magnitude)
     return message, residual, len(exceeding)
 
 

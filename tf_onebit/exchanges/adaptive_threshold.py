@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +47,8 @@ class Tau(tf.Module):
         unit: see `Exchange.build`.
     """
 
+    rounds = 1
+
     def __init__(self, tau: float | None, target_density: float | None, unit: float = 1.0) -> None:
         super().__init__()
         self._target = target_density
@@ -53,13 +56,18 @@ class Tau(tf.Module):
         self.value = tf.Variable(unit * (tau or 0.0), dtype=tf.float32, trainable=False)
         self._average = tf.Variable(target_density or 0.0, dtype=tf.float32, trainable=False)
 
-    def threshold(self) -> tf.Tensor:
-        """Returns the threshold that values must exceed; infinite while it is unknown."""
-        return tf.where(self.value > 0, self.value, math.inf)
+    def choose(
+        self, gradients: Sequence[tf.Tensor], residual: tf.Variable
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the threshold that values must exceed, and the magnitude that stands for them.
 
-    def step(self) -> tf.Tensor:
-        """Returns the magnitude that is sent for a value above the threshold."""
-        return tf.where(self.value > 0, self.value, 1.0)
+        Both are tau. While it is unknown, the threshold is infinite.
+
+        Args:
+            gradients, residual: of the message, not used.
+        """
+        known = self.value > 0
+        return tf.where(known, self.value, math.inf), tf.where(known, self.value, 1.0)
 
     def follow(self, density: tf.Tensor, mean_square: tf.Tensor) -> None:
         """Updates the threshold after an exchange.

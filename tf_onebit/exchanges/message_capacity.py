@@ -34,11 +34,13 @@ class Capacity(tf.Module):
     Args:
         most: total number of values.
         expected: number of values that are expected to be sent.
+        changes: whether it may change. Otherwise it is the expected number.
     """
 
-    def __init__(self, most: int, expected: float) -> None:
+    def __init__(self, most: int, expected: float, changes: bool = True) -> None:
         super().__init__()
-        self._ladder = tf.constant(_ladder(most), tf.int64)
+        ladder = _ladder(most) if changes else [min(most, math.ceil(expected))]
+        self._ladder = tf.constant(ladder, tf.int64)
         self.step = tf.Variable(self._step_for(expected), dtype=tf.int32, trainable=False)
         self._needed = tf.Variable(0, dtype=tf.int64, trainable=False)  # sum over this window
         self._exchanges = tf.Variable(0, dtype=tf.int32, trainable=False)

@@ -16,6 +16,7 @@ from tf_onebit.exchanges.adding import Adding
 from tf_onebit.exchanges.arguments import Moments, require_one_of, required_moments
 from tf_onebit.exchanges.base import WIRE_DTYPE, integers
 from tf_onebit.exchanges.gradients import Gradient, GradientSpec
+from tf_onebit.exchanges.largest_values import LargestValues
 from tf_onebit.exchanges.message_capacity import Capacity
 from tf_onebit.exchanges.residuals import runs_of
 from tf_onebit.exchanges.state import State, require_same_kind
@@ -23,6 +24,7 @@ from tf_onebit.ops import threshold as words
 
 WORD_BYTES = 4
 CODINGS = ("packed", "golomb_rice")
+SELECTIONS = ("tau", "top_k")
 DEFAULT_DENSITY = 0.001
 
 # Assumed for a given tau, until the actual density is known.
@@ -48,6 +50,18 @@ class Threshold(Adding):
     workers and the last few exchanges (`exchanges/adaptive_threshold.py` has the rule). Tau is
     the same on all workers, and each bucket has its own.
 
+    Where little is exchanged, as at the end of blocks, tau is not found in time. With
+    `selection="top_k"` each message has two thresholds of its own, found from a sample. The larger
+    half of the values above them stands for its mean magnitude, and then the smaller half of what
+    is left. So a sent value has two bits, of which one is its sign. `exchanges/largest_values.py`
+    has the rule.
+
+    What has waited for long may no longer be true. With a `residual_decay` a part of it is
+    forgotten in each exchange (Sarfi et al. 2025, "Communication Efficient LLM Pre-training with
+    SparseLoCo", which takes 0.95)::
+
+        corrected_t = g_t + residual_decay * r_(t-1)
+
     With `moments="local"` and momentum, the velocity of a value that has been sent begins again at
     zero: momentum factor masking (Lin et al. 2018, "Deep Gradient Compression", section 3.2)::
 
@@ -68,6 +82,10 @@ class Threshold(Adding):
             Default: 0.001.
         coding: "packed": one word per value. "golomb_rice": the gaps between indices take only
             as many bits as they need, at the cost of some time to code them.
+        selection: "tau": values above tau, as above. "top_k": the largest values of each message.
+            It needs a `target_density`.
+        residual_decay: factor on the residual before each exchange, above 0 and at most 1. With
+            less than 1, residuals that would be sent later are partly lost.
         bucket_bytes, exclude: see `Exchange`.
         moments: "local": each worker averages its own gradients in its optimizer, and sends the
             update of its weights. "after": optimizers average exchanged gradients. See `Exchange`
@@ -77,7 +95,8 @@ class Threshold(Adding):
 
     Raises:
         ValueError: if tau is not positive and finite, the density is not between 0 and 1, both
-            are given, or the coding is unknown.
+            are given. If the coding or the selection is unknown, or a fixed tau is to select the
+            largest values. If the decay is not above 0 and at most 1.
 
     Example:
         >>> exchange = Threshold(target_density=0.01, coding="golomb_rice")
@@ -97,6 +116,8 @@ class Threshold(Adding):
         bucket_bytes: int = 64 * 2**20,
         exclude: Iterable[str] = (),
         moments: Moments | None = None,
+        selection: Literal["tau", "top_k"] = "tau",
+        residual_decay: float = 1.0,
     ) -> None:
         super().__init__(bucket_bytes, exclude)
         if tau is not None and target_density is not None:
@@ -119,11 +140,24 @@ class Threshold(Adding):
                 f"target_density={target_density!r}. Use 0.001 to send one value in 1000."
             )
         require_one_of("coding", coding, CODINGS)
+        require_one_of("selection", selection, SELECTIONS)
+        if selection == "top_k" and tau is not None:
+            raise ValueError(
+                'selection="top_k" finds a threshold for each message. '
+                f"Received: tau={tau}. Use target_density=0.01 to send the largest hundredth."
+            )
+        if not (_is_number(residual_decay) and 0 < residual_decay <= 1):
+            raise ValueError(
+                "residual_decay must be above 0 and at most 1. Received: "
+                f"residual_decay={residual_decay!r}. Use 1 to keep all that is not sent."
+            )
         self._given_moments = required_moments(moments)
         self.moments = "after" if moments is None and tau is not None else moments
         self.tau = None if tau is None else float(tau)
         self.target_density = None if target_density is None else float(target_density)
         self.coding = coding
+        self.selection = selection
+        self.residual_decay = float(residual_decay)
 
     def get_config(self) -> dict[str, Any]:
         return {
@@ -133,15 +167,22 @@ class Threshold(Adding):
             "bucket_bytes": self.bucket_bytes,
             "exclude": list(self.exclude),
             "moments": self._given_moments,
+            "selection": self.selection,
+            "residual_decay": self.residual_decay,
         }
 
     def create_state(self) -> None:
         self._sizes = [spec.size for spec in self.specs]
         self._size = sum(self._sizes)
         self.residual = tf.Variable(tf.zeros([self._size]), trainable=False)
-        self._tau = Tau(self.tau, self.target_density, self.unit)
-        expected = self.expected_density * self._size
-        self._capacity = Capacity(min(self._size, self.part_size), expected)
+        most = min(self._size, self.part_size)
+        self._tau: Tau | LargestValues
+        if self.selection == "top_k":
+            self._tau = LargestValues(self.expected_density, self._sizes, self.unit)
+            self._capacity = Capacity(most, self._tau.room, changes=False)
+        else:
+            self._tau = Tau(self.tau, self.target_density, self.unit)
+            self._capacity = Capacity(most, self.expected_density * self._size)
         self._density = tf.Variable(0.0, trainable=False)
         self._sum_of_squares = tf.Variable(0.0, trainable=False)
         self._message_words = tf.Variable(0, dtype=tf.int64, trainable=False)
@@ -172,22 +213,32 @@ class Threshold(Adding):
         Args:
             gradients: list of tensors, as in `specs`.
             capacity: int64 scalar, the maximum number of values in a message.
-            rate: float32 scalar. Values in the message stand for `rate * tau` instead of tau.
+            rate: float32 scalar: factor on what values in the message stand for.
             pad: whether the message gets the maximum length of one with `capacity` values.
 
         Returns:
-            Words of `WIRE_DTYPE`, `[1, parts, words]`, in the exchange's coding.
+            Words of `WIRE_DTYPE`, `[rounds, parts, words]`, in the exchange's coding.
         """
-        encoded = ops.threshold_encode(
-            gradients,
-            self.residual,
-            self._tau.threshold(),
-            rate * self._tau.step(),
-            capacity,
-            pad=pad,
-            dtype=WIRE_DTYPE,
-            **self._parts,
-        )[tf.newaxis]
+        if self.residual_decay < 1:
+            self.residual.assign(self.residual_decay * self.residual)
+        rounds = []
+        for _ in range(self._tau.rounds):
+            threshold, magnitude = self._tau.choose(gradients, self.residual)
+            rounds.append(
+                ops.threshold_encode(
+                    gradients,
+                    self.residual,
+                    threshold,
+                    rate * magnitude,
+                    capacity,
+                    magnitude=magnitude,
+                    pad=pad,
+                    dtype=WIRE_DTYPE,
+                    **self._parts,
+                )
+            )
+            gradients = list(map(tf.zeros_like, gradients))  # now in the residual
+        encoded = tf.stack(rounds)
         if self.velocities is not None:
             self.velocities.clear_where_sent(encoded, self.part_size)
         if self.coding == "golomb_rice":
@@ -204,17 +255,18 @@ class Threshold(Adding):
         """Updates tau by the density of messages.
 
         Args:
-            messages: `[number, parts, words]` of `WIRE_DTYPE`, from workers with the same tau.
+            messages: `[number * rounds, parts, words]` of `WIRE_DTYPE`.
             mine: index of this worker's message.
 
         Returns:
-            int64 scalar, the largest number of values that a message should have held.
+            int64 scalar, the largest number of values that a round should have held.
         """
-        self._message_words.assign(tf.size(messages[mine], tf.int64))
+        rounds = self._tau.rounds
+        self._message_words.assign(rounds * tf.size(messages[0], tf.int64))
         headers = messages[:, :, : words.HEADER_WORDS]
         exceeding = tf.cast(tf.bitcast(headers[:, :, words.EXCEEDING], tf.uint32), tf.int64)
-        squares = headers[:, :, words.SQUARES]
-        values = tf.cast(tf.shape(headers)[0], tf.float64) * max(1, self._size)
+        squares = headers[rounds - 1 :: rounds, :, words.SQUARES]  # of what is left in the end
+        values = tf.cast(tf.shape(squares)[0], tf.float64) * max(1, self._size)
         density = tf.cast(tf.cast(tf.reduce_sum(exceeding), tf.float64) / values, tf.float32)
         mean_square = tf.reduce_sum(squares) / tf.cast(values, tf.float32)
         self._tau.follow(density, mean_square)
@@ -229,7 +281,7 @@ class Threshold(Adding):
     def gather(self, message: Sequence[tf.Tensor]) -> Exchanging[tuple[list[tf.Tensor], tf.Tensor]]:
         encoded, step = message
         gathered = yield AllGather(encoded, f"{self.scope}/all_gather", variant=step)
-        flags = integers(gathered[:, 0, words.FLAG])
+        flags = integers(gathered[:: self._tau.rounds, 0, words.FLAG])
 
         def follow() -> bool:
             self._capacity.follow(self.follow(gathered, self.rank))

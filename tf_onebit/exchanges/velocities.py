@@ -26,7 +26,7 @@ class Velocities:
         """Sets velocities to zero where a message of this worker has values.
 
         Args:
-            message: words `[1, parts, words]`, as `ops.threshold_encode` makes them.
+            message: words `[rounds, parts, words]`, as `Threshold.message` makes them.
             part_size: see `ops.threshold_encode`.
         """
         for variables in self._by_device:

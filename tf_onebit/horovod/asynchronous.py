@@ -107,6 +107,11 @@ def AsynchronousOptimizer(
             f"{' with an exclude' if isinstance(exchange, Threshold) else ''}. "
             "Use exchange=tf_onebit.Threshold(), or DistributedOptimizer."
         )
+    if exchange.selection != "tau":
+        raise ValueError(
+            "AsynchronousOptimizer sends what exceeds a threshold. Received: "
+            f"selection={exchange.selection!r} in its exchange. Leave it out."
+        )
     if max_staleness is not None and (
         not isinstance(max_staleness, numbers.Integral) or max_staleness < 0
     ):

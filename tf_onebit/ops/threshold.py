@@ -8,7 +8,7 @@ the values sent, and padding. The words of the header are:
     WORDS      length of the message in words, with the header and without padding
     COUNT      number of values that are sent
     EXCEEDING  number of values above the threshold, sent or without room
-    STEP       magnitude of each sent value: the bits of a float32
+    STEP       what receivers add for a sent value: the bits of a float32
     SQUARES    sum of squares of the residual: the bits of a float32
 
 The header is followed by one word for each sent value, in ascending order of indices. The word is
@@ -36,12 +36,13 @@ def threshold_encode(
     part_size: int = MAX_PART_SIZE,
     pad: bool = True,
     dtype: tf.DType = tf.int32,
+    magnitude: tf.Tensor | float | None = None,
 ) -> tf.Tensor:
     """Encodes values above a threshold, with error feedback (Strom 2015, section 2.6, 4 to 7).
 
         corrected = gradient + residual
         sent      = +1 if corrected > threshold, -1 if corrected < -threshold, else 0
-        residual  = corrected - threshold * sent
+        residual  = corrected - magnitude * sent
 
     It makes one pass over memory. If more than `capacity` values exceed the threshold, those with
     the highest indices wait in the residual.
@@ -50,13 +51,15 @@ def threshold_encode(
         gradients: list of tensors, all float32, float16 or bfloat16.
         residual: float32 variable with as many values as all gradients. Updated in place.
         threshold: float32 scalar, positive. With infinity no value is sent.
-        step: float32 scalar, at least 0 and finite: the magnitude of each sent value.
+        step: float32 scalar, at least 0 and finite: what receivers add for a sent value.
         capacity: int64 scalar: the maximum number of values in the message of a part.
         sizes: list of the gradients' numbers of values.
         part_size: number of values that one part covers.
         pad: whether a message gets the length of one with `capacity` values. On a GPU it always
             does.
         dtype: dtype of the words: `tf.int32`, or `tf.float32` to keep them on a GPU.
+        magnitude: float32 scalar, at least 0 and finite: what a sent value takes from the
+            residual. Default: the threshold, as in the paper.
 
     Returns:
         Words `[parts, words]`.
@@ -77,6 +80,7 @@ def threshold_encode(
         gradients=gradients,
         residual=residual.handle,
         threshold=threshold,
+        magnitude=threshold if magnitude is None else magnitude,
         step=step,
         capacity=capacity,
         sizes=sizes,

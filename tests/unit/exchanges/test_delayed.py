@@ -27,6 +27,7 @@ EXCHANGES = {
     "full_precision": FullPrecision(),
     # So high that messages have room for all values. The rest waits for another step.
     "threshold": Threshold(20.0),
+    "top_k": Threshold(target_density=0.05, selection="top_k", coding="golomb_rice"),
     "golomb_rice": Threshold(20.0, coding="golomb_rice", bucket_bytes=4000),
 }
 USUAL = ("momentum_and_excluded", "full_precision", "golomb_rice")

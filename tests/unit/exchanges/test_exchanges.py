@@ -49,6 +49,7 @@ EXCHANGES = {
     "threshold": Threshold(0.5),
     "threshold_by_default": Threshold(),
     "threshold_of_density": Threshold(target_density=0.2),
+    "threshold_of_the_largest": Threshold(target_density=0.2, selection="top_k"),
     "threshold_coded": Threshold(0.5, coding="golomb_rice"),
     "threshold_in_many_buckets": Threshold(
         target_density=0.2, coding="golomb_rice", bucket_bytes=1000

@@ -36,6 +36,7 @@ EXCHANGES = {
     ),
     "threshold_by_default": Threshold(),
     "density": Threshold(target_density=np.float32(0.25)),
+    "top_k": Threshold(target_density=0.25, selection="top_k", residual_decay=0.9),
     "warm_start": WarmStart(OneBit(min_size=3, exclude=("x",)), steps=9),
     "warm_start_by_samples": WarmStart(OneBit(), samples=100, global_batch_size=8),
     "uncompressed": OneBit(transforms=[Momentum(0.5)]).uncompressed(),

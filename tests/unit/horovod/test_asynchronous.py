@@ -39,6 +39,12 @@ def test_other_optimizers_are_refused(optimizer):
         hvd.AsynchronousOptimizer(optimizer)
 
 
+def test_a_selection_without_tau_is_refused():
+    exchange = Threshold(target_density=0.01, selection="top_k")
+    with pytest.raises(ValueError, match="Received: selection='top_k' in its exchange"):
+        hvd.AsynchronousOptimizer(SGD(0.1), exchange)
+
+
 def test_an_optimizer_is_wrapped_only_once():
     for wrap in (hvd.AsynchronousOptimizer, hvd.DistributedOptimizer):
         with pytest.raises(ValueError, match="distributed already"):

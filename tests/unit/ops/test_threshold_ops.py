@@ -114,6 +114,23 @@ def assert_that_headers_say_what_follows(messages, residual, part_size, capacity
         np.testing.assert_allclose(message.squares, squares, rtol=1e-5)
 
 
+@every_dtype
+@every_part_size
+@pytest.mark.parametrize("capacity", [50, SIZE])
+def test_a_sent_value_takes_its_magnitude_from_the_residual(rng, dtype, part_size, capacity):
+    gradients, before = gradients_of(rng, SHAPES, dtype), rng.normal(size=SIZE)
+    residual = variable_of(before)
+    corrected = flat(gradients) + residual.numpy()
+    rows = ops.threshold_encode(
+        gradients, residual, TAU, 3.0, capacity, SIZES, part_size, magnitude=1.5
+    )
+    for part, message in zip(parts_of(part_size), map(Message, rows), strict=True):
+        expected, rest, _ = oracle.encode(corrected[part], TAU, capacity, magnitude=1.5)
+        assert message.sent() == expected
+        assert message.step == 3.0
+        np.testing.assert_allclose(residual.numpy()[part], rest, rtol=1e-6, atol=1e-6)
+
+
 @every_part_size
 def test_without_padding_a_message_is_as_long_as_the_longest_part_needs(rng, part_size):
     values = gradients_of(rng, [(SIZE,)])[0]

@@ -73,10 +73,11 @@ def test_encode_refuses_a_threshold_that_is_not_positive(threshold):
         encode(threshold=threshold)
 
 
-@pytest.mark.parametrize("step", [-1.0, np.inf, -np.inf, np.nan])
-def test_encode_refuses_a_step_that_is_no_size(step):
-    with refuses("step must be .*finite. Received: step="):
-        encode(step=step)
+@pytest.mark.parametrize("size", [-1.0, np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("name", ["magnitude", "step"])
+def test_encode_refuses_what_is_no_size(name, size):
+    with refuses(f"{name} must be .*finite. Received: {name}="):
+        encode(**{name: size})
 
 
 @pytest.mark.parametrize("capacity", [-1, 2**31 + 1, -(2**62)])
@@ -86,9 +87,9 @@ def test_encode_refuses_a_capacity_that_is_no_number_of_values(capacity):
         encode(capacity=capacity)
 
 
-@pytest.mark.parametrize("name", ["threshold", "step", "capacity"])
+@pytest.mark.parametrize("name", ["threshold", "magnitude", "step", "capacity"])
 def test_encode_refuses_several_numbers_in_the_place_of_one(name):
-    with refuses("threshold, step and capacity must have 1 values.*Received: 2 values"):
+    with refuses("threshold, magnitude, step and capacity must have 1 values.*Received: 2 values"):
         encode(**{name: [1, 1]})
 
 
