@@ -61,6 +61,7 @@ MAY_IMPORT = {
     ],
     "tf_onebit._preflight": [
         "_configurable",
+        "_bmuf.arguments",
         "_bmuf.variables",
         "collectives.echo",
         "collectives.engine",

@@ -25,7 +25,7 @@ def check_arguments(
     overlap,
 ):
     """Raises ValueError unless all arguments are valid, as `BlockMomentum` describes them."""
-    _require_whole("sync_period", sync_period, 1, "Use sync_period=1 to synchronize every step")
+    check_turns(sync_period, fragments, overlap)
     _require_whole("warmup_steps", warmup_steps, 0, "Use warmup_steps=0 to leave it out")
     if not isinstance(nesterov, bool):
         raise ValueError(f"nesterov must be True or False. Received: nesterov={nesterov!r}.")
@@ -47,6 +47,17 @@ def check_arguments(
         )
     if groups not in (None, "node"):
         raise ValueError(f'groups must be None or "node". Received: groups={groups!r}.')
+    if (fragments > 1 or overlap) and moment_correction not in (None, "bmuf_adam", "local"):
+        raise ValueError(
+            "With fragments or overlap, workers synchronize weights alone, and keep the state of "
+            f"their optimizers. Received: moment_correction={moment_correction!r} with "
+            f'fragments={fragments} and overlap={overlap}. Use moment_correction="local".'
+        )
+
+
+def check_turns(sync_period, fragments, overlap):
+    """Raises ValueError unless fragments can take turns in a block, each with an overlap."""
+    _require_whole("sync_period", sync_period, 1, "Use sync_period=1 to synchronize every step")
     _require_whole("overlap", overlap, 0, "Use overlap=0 to wait at the end of each block")
     if not is_whole(fragments, 1) or fragments > sync_period:
         raise ValueError(
@@ -59,12 +70,6 @@ def check_arguments(
             "The synchronization of a fragment must end before its next one begins, a block later. "
             f"Received: overlap={overlap} with sync_period={sync_period}. Use an overlap of at "
             f"most {sync_period} steps, or longer blocks."
-        )
-    if (fragments > 1 or overlap) and moment_correction not in (None, "bmuf_adam", "local"):
-        raise ValueError(
-            "With fragments or overlap, workers synchronize weights alone, and keep the state of "
-            f"their optimizers. Received: moment_correction={moment_correction!r} with "
-            f'fragments={fragments} and overlap={overlap}. Use moment_correction="local".'
         )
 
 

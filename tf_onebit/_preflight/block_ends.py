@@ -1,11 +1,43 @@
-"""Variables of a model that workers exchange at the end of a block."""
+"""Blocks of a plan, and the variables of a model that workers exchange at their end."""
 
 import dataclasses
 
+from tf_onebit._bmuf.arguments import check_turns
 from tf_onebit._bmuf.variables import block_variables, corrects_moments_of
 from tf_onebit._measurement import with_block_work
 from tf_onebit._training.model_optimizers import inner_optimizer
 from tf_onebit.exchanges import GradientSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class Blocks:
+    """Blocks to plan with.
+
+    Attributes:
+        sync_period, fragments, overlap: see `BlockMomentum`.
+
+    Raises:
+        ValueError: unless fragments can take turns in a block.
+    """
+
+    sync_period: int
+    fragments: int = 1
+    overlap: int = 0
+
+    def __post_init__(self):
+        check_turns(self.sync_period, self.fragments, self.overlap)
+
+    @property
+    def weights_alone(self):
+        """True if workers exchange weights alone, and keep all state of their optimizers."""
+        return self.fragments > 1 or self.overlap > 0
+
+    @property
+    def name(self):
+        """Name that people read."""
+        fragments = f" in {self.fragments} fragments" if self.fragments > 1 else ""
+        overlap = f", overlap {self.overlap}" if self.overlap else ""
+        return f"blocks of {self.sync_period}{fragments}{overlap}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,28 +56,37 @@ class BlockEnd:
     averaged: list
 
     @classmethod
-    def by_compression(cls, model, optimizer):
+    def by_compression(cls, model, optimizer, weights_alone=False):
         """Returns the ends of blocks: dictionary by whether the callback's exchange compresses.
 
         Args:
-            model, optimizer: see `of`.
+            model, optimizer, weights_alone: see `of`.
         """
-        return {compresses: cls.of(model, optimizer, compresses) for compresses in (False, True)}
+        return {
+            compresses: cls.of(model, optimizer, compresses, weights_alone)
+            for compresses in (False, True)
+        }
 
     @classmethod
-    def of(cls, model, optimizer, compresses):
+    def of(cls, model, optimizer, compresses, weights_alone=False):
         """Returns the `BlockEnd` of a model, or None if it cannot be trained in blocks.
 
         Args:
             model: Keras model, built.
             optimizer: Keras optimizer of its weights.
             compresses: whether the callback's exchange compresses.
+            weights_alone: whether all state of the optimizer stays with its worker, as with
+                fragments and overlap.
         """
         knows = corrects_moments_of(inner_optimizer(optimizer))
         correction = "bmuf_adam" if knows else "average"
         try:
             variables = block_variables(
-                model, correction, compresses=compresses, optimizers=[optimizer]
+                model,
+                "local" if weights_alone else correction,
+                compresses=compresses,
+                optimizers=[optimizer],
+                weights_alone=weights_alone,
             )
         except ValueError:
             return None

@@ -20,8 +20,8 @@ def measure_members(make_model, workers, world_sizes, options):
         make_model: function that returns the model. Each one that it returns is split.
         workers: `Links` or `Alone`.
         world_sizes: list of numbers of workers to plan for.
-        options: object with `members`, a list of numbers, `per_replica_batch_size` and
-            `unknown_size`.
+        options: object with `members`, a list of numbers, `per_replica_batch_size`,
+            `unknown_size` and `blocks`, a `Blocks`.
 
     Returns:
         Dictionary: `Member` by number of members.
@@ -45,6 +45,7 @@ def measure_members(make_model, workers, world_sizes, options):
             members * options.per_replica_batch_size,
             workers,
             options.unknown_size,
+            options.blocks.weights_alone,
         )
         for members in sorted(set(options.members))
     }
@@ -60,7 +61,7 @@ def predict_groups(members, optimizer, workers, world_sizes, measured, links_wit
         measured: `Measurements` of the whole model.
         links_within: dictionary of `planner.Link` within a group, or None for those that are
             measured, or assumed between workers.
-        options: object with `target_density` and `sync_period`.
+        options: object with `target_density` and `blocks`.
 
     Returns:
         Dictionary: list of pairs (`planner.Method`, `planner.Prediction`) by number of workers, for
@@ -79,7 +80,7 @@ def predict_groups(members, optimizer, workers, world_sizes, measured, links_wit
                 exchanges = Exchanges(candidates, member.specs, member.rows, workers, count, **runs)
                 methods = [
                     *exchanges.methods(),
-                    *exchanges.blocks(member.ends, measured.block_seconds, options.sync_period),
+                    *exchanges.blocks(member.ends, measured.block_seconds, options.blocks),
                 ]
             links = links_of_groups(between(count), links_within or here)
             for method in as_exchanged(methods, count, optimizer):

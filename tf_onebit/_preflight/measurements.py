@@ -60,9 +60,9 @@ def measure(model, workers, links, world_sizes, options):
         workers: `Links` or `Alone`.
         links: dictionary of `planner.Link`, or None to measure them.
         world_sizes: list of numbers of workers to plan for, each at least 2.
-        options: object with `per_replica_batch_size`, `target_density`, `sync_period` and
-            `unknown_size`. Half and twice the batch size are measured, too, unless the model takes
-            one size only.
+        options: object with `per_replica_batch_size`, `target_density`, `unknown_size` and
+            `blocks`, a `Blocks`. Half and twice the batch size are measured, too, unless the model
+            takes one size only.
 
     Returns:
         `Measurements`.
@@ -89,7 +89,7 @@ def measure(model, workers, links, world_sizes, options):
         if workers.world_size > 1:
             alone_seconds = alone_seconds_of(step, size, workers) or alone_seconds
         specs, rows = step.specs(), step.rows(size)
-        ends = BlockEnd.by_compression(model, step.optimizer)
+        ends = BlockEnd.by_compression(model, step.optimizer, options.blocks.weights_alone)
     finally:
         step.restore()
     sizes = [spec.size for spec in specs]
@@ -103,7 +103,7 @@ def measure(model, workers, links, world_sizes, options):
         exchanges = Exchanges(candidates, specs, rows, workers, world_size, **runs)
         methods[world_size] = [
             *exchanges.methods(),
-            *exchanges.blocks(ends, block_seconds, options.sync_period),
+            *exchanges.blocks(ends, block_seconds, options.blocks),
         ]
     return Measurements(
         size,

@@ -45,7 +45,7 @@ class Member:
     ends: dict
 
 
-def measure_member(model, members, samples, workers, unknown_size):
+def measure_member(model, members, samples, workers, unknown_size, weights_alone=False):
     """Measures the step of a member. The model is split, and stays so.
 
     Args:
@@ -54,6 +54,7 @@ def measure_member(model, members, samples, workers, unknown_size):
         samples: number of samples of a group in a step.
         workers: `Links` or `Alone`.
         unknown_size: see `ModelInStep`.
+        weights_alone: see `BlockEnd.of`.
 
     Returns:
         `Member`.
@@ -98,7 +99,7 @@ def measure_member(model, members, samples, workers, unknown_size):
         sum(_bytes(v) * (members if is_part(v) else 1) for v in held),
         step.specs(),
         step.rows(samples),
-        BlockEnd.by_compression(model, step.optimizer),
+        BlockEnd.by_compression(model, step.optimizer, weights_alone),
     )
 
 

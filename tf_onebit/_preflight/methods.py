@@ -146,13 +146,13 @@ class Exchanges:
                 methods.append(Method(f"{candidate.name}, delayed", delay=1, **what))
         return methods
 
-    def blocks(self, ends, block_seconds, sync_period):
+    def blocks(self, ends, block_seconds, blocks):
         """Returns the methods that train in blocks: list of `planner.Method`.
 
         Args:
             ends: what `BlockEnd.by_compression` returned.
             block_seconds: as from `measure_block`.
-            sync_period: number of steps.
+            blocks: `Blocks`.
         """
         methods = []
         for candidate, buckets in self._measured:
@@ -164,8 +164,8 @@ class Exchanges:
             if end.weights != self._specs or not as_in_steps:
                 buckets = self._buckets(candidate.exchange, end.weights)
             of_block = end.buckets(buckets, self._in_full_precision, block_seconds)
-            name = f"blocks of {sync_period}, {candidate.name}"
-            what = {"sync_period": sync_period, "template": candidate.exchange}
+            name = f"{blocks.name}, {candidate.name}"
+            what = dataclasses.asdict(blocks) | {"template": candidate.exchange}
             methods.append(Method(name, of_block, **what))
         return methods
 

@@ -98,6 +98,20 @@ def add_command(commands):
         help="length of a block, for training in blocks (default: 16)",
     )
     parser.add_argument(
+        "--fragments",
+        type=_positive,
+        default=1,
+        metavar="P",
+        help="parts of the model that are exchanged in turn within a block (default: 1)",
+    )
+    parser.add_argument(
+        "--overlap",
+        type=_at_least_0,
+        default=0,
+        metavar="STEPS",
+        help="steps that workers make while a part is exchanged (default: 0)",
+    )
+    parser.add_argument(
         "--unknown-size",
         type=_positive,
         metavar="N",
@@ -117,9 +131,11 @@ def run(options):
 
 def _run(options):
     from tf_onebit._preflight import report
+    from tf_onebit._preflight.block_ends import Blocks
     from tf_onebit._preflight.jobs import load_model, require_writable, workers_of_job
     from tf_onebit._preflight.planning import make_plan
 
+    options.blocks = Blocks(options.sync_period, options.fragments, options.overlap)
     workers = workers_of_job(in_groups=bool(options.members) and options.bandwidth is None)
     if workers.rank == 0:
         require_writable(options.json, options.plot)
@@ -164,6 +180,10 @@ def _uniform_links(rate, latency):
 
 def _positive(text):
     return _whole(text, 1)
+
+
+def _at_least_0(text):
+    return _whole(text, 0)
 
 
 def _group_size(text):

@@ -24,10 +24,12 @@ class Method:
         adds: whether the exchange adds what it decodes to the weights. `Bucket.work_seconds` then
             includes that, and comes when all messages are there. No other update follows.
         template: the exchange that the method stands for. Predictions do not use it.
+        fragments: number of parts of the model that are exchanged in turn within a block.
+        overlap: number of steps that are made while a part is exchanged.
 
     Raises:
-        ValueError: if the delay, the period or the bytes of buckets are not whole numbers, or are
-            too small.
+        ValueError: if a number of steps, of parts or of bytes is not a whole number, or is too
+            small.
     """
 
     name: str
@@ -37,9 +39,13 @@ class Method:
     bucket_bytes: int | None = None
     adds: bool = False
     template: object = None
+    fragments: int = 1
+    overlap: int = 0
 
     def __post_init__(self) -> None:
         require_whole("delay", self.delay, 0)
+        require_whole("fragments", self.fragments, 1)
+        require_whole("overlap", self.overlap, 0)
         for name in ("sync_period", "bucket_bytes"):
             if getattr(self, name) is not None:
                 require_whole(name, getattr(self, name), 1)

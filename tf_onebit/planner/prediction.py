@@ -1,7 +1,7 @@
 """Predicted time of a step with a method, and speed-up of several workers."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from tf_onebit.planner.costs import (
     Activations,
@@ -161,7 +161,8 @@ def predict(
     if period is not None:
         # At the end of a block all buckets are ready at once, and there is nothing else to compute.
         run = simulate([(Worker(Computation(0.0, 0.0), links), workers)], buckets, 2)
-        seconds += run.mean_step_seconds / period
+        block_end = _block_end_seconds(method, buckets, links, run.mean_step_seconds, seconds)
+        seconds += block_end / period
         coding += sum(bucket.all_work_seconds for bucket in buckets) / period
         sending += float(run.link_seconds[0]) / period
         sent_bytes += sum(bucket.sent_bytes for bucket in buckets) / period
@@ -179,6 +180,38 @@ def predict(
         activations.members,
         sum(links[c.kind].seconds(c.sent_bytes) for c in activations.messages),
     )
+
+
+def _block_end_seconds(
+    method: Method,
+    buckets: Sequence[Bucket],
+    links: Mapping[str, Link],
+    whole_seconds: float,
+    step_seconds: float,
+) -> float:
+    """Returns the time by which all exchanges of a block lengthen it.
+
+    Args:
+        method: `Method` with blocks.
+        buckets: list of `Bucket` of a block.
+        links: dictionary: `Link` by kind of collective.
+        whole_seconds: time to exchange the whole model while workers wait.
+        step_seconds: time of a step without exchange.
+    """
+    waits = [sum(links[c.kind].seconds(0.0) for c in b.collectives) for b in buckets]
+    # A small fragment takes as many collectives as a large one.
+    turn_seconds = max(whole_seconds / method.fragments, *waits, 0.0)
+    if method.overlap:
+        work = sum(
+            links[c.kind].all_work_seconds(c.sent_bytes)
+            for bucket in buckets
+            for c in bucket.collectives
+        )
+        work += sum(bucket.all_work_seconds for bucket in buckets)
+        # Each fragment must arrive in time, and before the next one can be sent.
+        steps = min(method.overlap, (method.sync_period or 0) / method.fragments)
+        turn_seconds = max(work / method.fragments, turn_seconds - steps * step_seconds)
+    return method.fragments * turn_seconds
 
 
 def interpolated(measured: Mapping[int, Computation], per_replica_batch_size: float) -> Computation:

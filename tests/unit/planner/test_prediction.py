@@ -323,3 +323,54 @@ def test_blocks_are_not_called_compression():
     result = advice(125e6, [FULL, blocks])
     assert result.method == blocks.name
     assert result.sentences[0].startswith("Sending less pays")
+
+
+# ------------------------------------------------------------------------------ parts of a block
+
+
+def in_blocks(seconds_on_link, work=0.0, **arguments):
+    """Returns the extra seconds of a block of 16 steps of 0.32 s, whose model takes as long."""
+    bucket = Bucket(1e6, (Collective(work, "all_gather", 125e6 * seconds_on_link),))
+    blocks = Method("blocks", [bucket], sync_period=16, **arguments)
+    prediction = predict(blocks, COMPUTATION, uniform_links(125e6, 0.0), 2)
+    return 16 * (prediction.step_seconds - COMPUTATION.seconds)
+
+
+def test_fragments_alone_wait_as_long_for_less_at_a_time():
+    assert in_blocks(2.0, fragments=4) == pytest.approx(in_blocks(2.0)) == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(
+    "seconds_on_link, fragments, overlap, expected",
+    [
+        (1.0, 1, 4, 0.0),  # the link needs less than 4 steps
+        (2.0, 1, 4, 2.0 - 4 * 0.32),
+        (4.0, 4, 3, 4 * (1.0 - 3 * 0.32)),
+        (4.0, 4, 4, 0.0),
+        (8.0, 4, 16, 8.0 - 16 * 0.32),  # the link is never free
+    ],
+)
+def test_overlap_hides_what_the_link_needs(seconds_on_link, fragments, overlap, expected):
+    extra = in_blocks(seconds_on_link, fragments=fragments, overlap=overlap)
+    assert extra == pytest.approx(expected, abs=1e-6)
+
+
+def test_overlap_hides_no_work():
+    assert in_blocks(0.1, work=0.5, fragments=4, overlap=8) == pytest.approx(0.5)
+
+
+def test_a_small_fragment_waits_for_every_collective():
+    bucket = Bucket(10, (Collective(0.0, "all_to_all", 1), Collective(0.0, "all_gather", 1)))
+    blocks = [Method("blocks", [bucket], sync_period=16, fragments=n) for n in (1, 4)]
+    links = uniform_links(125e6, 0.1)
+    whole, parts = (predict(one, COMPUTATION, links, 2).step_seconds for one in blocks)
+    assert 16 * (parts - COMPUTATION.seconds) == pytest.approx(4 * 0.2, rel=1e-3)
+    assert 16 * (whole - COMPUTATION.seconds) == pytest.approx(0.2, rel=1e-3)
+
+
+def test_a_period_is_advised_without_an_overlap_alone():
+    links = uniform_links(125e6, 1e-3)
+    for overlap, advised in [(0, True), (4, False)]:
+        methods = [FULL, dataclasses.replace(BLOCKS, overlap=overlap)]
+        advice = advise(methods, MEASURED, links, 2, 64, SIZES)
+        assert (advice.sync_period is not None) == advised

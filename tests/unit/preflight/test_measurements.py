@@ -12,6 +12,7 @@ import tf_onebit.horovod as hvd
 from tests.support import planned
 from tf_onebit._measurement import Alone, measure_exchange, with_world_size
 from tf_onebit._preflight import methods
+from tf_onebit._preflight.block_ends import Blocks
 from tf_onebit._preflight.computation import ModelInStep
 from tf_onebit._preflight.measurements import alone_seconds_of, measure
 from tf_onebit.exchanges import FullPrecision, GradientSpec, OneBit, Threshold
@@ -317,7 +318,7 @@ class LittleMemory(Alone):
 
 def test_batches_for_which_some_worker_has_no_memory_are_left_out():
     options = types.SimpleNamespace(
-        per_replica_batch_size=8, unknown_size=None, target_density=0.01, sync_period=16
+        per_replica_batch_size=8, unknown_size=None, target_density=0.01, blocks=Blocks(16)
     )
     links = uniform_links(1e6, 0.0)
     measured = measure(planned.make_model(), LittleMemory(2), links, [2], options)
@@ -351,7 +352,7 @@ def test_dense_gradients_in_full_precision_are_measured_for_one_number_of_worker
 
     monkeypatch.setattr(methods, "measure_exchange", measure_one)
     options = types.SimpleNamespace(
-        per_replica_batch_size=8, unknown_size=16, target_density=0.01, sync_period=16
+        per_replica_batch_size=8, unknown_size=16, target_density=0.01, blocks=Blocks(16)
     )
     links = uniform_links(1e6, 0.0)
     measure(planned.make_model(), Alone(), links, [2, 4, 8], options)

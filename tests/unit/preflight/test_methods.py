@@ -5,7 +5,7 @@ import pytest
 
 import tf_onebit.horovod as hvd
 from tf_onebit._measurement import Alone, measure_exchange
-from tf_onebit._preflight.block_ends import BlockEnd
+from tf_onebit._preflight.block_ends import BlockEnd, Blocks
 from tf_onebit._preflight.methods import Candidates, Exchanges
 from tf_onebit.exchanges import FullPrecision, GradientSpec, Local, OneBit, Threshold, WarmStart
 from tf_onebit.transforms import NormalizedAdaGrad
@@ -70,7 +70,7 @@ def test_exchanges_are_measured_with_the_adding_that_they_do_in_steps(
     assert [adds for _, adds in measured] == [False, bool(adding), bool(adding)]
     measured.clear()
     end = BlockEnd([KERNEL], [], [])
-    blocks = exchanges.blocks({True: end, False: end}, (0.0, 0.0), 16)
+    blocks = exchanges.blocks({True: end, False: end}, (0.0, 0.0), Blocks(16))
     assert not any(method.adds for method in blocks)
     # Blocks decode apart.
     assert measured == ([(OneBit, False)] if adding else [])

@@ -19,6 +19,7 @@ from tf_onebit import Delayed, FullPrecision, Local, OneBit, Threshold, WarmStar
 from tf_onebit import _cli as cli
 from tf_onebit._measurement import Alone
 from tf_onebit._preflight import jobs, planning, report
+from tf_onebit._preflight.block_ends import Blocks
 from tf_onebit._preflight.doubts import doubts_about
 from tf_onebit._preflight.effects import notes_on
 from tf_onebit._preflight.measurements import Measurements
@@ -241,7 +242,7 @@ def test_says_that_workers_share_processors():
 
 
 def planned_for(**options):
-    return types.SimpleNamespace(sync_period=16, target_density=0.001, **options)
+    return types.SimpleNamespace(blocks=Blocks(16), target_density=0.001, **options)
 
 
 IN_BLOCKS = Method("blocks of 16, 1-bit", [], sync_period=16, template=OneBit())
@@ -325,6 +326,11 @@ def test_gradients_that_are_checked_first_overlap_with_nothing(
         ({"template": OneBit(), "delay": 1}, None, WarmStart(Delayed(OneBit()), steps=1000)),
         ({"template": Threshold(tau=0.5), "delay": 1}, None, Delayed(Threshold(tau=0.5))),
         ({"template": OneBit(min_size=9), "sync_period": 8}, 4 * 2**20, Local()),
+        (
+            {"template": OneBit(min_size=9), "sync_period": 8, "fragments": 2, "overlap": 3},
+            None,
+            Local(),
+        ),
     ],
 )
 def test_the_lines_to_write_make_what_is_advised(settings, bucket_bytes, exchange):
@@ -341,6 +347,8 @@ def test_the_lines_to_write_make_what_is_advised(settings, bucket_bytes, exchang
     if "callbacks" in names:
         (callback,) = names["callbacks"]
         assert (callback.sync_period, callback.exchange.min_size) == (8, 9)
+        assert callback.fragments == settings.get("fragments", 1)
+        assert callback.overlap == settings.get("overlap", 0)
 
 
 def computation(seconds):
