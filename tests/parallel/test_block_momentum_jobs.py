@@ -1,6 +1,7 @@
 """Block momentum in jobs of their own: on several nodes, and with a worker that dies."""
 
 import os
+import re
 import signal
 
 import keras
@@ -55,8 +56,12 @@ def test_all_processes_of_all_nodes_end_with_the_same_bits(run, on_nodes):
             assert np.isfinite(array).all()
 
 
-def train_until_a_worker_dies():
-    """Lets rank 1 die in the middle of a block. The other rank says how its own `fit` ended."""
+def train_until_a_worker_dies(**options):
+    """Lets rank 1 die in the middle of a block. The other rank says how its own `fit` ended.
+
+    Args:
+        options: arguments of `BlockMomentum`.
+    """
     # horovodrun ends the other workers as soon as one has died. Only a worker that stays can
     # report.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -68,7 +73,7 @@ def train_until_a_worker_dies():
 
     dying = keras.callbacks.LambdaCallback(on_train_batch_end=die)
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.01), exchange=tf_onebit.Local())
-    callbacks = [tf_onebit.callbacks.BlockMomentum(4), dying]
+    callbacks = [tf_onebit.callbacks.BlockMomentum(4, **options), dying]
     try:
         fit_part(compiled(make_model(), optimizer), 1000, hvd.size(), callbacks=callbacks)
         print(f"rank {rank()} finished", flush=True)
@@ -78,9 +83,18 @@ def train_until_a_worker_dies():
         raise
 
 
-def test_a_worker_that_dies_in_a_block_ends_the_job():
-    program = f"import {__name__} as jobs; jobs.train_until_a_worker_dies()"
+@pytest.mark.parametrize(
+    "options, last_steps",
+    [
+        ({}, [8]),  # the end of the block in which the other died
+        # The end of the fragment that was under way, or of the next.
+        ({"fragments": 2, "overlap": 3}, [7, 9]),
+    ],
+    ids=str,
+)
+def test_a_worker_that_dies_in_a_block_ends_the_job(options, last_steps):
+    program = f"import {__name__} as jobs; jobs.train_until_a_worker_dies(**{options})"
     job = horovodrun(2, ["-c", program], timeout_seconds=60)
     assert job.returncode != 0
-    # Rank 0 notices at the end of the block in which the other died.
-    assert "rank 0 ended with" in job.output and "after 8" in job.output, job.output
+    ended = re.search(r"rank 0 ended with \w+ after (\d+)", job.output)
+    assert ended and int(ended[1]) in last_steps, job.output

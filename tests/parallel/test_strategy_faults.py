@@ -19,7 +19,7 @@ TRAINING = f"""
 import json, os, sys
 import keras, numpy as np, tensorflow as tf, tf_onebit
 
-in_blocks = sys.argv[2:] == ["blocks"]
+in_blocks = len(sys.argv) > 2
 rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
 options = tf.distribute.experimental.CommunicationOptions(timeout_seconds={TIMEOUT_SECONDS})
 strategy = tf_onebit.distribute.MultiWorkerMirroredStrategy(
@@ -40,7 +40,8 @@ class Fault(keras.callbacks.Callback):
             os.kill(os.getpid(), int(sys.argv[1]))
 
 data = np.zeros([300000, 64], np.float32)
-blocks = [tf_onebit.callbacks.BlockMomentum(4)] if in_blocks else []
+overlap = 3 if sys.argv[2:] == ["late"] else 0
+blocks = [tf_onebit.callbacks.BlockMomentum(4, overlap=overlap)] if in_blocks else []
 model.fit(data, data, 3, verbose=0, callbacks=[*blocks, Fault()])
 """
 
@@ -115,7 +116,7 @@ def cluster(ranks, world_size, *arguments, program=TRAINING):
     "arguments",
     [
         *([str(int(signal.SIGKILL))], [str(int(signal.SIGSTOP))]),
-        *nightly(["raise"], ["raise", "blocks"]),
+        *nightly(["raise"], ["raise", "blocks"], [str(int(signal.SIGKILL)), "late"]),
     ],
     ids=" ".join,
 )
