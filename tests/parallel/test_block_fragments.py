@@ -61,6 +61,25 @@ def test_workers_train_as_in_one_process(make, optimizer, fragments, overlap, en
     assert_close(worker.arrays, trained_in_lockstep(make, optimizer, batches, 2, **options))
 
 
+def model_in_float64():
+    model = make_model()
+    return keras.models.clone_model(
+        model,
+        clone_function=lambda layer: layer.from_config(layer.get_config() | {"dtype": "float64"}),
+    )
+
+
+@pytest.mark.workers(2, engines=["horovod", *nightly("tensorflow")])
+@pytest.mark.parametrize("make", [model_in_float64, *nightly(make_model)])
+def test_two_workers_have_the_bits_of_one_process(make, engine, world_size):
+    batches, overlap = batches_of(11, 10), PERIOD - 1
+    worker = Worker(engine, make, keras.optimizers.Adam)
+    worker.fit(batches, block_momentum=blocks(overlap=overlap), epochs=2)
+    options = {"fragments": FRAGMENTS, "overlap": overlap}
+    expected = trained_in_lockstep(make, keras.optimizers.Adam, batches, 2, **options)
+    assert_same_bits(worker.arrays, expected)
+
+
 EXCHANGES = [
     Threshold(target_density=0.05, selection="top_k", residual_decay=0.95),
     OneBit(min_size=1),
