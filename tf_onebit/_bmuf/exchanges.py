@@ -55,6 +55,10 @@ class BlockExchanges:
         """Returns the sums of squares by name of what has a residual: dictionary of floats."""
         return summed(built.residual_squares() for built in self._first)
 
+    def metrics(self):
+        """Returns the metrics of the last exchange, for the Monitor: dictionary of floats."""
+        return {name: value for built in self._first for name, value in built.metrics().items()}
+
     def states(self, count):
         """Returns the states of this process's `count` workers: list of dictionaries."""
         states = [{} for _ in range(count)]

@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import statistics
 import time
 
 import numpy as np
@@ -423,6 +424,15 @@ class BlockSynchronization:
     def residual_squares(self):
         """Returns the sums of squares by name of what has a residual: dictionary of floats."""
         return summed(fragment.exchanges.residual_squares() for fragment in self._fragments)
+
+    def metrics(self):
+        """Returns the means of the fragments' metrics, for the Monitor: dictionary of floats."""
+        of_fragments = [fragment.exchanges.metrics() for fragment in self._fragments]
+        names = dict.fromkeys(name for metrics in of_fragments for name in metrics)
+        return {
+            name: statistics.fmean(metrics[name] for metrics in of_fragments if name in metrics)
+            for name in names
+        }
 
     def states(self):
         """Returns the states of this process' workers: list of dictionaries of NumPy arrays.

@@ -37,7 +37,7 @@ class Monitor(keras.callbacks.Callback):
 
     For threshold-sparse exchanges it adds
 
-    - `density`: the share of values that exceeded the threshold `tau`.
+    - `density`: the share of values that exceeded the threshold `tau`, in a step or a block.
 
     For asynchronous exchanges it adds
 
@@ -198,8 +198,8 @@ class Monitor(keras.callbacks.Callback):
             "compression_ratio": full_bytes / bytes_sent if bytes_sent else 1.0,
             "residual_norm": math.sqrt(squares),
         }
-        for exchange in self._exchanges:
-            self._latest |= exchange.metrics()
+        for part in (*self._exchanges, *blocks):
+            self._latest |= part.metrics()
 
     def _settings(self):
         """Returns the settings of the next step: dictionary of scalars."""
