@@ -18,7 +18,13 @@ from step_worker import make_batch, make_model
 import tf_onebit
 from tf_onebit.horovod import DistributedOptimizer
 
-EXCHANGES = {"full precision": tf_onebit.FullPrecision, "1-bit": tf_onebit.OneBit}
+EXCHANGES = {
+    "full precision": tf_onebit.FullPrecision,
+    "1-bit": tf_onebit.OneBit,
+    "top-k 1/16": lambda: tf_onebit.Threshold(
+        target_density=1 / 16, coding="golomb_rice", selection="top_k", residual_decay=0.95
+    ),
+}
 OPTIMIZERS = {
     "SGD": lambda: keras.optimizers.SGD(0.01),
     "Adam": lambda: tf_onebit.optimizers.Adam(1e-5, beta_1=0.5),

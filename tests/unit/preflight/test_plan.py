@@ -131,6 +131,33 @@ def test_embeddings_send_the_rows_of_a_step_and_all_of_them_in_a_block(capsys, t
     assert any(re.match("With 8 samples per worker and step its exchange", s) for s in sentences)
 
 
+def test_fragments_and_overlap_send_weights_alone(capsys, tmp_path):
+    path = tmp_path / "plan.json"
+    model = "tests.support.planned:make_model_with_keras_adam"
+    turns = ["--fragments", 2, "--overlap", 3]
+    status, output, _ = plan(capsys, model, "--workers", 2, "--json", path, *turns)
+    assert status == 0
+    of_weights = 4 * (16 * 64 + 64 + 64 * 40 + 40)
+    sent = sent_bytes(path)["blocks of 16 in 2 fragments, overlap 3, full precision"]
+    assert sent == pytest.approx(of_weights / 16, rel=0.01)
+    # Any optimizer keeps its moments.
+    assert "does not correct the moments" not in output
+
+
+@pytest.mark.parametrize(
+    "arguments, reason",
+    [
+        (["--fragments", 17], "at most sync_period.*fragments=17 with sync_period=16"),
+        (["--sync-period", 4, "--overlap", 5], "overlap=5 with sync_period=4"),
+    ],
+    ids=str,
+)
+def test_refuses_turns_that_do_not_fit_into_a_block(capsys, arguments, reason):
+    status, _, errors = plan(capsys, MODEL, *arguments)
+    assert status == 1
+    assert re.search(reason, errors)
+
+
 def test_narrow_values_are_sent_as_they_are(capsys, tmp_path):
     path = tmp_path / "plan.json"
     model = "tests.support.planned:make_model_of_narrow_weights"
