@@ -62,6 +62,7 @@ MAY_IMPORT = {
     "tf_onebit._preflight": [
         "_configurable",
         "_bmuf.arguments",
+        "_bmuf.fragments",
         "_bmuf.variables",
         "collectives.echo",
         "collectives.engine",

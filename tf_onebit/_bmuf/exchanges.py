@@ -1,6 +1,7 @@
 """BlockExchanges: the exchanges of what a block has changed."""
 
 import dataclasses
+import math
 
 from tf_onebit._training.gradient_exchange import GradientExchange
 from tf_onebit.exchanges import GradientSpec
@@ -42,6 +43,12 @@ class BlockExchanges:
     @property
     def _first(self):
         return [built for exchange in self._exchanges for built in exchange.built]
+
+    @property
+    def size(self):
+        """Number of values of the weights."""
+        weights, _ = self._lists[0]
+        return sum(math.prod(weight.shape) for weight in weights)
 
     def bytes_sent(self):
         """Returns the bytes that a worker sends in a block: int."""

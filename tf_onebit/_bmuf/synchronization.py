@@ -2,7 +2,6 @@
 
 import collections
 import contextlib
-import statistics
 import time
 
 import numpy as np
@@ -16,7 +15,7 @@ from tf_onebit._bmuf.replica import BlockReplica
 from tf_onebit._bmuf.saved_blocks import SavedBlocks
 from tf_onebit._bmuf.underway import Underway
 from tf_onebit.exchanges import FullPrecision
-from tf_onebit.exchanges.state import summed
+from tf_onebit.exchanges.state import averaged, summed
 
 # The worker whose model all begin with.
 _LEADER = 0
@@ -427,12 +426,8 @@ class BlockSynchronization:
 
     def metrics(self):
         """Returns the means of the fragments' metrics, for the Monitor: dictionary of floats."""
-        of_fragments = [fragment.exchanges.metrics() for fragment in self._fragments]
-        names = dict.fromkeys(name for metrics in of_fragments for name in metrics)
-        return {
-            name: statistics.fmean(metrics[name] for metrics in of_fragments if name in metrics)
-            for name in names
-        }
+        all_exchanges = [fragment.exchanges for fragment in self._fragments]
+        return averaged((exchanges.metrics(), exchanges.size) for exchanges in all_exchanges)
 
     def states(self):
         """Returns the states of this process' workers: list of dictionaries of NumPy arrays.

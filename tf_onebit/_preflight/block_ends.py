@@ -3,6 +3,7 @@
 import dataclasses
 
 from tf_onebit._bmuf.arguments import check_turns
+from tf_onebit._bmuf.fragments import divide
 from tf_onebit._bmuf.variables import block_variables, corrects_moments_of
 from tf_onebit._measurement import with_block_work
 from tf_onebit._training.model_optimizers import inner_optimizer
@@ -49,51 +50,58 @@ class BlockEnd:
         moments: list of such lists, of the optimizer's moments. Their changes in a block are sent
             in full precision.
         averaged: of the variables whose values are averaged, in full precision.
+        fragments: sizes of the parts that are exchanged in turn, as fractions of the weights.
     """
 
     weights: list
     moments: list
     averaged: list
+    fragments: tuple = (1.0,)
 
     @classmethod
-    def by_compression(cls, model, optimizer, weights_alone=False):
+    def by_compression(cls, model, optimizer, blocks):
         """Returns the ends of blocks: dictionary by whether the callback's exchange compresses.
 
         Args:
-            model, optimizer, weights_alone: see `of`.
+            model, optimizer, blocks: see `of`.
         """
         return {
-            compresses: cls.of(model, optimizer, compresses, weights_alone)
-            for compresses in (False, True)
+            compresses: cls.of(model, optimizer, compresses, blocks) for compresses in (False, True)
         }
 
     @classmethod
-    def of(cls, model, optimizer, compresses, weights_alone=False):
+    def of(cls, model, optimizer, compresses, blocks):
         """Returns the `BlockEnd` of a model, or None if it cannot be trained in blocks.
 
         Args:
             model: Keras model, built.
             optimizer: Keras optimizer of its weights.
             compresses: whether the callback's exchange compresses.
-            weights_alone: whether all state of the optimizer stays with its worker, as with
-                fragments and overlap.
+            blocks: `Blocks`.
+
+        Raises:
+            ValueError: for more fragments than layers.
         """
         knows = corrects_moments_of(inner_optimizer(optimizer))
         correction = "bmuf_adam" if knows else "average"
         try:
             variables = block_variables(
                 model,
-                "local" if weights_alone else correction,
+                "local" if blocks.weights_alone else correction,
                 compresses=compresses,
                 optimizers=[optimizer],
-                weights_alone=weights_alone,
+                weights_alone=blocks.weights_alone,
             )
         except ValueError:
             return None
+        sizes = [spec.size for spec in _specs(variables.weights)]
+        parts = divide(variables.weights, blocks.fragments)
+        fractions = tuple(sum(sizes[part]) / max(1, sum(sizes)) for part in parts)
         return cls(
             _specs(variables.weights),
             [_specs(moment.variables) for moment in variables.moments],
             _specs(variables.averaged),
+            fractions,
         )
 
     def buckets(self, of_weights, in_full_precision, block_seconds):

@@ -74,8 +74,7 @@ def notes_on(method, model):
             f"gradients of {inner.gradient_accumulation_steps} steps before it exchanges them. "
             "Multiply --per-replica-batch-size by that number and plan again."
         )
-    keeps_moments = method.fragments > 1 or method.overlap > 0
-    if exchanges_gradients or keeps_moments or corrects_moments_of(inner):
+    if exchanges_gradients or method.takes_turns or corrects_moments_of(inner):
         return notes
     name = type(inner).__name__
     instead = 'moment_correction="average"'

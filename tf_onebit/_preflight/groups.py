@@ -45,7 +45,7 @@ def measure_members(make_model, workers, world_sizes, options):
             members * options.per_replica_batch_size,
             workers,
             options.unknown_size,
-            options.blocks.weights_alone,
+            options.blocks,
         )
         for members in sorted(set(options.members))
     }

@@ -89,7 +89,7 @@ def measure(model, workers, links, world_sizes, options):
         if workers.world_size > 1:
             alone_seconds = alone_seconds_of(step, size, workers) or alone_seconds
         specs, rows = step.specs(), step.rows(size)
-        ends = BlockEnd.by_compression(model, step.optimizer, options.blocks.weights_alone)
+        ends = BlockEnd.by_compression(model, step.optimizer, options.blocks)
     finally:
         step.restore()
     sizes = [spec.size for spec in specs]

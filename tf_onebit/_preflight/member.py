@@ -45,7 +45,7 @@ class Member:
     ends: dict
 
 
-def measure_member(model, members, samples, workers, unknown_size, weights_alone=False):
+def measure_member(model, members, samples, workers, unknown_size, blocks):
     """Measures the step of a member. The model is split, and stays so.
 
     Args:
@@ -54,7 +54,7 @@ def measure_member(model, members, samples, workers, unknown_size, weights_alone
         samples: number of samples of a group in a step.
         workers: `Links` or `Alone`.
         unknown_size: see `ModelInStep`.
-        weights_alone: see `BlockEnd.of`.
+        blocks: `Blocks`.
 
     Returns:
         `Member`.
@@ -99,7 +99,7 @@ def measure_member(model, members, samples, workers, unknown_size, weights_alone
         sum(_bytes(v) * (members if is_part(v) else 1) for v in held),
         step.specs(),
         step.rows(samples),
-        BlockEnd.by_compression(model, step.optimizer, weights_alone),
+        BlockEnd.by_compression(model, step.optimizer, blocks),
     )
 
 

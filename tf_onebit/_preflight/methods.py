@@ -165,7 +165,12 @@ class Exchanges:
                 buckets = self._buckets(candidate.exchange, end.weights)
             of_block = end.buckets(buckets, self._in_full_precision, block_seconds)
             name = f"{blocks.name}, {candidate.name}"
-            what = dataclasses.asdict(blocks) | {"template": candidate.exchange}
+            what = {
+                "sync_period": blocks.sync_period,
+                "template": candidate.exchange,
+                "fragments": end.fragments,
+                "overlap": blocks.overlap,
+            }
             methods.append(Method(name, of_block, **what))
         return methods
 

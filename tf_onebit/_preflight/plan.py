@@ -136,6 +136,12 @@ def _run(options):
     from tf_onebit._preflight.planning import make_plan
 
     options.blocks = Blocks(options.sync_period, options.fragments, options.overlap)
+    if options.members and options.overlap:
+        raise ValueError(
+            "Groups of processes that hold one model cannot train on while they synchronize. "
+            f"Received: --members {' '.join(map(str, options.members))} with --overlap "
+            f"{options.overlap}. Leave out one of them. Groups may have --fragments."
+        )
     workers = workers_of_job(in_groups=bool(options.members) and options.bandwidth is None)
     if workers.rank == 0:
         require_writable(options.json, options.plot)

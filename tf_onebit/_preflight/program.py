@@ -49,7 +49,8 @@ def _exchange_and_callbacks(method, bucket_bytes):
     if method.sync_period is None:
         return _scheduled(exchange, method.delay, bucket_bytes), []
     arguments = [f"sync_period={method.sync_period}"]
-    arguments += [f"fragments={method.fragments}"] if method.fragments > 1 else []
+    fragments = len(method.fragments)
+    arguments += [f"fragments={fragments}"] if fragments > 1 else []
     arguments += [f"overlap={method.overlap}"] if method.overlap else []
     if serialize(exchange) != serialize(resolve_exchange(None)):
         arguments.append(f"exchange={_python(exchange)}")

@@ -8,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from tf_onebit.ops import threshold as words
+
 # Many values lie just below tau. If tau falls by some fraction, up to that fraction of all values
 # is sent at once. So tau must not change much faster than values grow.
 _CHANGE_PER_DENSITY = 4.0
@@ -48,6 +50,9 @@ class Tau(tf.Module):
     """
 
     rounds = 1
+    name_of_state = "tau"
+    # The word of a header with the number of values that count as dense.
+    counted = words.EXCEEDING
 
     def __init__(self, tau: float | None, target_density: float | None, unit: float = 1.0) -> None:
         super().__init__()

@@ -4,7 +4,6 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from tf_onebit._configurable import Configurable, deserialize, serialize
@@ -23,7 +22,7 @@ from tf_onebit.exchanges.residuals import sum_of_squares
 from tf_onebit.exchanges.schedule import AnyExchange, Schedule
 from tf_onebit.exchanges.scheduled_bucket import Answered, ScheduledBucket
 from tf_onebit.exchanges.stages import Stages
-from tf_onebit.exchanges.state import State, part_of, prefixed, require_same_kind, summed
+from tf_onebit.exchanges.state import State, averaged, part_of, prefixed, require_same_kind, summed
 from tf_onebit.exchanges.velocities import Velocities
 from tf_onebit.ops.variables import can_update
 
@@ -395,11 +394,7 @@ class Bucketed(Configurable, tf.Module):
 
     def metrics(self) -> dict[str, float]:
         """Returns the buckets' metrics, averaged with their numbers of values as weights."""
-        values: dict[str, list[float]] = {}
-        weights: dict[str, list[int]] = {}
-        for bucket in self.buckets:
-            size = max(1, sum(self.specs[index].size for index in bucket.indices))
-            for name, value in bucket.metrics().items():
-                values.setdefault(name, []).append(value)
-                weights.setdefault(name, []).append(size)
-        return {name: float(np.average(values[name], weights=weights[name])) for name in values}
+        return averaged(
+            (bucket.metrics(), max(1, sum(self.specs[index].size for index in bucket.indices)))
+            for bucket in self.buckets
+        )

@@ -66,3 +66,22 @@ def summed(dictionaries: Iterable[Mapping[str, float]]) -> dict[str, float]:
     for dictionary in dictionaries:
         sums.update(dictionary)
     return dict(sums)
+
+
+def averaged(weighted: Iterable[tuple[Mapping[str, float], float]]) -> dict[str, float]:
+    """Returns the means of the values that dictionaries have under the same names.
+
+    Args:
+        weighted: pairs of a dictionary and its weight, which is positive.
+
+    >>> averaged([({"tau": 1.0}, 3), ({"tau": 2.0, "density": 0.5}, 1)])
+    {'tau': 1.25, 'density': 0.5}
+    """
+    values: dict[str, list[tuple[float, float]]] = collections.defaultdict(list)
+    for dictionary, weight in weighted:
+        for name, value in dictionary.items():
+            values[name].append((value, weight))
+    return {
+        name: sum(value * weight for value, weight in pairs) / sum(weight for _, weight in pairs)
+        for name, pairs in values.items()
+    }

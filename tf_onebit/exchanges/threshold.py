@@ -51,10 +51,9 @@ class Threshold(Adding):
     the same on all workers, and each bucket has its own.
 
     Where little is exchanged, as at the end of blocks, tau is not found in time. With
-    `selection="top_k"` each message has two thresholds of its own, found from a sample. The larger
-    half of the values above them stands for its mean magnitude, and then the smaller half of what
-    is left. So a sent value has two bits, of which one is its sign. `exchanges/largest_values.py`
-    has the rule.
+    `selection="top_k"` each message has two rounds. In each, the worker sends the largest values
+    of what is left, as their mean magnitude. Together they are `target_density` of all values.
+    `exchanges/largest_values.py` has the rule.
 
     What has waited for long may no longer be true. With a `residual_decay` a part of it is
     forgotten in each exchange (Sarfi et al. 2025, "Communication Efficient LLM Pre-training with
@@ -176,12 +175,12 @@ class Threshold(Adding):
         self._size = sum(self._sizes)
         self.residual = tf.Variable(tf.zeros([self._size]), trainable=False)
         most = min(self._size, self.part_size)
-        self._tau: Tau | LargestValues
+        self._selection: Tau | LargestValues
         if self.selection == "top_k":
-            self._tau = LargestValues(self.expected_density, self._sizes, self.unit)
-            self._capacity = Capacity(most, self._tau.room, changes=False)
+            self._selection = LargestValues(self.expected_density, self._sizes, self.unit)
+            self._capacity = Capacity(most, self._selection.room, changes=False)
         else:
-            self._tau = Tau(self.tau, self.target_density, self.unit)
+            self._selection = Tau(self.tau, self.target_density, self.unit)
             self._capacity = Capacity(most, self.expected_density * self._size)
         self._density = tf.Variable(0.0, trainable=False)
         self._sum_of_squares = tf.Variable(0.0, trainable=False)
@@ -222,8 +221,8 @@ class Threshold(Adding):
         if self.residual_decay < 1:
             self.residual.assign(self.residual_decay * self.residual)
         rounds = []
-        for _ in range(self._tau.rounds):
-            threshold, magnitude = self._tau.choose(gradients, self.residual)
+        for _ in range(self._selection.rounds):
+            threshold, magnitude = self._selection.choose(gradients, self.residual)
             rounds.append(
                 ops.threshold_encode(
                     gradients,
@@ -261,15 +260,16 @@ class Threshold(Adding):
         Returns:
             int64 scalar, the largest number of values that a round should have held.
         """
-        rounds = self._tau.rounds
+        rounds = self._selection.rounds
         self._message_words.assign(rounds * tf.size(messages[0], tf.int64))
         headers = messages[:, :, : words.HEADER_WORDS]
-        exceeding = tf.cast(tf.bitcast(headers[:, :, words.EXCEEDING], tf.uint32), tf.int64)
+        exceeding = _numbers(headers[:, :, words.EXCEEDING])
+        counted = _numbers(headers[:, :, self._selection.counted])
         squares = headers[rounds - 1 :: rounds, :, words.SQUARES]  # of what is left in the end
         values = tf.cast(tf.shape(squares)[0], tf.float64) * max(1, self._size)
-        density = tf.cast(tf.cast(tf.reduce_sum(exceeding), tf.float64) / values, tf.float32)
+        density = tf.cast(tf.cast(tf.reduce_sum(counted), tf.float64) / values, tf.float32)
         mean_square = tf.reduce_sum(squares) / tf.cast(values, tf.float32)
-        self._tau.follow(density, mean_square)
+        self._selection.follow(density, mean_square)
         self._density.assign(density)
         self._sum_of_squares.assign(tf.reduce_sum(squares[mine]))
         return tf.reduce_max(exceeding)
@@ -281,7 +281,7 @@ class Threshold(Adding):
     def gather(self, message: Sequence[tf.Tensor]) -> Exchanging[tuple[list[tf.Tensor], tf.Tensor]]:
         encoded, step = message
         gathered = yield AllGather(encoded, f"{self.scope}/all_gather", variant=step)
-        flags = integers(gathered[:: self._tau.rounds, 0, words.FLAG])
+        flags = integers(gathered[:: self._selection.rounds, 0, words.FLAG])
 
         def follow() -> bool:
             self._capacity.follow(self.follow(gathered, self.rank))
@@ -311,7 +311,7 @@ class Threshold(Adding):
     def state(self) -> State:
         return {
             "residual": self.residual.numpy(),
-            "tau": self._tau.state(),
+            self._selection.name_of_state: self._selection.state(),
             "capacity": self._capacity.state(),
         }
 
@@ -324,7 +324,7 @@ class Threshold(Adding):
             unsent = np.sum(residuals, axis=0, dtype=np.float64) / self.world_size
         self.residual.assign(ratio * unsent)
         mine = states[self.rank if len(states) == self.world_size else 0]
-        self._tau.load(mine["tau"])
+        self._selection.load(mine[self._selection.name_of_state])
         self._capacity.load(mine["capacity"])
 
     def expected_bytes(self, specs: Sequence[GradientSpec], world_size: int) -> dict[str, float]:
@@ -342,7 +342,11 @@ class Threshold(Adding):
         yield from runs_of(self.residual, list(zip(names, self._sizes, strict=True)))
 
     def metrics(self) -> dict[str, float]:
-        return {"density": float(self._density), "tau": self._tau.in_units()}
+        return {"density": float(self._density), "tau": self._selection.in_units()}
+
+
+def _numbers(words: tf.Tensor) -> tf.Tensor:
+    return tf.cast(tf.bitcast(words, tf.uint32), tf.int64)
 
 
 def _is_number(value: object) -> bool:

@@ -204,10 +204,10 @@ def _sync_period(
 ) -> int | None:
     """Returns the period of the first method with blocks: a power of two, or None without any.
 
-    With an overlap the cost is not proportional to the number of blocks, and there is no advice.
+    With fragments the cost is not proportional to the number of blocks, and there is no advice.
     """
     for method in methods:
-        if method.sync_period is not None and not method.overlap:
+        if method.sync_period is not None and not method.takes_turns:
             prediction = predict(method, computation, links, workers)
             block_seconds = (prediction.step_seconds - computation.seconds) * method.sync_period
             least = max(1.0, block_seconds / (_MOST_OF_A_BLOCK * computation.seconds))

@@ -24,12 +24,13 @@ class Method:
         adds: whether the exchange adds what it decodes to the weights. `Bucket.work_seconds` then
             includes that, and comes when all messages are there. No other update follows.
         template: the exchange that the method stands for. Predictions do not use it.
-        fragments: number of parts of the model that are exchanged in turn within a block.
+        fragments: sizes of the parts of the model that are exchanged in turn within a block, as
+            fractions of the model.
         overlap: number of steps that are made while a part is exchanged.
 
     Raises:
-        ValueError: if a number of steps, of parts or of bytes is not a whole number, or is too
-            small.
+        ValueError: if a number of steps or bytes is not a whole number, or is too small. If there
+            are fragments or an overlap without blocks.
     """
 
     name: str
@@ -39,16 +40,25 @@ class Method:
     bucket_bytes: int | None = None
     adds: bool = False
     template: object = None
-    fragments: int = 1
+    fragments: tuple[float, ...] = (1.0,)
     overlap: int = 0
 
     def __post_init__(self) -> None:
         require_whole("delay", self.delay, 0)
-        require_whole("fragments", self.fragments, 1)
         require_whole("overlap", self.overlap, 0)
+        if self.takes_turns and self.sync_period is None:
+            raise ValueError(
+                "Fragments and overlap belong to blocks. Received: sync_period=None with "
+                f"fragments={self.fragments} and overlap={self.overlap}. Give the period."
+            )
         for name in ("sync_period", "bucket_bytes"):
             if getattr(self, name) is not None:
                 require_whole(name, getattr(self, name), 1)
+
+    @property
+    def takes_turns(self) -> bool:
+        """True if fragments of the model are exchanged in turn, or late."""
+        return len(self.fragments) > 1 or self.overlap > 0
 
 
 def narrowed(

@@ -1,6 +1,7 @@
 """Predicted time of a step with a method, and speed-up of several workers."""
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 
 from tf_onebit.planner.costs import (
@@ -200,18 +201,17 @@ def _block_end_seconds(
     """
     waits = [sum(links[c.kind].seconds(0.0) for c in b.collectives) for b in buckets]
     # A small fragment takes as many collectives as a large one.
-    turn_seconds = max(whole_seconds / method.fragments, *waits, 0.0)
-    if method.overlap:
-        work = sum(
-            links[c.kind].all_work_seconds(c.sent_bytes)
-            for bucket in buckets
-            for c in bucket.collectives
-        )
-        work += sum(bucket.all_work_seconds for bucket in buckets)
-        # Each fragment must arrive in time, and before the next one can be sent.
-        steps = min(method.overlap, (method.sync_period or 0) / method.fragments)
-        turn_seconds = max(work / method.fragments, turn_seconds - steps * step_seconds)
-    return method.fragments * turn_seconds
+    turns = [max(part * whole_seconds, *waits, 0.0) for part in method.fragments]
+    if not method.overlap:
+        return sum(turns)
+    work = sum(bucket.all_work_seconds for bucket in buckets)
+    for collective in itertools.chain(*(bucket.collectives for bucket in buckets)):
+        work += links[collective.kind].all_work_seconds(collective.sent_bytes)
+    # Each fragment must arrive in time, and all of them before a block has passed.
+    hidden = method.overlap * step_seconds
+    pairs = zip(method.fragments, turns, strict=True)
+    late = sum(max(part * work, seconds - hidden) for part, seconds in pairs)
+    return max(late, sum(turns) - (method.sync_period or 0) * step_seconds)
 
 
 def interpolated(measured: Mapping[int, Computation], per_replica_batch_size: float) -> Computation:

@@ -19,9 +19,8 @@ from tf_onebit import Threshold
 
 DENSITY = 0.05
 COUNT = round(DENSITY * SIZE / 2)  # in each of the two rounds
-TOLERANCES = {"float32": (1e-5, 1e-5), "float16": (1e-3, 1e-5), "bfloat16": (1e-2, 1e-5)}
+TOLERANCES = {"float32": (1e-5, 1e-5), "float16": (1e-3, 1e-5)}
 
-every_dtype = pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 every_coding = pytest.mark.parametrize("coding", ["packed", "golomb_rice"])
 
 
@@ -39,7 +38,7 @@ def largest_twice(values, count):
     return sent
 
 
-@every_dtype
+@pytest.mark.parametrize("dtype", TOLERANCES)
 @every_coding
 @pytest.mark.parametrize("world_size", [1, 3, *nightly(2)])
 def test_messages_have_the_largest_values_of_each_worker(rng, dtype, coding, world_size):
@@ -54,7 +53,8 @@ def test_messages_have_the_largest_values_of_each_worker(rng, dtype, coding, wor
         expected = flat([tf.cast(sum(sent), dtype)], tf.float64)
         # Of equal magnitudes others may be sent, which only 16-bit gradients have.
         same = np.isclose(flat(exchanged[0], tf.float64), expected, *TOLERANCES[dtype])
-        assert same.mean() >= (1.0 if dtype == "float32" else 0.95)
+        assert same[expected != 0].mean() >= (1.0 if dtype == "float32" else 0.9)
+        assert same[expected == 0].mean() >= (1.0 if dtype == "float32" else 0.99)
 
 
 def test_the_first_exchange_sends_what_the_density_says(rng):
@@ -65,17 +65,22 @@ def test_the_first_exchange_sends_what_the_density_says(rng):
 
 
 @every_coding
-@pytest.mark.parametrize("decay", [1.0, 0.5])
-def test_what_is_not_sent_waits_and_decays(rng, coding, decay):
-    workers = build_workers(top_k(coding=coding, residual_decay=decay), specs_of(SHAPES), 2)
+@pytest.mark.parametrize(
+    "decay, dtype", [(1.0, "float32"), (0.5, "float32"), (1.0, "bfloat16"), (0.5, "float16")]
+)
+def test_what_is_not_sent_waits_and_decays(rng, coding, decay, dtype):
+    template = top_k(coding=coding, residual_decay=decay)
+    workers = build_workers(template, specs_of(SHAPES, dtype), 2)
     unsent = np.zeros([2, SIZE])
     for _ in range(5):
-        gradients = [gradients_of(rng, SHAPES) for _ in range(2)]
+        gradients = [gradients_of(rng, SHAPES, dtype) for _ in range(2)]
         exchanged, _ = exchange(workers, gradients)
         given = decay * unsent.sum(axis=0) + sum(flat(mine, tf.float64) for mine in gradients)
         unsent = np.array([as_float64(worker.residual) for worker in workers])
         applied = flat(exchanged[0], tf.float64)
-        np.testing.assert_allclose(applied + unsent.sum(axis=0), given, atol=1e-5)
+        rounding = {"float32": 0.0, "float16": 2**-11, "bfloat16": 2**-8}[dtype]
+        error = abs(applied + unsent.sum(axis=0) - given)
+        assert (error <= 1e-5 + rounding * abs(applied)).all()
         assert min(abs(applied).max(), abs(unsent).max()) > 0.1
 
 
@@ -93,7 +98,33 @@ def test_a_threshold_of_a_sample_sends_about_as_many(rng):
     assert sizes[~sent].max() == pytest.approx(np.quantile(sizes, 1 - sent.mean()), rel=0.02)
 
 
-@pytest.mark.parametrize("value", [1.0, 1e-30, 3e38])
+def test_a_sample_is_of_all_columns():
+    """Every fifth column is small, and the sample has about every fifth value."""
+    rng = np.random.default_rng(0)
+    gradient = rng.normal(size=(65536, 10)).astype(np.float32)
+    gradient[:, ::5] *= 0.1
+    (worker,) = build_workers(top_k(), specs_of([gradient.shape]), 1)
+    exchanged, _ = exchange([worker], [[tf.constant(gradient)]])
+    sent = exchanged[0][0].numpy() != 0
+    assert sent.mean() == pytest.approx(DENSITY, rel=0.1)
+    assert not sent[:, ::5].any()
+    assert sent[: 65536 // 2].mean() == pytest.approx(sent[65536 // 2 :].mean(), rel=0.1)
+
+
+def test_values_that_samples_miss_are_sent_in_the_end():
+    size = 10 * 2**17
+    (worker,) = build_workers(top_k(), specs_of([(size,)]), 1)
+    gradient = np.zeros(size, np.float32)
+    gradient[1000:1003] = 2.0
+    total = np.zeros(size)
+    for step in range(12):
+        given = gradient if step == 0 else np.zeros_like(gradient)
+        exchanged, _ = exchange([worker], [[tf.constant(given)]])
+        total += flat(exchanged[0], tf.float64)
+    np.testing.assert_allclose(total, gradient, rtol=1e-6)
+
+
+@pytest.mark.parametrize("value", [1.0, 1e-30, 3e38, np.finfo(np.float32).max])
 def test_values_of_one_magnitude_are_sent(value):
     (worker,) = build_workers(top_k(), specs_of([(SIZE,)]), 1)
     total = np.zeros(SIZE)
@@ -153,6 +184,17 @@ def test_a_resumed_worker_goes_on_with_the_same_bits(rng):
     gradients = [gradients_of(rng, SHAPES) for _ in range(2)]
     (ours, _), (theirs, _) = exchange(workers, gradients), exchange(resumed, gradients)
     np.testing.assert_array_equal(flat(ours[0]), flat(theirs[0]))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_run_cannot_go_on_with_the_other_selection(rng, workers):
+    by_tau = Threshold(target_density=DENSITY)
+    for before, after in [(top_k(), by_tau), (by_tau, top_k())]:
+        first = build_workers(before, specs_of(SHAPES), 1)
+        exchange(first, [gradients_of(rng, SHAPES)])
+        for worker in build_workers(after, specs_of(SHAPES), workers):
+            with pytest.raises(ValueError, match="must use the same exchange as before"):
+                worker.load_state([first[0].state()])
 
 
 def test_config_has_the_selection_and_the_decay():

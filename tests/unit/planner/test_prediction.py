@@ -328,10 +328,12 @@ def test_blocks_are_not_called_compression():
 # ------------------------------------------------------------------------------ parts of a block
 
 
-def in_blocks(seconds_on_link, work=0.0, **arguments):
+def in_blocks(seconds_on_link, fragments=1, work=0.0, **arguments):
     """Returns the extra seconds of a block of 16 steps of 0.32 s, whose model takes as long."""
     bucket = Bucket(1e6, (Collective(work, "all_gather", 125e6 * seconds_on_link),))
-    blocks = Method("blocks", [bucket], sync_period=16, **arguments)
+    if isinstance(fragments, int):
+        fragments = (1 / fragments,) * fragments
+    blocks = Method("blocks", [bucket], sync_period=16, fragments=fragments, **arguments)
     prediction = predict(blocks, COMPUTATION, uniform_links(125e6, 0.0), 2)
     return 16 * (prediction.step_seconds - COMPUTATION.seconds)
 
@@ -346,6 +348,7 @@ def test_fragments_alone_wait_as_long_for_less_at_a_time():
         (1.0, 1, 4, 0.0),  # the link needs less than 4 steps
         (2.0, 1, 4, 2.0 - 4 * 0.32),
         (4.0, 4, 3, 4 * (1.0 - 3 * 0.32)),
+        (4.0, (0.5, 0.25, 0.25), 4, 2.0 - 4 * 0.32),  # the others arrive in time
         (4.0, 4, 4, 0.0),
         (8.0, 4, 16, 8.0 - 16 * 0.32),  # the link is never free
     ],
@@ -361,16 +364,22 @@ def test_overlap_hides_no_work():
 
 def test_a_small_fragment_waits_for_every_collective():
     bucket = Bucket(10, (Collective(0.0, "all_to_all", 1), Collective(0.0, "all_gather", 1)))
-    blocks = [Method("blocks", [bucket], sync_period=16, fragments=n) for n in (1, 4)]
+    blocks = [Method("blocks", [bucket], sync_period=16, fragments=(1 / n,) * n) for n in (1, 4)]
     links = uniform_links(125e6, 0.1)
     whole, parts = (predict(one, COMPUTATION, links, 2).step_seconds for one in blocks)
     assert 16 * (parts - COMPUTATION.seconds) == pytest.approx(4 * 0.2, rel=1e-3)
     assert 16 * (whole - COMPUTATION.seconds) == pytest.approx(0.2, rel=1e-3)
 
 
-def test_a_period_is_advised_without_an_overlap_alone():
+def test_a_period_is_advised_only_where_no_fragments_take_turns():
     links = uniform_links(125e6, 1e-3)
-    for overlap, advised in [(0, True), (4, False)]:
-        methods = [FULL, dataclasses.replace(BLOCKS, overlap=overlap)]
+    for turns, advised in [({}, True), ({"overlap": 4}, False), ({"fragments": (0.5, 0.5)}, False)]:
+        methods = [FULL, dataclasses.replace(BLOCKS, **turns)]
         advice = advise(methods, MEASURED, links, 2, 64, SIZES)
         assert (advice.sync_period is not None) == advised
+
+
+@pytest.mark.parametrize("turns", [{"overlap": 4}, {"fragments": (0.5, 0.5)}], ids=str)
+def test_fragments_need_blocks(turns):
+    with pytest.raises(ValueError, match="belong to blocks. Received: sync_period=None"):
+        dataclasses.replace(ONE_BIT, **turns)

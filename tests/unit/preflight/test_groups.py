@@ -10,6 +10,7 @@ import pytest
 
 from tf_onebit import _cli as cli
 from tf_onebit._measurement import Alone
+from tf_onebit._preflight.block_ends import Blocks
 from tf_onebit._preflight.jobs import workers_of_job
 from tf_onebit._preflight.member import measure_member
 from tf_onebit._preflight.program import lines_for_groups
@@ -78,7 +79,7 @@ def test_outputs_that_are_gathered_send_parts():
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input((256,)), keras.layers.Dense(512)])
     model.compile("sgd", loss="mse")
-    member = measure_member(model, 4, 8, Alone(), None)
+    member = measure_member(model, 4, 8, Alone(), None, Blocks(16))
     forward, backward = member.activations.forward, member.activations.backward
     assert [(one.kind, one.sent_bytes) for one in (*forward, *backward)] == [
         ("all_gather within group", 3 / 4 * 8 * 512 * 4),

@@ -149,6 +149,8 @@ def test_fragments_and_overlap_send_weights_alone(capsys, tmp_path):
     [
         (["--fragments", 17], "at most sync_period.*fragments=17 with sync_period=16"),
         (["--sync-period", 4, "--overlap", 5], "overlap=5 with sync_period=4"),
+        (["--fragments", 3], "fragments=3 for a model of 2 such layers"),
+        (["--members", 2, "--overlap", 5], "--members 2 with --overlap 5. Leave out one"),
     ],
     ids=str,
 )
@@ -354,7 +356,12 @@ def test_gradients_that_are_checked_first_overlap_with_nothing(
         ({"template": Threshold(tau=0.5), "delay": 1}, None, Delayed(Threshold(tau=0.5))),
         ({"template": OneBit(min_size=9), "sync_period": 8}, 4 * 2**20, Local()),
         (
-            {"template": OneBit(min_size=9), "sync_period": 8, "fragments": 2, "overlap": 3},
+            {
+                "template": OneBit(min_size=9),
+                "sync_period": 8,
+                "fragments": (0.4, 0.6),
+                "overlap": 3,
+            },
             None,
             Local(),
         ),
@@ -374,7 +381,7 @@ def test_the_lines_to_write_make_what_is_advised(settings, bucket_bytes, exchang
     if "callbacks" in names:
         (callback,) = names["callbacks"]
         assert (callback.sync_period, callback.exchange.min_size) == (8, 9)
-        assert callback.fragments == settings.get("fragments", 1)
+        assert callback.fragments == len(settings.get("fragments", [1]))
         assert callback.overlap == settings.get("overlap", 0)
 
 

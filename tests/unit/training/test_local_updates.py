@@ -200,6 +200,19 @@ def test_threshold_clears_velocities_where_it_sends(rng, name):
         assert 0 < np.count_nonzero(velocity) < velocity.size
 
 
+def test_both_rounds_of_a_message_clear_velocities(rng):
+    initial, gradients = gradients_of(rng), gradients_of_steps(rng)
+    template = tf_onebit.Threshold(target_density=0.1, selection="top_k", moments="local")
+    weights, optimizer = trained(OPTIMIZERS["momentum"], template, initial, gradients[:1])
+    copies = [copies_of(velocity) for velocity in optimizer.momentums]
+    cleared = [flat(on_device) == 0 for on_device in zip(*copies, strict=True)]
+    # All that has moved was sent by some worker.
+    moved = flat(weights) != flat(initial)
+    np.testing.assert_array_equal(moved, np.any(cleared, axis=0))
+    sent = round(0.1 * moved.size)
+    assert all(0.5 * sent < mine.sum() <= sent for mine in cleared)
+
+
 def flat(arrays):
     return np.concatenate([np.ravel(array) for array in arrays])
 
