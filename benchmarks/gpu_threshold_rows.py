@@ -61,6 +61,7 @@ def threshold_rows(device, num_values, rng):
             ctypes.c_int32(0),
             next(pointers),
             *map(kernels.pointer, (residual, tau, tau, tau)),
+            ctypes.c_float(1.0),
             ctypes.c_int64(message.size - HEADER_WORDS),
             *map(kernels.pointer, (message, scratch)),
         )

@@ -20,8 +20,13 @@ struct EncodedBlock {
   bool finite;           // whether all corrected values are
 };
 
+// What values are sent, and what becomes of the residual.
+struct ThresholdRule {
+  float threshold, magnitude, decay;
+};
+
 // Encodes one block:
-//   corrected_i = gradient_i + residual_i
+//   corrected_i = gradient_i + decay * residual_i
 //   residual_i  = corrected_i - magnitude, with the code of (first_index + i)      if > threshold
 //                 corrected_i + magnitude, with that code and its negative bit     if < -threshold
 //                 corrected_i, and no code                                         else
@@ -29,8 +34,8 @@ struct EncodedBlock {
 // `count`.
 template <typename T>
 using EncodeThresholdBlock = EncodedBlock (*)(const T* gradient, float* residual, int64_t count,
-                                              float threshold, float magnitude,
-                                              uint32_t first_index, uint32_t* codes);
+                                              const ThresholdRule& rule, uint32_t first_index,
+                                              uint32_t* codes);
 
 // The codes of a message that are still to be read, and the value that each stands for.
 struct CodeRun {

@@ -33,14 +33,14 @@ inline uint32_t* AppendCodes(uint32_t exceeding, uint32_t negative, uint32_t fir
 }
 
 template <typename Floats, typename T>
-EncodedBlock EncodeBlock(const T* gradient, float* residual, int64_t count, float threshold,
-                         float magnitude, uint32_t first_index, uint32_t* codes) {
-  const CorrectedValues<Floats, T, float, true> values{gradient, residual};
+EncodedBlock EncodeBlock(const T* gradient, float* residual, int64_t count,
+                         const ThresholdRule& rule, uint32_t first_index, uint32_t* codes) {
   const auto zero = Floats::Broadcast(0.0f);
   const auto infinities = Floats::Broadcast(kInfinity);
-  const auto thresholds = Floats::Broadcast(threshold);
-  const auto sent = Floats::Broadcast(magnitude);
-  const auto minus_sent = Floats::Broadcast(-magnitude);
+  const auto thresholds = Floats::Broadcast(rule.threshold);
+  const auto sent = Floats::Broadcast(rule.magnitude);
+  const auto minus_sent = Floats::Broadcast(-rule.magnitude);
+  const auto decays = Floats::Broadcast(rule.decay);
   LaneSums<Floats> squares;
   uint32_t all_finite = kAllBits;
   uint32_t* end = codes;
@@ -51,7 +51,7 @@ EncodedBlock EncodeBlock(const T* gradient, float* residual, int64_t count, floa
     for (int p = 0; p < kParts<Floats>; ++p) {
       const int64_t at = i + p * Floats::kWidth;
       const auto old = Floats::Load(residual + at);
-      const auto corrected = values.Vector(at);
+      const auto corrected = Floats::Load(gradient + at) + decays * old;
       const auto distance = Floats::Abs(corrected);  // from zero
       finite[p] = Floats::Greater(infinities, distance);
       exceeding[p] = Floats::Greater(distance, thresholds);
@@ -73,12 +73,12 @@ EncodedBlock EncodeBlock(const T* gradient, float* residual, int64_t count, floa
   float lanes[kWordBits];
   squares.Store(lanes);
   for (int lane = 0; i + lane < count; ++lane) {
-    const float corrected = values.Scalar(i + lane);
     float& kept = residual[i + lane];
+    const float corrected = ToFloat(gradient[i + lane]) + rule.decay * kept;
     if (IsFinite(corrected)) {
-      const bool exceeding = __builtin_fabsf(corrected) > threshold, negative = corrected < 0;
+      const bool exceeding = __builtin_fabsf(corrected) > rule.threshold, negative = corrected < 0;
       end = AppendCodes(exceeding, negative, first_index + static_cast<uint32_t>(i + lane), end);
-      kept = exceeding ? corrected - (negative ? -magnitude : magnitude) : corrected;
+      kept = exceeding ? corrected - (negative ? -rule.magnitude : rule.magnitude) : corrected;
     } else {
       all_finite = 0;
     }

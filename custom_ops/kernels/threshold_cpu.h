@@ -26,7 +26,7 @@ class ThresholdOnCpu {
   absl::Status Encode(tensorflow::OpKernelContext* context, const Parts& parts, FloatType type,
                       const std::vector<const void*>& gradients, float* residual,
                       const float* threshold, const float* magnitude, const float* step,
-                      int64_t capacity, bool pad) {
+                      float decay, int64_t capacity, bool pad) {
     if (!(*threshold > 0)) {
       return tensorflow::errors::InvalidArgument(
           "threshold must be positive. Received: threshold=", *threshold, ".");
@@ -41,8 +41,8 @@ class ThresholdOnCpu {
           "step must be at least 0 and finite. Received: step=", *step, ".");
     }
     return WithType(type, [&](auto zero) {
-      return EncodeAs<decltype(zero)>(context, parts, gradients, residual, *threshold, *magnitude,
-                                      *step, capacity, pad);
+      return EncodeAs<decltype(zero)>(context, parts, gradients, residual,
+                                      {*threshold, *magnitude, decay}, *step, capacity, pad);
     });
   }
 
@@ -103,16 +103,15 @@ class ThresholdOnCpu {
   template <typename T>
   static absl::Status EncodeAs(tensorflow::OpKernelContext* context, const Parts& parts,
                                const std::vector<const void*>& gradients, float* residual,
-                               float threshold, float magnitude, float step, int64_t capacity,
-                               bool pad) {
+                               const ThresholdRule& rule, float step, int64_t capacity, bool pad) {
     const std::vector<Stripe>& stripes = parts.stripes();
     std::vector<std::vector<uint32_t>> codes(stripes.size());
     std::vector<double> squares(parts.num_blocks());  // for each block
     FirstFailure not_finite;
     ForStripes(context, stripes, [&](const Stripe& stripe, int64_t index) {
       const T* const gradient = static_cast<const T*>(gradients[stripe.tensor]) + stripe.offset;
-      if (!EncodeStripe(parts, stripe, gradient, residual + stripe.value, threshold, magnitude,
-                        &codes[index], &squares[stripe.first_block])) {
+      if (!EncodeStripe(parts, stripe, gradient, residual + stripe.value, rule, &codes[index],
+                        &squares[stripe.first_block])) {
         not_finite.Report(stripe.tensor);
       }
     });
@@ -135,7 +134,7 @@ class ThresholdOnCpu {
         const int64_t sent = std::min<int64_t>(room, codes[i].size());
         end = std::copy_n(codes[i].begin(), sent, end);
         Keep(parts, stripes[i],
-             {codes[i].data() + sent, codes[i].data() + codes[i].size(), magnitude},
+             {codes[i].data() + sent, codes[i].data() + codes[i].size(), rule.magnitude},
              residual + stripes[i].value, &squares[stripes[i].first_block]);
         blocks += CeilDiv(stripes[i].count, kBlockSize);
       }
@@ -154,7 +153,7 @@ class ThresholdOnCpu {
   // Returns whether all values are finite. `squares` gets a sum for each block.
   template <typename T>
   static bool EncodeStripe(const Parts& parts, const Stripe& stripe, const T* gradient,
-                           float* residual, float threshold, float magnitude,
+                           float* residual, const ThresholdRule& rule,
                            std::vector<uint32_t>* all_codes, double* squares) {
     const auto encode = GetThresholdBlocks().encode(gradient);
     const int64_t first_index = stripe.value - parts.part_begin(stripe.part);
@@ -163,7 +162,7 @@ class ThresholdOnCpu {
       uint32_t codes[kBlockSize];
       const EncodedBlock block =
           encode(gradient + begin, residual + begin, std::min(kBlockSize, stripe.count - begin),
-                 threshold, magnitude, static_cast<uint32_t>(first_index + begin), codes);
+                 rule, static_cast<uint32_t>(first_index + begin), codes);
       all_codes->insert(all_codes->end(), codes, codes + block.num_codes);
       *squares++ = block.sum_of_squares;
       finite &= block.finite;

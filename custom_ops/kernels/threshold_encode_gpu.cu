@@ -54,12 +54,14 @@ struct BlockSums {
 // Encodes a piece. Its bits go to `exceeding` and `negative`.
 template <typename T, typename Existing>
 __device__ void EncodePiece(const T* gradients, const Existing& existing, float threshold,
-                            float magnitude, float* residuals, uint32_t* exceeding, uint32_t* negative,
-                            BlockSums* sums) {
+                            float magnitude, float decay, float* residuals, uint32_t* exceeding,
+                            uint32_t* negative, BlockSums* sums) {
   const int lane = LaneOfThread();
-  WarpValues<kPerLane> values;
+  WarpValues<kPerLane> values, unsent;
   values.Load(gradients, existing);
-  values.Add(residuals, existing);
+  unsent.Load(residuals, existing);
+#pragma unroll
+  for (int m = 0; m < kPerLane; ++m) values.at[m] += decay * unsent.at[m];
   uint32_t exceeding_word = 0, negative_word = 0;  // for this lane's word
 #pragma unroll
   for (int m = 0; m < kPerLane; ++m) {
@@ -71,7 +73,7 @@ __device__ void EncodePiece(const T* gradients, const Existing& existing, float 
     float kept = exceeds ? rest : corrected;
     if (!finite) {
       sums->all_finite = false;
-      kept = residuals[i];  // the gradient is left out
+      kept = unsent.at[m];  // the gradient is left out
     }
     values.at[m] = kept;
     if (existing.Has(i)) sums->squares += kept * kept;
@@ -94,7 +96,7 @@ template <typename T>
 __global__ __launch_bounds__(kThreads) void EncodeBlocks(
     const __grid_constant__ TensorPointers<const T*> tensors, const __grid_constant__ PartsView parts,
     const __grid_constant__ Scratch scratch, int64_t first_tensor, int64_t first, int64_t end,
-    float* residual, const float* threshold_input, const float* magnitude_input) {
+    float* residual, const float* threshold_input, const float* magnitude_input, float decay) {
   const int64_t index = first + static_cast<int64_t>(blockIdx.x) * kWarps + WarpOfThread();
   if (index >= end) return;
   const Block block = parts.block(index);
@@ -108,7 +110,7 @@ __global__ __launch_bounds__(kThreads) void EncodeBlocks(
   BlockSums sums;
   for (int begin = 0; begin < count; begin += kPiece) {
     WithExisting<kPiece>(count - begin, [&](const auto& existing) {
-      EncodePiece(gradients + begin, existing, threshold, magnitude, residuals + begin,
+      EncodePiece(gradients + begin, existing, threshold, magnitude, decay, residuals + begin,
                   exceeding + begin / kWordBits, negative + begin / kWordBits, &sums);
     });
   }
@@ -258,7 +260,7 @@ int64_t ThresholdScratchBytes(const Parts& parts) { return Scratch::Bytes(parts.
 const char* ThresholdEncode(const DeviceParts& parts, FloatType type,
                             const std::vector<const void*>& gradients, float* residual,
                             const float* threshold, const float* magnitude, const float* step,
-                            int64_t capacity, int32_t* message, void* scratch_memory,
+                            float decay, int64_t capacity, int32_t* message, void* scratch_memory,
                             void* stream_of_op) {
   const cudaStream_t stream = static_cast<cudaStream_t>(stream_of_op);
   const PartsView view = parts.parts.view(parts.table);
@@ -275,7 +277,7 @@ const char* ThresholdEncode(const DeviceParts& parts, FloatType type,
                                                     int64_t first_tensor, int64_t, int64_t first,
                                                     int64_t end) {
       Launch(stream, CeilDiv(end - first, kWarps), kThreads, &status, EncodeBlocks<T>, pointers,
-             view, scratch, first_tensor, first, end, residual, threshold, magnitude);
+             view, scratch, first_tensor, first, end, residual, threshold, magnitude, decay);
     });
   });
   Launch(stream, view.num_parts, kManyLanes, &status, CountBefore, view, scratch, capacity,

@@ -27,7 +27,7 @@ int64_t ThresholdScratchBytes(const Parts& parts);
 const char* ThresholdEncode(const DeviceParts& parts, FloatType type,
                             const std::vector<const void*>& gradients, float* residual,
                             const float* threshold, const float* magnitude, const float* step,
-                            int64_t capacity, int32_t* message, void* scratch, void* stream);
+                            float decay, int64_t capacity, int32_t* message, void* scratch, void* stream);
 
 // Corrupt messages are never read beyond their words, and never cause writes beyond the gradients
 // or variables. The written values may then be anything.

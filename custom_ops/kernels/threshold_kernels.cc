@@ -36,7 +36,7 @@ class ThresholdOnGpu {
   absl::Status Encode(OpKernelContext* context, const Parts& parts, FloatType type,
                       const std::vector<const void*>& gradients, float* residual,
                       const float* threshold, const float* magnitude, const float* step,
-                      int64_t capacity, bool) {
+                      float decay, int64_t capacity, bool) {
     Scratch scratch;
     const int64_t* table;
     Tensor* output;
@@ -45,7 +45,7 @@ class ThresholdOnGpu {
     TF_RETURN_IF_ERROR(
         context->allocate_output(0, {parts.num_parts(), kHeaderWords + capacity}, &output));
     return StatusOf(gpu::ThresholdEncode({parts, table}, type, gradients, residual, threshold,
-                                         magnitude, step, capacity, WordsOf(output),
+                                         magnitude, step, decay, capacity, WordsOf(output),
                                          scratch.data(), StreamOf(context)));
   }
 
@@ -97,6 +97,10 @@ class ThresholdEncodeOp : public OpKernel {
   explicit ThresholdEncodeOp(OpKernelConstruction* context) : OpKernel(context) {
     OP_REQUIRES_OK(context, GetParts(*context, Device::kStripeSize, &parts_));
     OP_REQUIRES_OK(context, context->GetAttr("pad", &pad_));
+    OP_REQUIRES_OK(context, context->GetAttr("decay", &decay_));
+    OP_REQUIRES(context, decay_ > 0 && decay_ <= 1,
+                errors::InvalidArgument("decay must be above 0 and at most 1. Received: decay=",
+                                        decay_, "."));
   }
 
   // As in OneBitEncode, the executor would otherwise queue it behind the rest of the backward pass.
@@ -127,13 +131,14 @@ class ThresholdEncodeOp : public OpKernel {
     };
     OP_REQUIRES_OK(context,
                    device_.Encode(context, parts_, Storage<T>::kType, PointersOf(gradients),
-                                  residual.floats(), scalar(0), scalar(1), scalar(2), capacity,
-                                  pad_));
+                                  residual.floats(), scalar(0), scalar(1), scalar(2), decay_,
+                                  capacity, pad_));
   }
 
  private:
   Parts parts_;
   bool pad_;
+  float decay_;
   Device device_;
 };
 

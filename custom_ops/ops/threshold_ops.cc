@@ -48,12 +48,13 @@ REGISTER_OP("TfOnebit>ThresholdEncode")
     .Attr("sizes: list(int)")
     .Attr("part_size: int = 2147483648")
     .Attr("pad: bool = true")
+    .Attr("decay: float = 1.0")
     .SetIsStateful()
     .SetShapeFn(ThresholdEncodeShape)
     .Doc(R"doc(
 Adds gradients to a residual and encodes what exceeds a threshold.
 
-corrected = gradient + residual; where |corrected| > threshold, its index and sign are sent and
+corrected = gradient + decay * residual; where |corrected| > threshold, its index and sign are sent and
 residual = corrected -+ magnitude; else residual = corrected.
 
 gradients: The local gradients, as many values each as `sizes` says. Indices run through all.

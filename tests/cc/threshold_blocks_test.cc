@@ -53,15 +53,14 @@ struct Encoded {
 
 template <typename T>
 Encoded RunEncode(const ThresholdBlocks& blocks, const Buffer<T>& gradient,
-                  const Buffer<float>& residual, int64_t count, float threshold, float magnitude,
+                  const Buffer<float>& residual, int64_t count, const ThresholdRule& rule,
                   uint32_t first_index, int offset) {
   Encoded encoded{{},
                   {Buffer<uint32_t>::kOutput, count, offset},
                   {Buffer<float>::kOutput, count, (5 * offset + 3) % 16}};
   encoded.residual.CopyFrom(residual);
-  encoded.block =
-      blocks.encode(gradient.data())(gradient.data(), encoded.residual.data(), count, threshold,
-                                     magnitude, first_index, encoded.codes.data());
+  encoded.block = blocks.encode(gradient.data())(gradient.data(), encoded.residual.data(), count,
+                                                 rule, first_index, encoded.codes.data());
   CHECK(encoded.codes.SentinelsIntact(), "wrote beside the codes");
   CHECK(encoded.residual.SentinelsIntact(), "wrote beside the residual");
   return encoded;
@@ -72,22 +71,22 @@ constexpr double kTolerance = (1 + 128 + 5) * 0x1p-24;
 
 template <typename T>
 void CheckEncoded(const Encoded& encoded, const Buffer<T>& gradient, const Buffer<float>& residual,
-                  int64_t count, float threshold, float magnitude, uint32_t first_index) {
+                  int64_t count, const ThresholdRule& rule, uint32_t first_index) {
   int64_t num_codes = 0;
   bool finite = true;
   double squares = 0;
   for (int64_t i = 0; i < count; ++i) {
-    const float corrected = ToFloat(gradient[i]) + residual[i];
+    const float corrected = ToFloat(gradient[i]) + rule.decay * residual[i];
     float rest = corrected;
     uint32_t code = first_index + static_cast<uint32_t>(i);
     bool sent = true;
     if (std::isnan(corrected) || std::isinf(corrected)) {
       rest = residual[i];
       sent = finite = false;
-    } else if (corrected > threshold) {
-      rest = corrected - magnitude;
-    } else if (corrected < -threshold) {
-      rest = corrected + magnitude;
+    } else if (corrected > rule.threshold) {
+      rest = corrected - rule.magnitude;
+    } else if (corrected < -rule.threshold) {
+      rest = corrected + rule.magnitude;
       code |= 0x80000000u;
     } else {
       sent = false;
@@ -121,16 +120,15 @@ void CheckSameBits(const Encoded& a, const Encoded& b) {
 
 template <typename T>
 void CheckEncode(const Buffer<T>& gradient, const Buffer<float>& residual, int64_t count,
-                 float threshold, float magnitude, uint32_t first_index, int offset,
-                 const char* what) {
+                 const ThresholdRule& rule, uint32_t first_index, int offset, const char* what) {
   const auto run = [&](const ThresholdBlocks& blocks) {
-    SetCase("encode %s %s count=%ld offset=%d threshold=%g magnitude=%g first_index=%u %s",
-            blocks.name, kTypeName<T>, (long)count, offset, threshold, magnitude, first_index,
-            what);
-    return RunEncode(blocks, gradient, residual, count, threshold, magnitude, first_index, offset);
+    SetCase("encode %s %s count=%ld offset=%d threshold=%g magnitude=%g decay=%g first_index=%u %s",
+            blocks.name, kTypeName<T>, (long)count, offset, rule.threshold, rule.magnitude,
+            rule.decay, first_index, what);
+    return RunEncode(blocks, gradient, residual, count, rule, first_index, offset);
   };
   const Encoded plain = run(PlainBlocks());
-  CheckEncoded(plain, gradient, residual, count, threshold, magnitude, first_index);
+  CheckEncoded(plain, gradient, residual, count, rule, first_index);
   for (auto* blocks = SupportedThresholdBlocks(); *blocks != nullptr; ++blocks) {
     CheckSameBits(run(**blocks), plain);
   }
@@ -171,9 +169,9 @@ void TestEncode() {
         const uint32_t highest = 0x80000000u - static_cast<uint32_t>(count);
         for (const uint32_t first_index : {0u, 4096u * 77, highest}) {
           if (offset != 0 && first_index != highest) continue;
-          for (const float magnitude : {data.threshold, 1.25f * data.threshold}) {
-            CheckEncode(gradient, residual, count, data.threshold, magnitude, first_index, offset,
-                        data.name);
+          const float tau = data.threshold;
+          for (const ThresholdRule& rule : {ThresholdRule{tau, tau, 1}, {tau, 1.25f * tau, 0.7f}}) {
+            CheckEncode(gradient, residual, count, rule, first_index, offset, data.name);
           }
         }
       }
@@ -220,10 +218,10 @@ void TestValueInEveryPlace() {
       for (const auto& special : kCases) {
         gradient[i] = FromFloat<T>(special.gradient);
         residual[i] = special.residual;
-        CheckEncode(gradient, residual, count, tau, tau, 9, 1, special.name);
+        CheckEncode(gradient, residual, count, {tau, tau, 1}, 9, 1, special.name);
         // The assumptions of the loops above, stated without them.
         const Encoded encoded =
-            RunEncode(**SupportedThresholdBlocks(), gradient, residual, count, tau, tau, 9, 1);
+            RunEncode(**SupportedThresholdBlocks(), gradient, residual, count, {tau, tau, 1}, 9, 1);
         CHECK(encoded.block.num_codes == special.num_codes, "%ld codes",
               (long)encoded.block.num_codes);
         CHECK(encoded.block.finite == special.finite, "finite=%d", encoded.block.finite);
@@ -242,9 +240,9 @@ void TestOverflow() {
     Buffer<float> residual(Buffer<float>::kInput, count, 0);
     for (int64_t i = 0; i < count; ++i) gradient[i] = residual[i] = 1;
     gradient[count - 1] = residual[count - 1] = FLT_MAX;
-    CheckEncode(gradient, residual, count, 0.5f, 0.5f, 0, 0, "gradient + residual overflows");
+    CheckEncode(gradient, residual, count, {0.5f, 0.5f, 1}, 0, 0, "gradient + residual overflows");
     residual[count - 1] = 0;
-    CheckEncode(gradient, residual, count, 0.5f, 0.5f, 0, 0, "a square overflows");
+    CheckEncode(gradient, residual, count, {0.5f, 0.5f, 1}, 0, 0, "a square overflows");
   }
 }
 

@@ -131,11 +131,11 @@ int64_t threshold_scratch_bytes(const Parts* parts) {
 
 const char* threshold_encode(const Parts* parts, const int64_t* table, int32_t type,
                              const void* const* gradients, float* residual, const float* threshold,
-                             const float* magnitude, const float* step, int64_t capacity,
-                             int32_t* message, void* scratch, void* stream) {
+                             const float* magnitude, const float* step, float decay,
+                             int64_t capacity, int32_t* message, void* scratch, void* stream) {
   return gpu::ThresholdEncode({*parts, table}, static_cast<FloatType>(type),
                          ListOf(gradients, parts->num_tensors()), residual, threshold, magnitude,
-                         step, capacity, message, scratch, stream);
+                         step, decay, capacity, message, scratch, stream);
 }
 
 const char* threshold_decode_sum(const Parts* parts, const int64_t* table, int32_t type,

@@ -78,12 +78,14 @@ def test_messages_are_those_of_the_oracle(device, rng, dtype, threshold, capacit
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("capacity", [700, 14000])
-def test_a_sent_value_takes_its_magnitude_from_the_residual(device, rng, dtype, capacity):
+def test_a_residual_decays_and_a_sent_value_takes_its_magnitude(device, rng, dtype, capacity):
     kernels = ThresholdKernels(device, SIZES)
-    residual = kernels.to_device(np.zeros(sum(SIZES), np.float32))
+    before = rng.normal(size=sum(SIZES)).astype(np.float32)
+    residual = kernels.to_device(before)
     gradients = values_of(rng, SIZES, dtype)
-    (message,) = kernels.encode(gradients, residual, 0.5, 0.25, capacity, dtype, magnitude=0.75)
-    values = flat(gradients, dtype)
+    options = {"magnitude": 0.75, "decay": 0.7}
+    (message,) = kernels.encode(gradients, residual, 0.5, 0.25, capacity, dtype, **options)
+    values = flat(gradients, dtype) + np.float32(0.7) * before
     codes, rest, _ = oracle.encode(values, np.float32(0.5), capacity, magnitude=0.75)
     assert codes_of(message) == codes
     # Values that wait have been subtracted and added again.

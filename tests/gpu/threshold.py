@@ -30,7 +30,15 @@ class ThresholdKernels(Kernels):
         self.arguments = self.parts.object, self.pointer(self.parts.table)
 
     def encode(
-        self, gradients, residual, threshold, step, capacity, dtype="float32", magnitude=None
+        self,
+        gradients,
+        residual,
+        threshold,
+        step,
+        capacity,
+        dtype="float32",
+        magnitude=None,
+        decay=1.0,
     ):
         """Returns messages `[parts, words]`. By default the magnitude is the threshold."""
         magnitude = threshold if magnitude is None else magnitude
@@ -45,6 +53,7 @@ class ThresholdKernels(Kernels):
             self.pointers(gradients),
             self.pointer(residual),
             *map(self.pointer, scalars),
+            ctypes.c_float(decay),
             ctypes.c_int64(capacity),
             self.pointer(message),
             self.pointer(scratch),

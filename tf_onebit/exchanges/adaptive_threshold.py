@@ -62,14 +62,14 @@ class Tau(tf.Module):
         self._average = tf.Variable(target_density or 0.0, dtype=tf.float32, trainable=False)
 
     def choose(
-        self, gradients: Sequence[tf.Tensor], residual: tf.Variable
+        self, gradients: Sequence[tf.Tensor], residual: tf.Variable, decay: float
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the threshold that values must exceed, and the magnitude that stands for them.
 
         Both are tau. While it is unknown, the threshold is infinite.
 
         Args:
-            gradients, residual: of the message, not used.
+            gradients, residual, decay: of the message, not used.
         """
         known = self.value > 0
         return tf.where(known, self.value, math.inf), tf.where(known, self.value, 1.0)

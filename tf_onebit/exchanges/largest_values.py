@@ -9,9 +9,11 @@ import tensorflow as tf
 
 from tf_onebit.ops import threshold as words
 
-# Number of values that a threshold is found from. If one in 1000 is to be sent, the number of those
-# that are differs by a tenth from message to message.
-_SAMPLE_SIZE = 2**17
+# Number of values in a sample that are to be above its threshold. So the number of values that are
+# sent differs by 3 % from message to message.
+_ABOVE = 1000
+# Of no more values than that, all are in the sample.
+_MOST_IN_SAMPLE = 2**17
 # Room for more values than expected, in standard deviations of their number. Others wait.
 _DEVIATIONS = 2
 _JUST_BELOW = 1 - 2.0**-23
@@ -51,7 +53,10 @@ class LargestValues(tf.Module):
     def __init__(self, target_density: float, sizes: Sequence[int], unit: float) -> None:
         super().__init__()
         self._sizes, self._unit = tuple(sizes), unit
-        self._spacing = max(1, sum(sizes) // _SAMPLE_SIZE)
+        self._spacing = 1
+        if sum(sizes) > _MOST_IN_SAMPLE:
+            in_sample = min(math.ceil(_ABOVE * self.rounds / target_density), _MOST_IN_SAMPLE)
+            self._spacing = sum(sizes) // in_sample
         number = sum(map(self._number_of, sizes))
         self._count = min(max(1, round(target_density * number / self.rounds)), number)
         margin = 0.0 if self._spacing == 1 else _DEVIATIONS * math.sqrt(self._count)
@@ -60,15 +65,16 @@ class LargestValues(tf.Module):
         self._samples = tf.Variable(0, dtype=tf.int64, trainable=False)  # number of those taken
 
     def choose(
-        self, gradients: Sequence[tf.Tensor], residual: tf.Variable
+        self, gradients: Sequence[tf.Tensor], residual: tf.Variable, decay: float
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the threshold that values must exceed, and the magnitude that stands for them.
 
         Args:
             gradients: list of tensors, of zeros in the second round.
             residual: float32 variable with as many values.
+            decay: factor on the residual.
         """
-        sample = tf.abs(self._sample(gradients, residual))
+        sample = tf.abs(self._sample(gradients, residual, decay))
         # A value that is not finite ends the step in an error, which names its gradient.
         sample = tf.where(tf.math.is_finite(sample), sample, 0.0)
         largest = tf.math.top_k(sample, self._count, sorted=False).values
@@ -85,12 +91,15 @@ class LargestValues(tf.Module):
         """Returns the number of values in a sample of a gradient."""
         return -(-size // self._spacing)
 
-    def _sample(self, gradients: Sequence[tf.Tensor], residual: tf.Variable) -> tf.Tensor:
+    def _sample(
+        self, gradients: Sequence[tf.Tensor], residual: tf.Variable, decay: float
+    ) -> tf.Tensor:
         values, begin = [], 0
         for gradient, size in zip(gradients, self._sizes, strict=True):
             places = self._places(size)
             of_gradient = tf.gather(tf.reshape(gradient, [-1]), places)
-            values.append(tf.cast(of_gradient, tf.float32) + tf.gather(residual, begin + places))
+            unsent = tf.gather(residual, begin + places)
+            values.append(tf.cast(of_gradient, tf.float32) + decay * unsent)
             begin += size
         self._samples.assign_add(1)
         return tf.concat(values, 0)

@@ -218,11 +218,9 @@ class Threshold(Adding):
         Returns:
             Words of `WIRE_DTYPE`, `[rounds, parts, words]`, in the exchange's coding.
         """
-        if self.residual_decay < 1:
-            self.residual.assign(self.residual_decay * self.residual)
-        rounds = []
+        rounds, decay = [], self.residual_decay
         for _ in range(self._selection.rounds):
-            threshold, magnitude = self._selection.choose(gradients, self.residual)
+            threshold, magnitude = self._selection.choose(gradients, self.residual, decay)
             rounds.append(
                 ops.threshold_encode(
                     gradients,
@@ -231,12 +229,14 @@ class Threshold(Adding):
                     rate * magnitude,
                     capacity,
                     magnitude=magnitude,
+                    decay=decay,
                     pad=pad,
                     dtype=WIRE_DTYPE,
                     **self._parts,
                 )
             )
-            gradients = list(map(tf.zeros_like, gradients))  # now in the residual
+            # They are in the residual now.
+            gradients, decay = list(map(tf.zeros_like, gradients)), 1.0
         encoded = tf.stack(rounds)
         if self.velocities is not None:
             self.velocities.clear_where_sent(encoded, self.part_size)

@@ -37,10 +37,11 @@ def threshold_encode(
     pad: bool = True,
     dtype: tf.DType = tf.int32,
     magnitude: tf.Tensor | float | None = None,
+    decay: float = 1.0,
 ) -> tf.Tensor:
     """Encodes values above a threshold, with error feedback (Strom 2015, section 2.6, 4 to 7).
 
-        corrected = gradient + residual
+        corrected = gradient + decay * residual
         sent      = +1 if corrected > threshold, -1 if corrected < -threshold, else 0
         residual  = corrected - magnitude * sent
 
@@ -60,6 +61,7 @@ def threshold_encode(
         dtype: dtype of the words: `tf.int32`, or `tf.float32` to keep them on a GPU.
         magnitude: float32 scalar, at least 0 and finite: what a sent value takes from the
             residual. Default: the threshold, as in the paper.
+        decay: float, above 0 and at most 1: factor on the residual.
 
     Returns:
         Words `[parts, words]`.
@@ -86,6 +88,7 @@ def threshold_encode(
         sizes=sizes,
         part_size=part_size,
         pad=pad,
+        decay=decay,
         W=dtype,
     )
 

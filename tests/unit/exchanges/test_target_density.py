@@ -36,7 +36,7 @@ def test_tau_follows_its_rule(rng, target):
         mean_square = rng.uniform(1, 2)
         follow(tf.constant(density, tf.float32), tf.constant(mean_square, tf.float32))
         expected.follow(density, mean_square)
-        threshold, magnitude = tau.choose([], None)
+        threshold, magnitude = tau.choose([], None, 1.0)
         np.testing.assert_allclose(threshold, expected.value, rtol=1e-5)
         np.testing.assert_array_equal(threshold, magnitude)
 

@@ -117,12 +117,12 @@ def assert_that_headers_say_what_follows(messages, residual, part_size, capacity
 @every_dtype
 @every_part_size
 @pytest.mark.parametrize("capacity", [50, SIZE])
-def test_a_sent_value_takes_its_magnitude_from_the_residual(rng, dtype, part_size, capacity):
+def test_a_residual_decays_and_a_sent_value_takes_its_magnitude(rng, dtype, part_size, capacity):
     gradients, before = gradients_of(rng, SHAPES, dtype), rng.normal(size=SIZE)
     residual = variable_of(before)
-    corrected = flat(gradients) + residual.numpy()
+    corrected = flat(gradients) + np.float32(0.7) * residual.numpy()
     rows = ops.threshold_encode(
-        gradients, residual, TAU, 3.0, capacity, SIZES, part_size, magnitude=1.5
+        gradients, residual, TAU, 3.0, capacity, SIZES, part_size, magnitude=1.5, decay=0.7
     )
     for part, message in zip(parts_of(part_size), map(Message, rows), strict=True):
         expected, rest, _ = oracle.encode(corrected[part], TAU, capacity, magnitude=1.5)

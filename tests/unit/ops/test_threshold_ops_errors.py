@@ -80,6 +80,12 @@ def test_encode_refuses_what_is_no_size(name, size):
         encode(**{name: size})
 
 
+@pytest.mark.parametrize("decay", [0.0, -0.5, 1.5, np.nan])
+def test_encode_refuses_a_decay_that_is_no_fraction(decay):
+    with refuses("decay must be above 0 and at most 1. Received: decay="):
+        encode(decay=decay)
+
+
 @pytest.mark.parametrize("capacity", [-1, 2**31 + 1, -(2**62)])
 def test_encode_refuses_a_capacity_that_is_no_number_of_values(capacity):
     expected = rf"capacity must be a number of values, at most 2\^31. Received: capacity={capacity}"
