@@ -46,7 +46,7 @@ ROWS = (
     Row("Adam", "1-bit", 32, {"100mbit": None, "10mbit": None}),
     Row("Adam", "1-bit", 32, {"100mbit": 1.02}, fragments=4, overlap=8),
     Row("Adam", "1-bit", 32, {"10mbit": 1.05}, fragments=4, overlap=16),
-    Row("Adam", "top-k 1/16", 32, {"100mbit": 1.02, "10mbit": 1.05}, fragments=4, overlap=8),
+    Row("Adam", "top-k 1/16", 32, {"100mbit": None, "10mbit": None}, fragments=4, overlap=8),
 )
 SLOW = ("100mbit", "10mbit")  # other rows would only take long there
 MOST_OF_AN_ALL_REDUCE = 1.1

@@ -1,6 +1,7 @@
 """Tables 1 and 2 of Chen et al. 2020 in small, and compressed blocks: rows, tables, verdicts."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -98,12 +99,13 @@ class Losses:
         run, reference = self.rows[name]
         mean, half = interval(self._accuracy(run))
         lost, half_lost = self.of(name)
+        sent_bytes = self._outcomes.mean(run, "bytes")  # older results do not have it
         return [
             f"{mean:.2f} +- {half:.2f}",
             "" if run == reference else f"{lost:+.2f} +- {half_lost:.2f}",
             f"{np.mean(self._outcomes.samples(run, 'cross_entropy')):.3f}",
             f"{run.blocks / run.workers:g}" if run.blocks else "",
-            f"{np.mean(self._outcomes.samples(run, 'bytes')):,.0f}" if run.blocks else "",
+            f"{sent_bytes:,.0f}" if math.isfinite(sent_bytes) else "",
         ]
 
     def none(self, name):
