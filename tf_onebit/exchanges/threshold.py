@@ -219,7 +219,9 @@ class Threshold(Adding):
             Words of `WIRE_DTYPE`, `[rounds, parts, words]`, in the exchange's coding.
         """
         rounds, decay = [], self.residual_decay
-        for _ in range(self._selection.rounds):
+        for number in range(self._selection.rounds):
+            if number > 0:  # all that the first round left is in the residual
+                gradients, decay = list(map(tf.zeros_like, gradients)), 1.0
             threshold, magnitude = self._selection.choose(gradients, self.residual, decay)
             rounds.append(
                 ops.threshold_encode(
@@ -235,8 +237,6 @@ class Threshold(Adding):
                     **self._parts,
                 )
             )
-            # They are in the residual now.
-            gradients, decay = list(map(tf.zeros_like, gradients)), 1.0
         encoded = tf.stack(rounds)
         if self.velocities is not None:
             self.velocities.clear_where_sent(encoded, self.part_size)
