@@ -87,7 +87,7 @@ class BlockEnd:
         try:
             variables = block_variables(
                 model,
-                "local" if blocks.weights_alone else correction,
+                correction,
                 compresses=compresses,
                 optimizers=[optimizer],
                 weights_alone=blocks.weights_alone,

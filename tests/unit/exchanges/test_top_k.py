@@ -121,7 +121,17 @@ def test_values_that_samples_miss_are_sent_in_the_end():
         given = gradient if step == 0 else np.zeros_like(gradient)
         exchanged, _ = exchange([worker], [[tf.constant(given)]])
         total += flat(exchanged[0], tf.float64)
+        # A sample of zeros sends nothing, in place of values without a magnitude.
+        assert (worker.metrics()["density"] > 0) == np.any(exchanged[0])
     np.testing.assert_allclose(total, gradient, rtol=1e-6)
+
+
+def test_the_mean_of_the_largest_numbers_is_one_of_them():
+    workers = build_workers(Threshold(target_density=0.5, selection="top_k"), specs_of([(100,)]), 1)
+    largest = np.full(100, np.finfo(np.float32).max)
+    exchanged, flags = exchange(workers, [[tf.constant(largest)]])
+    assert not np.any(flags)
+    np.testing.assert_allclose(flat(exchanged[0])[:50], largest[:50], rtol=1e-6)
 
 
 @pytest.mark.parametrize("value", [1.0, 1e-30, 3e38, np.finfo(np.float32).max])
