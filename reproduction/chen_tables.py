@@ -16,8 +16,8 @@ BETA_1 = 0.5  # the paper recommends it with block momentum
 COLLAPSE_POINTS = 5
 TABLE_1_WORKERS, TABLE_1_PERIOD = (32,), 8
 COMPRESSED_WORKERS, COMPRESSED_PERIOD = (2, 8), 16
-FRAGMENTS_WORKERS, FRAGMENTS, FRAGMENTS_POINTS = 8, ((3, 0), (3, 5), (3, 8), (1, 8), (1, 16)), 0.2
-SPARSE_WORKERS = (8,)
+KEEPING_WORKERS = 8  # in tables of workers that keep their moments
+FRAGMENTS, FRAGMENTS_POINTS = ((3, 0), (3, 5), (3, 8), (1, 8), (1, 16)), 0.2
 SPARSE = (
     (ONE_BIT, BLOCK_MOMENTUM),
     ("threshold 1/16", BLOCK_MOMENTUM),
@@ -228,23 +228,28 @@ def compressed(base, seeds):
     return _compressed("Compressed blocks", base, seeds, COMPRESSED_WORKERS, ways)
 
 
+def _with_kept_moments(base):
+    """Returns blocks in full precision in which each worker keeps its moments: `Run`."""
+    return dataclasses.replace(
+        base,
+        workers=KEEPING_WORKERS,
+        sync_period=COMPRESSED_PERIOD,
+        beta_1=BETA_1,
+        moments="local",
+    )
+
+
 def fragments(base, seeds):
     """Returns the table of fragments that synchronize in turn, and late, against whole blocks.
 
     In all of them each worker keeps its moments.
     """
-    whole = dataclasses.replace(
-        base,
-        workers=FRAGMENTS_WORKERS,
-        sync_period=COMPRESSED_PERIOD,
-        beta_1=BETA_1,
-        moments="local",
-    )
+    whole = _with_kept_moments(base)
     rows = {"whole blocks": Row(whole, whole)}
     for count, overlap in FRAGMENTS:
         run = dataclasses.replace(whole, fragments=count, overlap=overlap)
         rows[f"{count} fragments, overlap {overlap}"] = Row(run, whole)
-    title = f"Fragments, {FRAGMENTS_WORKERS} workers, blocks of {COMPRESSED_PERIOD} steps"
+    title = f"Fragments, {KEEPING_WORKERS} workers, blocks of {COMPRESSED_PERIOD} steps"
     return Table(title, rows, seeds, _judge_fragments)
 
 
@@ -261,21 +266,13 @@ def sparse(base, seeds):
 
     In all of them each worker keeps its moments.
     """
-    rows = {}
-    for workers in SPARSE_WORKERS:
-        full = dataclasses.replace(
-            base,
-            workers=workers,
-            sync_period=COMPRESSED_PERIOD,
-            beta_1=BETA_1,
-            moments="local",
-        )
-        rows[f"{workers} workers, {FULL_PRECISION}"] = Row(full, full)
-        for exchange, outer in SPARSE:
-            run = dataclasses.replace(full, exchange=exchange, outer=outer)
-            of_others = "" if outer == BLOCK_MOMENTUM else f"{outer}, "
-            rows[f"{workers} workers, {of_others}{exchange}"] = Row(run, full)
-    title = f"Sparse blocks of {COMPRESSED_PERIOD} steps"
+    full = _with_kept_moments(base)
+    rows = {FULL_PRECISION: Row(full, full)}
+    for exchange, outer in SPARSE:
+        run = dataclasses.replace(full, exchange=exchange, outer=outer)
+        of_others = "" if outer == BLOCK_MOMENTUM else f"{outer}, "
+        rows[f"{of_others}{exchange}"] = Row(run, full)
+    title = f"Sparse blocks of {COMPRESSED_PERIOD} steps, {KEEPING_WORKERS} workers"
     return Table(title, rows, seeds, _judge_sparse)
 
 
