@@ -47,12 +47,21 @@ def check_arguments(
         )
     if groups not in (None, "node"):
         raise ValueError(f'groups must be None or "node". Received: groups={groups!r}.')
-    if (fragments > 1 or overlap) and moment_correction not in (None, "bmuf_adam", "local"):
+    if takes_weights_alone(fragments, overlap) and moment_correction not in (
+        None,
+        "bmuf_adam",
+        "local",
+    ):
         raise ValueError(
             "With fragments or overlap, workers synchronize weights alone, and keep the state of "
             f"their optimizers. Received: moment_correction={moment_correction!r} with "
             f'fragments={fragments} and overlap={overlap}. Use moment_correction="local".'
         )
+
+
+def takes_weights_alone(fragments, overlap):
+    """Tells whether workers synchronize weights alone, and keep all state of their optimizers."""
+    return fragments > 1 or overlap > 0
 
 
 def check_turns(sync_period, fragments, overlap):

@@ -14,6 +14,7 @@ from tf_onebit._bmuf.arguments import (
     momentum_of_time_constant,
     require_no_overlap,
     require_usable,
+    takes_weights_alone,
 )
 from tf_onebit._bmuf.connections import connect, synchronization_of, take_states
 from tf_onebit._bmuf.equations import BlockFilter
@@ -253,7 +254,7 @@ class BlockMomentum(keras.callbacks.Callback):
             self._looks_ahead,
             compresses=innermost(self.exchange).compresses,
             optimizers=self._optimizers,
-            weights_alone=self.fragments > 1 or self.overlap > 0,
+            weights_alone=takes_weights_alone(self.fragments, self.overlap),
         )
         self._batches_per_step = variables.batches_per_step
         model_group = self._gradient_exchange.workers.model_group

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from tf_onebit._bmuf.arguments import check_turns
+from tf_onebit._bmuf.arguments import check_turns, takes_weights_alone
 from tf_onebit._bmuf.fragments import divide
 from tf_onebit._bmuf.variables import block_variables, corrects_moments_of
 from tf_onebit._measurement import with_block_work
@@ -31,7 +31,7 @@ class Blocks:
     @property
     def weights_alone(self):
         """True if workers exchange weights alone, and keep all state of their optimizers."""
-        return self.fragments > 1 or self.overlap > 0
+        return takes_weights_alone(self.fragments, self.overlap)
 
     @property
     def name(self):
