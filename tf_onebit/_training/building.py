@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from tf_onebit.exchanges import Auto, Bucketed, FullPrecision
 from tf_onebit.exchanges.arguments import Moments
+from tf_onebit.exchanges.hierarchical import Hierarchical
 from tf_onebit.exchanges.schedule import AnyExchange, innermost, is_exchange, with_innermost
 
 # What users pass as `exchange`.
@@ -53,16 +54,17 @@ def require_no_local_moments(exchange: AnyExchange, reason: str) -> None:
         )
 
 
-def build(template, specs, scope, engine, unit=1.0, takes_updates=False):
+def build(template, specs, scope, engine, unit=1.0, takes_updates=False, job=None):
     """Builds clones of `template`, after a check that all workers agree.
 
     Args:
         template: the user's exchange.
         specs: list of `GradientSpec`.
         scope: prefix of the collectives' names.
-        engine: `Engine`.
+        engine: `Engine`. If it has a `node`, the workers of a node share the exchange.
         unit: see `Exchange.build`.
         takes_updates: see `Bucketed`.
+        job: `Engine` of all workers that have to agree. Default: `engine`.
 
     Returns:
         List of `Bucketed`, one for each of `engine.ranks`.
@@ -70,10 +72,17 @@ def build(template, specs, scope, engine, unit=1.0, takes_updates=False):
     Raises:
         ValueError: on all workers, if they are about to build different exchanges.
     """
-    exchanges = [Bucketed(template, takes_updates) for _ in engine.ranks]
+    job = job or engine
+    if engine.node is None:
+        exchanges = [Bucketed(template, takes_updates) for _ in engine.ranks]
+    else:
+        (place,), per_node = engine.node.ranks, engine.node.world_size
+        exchanges = [Hierarchical(template, takes_updates, place, per_node)]
+        # Gradients are added up before the exchange.
+        unit = unit if takes_updates else unit * per_node
     with tf.init_scope():
         # The comparison comes first: workers with different models may not even get to build.
-        engine.run([exchange.handshake(specs, engine.world_size, scope) for exchange in exchanges])
+        job.run([exchange.handshake(specs, job.world_size, scope) for exchange in exchanges])
         for index, (rank, exchange) in enumerate(zip(engine.ranks, exchanges, strict=True)):
             with engine.place(index):
                 exchange.build(specs, rank, engine.world_size, scope, unit)

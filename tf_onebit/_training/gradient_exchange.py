@@ -11,6 +11,7 @@ from tf_onebit._training.gathered import Gathered
 from tf_onebit._training.optimizer_exchange import OptimizerExchange
 from tf_onebit._training.recorder import stages_of
 from tf_onebit.exchanges import Auto, GradientSpec
+from tf_onebit.exchanges.hierarchical import Hierarchical
 from tf_onebit.exchanges.gradients import all_finite, like_gradients, not_finite_flag, times
 from tf_onebit.exchanges.schedule import delay_of, schedule_of
 from tf_onebit.exchanges.state import has_unsent
@@ -71,7 +72,7 @@ class GradientExchange(OptimizerExchange):
         Args:
             gradients, variables: as in a call.
         """
-        scale = 1.0 / self.workers.group.world_size if self._mean else 1.0
+        scale = 1.0 / self.workers.count if self._mean else 1.0
         return self(
             gradients, variables, lambda exchange, mine: exchange.run_uncompressed(mine, scale)
         )
@@ -88,14 +89,17 @@ class GradientExchange(OptimizerExchange):
     def exchange_of_alike(self, gradients, variables):
         """Returns what a call would return if all workers had the gradients of this one.
 
-        No warm-up begins after that, also not of other variables: moments are no longer alike.
+        By node, it is as if all nodes had those of this one, except for sparse gradients. No
+        warm-up begins after that, also not of other variables: moments are no longer alike.
 
         Args:
             gradients, variables: as in a call.
         """
         if self.has_warm_up:
             self._have_own_moments.assign(True)
-        factor = 1 if self._mean else self.workers.group.world_size
+        if (node := self.workers.group.node) is not None:
+            gradients = self._run(node, Hierarchical.mean_of_node, gradients, variables)
+        factor = 1 if self._mean else self.workers.count
         return [times(mine, factor) for mine in gradients]
 
     @functools.cached_property
@@ -163,9 +167,18 @@ class GradientExchange(OptimizerExchange):
         if self._is_alone:
             return [list(mine) for mine in gradients]
         run = run or (lambda exchange, mine: exchange.run(mine, self.scale))
+        return self._run(self.workers.group, run, gradients, variables)
+
+    def _run(self, engine, run, gradients, variables):
+        """Returns what generators make of the gradients that are not None, in a list like them.
+
+        Args:
+            engine: `Engine` that answers the generators.
+            run, gradients, variables: see `__call__`.
+        """
         present = [_present(mine) for mine in gradients]
         exchanges = self._exchanges_of(present[0], variables)
-        results = self.workers.group.run(
+        results = engine.run(
             run(exchange, list(mine.values()))
             for exchange, mine in zip(exchanges, present, strict=True)
         )
@@ -302,7 +315,9 @@ class GradientExchange(OptimizerExchange):
                 template = decided(template, specs, scope, self.workers, states)
             self.carried.decided[index] = template
         unit = 1.0 if self.exchanges_updates else self._unit
-        return build(template, specs, scope, self.workers.group, unit, self.exchanges_updates)
+        workers, updates = self.workers, self.exchanges_updates
+        job = workers.engine if workers.are_by_node else None
+        return build(template, specs, scope, workers.group, unit, updates, job)
 
     def _exchanges_of(self, present, variables):
         variables = [variables[i] for i in present]

@@ -59,7 +59,9 @@ class OptimizerExchange:
     @property
     def scale(self):
         """Factor on the sum over the workers."""
-        return 1.0 / self.workers.group.world_size if self._mean or self.exchanges_updates else 1.0
+        if self.exchanges_updates:
+            return 1.0 / self.workers.group.world_size
+        return 1.0 / self.workers.count if self._mean else 1.0
 
     def go_on_with(self, moments):
         """Keeps the moments of an earlier run, whose residuals are of the same kind.

@@ -30,14 +30,16 @@ class TrainingWorkers:
 
     Attributes:
         engine, train_apart: see the arguments.
-        group: `Engine` of the workers that exchange gradients with each other. Default: all.
         model_group: `Group` of workers that hold the model together with this one, or None.
+        are_by_node: whether the workers of a node add up their gradients before they exchange them
+            with other nodes.
     """
 
     def __init__(self, engine, train_apart, settings=()):
-        self.engine = self.group = engine
+        self.engine = self._group = engine
         self.train_apart = train_apart
         self.model_group = None
+        self.are_by_node = False
         self._settings = settings
         if train_apart:
             engine.whereabouts.are_in_step = False
@@ -48,8 +50,15 @@ class TrainingWorkers:
         Args:
             group: `Engine` of the group of this worker.
         """
-        self.group = group
+        self._group = group
         self.engine.whereabouts.are_in_step = False
+
+    def join_by_node(self):
+        """Has the workers of a node add up their gradients before they exchange them with others.
+
+        There are several nodes, each of several workers.
+        """
+        self.are_by_node = True
 
     def follow(self, model_group):
         """Restricts the exchange to the workers that hold the same parts of a model as this one.
@@ -57,8 +66,25 @@ class TrainingWorkers:
         Args:
             model_group: `Group` of this worker.
         """
-        self.group = model_group.between
+        self._group = model_group.between
         self.model_group = model_group
+
+    @property
+    def group(self):
+        """`Engine` of the workers that exchange gradients with each other. Default: all.
+
+        By node, these are the workers at the same place in all nodes.
+        """
+        # The scope compares the workers first: some may not expect groups, and would not answer.
+        if self.are_by_node and self._group is self.engine and self.scope:
+            with tf.init_scope():
+                self._group = self.engine.between_nodes()
+        return self._group
+
+    @property
+    def count(self):
+        """Number of workers whose gradients become one."""
+        return (self.engine if self.are_by_node else self.group).world_size
 
     @property
     def holders(self):
@@ -68,7 +94,7 @@ class TrainingWorkers:
     @property
     def are_in_step(self):
         """True if all workers make every step together, so that their numbers of steps agree."""
-        is_whole = self.group is self.engine or self.model_group is not None
+        is_whole = self._group is self.engine or self.model_group is not None or self.are_by_node
         return is_whole and not self.train_apart
 
     @property
@@ -109,11 +135,12 @@ class TrainingWorkers:
     @functools.cached_property
     def scope(self):
         """Prefix of the names of collectives in the group. The first use compares the workers."""
-        members = () if self.group is self.engine else tuple(self.group.members)
+        compared = self.engine if self.are_by_node else self._group
+        members = () if compared is self.engine else tuple(compared.members)
         self._number = next(_numbers[members])
         scope = "_".join(map(str, ["tf_onebit", self._number, *members]))
         with tf.init_scope():
-            self.group.run([handshake(scope, self._settings) for _ in self.group.ranks])
+            compared.run([handshake(scope, self._settings) for _ in compared.ranks])
         return scope
 
     def scope_of(self, engine):

@@ -16,7 +16,9 @@ from tf_onebit.collectives.requests import (
     Exchanging,
     Request,
     T,
+    Within,
     drive,
+    one_request,
 )
 from tf_onebit.collectives.whereabouts import Whereabouts
 
@@ -29,8 +31,11 @@ class Engine:
         ranks: list of the ranks of the workers in this process: one of them, or all.
         members: sequence from each rank to the worker's rank among all workers of the job.
         whereabouts: `Whereabouts` of this process.
+        node: `Engine` of the workers on this node, which answers requests `Within` it. None if
+            there are no such requests.
     """
 
+    node: "Engine | None" = None
     world_size: int
     ranks: list[int]
     whereabouts = Whereabouts()
@@ -70,6 +75,8 @@ class Engine:
 
 class ProcessEngine(Engine):
     """Engine with one worker in this process. Subclasses define how to carry each request."""
+
+    node: "ProcessEngine | None" = None
 
     def run(self, generators: Iterable[Exchanging[T]]) -> list[T]:
         (generator,) = generators
@@ -119,6 +126,8 @@ class ProcessEngine(Engine):
                 lambda: self.run_one(request.then()),
                 lambda: self.run_one(request.otherwise()),
             )
+        if isinstance(request, Within) and self.node is not None:
+            return self.node.run_one(one_request(request.request))
         raise TypeError(
             f"Expected a request of tf_onebit.collectives.requests. Received: {request!r}."
         )

@@ -89,6 +89,19 @@ class HorovodEngine(ProcessEngine):
     def ranks(self) -> list[int]:  # type: ignore[override]  # Horovod knows it
         return [self.members.index(hvd.rank())]
 
+    def between_nodes(self) -> "HorovodEngine":
+        """Returns the engine of the workers at this worker's place in all nodes.
+
+        It answers requests `Within` the node, too. All workers call it. There are several nodes,
+        each of several workers.
+
+        Raises:
+            ValueError: if nodes have different numbers of workers.
+        """
+        node, between = self.divided(None)
+        between.node, between._device = node, self._device
+        return between
+
     def divided(self, members: int | None) -> tuple[Engine, Engine]:
         """Divides the workers into groups of consecutive ranks. All workers call it.
 

@@ -17,6 +17,7 @@ from tf_onebit.collectives.requests import (
     Cond,
     Exchanging,
     T,
+    Within,
 )
 
 
@@ -40,13 +41,18 @@ class LockstepEngine(Engine):
 
 
 def run(
-    generators: Iterable[Exchanging[T]], devices: Sequence[str | None] | None = None
+    generators: Iterable[Exchanging[T]],
+    devices: Sequence[str | None] | None = None,
+    per_node: int = 1,
 ) -> list[T]:
     """Advances the generators of all workers together and answers their requests.
 
     Args:
         generators: list; entry k is the exchange of rank k.
         devices: list; entry k is the device of rank k. Default: TensorFlow chooses.
+        per_node: number of workers on a node, which have consecutive ranks. They answer each
+            other's requests `Within` the node. Other requests are of the workers at the same place
+            in all nodes.
 
     Returns:
         List of the generators' return values.
@@ -81,10 +87,32 @@ def run(
                 f"{len(results)} workers that have ended and the requests "
                 f"{sorted((kind.__name__, name) for kind, name in asked)}."
             )
-        answers = _answer(requests, devices)
+        answers = _answers(requests, devices, per_node)
 
 
-def _answer(requests: Sequence[Any], devices: Sequence[str | None]) -> list[Any]:
+def _answers(requests: list[Any], devices: Sequence[str | None], per_node: int) -> list[Any]:
+    first = requests[0]
+    if isinstance(first, Cond):
+        # One branch for all workers: they have the same predicate, and must communicate inside.
+        def branch(side: str) -> Callable[[], list[Any]]:
+            return lambda: run([getattr(one, side)() for one in requests], devices, per_node)
+
+        return tf.cond(first.predicate, branch("then"), branch("otherwise"))
+    ranks = list(range(len(requests)))
+    if isinstance(first, Within):
+        requests = [request.request for request in requests]
+        groups = [ranks[start:][:per_node] for start in ranks[::per_node]]
+    else:
+        groups = [ranks[place::per_node] for place in range(per_node)]
+    answers = [None] * len(requests)
+    for group in groups:
+        of_group = _answers_of([requests[rank] for rank in group])
+        for rank, answer in zip(group, of_group, strict=True):
+            answers[rank] = answer
+    return answers
+
+
+def _answers_of(requests: Sequence[Any]) -> list[Any]:
     first, world_size = requests[0], len(requests)
     if isinstance(first, AllToAll):
         rows = [tf.unstack(request.tensor, num=world_size) for request in requests]
@@ -99,10 +127,4 @@ def _answer(requests: Sequence[Any], devices: Sequence[str | None]) -> list[Any]
         return [[total * tf.cast(scale, total.dtype) for total in sums]] * world_size
     if isinstance(first, Broadcast):
         return [list(requests[first.root].tensors)] * world_size
-    if isinstance(first, Cond):
-        # One branch for all workers: they have the same predicate, and must communicate inside.
-        def branch(side: str) -> Callable[[], list[Any]]:
-            return lambda: run([getattr(request, side)() for request in requests], devices)
-
-        return tf.cond(first.predicate, branch("then"), branch("otherwise"))
     raise TypeError(f"Expected a request of tf_onebit.collectives.requests. Received: {first!r}.")

@@ -72,7 +72,19 @@ class Cond:
 
 
 Collective: TypeAlias = AllToAll | AllGather | AllReduce | Broadcast
-Request: TypeAlias = Collective | Cond
+
+
+@dataclasses.dataclass(frozen=True)
+class Within:
+    """Collective of the workers on the same node, where other requests are of all nodes.
+
+    Ranks and shapes in `request` are those of the workers of the node.
+    """
+
+    request: Collective
+
+
+Request: TypeAlias = Collective | Cond | Within
 # A generator that yields requests, receives their answers, and returns a T.
 Exchanging: TypeAlias = Generator[Request, Any, T]
 
@@ -136,6 +148,11 @@ def drive(generator: Exchanging[T], answer_to: Callable[[Request], Any]) -> T:
 def one_request(request: Request) -> Exchanging[Any]:
     """Generator: makes one request, and returns its answer."""
     return (yield request)
+
+
+def within_node(generator: Exchanging[T]) -> Exchanging[T]:
+    """Generator: makes the requests of another, each `Within` the node."""
+    return map_requests(generator, lambda request: one_request(Within(request)))
 
 
 def tap_requests(generator: Exchanging[T], note: Callable[[Collective], None]) -> Exchanging[T]:

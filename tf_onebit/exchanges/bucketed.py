@@ -52,7 +52,10 @@ class Bucketed(Configurable, tf.Module):
     Attributes:
         buckets: list of `ScheduledBucket`. `build` sets it, and the attributes that the `build` of
             an `Exchange` sets.
+        worker: what a rank of the exchange stands for, in errors.
     """
+
+    worker = "rank"
 
     def __init__(self, template: AnyExchange, takes_updates: bool = False) -> None:
         super().__init__()
@@ -80,11 +83,21 @@ class Bucketed(Configurable, tf.Module):
         for i, (schedule, indices) in enumerate(self.partition(specs)):
             is_early = before <= EARLY * size or not schedule.delay
             bucket = ScheduledBucket(schedule, indices, is_early, self._takes_updates)
-            own = [specs[index] for index in indices]
+            bucket_scope = f"{scope}/bucket_{i}"
             with tf.init_scope():
-                bucket.build(own, rank, world_size, f"{scope}/bucket_{i}", unit)
-            before += sum(spec.size for spec in own)
+                own = self._exchanged_of([specs[index] for index in indices], bucket_scope)
+                bucket.build(own, rank, world_size, bucket_scope, unit)
+            before += sum(specs[index].size for index in indices)
             self.buckets.append(bucket)
+
+    def _exchanged_of(self, specs: list[GradientSpec], scope: str) -> list[GradientSpec]:
+        """Returns what this worker exchanges of the gradients of a bucket: list of `GradientSpec`.
+
+        Args:
+            specs: list of `GradientSpec` of the gradients.
+            scope: prefix of the names of the bucket's collectives.
+        """
+        return specs
 
     def partition(self, specs: Sequence[GradientSpec]) -> list[tuple[Schedule, list[int]]]:
         """Assigns gradients to buckets. Returns a list of (`Schedule`, gradient indices)."""
@@ -256,7 +269,7 @@ class Bucketed(Configurable, tf.Module):
                 answers.append(answer)
             # Converts 1 + the index in the bucket to 1 + the index in the list.
             flags.append(tf.gather([0, *(1 + index for index in bucket.indices)], own_flags))
-        flags = tf.reduce_max(tf.stack(flags), axis=0)
+        flags = yield from self._flags_of_all(tf.reduce_max(tf.stack(flags), axis=0))
         names = [spec.name for spec in self.specs]
         # Flags are checked when all buckets are done. An earlier check could end the step of one
         # worker while the others still wait for its part of another bucket.
@@ -266,8 +279,15 @@ class Bucketed(Configurable, tf.Module):
         # An error cancels the ops that still run. A bucket with a delay would then keep its
         # message, and raise the same error in every later step.
         kept = [tf.convert_to_tensor(bucket.delivers()) for bucket in self.buckets]
-        checked = iter(require_finite(list(itertools.chain(*by_bucket)), flags, names, kept))
+        checked = iter(
+            require_finite(list(itertools.chain(*by_bucket)), flags, names, kept, self.worker)
+        )
         return [list(itertools.islice(checked, len(own))) for own in by_bucket], flags
+
+    def _flags_of_all(self, flags: tf.Tensor) -> Exchanging[tf.Tensor]:
+        """Generator: returns the flags that every worker of the job knows: see `run_stages`."""
+        yield from ()
+        return flags
 
     @property
     def delay(self) -> int:
@@ -368,8 +388,9 @@ class Bucketed(Configurable, tf.Module):
 
         `IndexedSlices` count as they are sent.
         """
-        dense_bytes = sum(spec.size * FLOAT_BYTES for spec in self.specs if not spec.sparse)
-        sparse = [bucket for bucket in self.buckets if self.specs[bucket.indices[0]].sparse]
+        exchanged = [spec for bucket in self.buckets for spec in bucket.exchange.specs]
+        dense_bytes = sum(spec.size * FLOAT_BYTES for spec in exchanged if not spec.sparse)
+        sparse = [bucket for bucket in self.buckets if bucket.exchange.specs[0].sparse]
         sparse_bytes = sum(bucket.bytes_sent() for bucket in sparse)
         return all_reduce_bytes(dense_bytes, self.world_size) + sparse_bytes
 
@@ -395,6 +416,6 @@ class Bucketed(Configurable, tf.Module):
     def metrics(self) -> dict[str, float]:
         """Returns the buckets' metrics, averaged with their numbers of values as weights."""
         return averaged(
-            (bucket.metrics(), max(1, sum(self.specs[index].size for index in bucket.indices)))
+            (bucket.metrics(), max(1, sum(spec.size for spec in bucket.exchange.specs)))
             for bucket in self.buckets
         )

@@ -154,6 +154,7 @@ def require_finite(
     flags: tf.Tensor,
     names: Sequence[str],
     awaited: Sequence[tf.Tensor] = (),
+    worker: str = "rank",
 ) -> list[Gradient]:
     """Returns the gradients after a check that they were finite on all workers.
 
@@ -164,6 +165,7 @@ def require_finite(
         names: list of the variables' names.
         awaited: list of tensors that must be ready before an error; gradients do not wait for
             them.
+        worker: what an entry of `flags` belongs to, for the error.
 
     Raises:
         InvalidArgumentError: on all workers, when the graph runs.
@@ -172,8 +174,8 @@ def require_finite(
     name = tf.gather(tf.constant(["", *names]), flags[rank])
     who = tf.where(
         tf.reduce_all(flags > 0),
-        "All ranks",
-        tf.strings.join(["Rank ", tf.strings.as_string(rank)]),
+        f"All {worker}s",
+        tf.strings.join([f"{worker.capitalize()} ", tf.strings.as_string(rank)]),
     )
     message = tf.strings.join(
         [

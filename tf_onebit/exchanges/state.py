@@ -51,8 +51,8 @@ def require_same_kind(exchange: Saved, template: Configurable, states: Sequence[
         raise ValueError(
             "A resumed run must use the same exchange as before, because its state holds "
             f"gradients that are not sent yet. Received: a state with {shapes}. Expected for "
-            f"{serialize(template)}: {expected}. Use the earlier exchange, bucket_bytes, exclude "
-            "and optimizer, or begin again from the model's weights."
+            f"{serialize(template)}: {expected}. Use the earlier exchange, bucket_bytes, exclude, "
+            "groups and optimizer, or begin again from the model's weights."
         )
 
 

@@ -129,7 +129,13 @@ def require_known(process_set):
 
 
 def horovod_exchange(
-    template, op, settings=(), process_set=hvd.global_process_set, device="", moments="after"
+    template,
+    op,
+    settings=(),
+    process_set=hvd.global_process_set,
+    device="",
+    moments="after",
+    by_node=False,
 ):
     """Returns a `GradientExchange` of `template` over Horovod, for one of Horovod's operations.
 
@@ -139,11 +145,15 @@ def horovod_exchange(
         settings, moments: see `GradientExchange`.
         process_set: `ProcessSet` of the workers that exchange. Others train alone.
         device: see `engine_of`.
+        by_node: whether the workers of a node add up their gradients before the exchange.
     """
     require_op(op)
     require_known(process_set)
     engine, is_mean = HorovodEngine(device=device), op == hvd.Average
+    settings = [*settings, ("groups", "node" if by_node else "none")]
     exchange = GradientExchange(template, engine, is_mean, settings, moments=moments)
+    if by_node:
+        exchange.workers.join_by_node()
     if process_set is not hvd.global_process_set:
         is_in = process_set.included()
         exchange.workers.divide(engine_of(process_set, device) if is_in else LockstepEngine([None]))

@@ -37,6 +37,7 @@ from tf_onebit.horovod.gradients import (
     require_one_device,
 )
 from tf_onebit.horovod.local_variables import LocalVariables, variables_of
+from tf_onebit.horovod.node_groups import resolved_groups
 
 
 def DistributedOptimizer(
@@ -137,6 +138,7 @@ def DistributedOptimizer(
     require_not_distributed(optimizer)
     require_one_device(device_dense, device_sparse)
     template = requested_exchange(exchange, compression)
+    template, by_node = resolved_groups(groups, template, process_set)
     inner = inner_optimizer(optimizer)
     if inner is optimizer:
         _require_unscaled_loss()
@@ -150,7 +152,7 @@ def DistributedOptimizer(
         ("conversion of gradients", str(conversion)),
     ]
     gradient_exchange = horovod_exchange(
-        template, op, agreed, process_set, device_dense, moments_of(inner, template)
+        template, op, agreed, process_set, device_dense, moments_of(inner, template), by_node
     )
     inner.gradient_accumulation_steps = steps
     if inner is not optimizer:
@@ -274,7 +276,7 @@ class _OverHorovod(Distributed):
 
     def _exchange(self, gradients, variables, exchanging=None):
         exchange = functools.partial(super()._exchange, exchanging=exchanging)
-        world_size = self.gradient_exchange.workers.group.world_size
+        world_size = self.gradient_exchange.workers.count
         exchanged = self.local_variables.exchange_others(exchange, gradients, variables, world_size)
         return self.conversion.after(exchanged)
 

@@ -22,6 +22,7 @@ from tf_onebit.horovod.gradients import (
     require_one_device,
 )
 from tf_onebit.horovod.local_variables import LocalVariables, variables_of
+from tf_onebit.horovod.node_groups import resolved_groups
 
 # Programs make a tape in every step. The state of an exchange lives as long as its template.
 _exchanges: weakref.WeakKeyDictionary[AnyExchange, dict[Any, GradientExchange]]
@@ -96,10 +97,13 @@ class DistributedGradientTape:
             "tf_onebit.horovod.DistributedOptimizer.",
         )
         made = _exchanges.setdefault(template, {})
-        key = op, process_set, device_dense
+        exchange, by_node = resolved_groups(groups, template, process_set)
+        key = op, process_set, device_dense, by_node
         if key not in made:
             # The template's clone, because a value that holds its weak key would never be freed.
-            made[key] = horovod_exchange(template.clone(), op, (), process_set, device_dense)
+            made[key] = horovod_exchange(
+                exchange.clone(), op, (), process_set, device_dense, by_node=by_node
+            )
         self._tape = gradtape
         self._exchange = made[key]
         self._conversion = requested_conversion(op, sparse_as_dense, gradient_predivide_factor)
@@ -129,7 +133,7 @@ class DistributedGradientTape:
             lambda gradients, variables: self._exchange([gradients], variables)[0],
             flat,
             variables,
-            self._exchange.workers.group.world_size,
+            self._exchange.workers.count,
         )
         return tf.nest.pack_sequence_as(sources, self._conversion.after(exchanged))
 

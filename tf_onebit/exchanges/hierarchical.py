@@ -1,0 +1,177 @@
+"""Hierarchical: exchange of gradients in two tiers, within nodes and between them."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_onebit.collectives.requests import AllGather, Exchanging, Within, within_node
+from tf_onebit.exchanges.bucketed import Bucketed
+from tf_onebit.exchanges.gradients import Gradient, GradientSpec, scaled
+from tf_onebit.exchanges.node_slices import DenseSlices, NodeSlices, SparseSlices
+from tf_onebit.exchanges.schedule import AnyExchange
+from tf_onebit.exchanges.scheduled_bucket import Answered, ScheduledBucket
+
+
+class Hierarchical(Bucketed):
+    """Exchange of all gradients of a model between nodes, each with several workers.
+
+    Worker p of a node with P workers has slice p of each gradient. It exchanges that slice with
+    the workers at its place in the other nodes, by the user's exchange::
+
+        1. reduce-scatter within the node, in the type of the gradients: sum of slice p
+        2. the user's exchange between the nodes, of 1/P of the gradients
+        3. all-gather within the node
+
+    So a node sends as many bytes as a single worker would, and its workers share the work of the
+    exchange. Residuals are 1/P of the gradients on each worker. Updates, which are the same on all
+    workers of a node, need no sum.
+
+    The results are the same on all workers of the job, to the bit.
+
+    Args:
+        template, takes_updates: see `Bucketed`.
+        place: rank of this worker within its node.
+        per_node: number of workers on each node.
+    """
+
+    worker = "node"
+
+    def __init__(
+        self, template: AnyExchange, takes_updates: bool = False, place: int = 0, per_node: int = 1
+    ) -> None:
+        super().__init__(template, takes_updates)
+        self._place, self._per_node = place, per_node
+        self._slices: dict[str, NodeSlices] = {}
+
+    def get_config(self) -> dict[str, Any]:
+        return super().get_config() | {"place": self._place, "per_node": self._per_node}
+
+    def _exchanged_of(self, specs: list[GradientSpec], scope: str) -> list[GradientSpec]:
+        kind = SparseSlices if specs[0].sparse else DenseSlices
+        self._slices[scope] = kind(specs, self._place, self._per_node, scope)
+        return self._slices[scope].specs
+
+    def run(
+        self, gradients: Sequence[Gradient], scale: float = 1.0
+    ) -> Exchanging[tuple[list[Gradient], tf.Tensor]]:
+        slices = yield from self._given(gradients)
+        return (yield from super().run(slices, scale))
+
+    def run_uncompressed(
+        self, gradients: Sequence[Gradient], scale: float
+    ) -> Exchanging[tuple[list[Gradient], tf.Tensor]]:
+        slices = yield from self._sliced(gradients, (DenseSlices, SparseSlices))
+        return (yield from super().run_uncompressed(slices, scale))
+
+    def run_alike(
+        self, updates: Sequence[Gradient]
+    ) -> Exchanging[tuple[list[Gradient], tf.Tensor]]:
+        slices = yield from self._sliced(updates, ())
+        return (yield from super().run_alike(slices))
+
+    def gather(
+        self, gradients: Sequence[Gradient], scale: float
+    ) -> Exchanging[list[list[Gradient]]]:
+        # Workers decode slices, so there is nothing left to add.
+        exchanged, _ = yield from self.run(gradients, scale)
+        return [exchanged]
+
+    def gradients_of(self, gathered: Sequence[list[Gradient]]) -> list[Gradient | None]:
+        return list(gathered[0])
+
+    def add_to(
+        self,
+        variables: Sequence[tf.Variable],
+        gathered: Sequence[list[Gradient]],
+        scale: float,
+        factor: tf.Tensor | float,
+    ) -> None:
+        pass
+
+    def hold(self, gradients: Sequence[Gradient]) -> Exchanging[None]:
+        slices = yield from self._given(gradients)
+        yield from super().hold(slices)
+
+    def release(
+        self, number: int, like: Sequence[Gradient], scale: float
+    ) -> Exchanging[tuple[list[Gradient], tf.Tensor]]:
+        slices = yield from self._sliced(like, ())
+        return (yield from super().release(number, slices, scale))
+
+    def mean_of_node(self, gradients: Sequence[Gradient]) -> Exchanging[tuple[list[Gradient], None]]:
+        """Generator: makes the mean of dense gradients over the workers of the node.
+
+        Sparse ones stay as they are. The requests are to the workers of the node.
+
+        Args:
+            gradients: list of gradients of this worker.
+
+        Returns:
+            List of gradients, the same on all workers of the node if they are dense. None in place
+            of flags, which the exchange of updates will have.
+        """
+        means = list(gradients)
+        for bucket in self.buckets:
+            of_bucket = self._slices[bucket.scope]
+            if isinstance(of_bucket, DenseSlices):
+                mine = yield from of_bucket.summed([gradients[i] for i in bucket.indices])
+                whole = yield from of_bucket.joined([scaled(g, 1 / self._per_node) for g in mine])
+                for i, mean in zip(bucket.indices, whole, strict=True):
+                    means[i] = mean
+        return means, None
+
+    def _given(self, gradients: Sequence[Gradient]) -> Exchanging[list[Gradient]]:
+        """Generator: returns this worker's slices of what `run` takes: list of gradients."""
+        if not self._takes_updates:
+            return (yield from self._sliced(gradients, (DenseSlices, SparseSlices)))
+        # The workers of a node make the same updates. Sparse gradients stand in for updates, so
+        # they become their mean.
+        given = [
+            scaled(one, 1 / self._per_node) if isinstance(one, tf.IndexedSlices) else one
+            for one in gradients
+        ]
+        return (yield from self._sliced(given, (SparseSlices,)))
+
+    def _sliced(
+        self, gradients: Sequence[Gradient], summed: tuple[type[NodeSlices], ...]
+    ) -> Exchanging[list[Gradient]]:
+        """Generator: returns this worker's slices of gradients: list.
+
+        Args:
+            gradients: list of gradients.
+            summed: kinds of slices that the workers of the node add up. Of others, they have the
+                same gradients.
+        """
+        slices = list(gradients)
+        for bucket in self.buckets:
+            of_bucket = self._slices[bucket.scope]
+            own = [gradients[i] for i in bucket.indices]
+            if isinstance(of_bucket, summed):
+                own = yield from within_node(of_bucket.summed(own))
+            else:
+                own = of_bucket.own(own)
+            for i, one in zip(bucket.indices, own, strict=True):
+                slices[i] = one
+        return slices
+
+    def _run_buckets(
+        self,
+        run_bucket: Callable[
+            [ScheduledBucket, list[Gradient], Sequence[tf.Tensor]], Exchanging[Answered]
+        ],
+        tensors: Sequence[Gradient],
+    ) -> Exchanging[tuple[list[list[Gradient]], tf.Tensor]]:
+        def run_and_join(
+            bucket: ScheduledBucket, own: list[Gradient], answers: Sequence[tf.Tensor]
+        ) -> Exchanging[Answered]:
+            slices, flags, answer = yield from run_bucket(bucket, own, answers)
+            whole = yield from within_node(self._slices[bucket.scope].joined(slices))
+            return whole, flags, answer
+
+        return (yield from super()._run_buckets(run_and_join, tensors))
+
+    def _flags_of_all(self, flags: tf.Tensor) -> Exchanging[tf.Tensor]:
+        # Each worker knows the flags of its slices. All must end in an error, or none.
+        gathered = yield Within(AllGather(flags, f"{self.scope}/node/flags"))
+        return tf.reduce_max(tf.reshape(gathered, [self._per_node, self.world_size]), axis=0)

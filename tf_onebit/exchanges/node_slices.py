@@ -1,0 +1,146 @@
+"""Slices of gradients, one for each worker of a node."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_onebit.collectives.ordered_sum import added_in_order
+from tf_onebit.collectives.requests import AllGather, AllToAll, Exchanging
+from tf_onebit.exchanges.gradients import GradientSpec
+from tf_onebit.exchanges.indexed_slices import SparseGather
+
+
+class NodeSlices:
+    """Slices of a bucket's gradients. Workers of a node add up, and later gather, a slice each.
+
+    Requests are to the workers of the node.
+
+    Args:
+        specs: list of `GradientSpec` of the gradients.
+        place: rank of this worker within its node.
+        per_node: number of workers on the node.
+        scope: prefix of the names of collectives.
+
+    Attributes:
+        specs: list of `GradientSpec` of this worker's slices.
+    """
+
+    def __init__(
+        self, specs: Sequence[GradientSpec], place: int, per_node: int, scope: str
+    ) -> None:
+        self.specs = list(specs)
+        self._place, self._per_node, self._scope = place, per_node, scope
+
+    def summed(self, gradients: Sequence[Any]) -> Exchanging[list[Any]]:
+        """Generator: returns this worker's slices of the sum over the workers of the node.
+
+        Args:
+            gradients: list of gradients of this worker.
+        """
+        raise NotImplementedError
+
+    def own(self, gradients: Sequence[Any]) -> list[Any]:
+        """Returns this worker's slices of gradients that all workers of the node have: list."""
+        raise NotImplementedError
+
+    def joined(self, slices: Sequence[Any]) -> Exchanging[list[Any]]:
+        """Generator: returns the gradients whose slices the workers of the node have: list."""
+        raise NotImplementedError
+
+
+class DenseSlices(NodeSlices):
+    """Slices of dense gradients: runs of rows along the last axis, so `OneBit` keeps its columns.
+
+    All workers but the last ones have the same number of rows. A message within a node has the
+    slices of all gradients one after another, each padded to that number.
+    """
+
+    def __init__(
+        self, specs: Sequence[GradientSpec], place: int, per_node: int, scope: str
+    ) -> None:
+        super().__init__(specs, place, per_node, scope)
+        self._whole = list(specs)
+        widths = [spec.shape[-1] if len(spec.shape) > 1 else 1 for spec in specs]
+        rows = [spec.size // max(1, width) for spec, width in zip(specs, widths, strict=True)]
+        most = [-(-count // per_node) for count in rows]
+        self._padded = [count * width for count, width in zip(most, widths, strict=True)]
+        mine = [max(0, min(count - place * m, m)) for count, m in zip(rows, most, strict=True)]
+        self.specs = [
+            dataclasses.replace(spec, shape=(own, width) if len(spec.shape) > 1 else (own,))
+            for spec, own, width in zip(specs, mine, widths, strict=True)
+        ]
+
+    def summed(self, gradients: Sequence[tf.Tensor]) -> Exchanging[list[tf.Tensor]]:
+        rows = [
+            tf.reshape(_padded(gradient, size * self._per_node), [self._per_node, size])
+            for gradient, size in zip(gradients, self._padded, strict=True)
+        ]
+        request = AllToAll(tf.concat(rows, axis=1), f"{self._scope}/slices")
+        received = yield request
+        total = added_in_order(tf.unstack(received, num=self._per_node))
+        parts = tf.split(total, self._padded)
+        return [
+            tf.reshape(part[: spec.size], spec.shape)
+            for part, spec in zip(parts, self.specs, strict=True)
+        ]
+
+    def own(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        begins = [self._place * size for size in self._padded]
+        return [
+            tf.reshape(tf.reshape(gradient, [-1])[begin : begin + spec.size], spec.shape)
+            for gradient, begin, spec in zip(gradients, begins, self.specs, strict=True)
+        ]
+
+    def joined(self, slices: Sequence[tf.Tensor]) -> Exchanging[list[tf.Tensor]]:
+        padded = [_padded(own, size) for own, size in zip(slices, self._padded, strict=True)]
+        request = AllGather(tf.concat(padded, axis=0), f"{self._scope}/whole")
+        gathered = yield request
+        parts = tf.split(tf.reshape(gathered, [self._per_node, -1]), self._padded, axis=1)
+        return [
+            tf.reshape(tf.reshape(part, [-1])[: spec.size], spec.shape)
+            for part, spec in zip(parts, self._whole, strict=True)
+        ]
+
+
+def _padded(tensor: tf.Tensor, size: int) -> tf.Tensor:
+    """Returns the values of a tensor with zeros at their end: `[size]`."""
+    values = tf.reshape(tensor, [-1])
+    return tf.pad(values, [[0, size - tensor.shape.num_elements()]])
+
+
+class SparseSlices(NodeSlices):
+    """Slices of `tf.IndexedSlices`: worker p of n has the rows whose index is p modulo n."""
+
+    def __init__(
+        self, specs: Sequence[GradientSpec], place: int, per_node: int, scope: str
+    ) -> None:
+        super().__init__(specs, place, per_node, scope)
+        self._sum, self._join = SparseGather(), SparseGather()
+        for gather, use in ((self._sum, "rows"), (self._join, "whole")):
+            gather.build(specs, place, per_node, f"{scope}/{use}")
+
+    def summed(self, gradients: Sequence[tf.IndexedSlices]) -> Exchanging[list[tf.IndexedSlices]]:
+        return self.own((yield from _added(self._sum, gradients)))
+
+    def own(self, gradients: Sequence[tf.IndexedSlices]) -> list[tf.IndexedSlices]:
+        return [self._own_rows(gradient) for gradient in gradients]
+
+    def _own_rows(self, gradient: tf.IndexedSlices) -> tf.IndexedSlices:
+        is_own = tf.equal(gradient.indices % self._per_node, self._place)
+        values, indices = (
+            tf.boolean_mask(one, is_own) for one in (gradient.values, gradient.indices)
+        )
+        return tf.IndexedSlices(values, indices, gradient.dense_shape)
+
+    def joined(self, slices: Sequence[tf.IndexedSlices]) -> Exchanging[list[tf.IndexedSlices]]:
+        return (yield from _added(self._join, slices))
+
+
+def _added(
+    gather: SparseGather, gradients: Sequence[tf.IndexedSlices]
+) -> Exchanging[list[tf.IndexedSlices]]:
+    """Generator: returns the sums over the workers of the node, each index once."""
+    return (yield from gather.deliver(gather.encode(gradients), gradients, 1.0))
