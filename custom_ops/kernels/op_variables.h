@@ -119,15 +119,21 @@ class Lock {
 // The float32 variables in the input list "variables", locked while an op updates them in place.
 class LockedVariables {
  public:
-  // sizes(i) is the expected number of values of variable i of `count`.
+  // sizes(i) is the expected number of values of variable i of `count`. With `begins` it is the
+  // number of its values from begins[i] on that the op may touch.
   template <typename Sizes>
-  absl::Status Open(tensorflow::OpKernelContext* context, int count, const Sizes& sizes) {
+  absl::Status Open(tensorflow::OpKernelContext* context, int count, const Sizes& sizes,
+                    const std::vector<int64_t>& begins = {}) {
     TF_RETURN_IF_ERROR(variables_.Lookup(context));
     TF_RETURN_IF_ERROR(CheckSize(variables_.name(), variables_.size(), count));
     TF_RETURN_IF_ERROR(lock_.Open({&variables_}, Lock::kToUpdate));
     for (int i = 0; i < count; ++i) {
-      TF_RETURN_IF_ERROR(OwnFloats(context, "variable", sizes(i), variables_[i]->tensor()));
-      values_.push_back(variables_[i]->tensor()->data());
+      tensorflow::Tensor* tensor = variables_[i]->tensor();
+      const int64_t begin = begins.empty() ? 0 : begins[i];
+      const int64_t least = begin + sizes(i);
+      const int64_t size = begins.empty() ? least : std::max(least, tensor->NumElements());
+      TF_RETURN_IF_ERROR(OwnFloats(context, "variable", size, tensor));
+      values_.push_back(static_cast<float*>(tensor->data()) + begin);
     }
     return absl::OkStatus();
   }

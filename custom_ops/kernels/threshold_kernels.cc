@@ -176,8 +176,10 @@ class ThresholdDecodeSumOp : public OpKernel {
   Device device_;
 };
 
-absl::Status Open(OpKernelContext* context, const Parts& parts, LockedVariables* variables) {
-  return variables->Open(context, parts.num_tensors(), [&](int t) { return parts.tensor_size(t); });
+absl::Status Open(OpKernelContext* context, const Parts& parts, LockedVariables* variables,
+                  const std::vector<int64_t>& begins = {}) {
+  const auto sizes = [&](int t) { return parts.tensor_size(t); };
+  return variables->Open(context, parts.num_tensors(), sizes, begins);
 }
 
 template <typename Device>
@@ -187,6 +189,15 @@ class ThresholdApplyOp : public OpKernel {
     OP_REQUIRES_OK(context, GetParts(*context, Device::kStripeSize, &parts_));
     bool clears;
     OP_REQUIRES_OK(context, context->GetAttr("clears", &clears));
+    OP_REQUIRES_OK(context, context->GetAttr("begins", &begins_));
+    if (!begins_.empty()) {
+      OP_REQUIRES_OK(context, CheckSize("begins", begins_.size(), parts_.num_tensors()));
+    }
+    for (int64_t begin : begins_) {
+      OP_REQUIRES(context, begin >= 0,
+                  tensorflow::errors::InvalidArgument(
+                      "begins must be places in variables. Received: ", begin, "."));
+    }
     update_ = clears ? ThresholdUpdate::kClear : ThresholdUpdate::kSubtract;
   }
 
@@ -196,12 +207,13 @@ class ThresholdApplyOp : public OpKernel {
     OP_REQUIRES_OK(context, GetRows(context->input(num_variables), parts_, &rows));
     OP_REQUIRES_OK(context, CheckMessages(device_, rows, parts_));
     LockedVariables variables;
-    OP_REQUIRES_OK(context, Open(context, parts_, &variables));
+    OP_REQUIRES_OK(context, Open(context, parts_, &variables, begins_));
     OP_REQUIRES_OK(context, device_.Update(context, parts_, rows, update_, variables.values()));
   }
 
  private:
   Parts parts_;
+  std::vector<int64_t> begins_;
   ThresholdUpdate update_;
   Device device_;
 };

@@ -121,6 +121,7 @@ REGISTER_OP("TfOnebit>ThresholdApply")
     .Attr("sizes: list(int)")
     .Attr("part_size: int = 2147483648")
     .Attr("clears: bool = false")
+    .Attr("begins: list(int) = []")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
     .Doc(R"doc(
@@ -129,6 +130,8 @@ where messages have values, if `clears`.
 
 variables: float32, as many values each as `sizes` says.
 messages: `[number of messages, parts, words]`; applied in that order.
+begins: The first value of each variable that messages are about. Variables may then have more values
+  than `sizes` says. By default messages are about whole variables.
 )doc");
 
 REGISTER_OP("TfOnebit>GolombRiceEncode")

@@ -142,7 +142,7 @@ class _Scheduler(LoadScopeScheduling):
     """A scheduler that keeps the tests of a job together, and those that share fixtures."""
 
     def _split_scope(self, nodeid):
-        job = re.search(r"\[(horovod|tensorflow)-(\d+)", nodeid)
+        job = re.search(r"\[(horovod|nodes|tensorflow)-(\d+)", nodeid)
         return job[0] if job else nodeid.split("::")[0]
 
 
@@ -151,7 +151,7 @@ class _TestJob:
 
     Args:
         items: list of pytest's items.
-        engine: "horovod" or "tensorflow".
+        engine: "horovod", "nodes" (Horovod on two nodes) or "tensorflow".
         world_size: number of workers.
     """
 

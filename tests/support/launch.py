@@ -37,8 +37,11 @@ from horovod.runner import launch
 launch.gloo_built = lambda verbose: True
 launch.run_commandline()
 """
+_TWO_NODES = "localhost:2,127.0.0.1:2"
 LAUNCHERS = {
     "horovod": (sys.executable, "-c", _HOROVODRUN, "--gloo", "-np", "{}"),
+    # Two nodes, each with two processes.
+    "nodes": (sys.executable, "-c", _HOROVODRUN, "--gloo", "-np", "{}", "-H", _TWO_NODES),
     "tensorflow": (_TF_ONEBIT, "launch", "-np", "{}", "--"),
     # These run in one process.
     "mirrored": (),
@@ -91,7 +94,7 @@ def run_job(engine, world_size, command, timeout_seconds=120, hosts=None, **envi
     """Runs a command in `world_size` processes on this machine.
 
     Args:
-        engine: "horovod" or "tensorflow", or "mirrored" or "alone" for a single process.
+        engine: "horovod", "nodes" (Horovod on two nodes), or "tensorflow"; or "mirrored" or "alone" for a single process.
         world_size: number of worker processes.
         command: list of arguments for Python.
         timeout_seconds: time after which the job is ended, by force if necessary.

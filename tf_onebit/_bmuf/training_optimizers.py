@@ -137,6 +137,12 @@ def require_trains_apart(optimizer, model, groups):
         gradient_exchange.template,
         "BlockMomentum takes the workers of a node for one, with the same moments.",
     )
+    if gradient_exchange.workers.are_by_node:
+        raise ValueError(
+            "BlockMomentum needs workers that exchange no gradients with other nodes. Received: "
+            f'{who} with groups="node" of the optimizer. Leave groups out of DistributedOptimizer, '
+            'and pass BlockMomentum(groups="node").'
+        )
     is_local = gradient_exchange.workers.train_apart and not gradient_exchange.is_asynchronous
     template = serialize(gradient_exchange.template)["class"].split(":")[-1]
     if groups is None and not is_local:

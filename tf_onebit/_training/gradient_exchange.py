@@ -216,7 +216,7 @@ class GradientExchange(OptimizerExchange):
 
         A single worker needs one only for transforms, or for the states of an earlier run.
         """
-        is_single = self.workers.group.world_size == 1 and self._in_full_precision() is None
+        is_single = self.workers.count == 1 and self._in_full_precision() is None
         return is_single and self.carried.is_empty and not self.exchanges
 
     @property
@@ -301,7 +301,7 @@ class GradientExchange(OptimizerExchange):
     def _in_full_precision(self):
         """Returns the uncompressed exchange of a single worker without residuals, or None."""
         states = self.carried.waiting(len(self.exchanges)) or [{}]
-        if self.workers.group.world_size > 1 or len(states) > 1 or has_unsent(states[0]):
+        if self.workers.count > 1 or len(states) > 1 or has_unsent(states[0]):
             return None
         return self.template.uncompressed()
 

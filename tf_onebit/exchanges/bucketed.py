@@ -355,7 +355,14 @@ class Bucketed(Configurable, tf.Module):
         for bucket in self.buckets:
             own = [[variables[i] for i in bucket.indices] for variables in by_device]
             if all(map(can_update, own)):
-                bucket.exchange.velocities = Velocities(own)
+                bucket.exchange.velocities = Velocities(own, self._ranges_of(bucket))
+
+    def _ranges_of(self, bucket: ScheduledBucket) -> list[tuple[int, int]] | None:
+        """Returns the (first value, number of values) of gradients that a bucket exchanges.
+
+        None stands for all of their values.
+        """
+        return None
 
     def state(self) -> State:
         """See `Exchange`."""

@@ -171,6 +171,10 @@ class Hierarchical(Bucketed):
 
         return (yield from super()._run_buckets(run_and_join, tensors))
 
+    def _ranges_of(self, bucket: ScheduledBucket) -> list[tuple[int, int]] | None:
+        of_bucket = self._slices[bucket.scope]
+        return of_bucket.ranges if isinstance(of_bucket, DenseSlices) else None
+
     def _flags_of_all(self, flags: tf.Tensor) -> Exchanging[tf.Tensor]:
         # Each worker knows the flags of its slices. All must end in an error, or none.
         gathered = yield Within(AllGather(flags, f"{self.scope}/node/flags"))

@@ -56,6 +56,9 @@ class DenseSlices(NodeSlices):
 
     All workers but the last ones have the same number of rows. A message within a node has the
     slices of all gradients one after another, each padded to that number.
+
+    Attributes:
+        ranges: list of (first value, number of values) of this worker's slices in the gradients.
     """
 
     def __init__(
@@ -72,6 +75,8 @@ class DenseSlices(NodeSlices):
             dataclasses.replace(spec, shape=(own, width) if len(spec.shape) > 1 else (own,))
             for spec, own, width in zip(specs, mine, widths, strict=True)
         ]
+        begins = [min(place * size, s.size) for size, s in zip(self._padded, specs, strict=True)]
+        self.ranges = [(b, own.size) for b, own in zip(begins, self.specs, strict=True)]
 
     def summed(self, gradients: Sequence[tf.Tensor]) -> Exchanging[list[tf.Tensor]]:
         rows = [
@@ -88,10 +93,11 @@ class DenseSlices(NodeSlices):
         ]
 
     def own(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        begins = [self._place * size for size in self._padded]
         return [
-            tf.reshape(tf.reshape(gradient, [-1])[begin : begin + spec.size], spec.shape)
-            for gradient, begin, spec in zip(gradients, begins, self.specs, strict=True)
+            tf.reshape(tf.reshape(gradient, [-1])[begin : begin + size], spec.shape)
+            for gradient, (begin, size), spec in zip(
+                gradients, self.ranges, self.specs, strict=True
+            )
         ]
 
     def joined(self, slices: Sequence[tf.Tensor]) -> Exchanging[list[tf.Tensor]]:

@@ -17,10 +17,17 @@ class Velocities:
     Args:
         by_device: list of lists of float32 variables, one for each gradient of the bucket. The
             devices of a worker have equal velocities, and one list each.
+        ranges: list of (first value, number of values) of the gradients that this worker
+            exchanges. Default: all of their values.
     """
 
-    def __init__(self, by_device: Sequence[Sequence[tf.Variable]]) -> None:
+    def __init__(
+        self,
+        by_device: Sequence[Sequence[tf.Variable]],
+        ranges: Sequence[tuple[int, int]] | None = None,
+    ) -> None:
         self._by_device = by_device
+        self._ranges = ranges
 
     def clear_where_sent(self, message: tf.Tensor, part_size: int) -> None:
         """Sets velocities to zero where a message of this worker has values.
@@ -30,4 +37,4 @@ class Velocities:
             part_size: see `ops.threshold_encode`.
         """
         for variables in self._by_device:
-            ops.threshold_clear(variables, message, part_size)
+            ops.threshold_clear(variables, message, part_size, self._ranges)

@@ -202,11 +202,14 @@ def threshold_apply(
         >>> weights.numpy().tolist()
         [1.0, 1.5]
     """
-    return _update(variables, messages, part_size, clears=False)
+    return _update(variables, _sizes_of(variables), messages, part_size, clears=False)
 
 
 def threshold_clear(
-    variables: Sequence[tf.Variable], messages: tf.Tensor, part_size: int = MAX_PART_SIZE
+    variables: Sequence[tf.Variable],
+    messages: tf.Tensor,
+    part_size: int = MAX_PART_SIZE,
+    ranges: Sequence[tuple[int, int]] | None = None,
 ) -> tf.Operation | None:
     """Sets variables to zero where messages have values (Lin et al. 2018, section 3.2).
 
@@ -214,12 +217,14 @@ def threshold_clear(
 
     Args:
         variables, messages, part_size: as in `threshold_apply`.
+        ranges: list of (first value, number of values) that messages are about, one for each
+            variable. Default: the whole variables.
 
     Returns:
         The operation, in a graph.
 
     Raises:
-        InvalidArgumentError: as in `threshold_apply`.
+        InvalidArgumentError: as in `threshold_apply`; also if a range does not fit its variable.
 
     Example:
         >>> import tensorflow as tf
@@ -229,18 +234,31 @@ def threshold_clear(
         >>> momentum.numpy().tolist()
         [1.0, 0.0]
     """
-    return _update(variables, messages, part_size, clears=True)
+    if ranges is None:
+        return _update(variables, _sizes_of(variables), messages, part_size, clears=True)
+    begins, sizes = zip(*ranges, strict=True)
+    return _update(variables, sizes, messages, part_size, clears=True, begins=begins)
+
+
+def _sizes_of(variables: Sequence[tf.Variable]) -> list[int]:
+    return [variable.shape.num_elements() for variable in variables]
 
 
 def _update(
-    variables: Sequence[tf.Variable], messages: tf.Tensor, part_size: int, clears: bool
+    variables: Sequence[tf.Variable],
+    sizes: Sequence[int],
+    messages: tf.Tensor,
+    part_size: int,
+    clears: bool,
+    begins: Sequence[int] = (),
 ) -> tf.Operation | None:
     return library.tf_onebit_threshold_apply(
         variables=[variable.handle for variable in variables],
         messages=messages,
-        sizes=[variable.shape.num_elements() for variable in variables],
+        sizes=sizes,
         part_size=part_size,
         clears=clears,
+        begins=begins,
     )
 
 
