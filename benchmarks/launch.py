@@ -1,4 +1,4 @@
-"""Starts one worker per host of a `Network`, and collects their measurements."""
+"""Starts workers on the hosts of a `Network`, and collects their measurements."""
 
 import contextlib
 import json
@@ -18,18 +18,19 @@ from tf_onebit._launch import tf_config
 _TENSORFLOW_PORT = 2222
 
 
-def run_workers(network, script, arguments, timeout_seconds=900):
+def run_workers(network, script, arguments, timeout_seconds=900, per_host=1):
     """Runs a script on every host of a network, as one job of Horovod or TensorFlow.
 
-    Worker i runs on host i, pinned to the i-th core that this process may use. If there are more
-    workers than cores, consecutive workers share a core. So members of a group share one, and no
-    other group computes there while they wait for each other.
+    Consecutive workers are on one host. Each is pinned to a core that this process may use. If
+    there are more workers than cores, consecutive workers share a core. So members of a group share
+    one, and no other group computes there while they wait for each other.
 
     Args:
         network: `Network`.
         script: path of a Python script, which prints its result as JSON on its last line.
         arguments: command-line arguments of the script.
         timeout_seconds: time after which the job counts as hanging.
+        per_host: number of workers on each host.
 
     Returns:
         List of the workers' results, by rank.
@@ -38,16 +39,17 @@ def run_workers(network, script, arguments, timeout_seconds=900):
         RuntimeError: if a worker fails or the time is over. All other workers are ended.
     """
     cores = sorted(os.sched_getaffinity(0))
-    workers_per_core = math.ceil(network.num_hosts / len(cores))
+    num_workers = network.num_hosts * per_host
+    workers_per_core = math.ceil(num_workers / len(cores))
     with contextlib.ExitStack() as undo:
         directory = pathlib.Path(undo.enter_context(tempfile.TemporaryDirectory()))
-        environment = undo.enter_context(_rendezvous(network))
+        environment = undo.enter_context(_rendezvous(network, per_host))
         processes = []
-        for rank in range(network.num_hosts):
+        for rank in range(num_workers):
             pin = ["taskset", "--cpu-list", str(cores[rank // workers_per_core])]
             process = subprocess.Popen(
-                network.command(rank, [*pin, sys.executable, str(script), *arguments]),
-                env=os.environ | environment | _worker_environment(network, rank),
+                network.command(rank // per_host, [*pin, sys.executable, str(script), *arguments]),
+                env=os.environ | environment | _worker_environment(network, rank, per_host),
                 stdin=subprocess.DEVNULL,
                 stdout=undo.enter_context(open(directory / f"{rank}.out", "w")),
                 stderr=undo.enter_context(open(directory / f"{rank}.err", "w")),
@@ -55,19 +57,19 @@ def run_workers(network, script, arguments, timeout_seconds=900):
             undo.callback(_end, process)
             processes.append(process)
         _wait_for_all(processes, directory, timeout_seconds)
-        outputs = [(directory / f"{rank}.out").read_text() for rank in range(network.num_hosts)]
+        outputs = [(directory / f"{rank}.out").read_text() for rank in range(num_workers)]
     return [json.loads(output.splitlines()[-1]) for output in outputs]
 
 
 @contextlib.contextmanager
-def _rendezvous(network):
+def _rendezvous(network, per_host):
     """Starts Horovod's rendezvous server on the bridge. Yields the variables that lead to it."""
     server = RendezvousServer()
     with network.inside(network.bridge_namespace):
         port = server.start()
     try:
-        hosts = ",".join(f"{_host_name(rank)}:1" for rank in range(network.num_hosts))
-        server.init(get_host_assignments(parse_hosts(hosts), network.num_hosts))
+        hosts = ",".join(f"{_host_name(i)}:{per_host}" for i in range(network.num_hosts))
+        server.init(get_host_assignments(parse_hosts(hosts), network.num_hosts * per_host))
         yield {
             "HOROVOD_CONTROLLER": "gloo",
             "HOROVOD_CPU_OPERATIONS": "gloo",
@@ -79,22 +81,26 @@ def _rendezvous(network):
         server.stop()
 
 
-def _worker_environment(network, rank):
-    num_workers = network.num_hosts
-    addresses = [f"{network.address(host)}:{_TENSORFLOW_PORT}" for host in range(num_workers)]
+def _worker_environment(network, rank, per_host):
+    num_workers = network.num_hosts * per_host
+    host, place = divmod(rank, per_host)
+    addresses = [
+        f"{network.address(i // per_host)}:{_TENSORFLOW_PORT + i % per_host}"
+        for i in range(num_workers)
+    ]
     return tf_config(addresses, rank) | {
-        "HOROVOD_HOSTNAME": _host_name(rank),
+        "HOROVOD_HOSTNAME": _host_name(host),
         "HOROVOD_RANK": str(rank),
         "HOROVOD_SIZE": str(num_workers),
-        "HOROVOD_LOCAL_RANK": "0",
-        "HOROVOD_LOCAL_SIZE": "1",
-        "HOROVOD_CROSS_RANK": str(rank),
-        "HOROVOD_CROSS_SIZE": str(num_workers),
+        "HOROVOD_LOCAL_RANK": str(place),
+        "HOROVOD_LOCAL_SIZE": str(per_host),
+        "HOROVOD_CROSS_RANK": str(host),
+        "HOROVOD_CROSS_SIZE": str(network.num_hosts),
     }
 
 
-def _host_name(rank):
-    return f"host{rank}"
+def _host_name(host):
+    return f"host{host}"
 
 
 def _wait_for_all(processes, directory, timeout_seconds):

@@ -169,7 +169,9 @@ def test_nobody_waits_if_a_gradient_is_not_finite(place, world_size):
 
 
 @on_two_nodes
-@pytest.mark.parametrize("exchange", [OneBit(min_size=0), Threshold(target_density=0.1)], ids=["1-bit", "threshold"])
+@pytest.mark.parametrize(
+    "exchange", [OneBit(min_size=0), Threshold(target_density=0.1)], ids=["1-bit", "threshold"]
+)
 def test_resumed_training_has_the_same_bits(exchange, world_size, tmp_path_factory):
     directory = from_first(lambda: tmp_path_factory.mktemp("backup"))
     ends = []

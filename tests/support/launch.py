@@ -94,7 +94,8 @@ def run_job(engine, world_size, command, timeout_seconds=120, hosts=None, **envi
     """Runs a command in `world_size` processes on this machine.
 
     Args:
-        engine: "horovod", "nodes" (Horovod on two nodes), or "tensorflow"; or "mirrored" or "alone" for a single process.
+        engine: "horovod", "nodes" (Horovod on two nodes) or "tensorflow"; or "mirrored" or "alone"
+            for a single process.
         world_size: number of worker processes.
         command: list of arguments for Python.
         timeout_seconds: time after which the job is ended, by force if necessary.

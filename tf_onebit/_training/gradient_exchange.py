@@ -11,8 +11,8 @@ from tf_onebit._training.gathered import Gathered
 from tf_onebit._training.optimizer_exchange import OptimizerExchange
 from tf_onebit._training.recorder import stages_of
 from tf_onebit.exchanges import Auto, GradientSpec
-from tf_onebit.exchanges.hierarchical import Hierarchical
 from tf_onebit.exchanges.gradients import all_finite, like_gradients, not_finite_flag, times
+from tf_onebit.exchanges.hierarchical import Hierarchical
 from tf_onebit.exchanges.schedule import delay_of, schedule_of
 from tf_onebit.exchanges.state import has_unsent
 from tf_onebit.exchanges.warm_up import IS_OVER

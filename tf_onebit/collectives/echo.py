@@ -14,6 +14,7 @@ from tf_onebit.collectives.requests import (
     Exchanging,
     Request,
     T,
+    Within,
     drive,
 )
 
@@ -37,6 +38,8 @@ def run(
     def noted_answer(request: Request) -> Any:
         if isinstance(request, Cond):
             return run(request.then(), world_size, note)
+        if isinstance(request, Within):
+            raise TypeError(f"An echo knows no nodes. Received: {request!r}.")
         note(request)
         return answer_to(request, world_size)
 

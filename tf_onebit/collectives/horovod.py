@@ -89,7 +89,7 @@ class HorovodEngine(ProcessEngine):
     def ranks(self) -> list[int]:  # type: ignore[override]  # Horovod knows it
         return [self.members.index(hvd.rank())]
 
-    def between_nodes(self) -> "HorovodEngine":
+    def between_nodes(self) -> Engine:
         """Returns the engine of the workers at this worker's place in all nodes.
 
         It answers requests `Within` the node, too. All workers call it. There are several nodes,
@@ -99,7 +99,7 @@ class HorovodEngine(ProcessEngine):
             ValueError: if nodes have different numbers of workers.
         """
         node, between = self.divided(None)
-        between.node, between._device = node, self._device
+        between.node = node
         return between
 
     def divided(self, members: int | None) -> tuple[Engine, Engine]:
@@ -126,8 +126,8 @@ class HorovodEngine(ProcessEngine):
                 "a number of workers that is a multiple of the size of a group."
             )
         # All workers must create all sets, in the same order.
-        within = _engine_of_own(groups)
-        return within, _engine_of_own(list(zip(*groups, strict=True)))
+        within = _engine_of_own(groups, self._device)
+        return within, _engine_of_own(list(zip(*groups, strict=True)), self._device)
 
     def by_node(self) -> tuple["HorovodEngine", "_BetweenNodes"]:
         """Returns two engines: of the workers on this node, and of the nodes as workers."""
@@ -228,11 +228,11 @@ class _BetweenNodes(ProcessEngine):
         return self._within.run_one(_as_list(Broadcast(answer, 0, f"{request.name}/told")))
 
 
-def _engine_of_own(sets: Sequence[Sequence[int]]) -> Engine:
+def _engine_of_own(sets: Sequence[Sequence[int]], device: str | None) -> Engine:
     """Returns the engine of the set of ranks that has this worker. All workers call it."""
     if len(sets[0]) == 1:
         return LockstepEngine([None])  # needs no process sets
-    engines = [HorovodEngine(_process_set(tuple(ranks))) for ranks in sets]
+    engines = [HorovodEngine(_process_set(tuple(ranks)), device or "") for ranks in sets]
     return next(engine for engine in engines if hvd.rank() in engine.members)
 
 

@@ -173,10 +173,12 @@ def map_requests(
 ) -> Exchanging[T]:
     """Generator: replaces the requests of another, also in the branches of a `Cond`.
 
+    Requests `Within` the node stay as they are.
+
     Args:
         generator: generator of the requests.
-        answer_of: function from a request, never a `Cond`, to a generator. That yields other
-            requests in its place, and returns the answer.
+        answer_of: function from a request to a generator. That yields other requests in its place,
+            and returns the answer.
     """
 
     def branch(make: Callable[[], Exchanging[Any]]) -> Callable[[], Exchanging[Any]]:
@@ -191,5 +193,7 @@ def map_requests(
         if isinstance(request, Cond):
             then, otherwise = branch(request.then), branch(request.otherwise)
             answer = yield dataclasses.replace(request, then=then, otherwise=otherwise)
+        elif isinstance(request, Within):
+            answer = yield request
         else:
             answer = yield from answer_of(request)

@@ -99,7 +99,9 @@ class Hierarchical(Bucketed):
         slices = yield from self._sliced(like, ())
         return (yield from super().release(number, slices, scale))
 
-    def mean_of_node(self, gradients: Sequence[Gradient]) -> Exchanging[tuple[list[Gradient], None]]:
+    def mean_of_node(
+        self, gradients: Sequence[Gradient]
+    ) -> Exchanging[tuple[list[Gradient], None]]:
         """Generator: makes the mean of dense gradients over the workers of the node.
 
         Sparse ones stay as they are. The requests are to the workers of the node.

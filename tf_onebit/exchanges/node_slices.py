@@ -1,7 +1,6 @@
 """Slices of gradients, one for each worker of a node."""
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Any
 

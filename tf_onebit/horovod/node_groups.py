@@ -4,11 +4,13 @@ import warnings
 
 import horovod.tensorflow as hvd
 
-from tf_onebit.exchanges import Auto, FullPrecision, Threshold
-from tf_onebit.exchanges.schedule import innermost
+from tf_onebit.exchanges import Auto, FullPrecision
+from tf_onebit.exchanges.schedule import AnyExchange, innermost
 
 
-def resolved_groups(groups, exchange, process_set):
+def resolved_groups(
+    groups: object, exchange: AnyExchange, process_set: hvd.ProcessSet
+) -> tuple[AnyExchange, bool]:
     """Returns the exchange between nodes, and whether the workers of a node share it.
 
     They do not if each node has one worker. If all workers are on one node, the exchange is in
@@ -60,8 +62,8 @@ def resolved_groups(groups, exchange, process_set):
         if hvd.rank() == 0 and inner.compresses:
             warnings.warn(
                 'With groups="node" workers of a node exchange in full precision, and here all are '
-                f"on one node. Received: {hvd.size()} workers and {exchange!r}. To try it, start "
-                "the job on several nodes.",
+                f"on one node. Received: {hvd.size()} workers with {type(inner).__name__}. Leave "
+                "out groups, or start the job on several nodes.",
                 stacklevel=3,
             )
         return FullPrecision(inner.bucket_bytes), False

@@ -98,7 +98,14 @@ def DistributedOptimizer(
             and an update: Keras' `gradient_accumulation_steps`.
         average_aggregated_gradients: whether an update uses the mean over these steps. Default:
             their sum, as in Horovod.
-        num_groups, groups, use_locking: ignored, because buckets group gradients.
+        groups: None, or "node": only nodes compress what they exchange, and the workers of a node
+            share that work. Each of P workers has slice p of a gradient, a P-th of its rows. The
+            slices of N nodes, g_nq of worker q of node n, become::
+
+                slice p of the result = exchange of (sum_q g_1q, ..., sum_q g_Nq), each slice p
+
+            Other values are Horovod's. They are ignored, because buckets group gradients.
+        num_groups, use_locking: ignored.
         process_set: `ProcessSet` of the workers that exchange. Others train alone.
         scale_local_gradients: whether gradients of local variables are divided by the number of
             workers.
@@ -108,8 +115,9 @@ def DistributedOptimizer(
 
     Raises:
         ValueError: for arguments of wrong type or value, for an optimizer that is wrapped already,
-            and for a `MultiOptimizer`. Also in the first step, on all workers, if they do not train
-            the same model in the same way.
+            and for a `MultiOptimizer`. With groups also for `Local`, `Auto` and transforms, and for
+            nodes with different numbers of workers. Also in the first step, on all workers, if they
+            do not train the same model in the same way.
 
     Example:
         >>> import tf_onebit

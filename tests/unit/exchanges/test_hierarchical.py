@@ -161,11 +161,11 @@ def test_gradients_of_updates_become_the_mean_of_their_node(rng):
             np.testing.assert_allclose(flat(means[2 * node + place]), expected, rtol=1e-6)
 
 
-
-
 def sparse(indices, values):
     values = np.float32(values)[:, np.newaxis]
-    return tf.IndexedSlices(tf.constant(values), tf.constant(indices, tf.int32), tf.constant([9, 1]))
+    return tf.IndexedSlices(
+        tf.constant(values), tf.constant(indices, tf.int32), tf.constant([9, 1])
+    )
 
 
 @pytest.mark.parametrize("takes_updates", [False, True])
