@@ -8,6 +8,7 @@ from tests.support import ranks
 from tests.support.launch import processes_with, run_job
 from tests.support.nightly import nightly, nightly_rows
 from tf_onebit._measurement import Links
+from tf_onebit._preflight.nodes import NodeLinks
 
 PLAN = ["-m", "tf_onebit._cli", "plan"]
 OPTIONS = ["--per-replica-batch-size", "4", "--workers", "2", "4"]
@@ -53,6 +54,31 @@ def test_links_within_groups_and_between_them_are_told_apart(world_size):
     group, member = divmod(ranks.rank(), 2)
     assert within.all([ranks.rank()]).ravel().tolist() == [2 * group, 2 * group + 1]
     assert between.all([ranks.rank()]).ravel().tolist() == [member, member + 2]
+
+
+@pytest.mark.workers(4, engines=["nodes"])
+def test_links_within_nodes_and_between_them_are_measured(world_size):
+    workers = Links(ranks.engine())
+    links = NodeLinks(2).measured(workers)
+    assert links.measured_nodes == 2
+    for measured in (links.within, links.between):
+        assert all(1e5 < link.bytes_per_second < 1e12 for link in measured.values())
+    assert NodeLinks(4).measured(workers) == NodeLinks(4)  # this job has no such nodes
+
+
+@pytest.mark.nightly
+def test_nodes_are_planned_with_the_links_of_the_job(tmp_path):
+    path = tmp_path / "plan.json"
+    options = ["--per-replica-batch-size", "4", "--workers", "4", "--workers-per-node", "2"]
+    model = "tests.support.planned:make_large_model"
+    job = run_job("nodes", 4, [*PLAN, model, *options, "--json", str(path)])
+    assert job.returncode == 0, job.output
+    assert job.output.count("links within and between 2 nodes") == 1
+    by_name = {p["method"]: p for p in json.loads(path.read_text())["predictions"]}
+    alone, shared = by_name["full precision"], by_name["full precision, by node"]
+    # Of S values, 2 * 3 / 4 without nodes. With nodes 2 * 1 / 2 within, and 2 * 1 / 2 of a half.
+    assert alone["sent_bytes"] == pytest.approx(shared["sent_bytes"], rel=0.01)
+    assert shared["workers"] == 4 and shared["sending_seconds"] > 0
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,9 @@ from tf_onebit import ops
 from tf_onebit.collectives import echo
 from tf_onebit.collectives.requests import map_requests, tensors_of, with_tensors
 from tf_onebit.collectives.requests import sent_bytes as sent_bytes_of
-from tf_onebit.exchanges import Bucketed, run_stages
+from tf_onebit.exchanges import Bucketed, GradientSpec, run_stages
 from tf_onebit.exchanges.adding import Adding
+from tf_onebit.exchanges.node_slices import DenseSlices
 from tf_onebit.ops.variables import can_update
 from tf_onebit.planner import Bucket, Collective
 
@@ -315,3 +316,27 @@ def measure_block(size):
 
     times = [run().numpy() for _ in range(_UNTIMED_RUNS + _RUNS)][_UNTIMED_RUNS:]
     return (np.median(times, axis=0) / size).tolist()
+
+
+def measure_slices(size, per_node):
+    """Measures the work of a worker that shares the exchange of its node, in seconds per value.
+
+    Args:
+        size: number of values of the model. If there are more than 8 million, a part is measured.
+        per_node: number of workers on the node.
+
+    Returns:
+        Two floats: the time to add up slices of gradients, and the time to join exchanged slices.
+    """
+    size = min(size, _MOST_VALUES)
+    slices = DenseSlices([GradientSpec("", (size,), "float32")], 0, per_node, "tf_onebit/slices")
+
+    @tf.function(autograph=False)
+    def run(sign):
+        begin, gradients = _at([sign * tf.ones([size])])
+        middle, own = _at(echo.run(slices.summed(gradients), per_node))
+        end, whole = _at(echo.run(slices.joined(own), per_node))
+        return tf.stack([middle - begin, end - middle]), whole[0][:1]
+
+    times = [run(tf.constant(1.0))[0].numpy() for _ in range(_UNTIMED_RUNS + _RUNS)]
+    return (np.median(times[_UNTIMED_RUNS:], axis=0) / size).tolist()

@@ -72,6 +72,11 @@ class Links:
         """
         return [Links(engine) for engine in self._engine.divided(members)]
 
+    def are_on_nodes(self, workers_per_node):
+        """Tells whether a Horovod job has several nodes, each with so many workers."""
+        sizes = set(map(len, self._engine.nodes()))
+        return sizes == {workers_per_node} and self.world_size > workers_per_node
+
     def all(self, values):
         """Gathers numbers of all workers: array `[world_size, len(values)]`."""
         row = tf.constant([list(map(float, values))], tf.float64)

@@ -29,9 +29,9 @@ def workers_of_job(in_groups=False):
     if os.environ.get("TF_CONFIG"):
         if in_groups:
             raise ValueError(
-                "Processes that hold one model together are those of a Horovod job. Received: "
-                "--members in a job with TF_CONFIG. Start the plan with horovodrun, or give "
-                "--bandwidth."
+                "Processes of a group or node are those of a Horovod job. Received: --members or "
+                "--workers-per-node in a job with TF_CONFIG. Start the plan with horovodrun, or "
+                "give --bandwidth."
             )
         from tf_onebit.distribute import MultiWorkerMirroredStrategy
 

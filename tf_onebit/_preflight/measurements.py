@@ -3,11 +3,12 @@
 import dataclasses
 from collections.abc import Sequence
 
-from tf_onebit._measurement import measure_block
+from tf_onebit._measurement import measure_block, measure_slices
 from tf_onebit._preflight.block_ends import BlockEnd
 from tf_onebit._preflight.command import announce
 from tf_onebit._preflight.computation import ModelInStep
-from tf_onebit._preflight.methods import Candidates, Exchanges, runs_for
+from tf_onebit._preflight.methods import RUNS_OF_OTHERS, Candidates, Exchanges, runs_for
+from tf_onebit._preflight.nodes import NodeLinks, in_order, require_nodes
 from tf_onebit.planner import with_more_workers
 
 _MOST_SECONDS_OF_OTHERS = 1.0
@@ -30,6 +31,7 @@ class Measurements:
         links: dictionary: `planner.Link` by kind of collective, between `measured_workers`.
         measured_workers: number of workers that exchanged messages, or 1 if links are assumed.
             Assumed links are the same for any number of workers.
+        node_links: `NodeLinks`.
         block_seconds: what `measure_block` returned.
         scatter: see `ModelInStep`.
     """
@@ -44,25 +46,28 @@ class Measurements:
     measured_workers: int
     block_seconds: Sequence[float] = ()
     scatter: dict = dataclasses.field(default_factory=dict)
+    node_links: NodeLinks = NodeLinks()
 
     def links_of(self, workers):
         """Returns the links between another number of workers than was measured."""
-        if self.measured_workers == 1:
-            return self.links
-        return with_more_workers(self.links, self.measured_workers, workers)
+        links = self.links
+        if self.measured_workers > 1:
+            links = with_more_workers(self.links, self.measured_workers, workers)
+        return self.node_links.added_to(links, workers)
 
 
-def measure(model, workers, links, world_sizes, options):
+def measure(model, workers, links, links_within, world_sizes, options):
     """Measures the times of a model, of exchanges and of links, without a change of the model.
 
     Args:
         model: Keras model, compiled.
         workers: `Links` or `Alone`.
         links: dictionary of `planner.Link`, or None to measure them.
+        links_within: the same within a group or node, or None for those of `links`.
         world_sizes: list of numbers of workers to plan for, each at least 2.
-        options: object with `per_replica_batch_size`, `target_density`, `unknown_size` and
-            `blocks`, a `Blocks`. Half and twice the batch size are measured, too, unless the model
-            takes one size only.
+        options: object with `per_replica_batch_size`, `target_density`, `unknown_size`,
+            `workers_per_node` and `blocks`, a `Blocks`. Half and twice the batch size are measured,
+            too, unless the model takes one size only.
 
     Returns:
         `Measurements`.
@@ -71,9 +76,13 @@ def measure(model, workers, links, world_sizes, options):
         ValueError: for a model that cannot be measured, and without enough memory for a step.
     """
     measured_workers = 1 if links else workers.world_size
+    per_node = options.workers_per_node
+    require_nodes(per_node, world_sizes)
+    node_links = NodeLinks(per_node, links_within)
     if not links:
         announce(workers, f"links between {measured_workers} workers")
         links = workers.measure()
+        node_links = node_links.measured(workers)
     step = ModelInStep(model, options.unknown_size)
     try:
         size = options.per_replica_batch_size
@@ -95,16 +104,20 @@ def measure(model, workers, links, world_sizes, options):
     sizes = [spec.size for spec in specs]
     workers.wait_for_all()
     block_seconds = measure_block(sum(sizes))
+    slice_seconds = measure_slices(sum(sizes), per_node) if per_node > 1 else ()
     candidates = Candidates(model.optimizer, options.target_density)
     methods = {}
     for world_size in world_sizes:
         announce(workers, f"the exchange between {world_size} workers")
         runs = runs_for(world_size, workers, world_sizes)
         exchanges = Exchanges(candidates, specs, rows, workers, world_size, **runs)
-        methods[world_size] = [
-            *exchanges.methods(),
-            *exchanges.blocks(ends, block_seconds, options.blocks),
-        ]
+        methods[world_size] = exchanges.methods()
+        if per_node > 1 and world_size % per_node == 0 and world_size > per_node:
+            nodes = world_size // per_node
+            between = Exchanges(candidates, specs, rows, workers, nodes, runs=RUNS_OF_OTHERS)
+            shared = between.methods_by_node(per_node, slice_seconds)
+            methods[world_size] = in_order(methods[world_size], shared)
+        methods[world_size] += exchanges.blocks(ends, block_seconds, options.blocks)
     return Measurements(
         size,
         sizes,
@@ -116,6 +129,7 @@ def measure(model, workers, links, world_sizes, options):
         measured_workers,
         block_seconds,
         step.scatter,
+        node_links,
     )
 
 

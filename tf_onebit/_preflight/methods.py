@@ -9,12 +9,12 @@ from tf_onebit._training.local_updates import expected_moments_of
 from tf_onebit._training.model_optimizers import inner_optimizer
 from tf_onebit.exchanges import Exchange, FullPrecision, OneBit, Threshold
 from tf_onebit.exchanges.schedule import innermost
-from tf_onebit.planner import Method
+from tf_onebit.planner import Method, by_node
 
 _FULL_PRECISION, _ONE_BIT, _THRESHOLD = "full precision", "1-bit", "threshold"
 # Those that a plan shows for blocks, too.
 _IN_BLOCKS = _FULL_PRECISION, _ONE_BIT
-_RUNS_OF_OTHERS = 1
+RUNS_OF_OTHERS = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +103,7 @@ def runs_for(world_size, workers, world_sizes):
         world_sizes: list of all numbers of workers of the plan.
     """
     well = world_size in (workers.world_size, world_sizes[0])
-    return {} if well else {"runs": _RUNS_OF_OTHERS}
+    return {} if well else {"runs": RUNS_OF_OTHERS}
 
 
 class Exchanges:
@@ -132,19 +132,28 @@ class Exchanges:
 
     def methods(self):
         """Returns the methods that exchange gradients in every step: list of `planner.Method`."""
-        methods = []
-        for candidate, buckets in self._measured:
-            exchange = candidate.exchange
-            what = {
-                "buckets": buckets,
-                "bucket_bytes": exchange.bucket_bytes,
-                "adds": candidate.adds,
-                "template": exchange,
-            }
-            methods.append(Method(candidate.name, **what))
-            if exchange.compresses and exchange.can_be_delayed:
-                methods.append(Method(f"{candidate.name}, delayed", delay=1, **what))
-        return methods
+        return [
+            method for candidate, buckets in self._measured for method in _both(candidate, buckets)
+        ]
+
+    def methods_by_node(self, workers_per_node, work_seconds_per_value):
+        """Returns the same methods for nodes whose workers share the exchange: list.
+
+        Each node is one of the workers that exchange.
+
+        Args:
+            workers_per_node, work_seconds_per_value: see `planner.by_node`.
+        """
+        return [
+            by_node(
+                method,
+                workers_per_node,
+                work_seconds_per_value,
+                candidate.in_steps.moments == "local",
+            )
+            for candidate, buckets in self._measured
+            for method in _both(candidate, buckets)
+        ]
 
     def blocks(self, ends, block_seconds, blocks):
         """Returns the methods that train in blocks: list of `planner.Method`.
@@ -176,6 +185,21 @@ class Exchanges:
 
     def _in_full_precision(self, specs):
         return self._buckets(self._candidates.full_precision.exchange, specs)
+
+
+def _both(candidate, buckets):
+    """Returns the methods of a candidate in every step, without and with delay: list."""
+    exchange = candidate.exchange
+    what = {
+        "buckets": buckets,
+        "bucket_bytes": exchange.bucket_bytes,
+        "adds": candidate.adds,
+        "template": exchange,
+    }
+    methods = [Method(candidate.name, **what)]
+    if exchange.compresses and exchange.can_be_delayed:
+        methods.append(Method(f"{candidate.name}, delayed", delay=1, **what))
+    return methods
 
 
 class _InFullPrecision:

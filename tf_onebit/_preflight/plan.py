@@ -14,7 +14,7 @@ horovodrun or `tf-onebit launch` starts it, it also measures the links between t
 process assumes its links. Predicts the time of a step for each method and number of workers, and
 names the longest part of the step. Recommends a method and its settings. Does not change the model.
 With --members, it also plans for groups of workers that hold one model together, and tells whether
-that pays.
+that pays. With --workers-per-node, it also plans for nodes whose workers add up their gradients.
 """
 _BITS_PER_SECOND = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _RATE = re.compile(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)")
@@ -58,6 +58,13 @@ def add_command(commands):
         help="also plan for groups of M workers that hold one model together (model parallelism)",
     )
     parser.add_argument(
+        "--workers-per-node",
+        type=_positive,
+        default=1,
+        metavar="P",
+        help="also plan for nodes with P workers each, that share the exchange with other nodes",
+    )
+    parser.add_argument(
         "--bandwidth",
         type=_rate,
         metavar="RATE",
@@ -74,14 +81,14 @@ def add_command(commands):
         "--bandwidth-within",
         type=_rate,
         metavar="RATE",
-        help="bandwidth between the members of a group, with --members (default: as between "
-        "workers)",
+        help="bandwidth within a group or node, with --members or --workers-per-node (default: as "
+        "between workers)",
     )
     parser.add_argument(
         "--latency-within",
         type=_milliseconds,
         metavar="MS",
-        help="latency of a message between the members of a group, with --bandwidth-within",
+        help="latency of a message within a group or node, with --bandwidth-within",
     )
     parser.add_argument(
         "--target-density",
@@ -142,7 +149,8 @@ def _run(options):
             f"Received: --members {' '.join(map(str, options.members))} with --overlap "
             f"{options.overlap}. Leave out one of them. Groups may have --fragments."
         )
-    workers = workers_of_job(in_groups=bool(options.members) and options.bandwidth is None)
+    in_groups = bool(options.members) or options.workers_per_node > 1
+    workers = workers_of_job(in_groups and options.bandwidth is None)
     if workers.rank == 0:
         require_writable(options.json, options.plot)
     if options.plot:

@@ -65,7 +65,7 @@ def make_plan(make_model, workers, links, links_within, options):
     world_sizes = sorted(set(options.workers or [least, 2 * least, 4 * least]))
     members = measure_members(make_model, workers, world_sizes, options)
     model = make_model()
-    measured = measure(model, workers, links, world_sizes, options)
+    measured = measure(model, workers, links, links_within, world_sizes, options)
     optimizer = model.optimizer
     in_groups = predict_groups(
         members, optimizer, workers, world_sizes, measured, links_within, options

@@ -13,6 +13,12 @@ def lines_for(method, bucket_bytes):
         bucket_bytes: of the exchange, or None to keep its own.
     """
     exchange, callbacks = _exchange_and_callbacks(method, bucket_bytes)
+    if method.workers_per_node > 1:
+        return [
+            f"exchange = {_python(exchange)}",
+            'hvd.init(process_sets="dynamic")',
+            'optimizer = hvd.DistributedOptimizer(optimizer, exchange, groups="node")',
+        ]
     return [
         f"exchange = {_python(exchange)}",
         "strategy = tf_onebit.distribute.MultiWorkerMirroredStrategy(exchange)",

@@ -116,7 +116,7 @@ class HorovodEngine(ProcessEngine):
         """
         ranks = range(self.world_size)
         groups = (
-            _nodes(self) if members is None else [ranks[i:][:members] for i in ranks[::members]]
+            self.nodes() if members is None else [ranks[i:][:members] for i in ranks[::members]]
         )
         sizes = [members or len(groups[0]), *map(len, groups)]
         if len(set(sizes)) > 1:
@@ -131,11 +131,27 @@ class HorovodEngine(ProcessEngine):
 
     def by_node(self) -> tuple["HorovodEngine", "_BetweenNodes"]:
         """Returns two engines: of the workers on this node, and of the nodes as workers."""
-        nodes = _nodes(self)
+        nodes = self.nodes()
         within = [HorovodEngine(_process_set(node)) for node in nodes]
         leaders = _process_set(tuple(node[0] for node in nodes))
         mine = next(i for i, node in enumerate(nodes) if hvd.rank() in node)
         return within[mine], _BetweenNodes(within[mine], leaders, mine, len(nodes))
+
+    def nodes(self) -> list[tuple[int, ...]]:
+        """Returns the ranks on each node: list of tuples of consecutive numbers."""
+        request = AllGather(tf.constant([hvd.local_rank()]), "tf_onebit/nodes")
+        local_ranks = self.run_one(_as_list(request))[0].numpy().tolist()
+        nodes: list[list[int]] = []
+        for rank, local_rank in enumerate(local_ranks):
+            if local_rank == 0:
+                nodes.append([])
+            if not nodes or local_rank != len(nodes[-1]):
+                raise ValueError(
+                    "The ranks of a node must be consecutive, from local rank 0. Received: the "
+                    f"local ranks {local_ranks}. Have Horovod place processes node by node."
+                )
+            nodes[-1].append(rank)
+        return [tuple(node) for node in nodes]
 
     def _all_to_all(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         return self._carry(hvd.alltoall, tensor, name)
@@ -250,23 +266,6 @@ def run(generator: Exchanging[T]) -> T:
 def meet(generator: Exchanging[T]) -> T:
     """Runs `HorovodEngine().meet` for the generator of this worker."""
     return HorovodEngine().meet([generator])[0]
-
-
-def _nodes(engine: HorovodEngine) -> list[tuple[int, ...]]:
-    """Returns the ranks on each node: list of tuples of consecutive numbers."""
-    request = AllGather(tf.constant([hvd.local_rank()]), "tf_onebit/nodes")
-    local_ranks = engine.run_one(_as_list(request))[0].numpy().tolist()
-    nodes: list[list[int]] = []
-    for rank, local_rank in enumerate(local_ranks):
-        if local_rank == 0:
-            nodes.append([])
-        if not nodes or local_rank != len(nodes[-1]):
-            raise ValueError(
-                "The ranks of a node must be consecutive, from local rank 0. Received: the local "
-                f"ranks {local_ranks}. Have Horovod place processes node by node."
-            )
-        nodes[-1].append(rank)
-    return [tuple(node) for node in nodes]
 
 
 class _RendezvousBoard(Board):

@@ -14,6 +14,7 @@ from tf_onebit.planner.gain import pays
 from tf_onebit.planner.group_advice import GroupAdvice, advise_groups
 from tf_onebit.planner.links import links_of_groups, uniform_links, with_more_workers, within_group
 from tf_onebit.planner.methods import Method, narrowed, regrouped
+from tf_onebit.planner.nodes import by_node, links_of_nodes
 from tf_onebit.planner.paper_models import (
     CompressedDataParallelism,
     DataParallelism,
@@ -39,8 +40,10 @@ __all__ = [
     "Worker",
     "advise",
     "advise_groups",
+    "by_node",
     "interpolated",
     "links_of_groups",
+    "links_of_nodes",
     "narrowed",
     "pays",
     "predict",

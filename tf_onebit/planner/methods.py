@@ -27,6 +27,7 @@ class Method:
         fragments: sizes of the parts of the model that are exchanged in turn within a block, as
             fractions of the model.
         overlap: number of steps that are made while a part is exchanged.
+        workers_per_node: number of workers that share the exchange of a node: see `by_node`.
 
     Raises:
         ValueError: if a number of steps or bytes is not a whole number, or is too small. If there
@@ -42,6 +43,7 @@ class Method:
     template: object = None
     fragments: tuple[float, ...] = (1.0,)
     overlap: int = 0
+    workers_per_node: int = 1
 
     def __post_init__(self) -> None:
         require_whole("delay", self.delay, 0)

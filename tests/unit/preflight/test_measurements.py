@@ -318,14 +318,18 @@ class LittleMemory(Alone):
 
 def test_batches_for_which_some_worker_has_no_memory_are_left_out():
     options = types.SimpleNamespace(
-        per_replica_batch_size=8, unknown_size=None, target_density=0.01, blocks=Blocks(16)
+        per_replica_batch_size=8,
+        unknown_size=None,
+        target_density=0.01,
+        blocks=Blocks(16),
+        workers_per_node=1,
     )
     links = uniform_links(1e6, 0.0)
-    measured = measure(planned.make_model(), LittleMemory(2), links, [2], options)
+    measured = measure(planned.make_model(), LittleMemory(2), links, None, [2], options)
     assert sorted(measured.computations) == [4, 8]
     message = "too little memory for a step. Received: 8 samples.*--per-replica-batch-size 4\\."
     with pytest.raises(ValueError, match=message):
-        measure(planned.make_model(), LittleMemory(1), links, [2], options)
+        measure(planned.make_model(), LittleMemory(1), links, None, [2], options)
 
 
 @pytest.mark.parametrize("world_size", [3, 16])
@@ -352,12 +356,16 @@ def test_dense_gradients_in_full_precision_are_measured_for_one_number_of_worker
 
     monkeypatch.setattr(methods, "measure_exchange", measure_one)
     options = types.SimpleNamespace(
-        per_replica_batch_size=8, unknown_size=16, target_density=0.01, blocks=Blocks(16)
+        per_replica_batch_size=8,
+        unknown_size=16,
+        target_density=0.01,
+        blocks=Blocks(16),
+        workers_per_node=1,
     )
     links = uniform_links(1e6, 0.0)
-    measure(planned.make_model(), Alone(), links, [2, 4, 8], options)
+    measure(planned.make_model(), Alone(), links, None, [2, 4, 8], options)
     assert measured == [(2, False)]
     measured.clear()
-    measure(planned.make_text_model(), Alone(), links, [2, 4], options)
+    measure(planned.make_text_model(), Alone(), links, None, [2, 4], options)
     # The rows of a step are gathered from all workers. The table, at the end of a block, is not.
     assert measured == [(2, True), (2, False), (4, True)]
