@@ -1,11 +1,14 @@
 """Workers of a node share the exchange with other nodes: real jobs of two nodes."""
 
+import warnings
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tf_onebit.horovod as hvd
+from tests.support.groups import groups_of
 from tests.support.nightly import nightly, nightly_rows
 from tests.support.ranks import (
     assert_same_bits_on_all_ranks,
@@ -24,7 +27,15 @@ from tests.support.training import (
     make_model,
     reference,
 )
-from tf_onebit import Delayed, FullPrecision, Local, OneBit, Threshold, WarmStart
+from tf_onebit import (
+    Delayed,
+    FullPrecision,
+    Local,
+    OneBit,
+    Threshold,
+    WarmStart,
+    model_parallel,
+)
 from tf_onebit.callbacks import BackupAndRestore, BlockMomentum
 from tf_onebit.collectives import lockstep
 from tf_onebit.exchanges import GradientSpec
@@ -202,11 +213,34 @@ def test_what_groups_do_not_work_with(world_size):
     }.items():
         with pytest.raises(ValueError, match=message):
             wrapped(exchange)
+    with pytest.raises(ValueError, match="a process_set of the ranks \\[0, 2\\]. Leave one"):
+        wrapped(OneBit(), process_set=hvd.ProcessSet([0, 2]))
+    split = model_parallel.split(make_model(), groups_of("node"), min_size=0)
+    with pytest.raises(ValueError, match='SGD with a split model and groups="node". Leave groups'):
+        fit_part(compiled(split, wrapped(OneBit())), 1, world_size)
     with pytest.raises(ValueError, match='groups must be "node", or one of Horovod'):
         hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), groups="nodes")
     model = compiled(make_model(), wrapped(OneBit()))
     with pytest.raises(ValueError, match="BlockMomentum needs workers that exchange no gradients"):
         fit_part(model, 1, world_size, callbacks=[BlockMomentum(2, groups="node")])
+
+
+@pytest.mark.workers(2)
+def test_all_workers_on_one_node_exchange_in_full_precision(world_size):
+    exchange, gradients = OneBit(min_size=0), {}
+    for groups in ("node", None):
+        x = tf.Variable(tf.reshape(tf.range(200.0), [2, 100]))
+        with tf.GradientTape() as tape:
+            loss = (rank() + 1.0) * tf.reduce_sum(x * x)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            tape = hvd.DistributedGradientTape(tape, exchange, groups=groups)
+        gradients[groups] = tape.gradient(loss, x)
+        texts = [str(one.message) for one in told]
+        is_told = any("all are on one node. Received: 2 workers with OneBit" in t for t in texts)
+        assert is_told == (groups == "node" and rank() == 0)
+    np.testing.assert_allclose(gradients["node"], 3.0 * x, rtol=1e-6)
+    assert np.abs(gradients[None] - 3.0 * x).max() > 1  # by one bit
 
 
 @on_two_nodes

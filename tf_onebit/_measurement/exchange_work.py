@@ -334,7 +334,7 @@ def measure_slices(size, per_node):
     @tf.function(autograph=False)
     def run(sign):
         begin, gradients = _at([sign * tf.ones([size])])
-        middle, own = _at(echo.run(slices.summed(gradients), per_node))
+        middle, own = _at(echo.run(slices.averaged(gradients), per_node))
         end, whole = _at(echo.run(slices.joined(own), per_node))
         return tf.stack([middle - begin, end - middle]), whole[0][:1]
 

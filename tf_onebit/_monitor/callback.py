@@ -35,6 +35,8 @@ class Monitor(keras.callbacks.Callback):
     - `compression_ratio`: bytes of the same exchange in float32, divided by `bytes_sent`.
     - `residual_norm`: L2 norm of this worker's residuals, the values not sent yet.
 
+    With `groups="node"` these are of what it sends to other nodes, and of its slices.
+
     For threshold-sparse exchanges it adds
 
     - `density`: the share of values that exceeded the threshold `tau`, in a step or a block.

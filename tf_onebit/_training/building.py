@@ -78,8 +78,6 @@ def build(template, specs, scope, engine, unit=1.0, takes_updates=False, job=Non
     else:
         (place,), per_node = engine.node.ranks, engine.node.world_size
         exchanges = [Hierarchical(template, takes_updates, place, per_node)]
-        # Gradients are added up before the exchange.
-        unit = unit if takes_updates else unit * per_node
     with tf.init_scope():
         # The comparison comes first: workers with different models may not even get to build.
         job.run([exchange.handshake(specs, job.world_size, scope) for exchange in exchanges])

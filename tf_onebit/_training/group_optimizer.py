@@ -34,6 +34,12 @@ def follow_group(exchange, variables, user):
     name = type(user).__name__
     require_updates_of_parts(user, variables)
     require_no_auto(exchange.template, name)
+    if workers.are_by_node:
+        raise ValueError(
+            'With groups="node" each worker exchanges slices of whole gradients, but the processes '
+            f"of a split model hold parts of them. Received: {name} with a split model and "
+            'groups="node". Leave groups out.'
+        )
     peers = list(group.between.members)
     if workers.group is not workers.engine and list(workers.group.members) != peers:
         raise ValueError(

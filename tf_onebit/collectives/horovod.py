@@ -328,6 +328,12 @@ def _process_set(ranks: tuple[int, ...]) -> hvd.ProcessSet:
     try:
         return hvd.add_process_set(list(ranks))
     except ValueError as error:
+        if "duplicate" in str(error):
+            raise ValueError(
+                "Groups of workers make their own process sets, and Horovod allows no two of the "
+                f"same ranks. Received: a set of the ranks {list(ranks)}, made by the program. "
+                "Remove it with hvd.remove_process_set before training."
+            ) from error
         if "DYNAMIC" not in str(error):
             raise
         raise ValueError(

@@ -27,6 +27,7 @@ class GradientSpec:
         dtype: name of its type, for example "float32".
         sparse: whether it is a `tf.IndexedSlices`.
         is_part: whether the workers of the exchange hold only a part of its variable.
+        sliced_size: number of values of the gradient of which this is a slice, or None.
     """
 
     name: str
@@ -34,6 +35,7 @@ class GradientSpec:
     dtype: str
     sparse: bool = False
     is_part: bool = False
+    sliced_size: int | None = None
 
     @classmethod
     def of(cls, gradient: Gradient, variable: Any) -> Self:
@@ -49,6 +51,11 @@ class GradientSpec:
     @property
     def size(self) -> int:
         return math.prod(self.shape)
+
+    @property
+    def whole_size(self) -> int:
+        """Number of values of the whole gradient, for rules about small gradients."""
+        return self.size if self.sliced_size is None else self.sliced_size
 
 
 def values_of(gradient: Gradient) -> tf.Tensor:

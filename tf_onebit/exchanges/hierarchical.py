@@ -3,14 +3,16 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tf_onebit.collectives.requests import AllGather, Exchanging, Within, within_node
 from tf_onebit.exchanges.bucketed import Bucketed
-from tf_onebit.exchanges.gradients import Gradient, GradientSpec, scaled
+from tf_onebit.exchanges.gradients import Gradient, GradientSpec
 from tf_onebit.exchanges.node_slices import DenseSlices, NodeSlices, SparseSlices
 from tf_onebit.exchanges.schedule import AnyExchange
 from tf_onebit.exchanges.scheduled_bucket import Answered, ScheduledBucket
+from tf_onebit.exchanges.state import WORKERS_PER_NODE, State
 
 
 class Hierarchical(Bucketed):
@@ -19,13 +21,13 @@ class Hierarchical(Bucketed):
     Worker p of a node with P workers has slice p of each gradient. It exchanges that slice with
     the workers at its place in the other nodes, by the user's exchange::
 
-        1. reduce-scatter within the node, in the type of the gradients: sum of slice p
+        1. reduce-scatter within the node, in the type of the gradients: mean of slice p
         2. the user's exchange between the nodes, of 1/P of the gradients
         3. all-gather within the node
 
     So a node sends as many bytes as a single worker would, and its workers share the work of the
-    exchange. Residuals are 1/P of the gradients on each worker. Updates, which are the same on all
-    workers of a node, need no sum.
+    exchange. Residuals are 1/P of the gradients on each worker. Updates are those of the node's
+    mean gradients, so each worker takes its slice of its own.
 
     The results are the same on all workers of the job, to the bit.
 
@@ -56,13 +58,13 @@ class Hierarchical(Bucketed):
         self, gradients: Sequence[Gradient], scale: float = 1.0
     ) -> Exchanging[tuple[list[Gradient], tf.Tensor]]:
         slices = yield from self._given(gradients)
-        return (yield from super().run(slices, scale))
+        return (yield from super().run(slices, self._scale_of_slices(scale)))
 
     def run_uncompressed(
         self, gradients: Sequence[Gradient], scale: float
     ) -> Exchanging[tuple[list[Gradient], tf.Tensor]]:
         slices = yield from self._sliced(gradients, (DenseSlices, SparseSlices))
-        return (yield from super().run_uncompressed(slices, scale))
+        return (yield from super().run_uncompressed(slices, self._per_node * scale))
 
     def run_alike(
         self, updates: Sequence[Gradient]
@@ -97,7 +99,11 @@ class Hierarchical(Bucketed):
         self, number: int, like: Sequence[Gradient], scale: float
     ) -> Exchanging[tuple[list[Gradient], tf.Tensor]]:
         slices = yield from self._sliced(like, ())
-        return (yield from super().release(number, slices, scale))
+        return (yield from super().release(number, slices, self._scale_of_slices(scale)))
+
+    def state(self) -> State:
+        state = super().state()
+        return state and state | {WORKERS_PER_NODE: np.array(self._per_node)}
 
     def mean_of_node(
         self, gradients: Sequence[Gradient]
@@ -117,40 +123,39 @@ class Hierarchical(Bucketed):
         for bucket in self.buckets:
             of_bucket = self._slices[bucket.scope]
             if isinstance(of_bucket, DenseSlices):
-                mine = yield from of_bucket.summed([gradients[i] for i in bucket.indices])
-                whole = yield from of_bucket.joined([scaled(g, 1 / self._per_node) for g in mine])
+                mine = yield from of_bucket.averaged([gradients[i] for i in bucket.indices])
+                whole = yield from of_bucket.joined(mine, "mean")
                 for i, mean in zip(bucket.indices, whole, strict=True):
                     means[i] = mean
         return means, None
 
     def _given(self, gradients: Sequence[Gradient]) -> Exchanging[list[Gradient]]:
         """Generator: returns this worker's slices of what `run` takes: list of gradients."""
-        if not self._takes_updates:
-            return (yield from self._sliced(gradients, (DenseSlices, SparseSlices)))
-        # The workers of a node make the same updates. Sparse gradients stand in for updates, so
-        # they become their mean.
-        given = [
-            scaled(one, 1 / self._per_node) if isinstance(one, tf.IndexedSlices) else one
-            for one in gradients
-        ]
-        return (yield from self._sliced(given, (SparseSlices,)))
+        # Updates are of the node's mean gradients. Sparse gradients, which stand in for updates,
+        # are still this worker's own.
+        averaged = (SparseSlices,) if self._takes_updates else (DenseSlices, SparseSlices)
+        return (yield from self._sliced(gradients, averaged))
+
+    def _scale_of_slices(self, scale: float) -> float:
+        """Returns the factor on the sum over nodes, for one on what `run` takes of all workers."""
+        return scale if self._takes_updates else self._per_node * scale
 
     def _sliced(
-        self, gradients: Sequence[Gradient], summed: tuple[type[NodeSlices], ...]
+        self, gradients: Sequence[Gradient], averaged: tuple[type[NodeSlices], ...]
     ) -> Exchanging[list[Gradient]]:
         """Generator: returns this worker's slices of gradients: list.
 
         Args:
             gradients: list of gradients.
-            summed: kinds of slices that the workers of the node add up. Of others, they have the
-                same gradients.
+            averaged: kinds of slices of which the workers of the node make the mean. Of others,
+                each worker takes its own.
         """
         slices = list(gradients)
         for bucket in self.buckets:
             of_bucket = self._slices[bucket.scope]
             own = [gradients[i] for i in bucket.indices]
-            if isinstance(of_bucket, summed):
-                own = yield from within_node(of_bucket.summed(own))
+            if isinstance(of_bucket, averaged):
+                own = yield from within_node(of_bucket.averaged(own))
             else:
                 own = of_bucket.own(own)
             for i, one in zip(bucket.indices, own, strict=True):

@@ -13,7 +13,7 @@ from tf_onebit.exchanges.indexed_slices import SparseGather
 
 
 class NodeSlices:
-    """Slices of a bucket's gradients. Workers of a node add up, and later gather, a slice each.
+    """Slices of a bucket's gradients. Workers of a node average, and later gather, a slice each.
 
     Requests are to the workers of the node.
 
@@ -33,8 +33,8 @@ class NodeSlices:
         self.specs = list(specs)
         self._place, self._per_node, self._scope = place, per_node, scope
 
-    def summed(self, gradients: Sequence[Any]) -> Exchanging[list[Any]]:
-        """Generator: returns this worker's slices of the sum over the workers of the node.
+    def averaged(self, gradients: Sequence[Any]) -> Exchanging[list[Any]]:
+        """Generator: returns this worker's slices of the mean over the workers of the node.
 
         Args:
             gradients: list of gradients of this worker.
@@ -45,8 +45,13 @@ class NodeSlices:
         """Returns this worker's slices of gradients that all workers of the node have: list."""
         raise NotImplementedError
 
-    def joined(self, slices: Sequence[Any]) -> Exchanging[list[Any]]:
-        """Generator: returns the gradients whose slices the workers of the node have: list."""
+    def joined(self, slices: Sequence[Any], name: str = "whole") -> Exchanging[list[Any]]:
+        """Generator: returns the gradients whose slices the workers of the node have: list.
+
+        Args:
+            slices: list of slices, one from each gradient.
+            name: name of the collective.
+        """
         raise NotImplementedError
 
 
@@ -71,21 +76,29 @@ class DenseSlices(NodeSlices):
         self._padded = [count * width for count, width in zip(most, widths, strict=True)]
         mine = [max(0, min(count - place * m, m)) for count, m in zip(rows, most, strict=True)]
         self.specs = [
-            dataclasses.replace(spec, shape=(own, width) if len(spec.shape) > 1 else (own,))
+            dataclasses.replace(
+                spec,
+                shape=(own, width) if len(spec.shape) > 1 else (own,),
+                sliced_size=spec.size,
+            )
             for spec, own, width in zip(specs, mine, widths, strict=True)
         ]
         begins = [min(place * size, s.size) for size, s in zip(self._padded, specs, strict=True)]
         self.ranges = [(b, own.size) for b, own in zip(begins, self.specs, strict=True)]
 
-    def summed(self, gradients: Sequence[tf.Tensor]) -> Exchanging[list[tf.Tensor]]:
+    def averaged(self, gradients: Sequence[tf.Tensor]) -> Exchanging[list[tf.Tensor]]:
         rows = [
             tf.reshape(_padded(gradient, size * self._per_node), [self._per_node, size])
             for gradient, size in zip(gradients, self._padded, strict=True)
         ]
         request = AllToAll(tf.concat(rows, axis=1), f"{self._scope}/slices")
         received = yield request
-        total = added_in_order(tf.unstack(received, num=self._per_node))
-        parts = tf.split(total, self._padded)
+        dtype = received.dtype
+        # A sum of float16 may overflow where the mean does not.
+        wide = tf.cast(received, tf.float32) if dtype.size < tf.float32.size else received
+        total = added_in_order(tf.unstack(wide, num=self._per_node))
+        mean = tf.cast(total * tf.constant(1 / self._per_node, total.dtype), dtype)
+        parts = tf.split(mean, self._padded)
         return [
             tf.reshape(part[: spec.size], spec.shape)
             for part, spec in zip(parts, self.specs, strict=True)
@@ -99,9 +112,11 @@ class DenseSlices(NodeSlices):
             )
         ]
 
-    def joined(self, slices: Sequence[tf.Tensor]) -> Exchanging[list[tf.Tensor]]:
+    def joined(
+        self, slices: Sequence[tf.Tensor], name: str = "whole"
+    ) -> Exchanging[list[tf.Tensor]]:
         padded = [_padded(own, size) for own, size in zip(slices, self._padded, strict=True)]
-        request = AllGather(tf.concat(padded, axis=0), f"{self._scope}/whole")
+        request = AllGather(tf.concat(padded, axis=0), f"{self._scope}/{name}")
         gathered = yield request
         parts = tf.split(tf.reshape(gathered, [self._per_node, -1]), self._padded, axis=1)
         return [
@@ -123,12 +138,12 @@ class SparseSlices(NodeSlices):
         self, specs: Sequence[GradientSpec], place: int, per_node: int, scope: str
     ) -> None:
         super().__init__(specs, place, per_node, scope)
-        self._sum, self._join = SparseGather(), SparseGather()
-        for gather, use in ((self._sum, "rows"), (self._join, "whole")):
-            gather.build(specs, place, per_node, f"{scope}/{use}")
+        self._gathers = {"rows": SparseGather(), "whole": SparseGather()}
+        for name, gather in self._gathers.items():
+            gather.build(specs, place, per_node, f"{scope}/{name}")
 
-    def summed(self, gradients: Sequence[tf.IndexedSlices]) -> Exchanging[list[tf.IndexedSlices]]:
-        return self.own((yield from _added(self._sum, gradients)))
+    def averaged(self, gradients: Sequence[tf.IndexedSlices]) -> Exchanging[list[tf.IndexedSlices]]:
+        return self.own((yield from self._gathered("rows", gradients, 1 / self._per_node)))
 
     def own(self, gradients: Sequence[tf.IndexedSlices]) -> list[tf.IndexedSlices]:
         return [self._own_rows(gradient) for gradient in gradients]
@@ -140,12 +155,14 @@ class SparseSlices(NodeSlices):
         )
         return tf.IndexedSlices(values, indices, gradient.dense_shape)
 
-    def joined(self, slices: Sequence[tf.IndexedSlices]) -> Exchanging[list[tf.IndexedSlices]]:
-        return (yield from _added(self._join, slices))
+    def joined(
+        self, slices: Sequence[tf.IndexedSlices], name: str = "whole"
+    ) -> Exchanging[list[tf.IndexedSlices]]:
+        return (yield from self._gathered(name, slices, 1.0))
 
-
-def _added(
-    gather: SparseGather, gradients: Sequence[tf.IndexedSlices]
-) -> Exchanging[list[tf.IndexedSlices]]:
-    """Generator: returns the sums over the workers of the node, each index once."""
-    return (yield from gather.deliver(gather.encode(gradients), gradients, 1.0))
+    def _gathered(
+        self, name: str, gradients: Sequence[tf.IndexedSlices], scale: float
+    ) -> Exchanging[list[tf.IndexedSlices]]:
+        """Generator: returns the sums over the workers of the node, times a factor: list."""
+        gather = self._gathers[name]
+        return (yield from gather.deliver(gather.encode(gradients), gradients, scale))

@@ -207,7 +207,7 @@ class OneBit(Adding):
         return Layout([self._cut(spec) for spec in specs], world_size)
 
     def _cut(self, spec: GradientSpec) -> tuple[int, int, int]:
-        if len(spec.shape) < 2 or spec.size < self.min_size:
+        if len(spec.shape) < 2 or spec.whole_size < self.min_size:
             return plain_cut(spec.shape)
         return spec.size, *column_cut(spec.shape, self.min_column_size, self.max_column_size)
 

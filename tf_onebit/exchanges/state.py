@@ -9,6 +9,8 @@ import numpy.typing as npt
 from tf_onebit._configurable import Configurable, serialize
 
 State: TypeAlias = dict[str, npt.NDArray[Any]]
+# Name of the number of workers that share the exchange of their node, if they do.
+WORKERS_PER_NODE = "workers_per_node"
 
 
 class Saved(Protocol):
@@ -45,8 +47,16 @@ def require_same_kind(exchange: Saved, template: Configurable, states: Sequence[
         states: list of dictionaries, by rank.
     """
     with_as_many = len(states) == exchange.world_size
-    saved = states[exchange.rank if with_as_many else 0]
-    shapes, expected = ({k: v.shape for k, v in s.items()} for s in (saved, exchange.state()))
+    saved, own = states[exchange.rank if with_as_many else 0], exchange.state()
+    before, now = (int(state.get(WORKERS_PER_NODE, 1)) for state in (saved, own))
+    if before != now:
+        raise ValueError(
+            'With groups="node", a run can be resumed only with as many workers on each node, '
+            "because each has residuals of slices. Received: a state of nodes with "
+            f"{_counted(before)}, for nodes with {_counted(now)} that share an exchange. Start as "
+            "many on each node, or begin again from the model's weights."
+        )
+    shapes, expected = ({k: v.shape for k, v in s.items()} for s in (saved, own))
     if shapes.keys() != expected.keys() or (with_as_many and shapes != expected):
         raise ValueError(
             "A resumed run must use the same exchange as before, because its state holds "
@@ -54,6 +64,10 @@ def require_same_kind(exchange: Saved, template: Configurable, states: Sequence[
             f"{serialize(template)}: {expected}. Use the earlier exchange, bucket_bytes, exclude, "
             "groups and optimizer, or begin again from the model's weights."
         )
+
+
+def _counted(workers: int) -> str:
+    return "1 worker" if workers == 1 else f"{workers} workers"
 
 
 def summed(dictionaries: Iterable[Mapping[str, float]]) -> dict[str, float]:

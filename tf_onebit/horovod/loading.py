@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import keras
 
@@ -18,6 +18,7 @@ def load_model(
     compression: Compressor | None = None,
     legacy_opts: bool = False,
     exchange: RequestedExchange = None,
+    groups: Literal["node"] | None = None,
 ) -> keras.Model:
     """Loads a Keras model, and wraps its optimizer in `DistributedOptimizer`.
 
@@ -29,7 +30,7 @@ def load_model(
         custom_optimizers: list of optimizer classes that Keras does not know.
         custom_objects: dictionary from names to other classes and functions that Keras does not
             know.
-        compression, exchange: see `DistributedOptimizer`.
+        compression, exchange, groups: see `DistributedOptimizer`.
         legacy_opts: must be False, because Keras 3 has no legacy optimizers.
 
     Returns:
@@ -59,5 +60,5 @@ def load_model(
     known = {cls.__name__: cls for cls in custom_optimizers or []} | (custom_objects or {})
     model = keras.models.load_model(filepath, custom_objects=known)
     if getattr(model, "optimizer", None) is not None:
-        DistributedOptimizer(model.optimizer, exchange, compression)
+        DistributedOptimizer(model.optimizer, exchange, compression, groups=groups)
     return model

@@ -97,10 +97,10 @@ class DistributedGradientTape:
             "tf_onebit.horovod.DistributedOptimizer.",
         )
         made = _exchanges.setdefault(template, {})
-        exchange, by_node = resolved_groups(groups, template, process_set)
-        key = op, process_set, device_dense, by_node
+        key = op, process_set, device_dense, groups == "node"
         if key not in made:
             # The template's clone, because a value that holds its weak key would never be freed.
+            exchange, by_node = resolved_groups(groups, template, process_set)
             made[key] = horovod_exchange(
                 exchange.clone(), op, (), process_set, device_dense, by_node=by_node
             )

@@ -343,6 +343,23 @@ def test_variables_are_cleared_where_a_value_is_sent(rng, part_size):
     np.testing.assert_array_equal(flat(variables), np.where(sent, 0, flat(expected)))
 
 
+def test_only_a_range_of_a_variable_is_cleared():
+    residual = tf.Variable(tf.zeros([5]))
+    gradients = [tf.constant([0.1, 3.0]), tf.constant([2.0, 0.1, 2.0])]
+    message = ops.threshold_encode(gradients, residual, 1.0, 1.0, 3, [2, 3])[tf.newaxis]
+    variables = [tf.Variable(tf.ones([size])) for size in (4, 3)]
+    ops.threshold_clear(variables, message, ranges=[(1, 2), (0, 3)])
+    np.testing.assert_array_equal(variables[0], [1, 1, 0, 1])
+    np.testing.assert_array_equal(variables[1], [0, 1, 0])
+    for ranges, error in {
+        ((3, 2), (0, 3)): "variable",
+        ((-1, 2), (0, 3)): "begins must be places in variables. Received: -1",
+    }.items():
+        with pytest.raises(tf.errors.InvalidArgumentError, match=error):
+            ops.threshold_clear(variables, message, ranges=ranges)
+    np.testing.assert_array_equal(variables[0], [1, 1, 0, 1])
+
+
 # ------------------------------------------------------------------------------------- Golomb-Rice
 
 
