@@ -121,7 +121,7 @@ def report(summaries):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rate", type=rate_argument, default="100mbit", help="of a node's link")
+    parser.add_argument("--rate", type=rate_argument, default="1gbit", help="of a node's link")
     parser.add_argument(
         "--jobs",
         type=Job.of,
@@ -130,11 +130,11 @@ def main():
         help="nodes x workers on each, such as 4x2",
     )
     parser.add_argument("--exchanges", nargs="+", choices=EXCHANGES, default=EXCHANGES)
-    parser.add_argument("--hidden", default="2x512", help="number and size of hidden layers")
+    parser.add_argument("--hidden", default="2x2048", help="number and size of hidden layers")
     parser.add_argument("--optimizer", choices=["SGD", "Adam"], default="SGD")
     parser.add_argument("--max-column-size", type=int, default=512, help="of one_bit")
-    parser.add_argument("--warm-up", type=int, default=3, help="steps before those that count")
-    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--warm-up", type=int, default=2, help="steps before those that count")
+    parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--output", default="results/scale.json")
     arguments = parser.parse_args()
     os.environ.update(SETTINGS)

@@ -35,6 +35,7 @@ IN_NAMESPACES = {
     "benchmarks/double_buffering.py": "--engine tensorflow --slow-rate 100mbit --steps 1 "
     "--rounds 1",
     "benchmarks/block.py": "--rate none --steps 16 --turns 1 --rows 0",
+    "benchmarks/scale.py": "--rate none --jobs 2x1 2x2 --exchanges one_bit --hidden 1x64 --steps 1",
     "benchmarks/model_parallel.py": "--rate none --workers 2 --steps 1 --rounds 1 --hidden 2x512",
     "benchmarks/asynchronous.py": "--workers 2 --rate none --rounds 1 --seconds 1 "
     "--warm-up-steps 5",
