@@ -19,7 +19,7 @@ def plan(tmp_path_factory):
     """Returns the output of a plan for nodes of four workers, and its results."""
     path = tmp_path_factory.mktemp("plan") / "plan.json"
     arguments = ["plan", "tests.support.planned:make_large_model", "--json", str(path)]
-    arguments += ["--per-replica-batch-size", "4", "--workers", "2", "8"]
+    arguments += ["--per-replica-batch-size", "4", "--workers", "4", "8"]
     arguments += ["--workers-per-node", "4", "--bandwidth", "10mbit", "--bandwidth-within", "1gbit"]
     with contextlib.redirect_stdout(io.StringIO()) as output:
         assert cli.main(arguments) == 0
@@ -28,8 +28,8 @@ def plan(tmp_path_factory):
 
 def test_only_jobs_of_several_nodes_have_rows(plan):
     output, content = plan
-    names = {n: {p["method"] for p in content["predictions"] if p["workers"] == n} for n in (2, 8)}
-    assert not any("by node" in name for name in names[2])
+    names = {n: {p["method"] for p in content["predictions"] if p["workers"] == n} for n in (4, 8)}
+    assert not any("by node" in name for name in names[4])
     assert {"full precision, by node", "1-bit, by node", "1-bit, delayed, by node"} <= names[8]
     assert "  1-bit, by node " in output
 
