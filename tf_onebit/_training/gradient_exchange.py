@@ -98,7 +98,7 @@ class GradientExchange(OptimizerExchange):
         if self.has_warm_up:
             self._have_own_moments.assign(True)
         if (node := self.workers.group.node) is not None:
-            gradients = self._run(node, Hierarchical.mean_of_node, gradients, variables)
+            gradients = self(gradients, variables, Hierarchical.mean_of_node, node)
         factor = 1 if self._mean else self.workers.count
         return [times(mine, factor) for mine in gradients]
 
@@ -150,7 +150,7 @@ class GradientExchange(OptimizerExchange):
         self.exchanges.set("delay", lambda exchange, _: exchange.set_delay(on))
 
     @tf.autograph.experimental.do_not_convert
-    def __call__(self, gradients, variables, run=None):
+    def __call__(self, gradients, variables, run=None, engine=None):
         """Exchanges the gradients of `variables`. A gradient of None stays None.
 
         The first call with a list of variables compares the workers, and builds the exchange.
@@ -160,6 +160,7 @@ class GradientExchange(OptimizerExchange):
             variables: list of the gradients' variables.
             run: function from a `Bucketed` and a list of gradients to a generator that returns
                 what `Bucketed.run` does. Default: that with `scale`.
+            engine: `Engine` that answers it. Default: that of `workers.group`.
 
         Returns:
             A list like `gradients`.
@@ -167,18 +168,9 @@ class GradientExchange(OptimizerExchange):
         if self._is_alone:
             return [list(mine) for mine in gradients]
         run = run or (lambda exchange, mine: exchange.run(mine, self.scale))
-        return self._run(self.workers.group, run, gradients, variables)
-
-    def _run(self, engine, run, gradients, variables):
-        """Returns what generators make of the gradients that are not None, in a list like them.
-
-        Args:
-            engine: `Engine` that answers the generators.
-            run, gradients, variables: see `__call__`.
-        """
         present = [_present(mine) for mine in gradients]
         exchanges = self._exchanges_of(present[0], variables)
-        results = engine.run(
+        results = (engine or self.workers.group).run(
             run(exchange, list(mine.values()))
             for exchange, mine in zip(exchanges, present, strict=True)
         )

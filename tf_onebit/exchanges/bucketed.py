@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_onebit._configurable import Configurable, deserialize, serialize
-from tf_onebit.collectives.requests import Exchanging, all_reduce_bytes
+from tf_onebit.collectives.requests import AllGather, Exchanging, Within, all_reduce_bytes
 from tf_onebit.exchanges.arguments import require_gradients_and_rank
 from tf_onebit.exchanges.base import FLOAT_BYTES
 from tf_onebit.exchanges.gradients import (
@@ -53,9 +53,11 @@ class Bucketed(Configurable, tf.Module):
         buckets: list of `ScheduledBucket`. `build` sets it, and the attributes that the `build` of
             an `Exchange` sets.
         worker: what a rank of the exchange stands for, in errors.
+        per_node: number of workers that share the exchange of a node.
     """
 
     worker = "rank"
+    per_node = 1
 
     def __init__(self, template: AnyExchange, takes_updates: bool = False) -> None:
         super().__init__()
@@ -269,7 +271,11 @@ class Bucketed(Configurable, tf.Module):
                 answers.append(answer)
             # Converts 1 + the index in the bucket to 1 + the index in the list.
             flags.append(tf.gather([0, *(1 + index for index in bucket.indices)], own_flags))
-        flags = yield from self._flags_of_all(tf.reduce_max(tf.stack(flags), axis=0))
+        flags = tf.reduce_max(tf.stack(flags), axis=0)
+        if self.per_node > 1:
+            # Each worker knows the flags of its slices. All must end in an error, or none.
+            gathered = yield Within(AllGather(flags, f"{self.scope}/node/flags"))
+            flags = tf.reduce_max(tf.reshape(gathered, [self.per_node, self.world_size]), axis=0)
         names = [spec.name for spec in self.specs]
         # Flags are checked when all buckets are done. An earlier check could end the step of one
         # worker while the others still wait for its part of another bucket.
@@ -283,11 +289,6 @@ class Bucketed(Configurable, tf.Module):
             require_finite(list(itertools.chain(*by_bucket)), flags, names, kept, self.worker)
         )
         return [list(itertools.islice(checked, len(own))) for own in by_bucket], flags
-
-    def _flags_of_all(self, flags: tf.Tensor) -> Exchanging[tf.Tensor]:
-        """Generator: returns the flags that every worker of the job knows: see `run_stages`."""
-        yield from ()
-        return flags
 
     @property
     def delay(self) -> int:

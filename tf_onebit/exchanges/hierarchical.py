@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_onebit.collectives.requests import AllGather, Exchanging, Within, within_node
+from tf_onebit.collectives.requests import Exchanging, within_node
 from tf_onebit.exchanges.bucketed import Bucketed
 from tf_onebit.exchanges.gradients import Gradient, GradientSpec
 from tf_onebit.exchanges.node_slices import DenseSlices, NodeSlices, SparseSlices
@@ -43,15 +43,15 @@ class Hierarchical(Bucketed):
         self, template: AnyExchange, takes_updates: bool = False, place: int = 0, per_node: int = 1
     ) -> None:
         super().__init__(template, takes_updates)
-        self._place, self._per_node = place, per_node
+        self._place, self.per_node = place, per_node
         self._slices: dict[str, NodeSlices] = {}
 
     def get_config(self) -> dict[str, Any]:
-        return super().get_config() | {"place": self._place, "per_node": self._per_node}
+        return super().get_config() | {"place": self._place, "per_node": self.per_node}
 
     def _exchanged_of(self, specs: list[GradientSpec], scope: str) -> list[GradientSpec]:
         kind = SparseSlices if specs[0].sparse else DenseSlices
-        self._slices[scope] = kind(specs, self._place, self._per_node, scope)
+        self._slices[scope] = kind(specs, self._place, self.per_node, scope)
         return self._slices[scope].specs
 
     def run(
@@ -64,7 +64,7 @@ class Hierarchical(Bucketed):
         self, gradients: Sequence[Gradient], scale: float
     ) -> Exchanging[tuple[list[Gradient], tf.Tensor]]:
         slices = yield from self._sliced(gradients, (DenseSlices, SparseSlices))
-        return (yield from super().run_uncompressed(slices, self._per_node * scale))
+        return (yield from super().run_uncompressed(slices, self.per_node * scale))
 
     def run_alike(
         self, updates: Sequence[Gradient]
@@ -103,7 +103,7 @@ class Hierarchical(Bucketed):
 
     def state(self) -> State:
         state = super().state()
-        return state and state | {WORKERS_PER_NODE: np.array(self._per_node)}
+        return state and state | {WORKERS_PER_NODE: np.array(self.per_node)}
 
     def mean_of_node(
         self, gradients: Sequence[Gradient]
@@ -138,7 +138,7 @@ class Hierarchical(Bucketed):
 
     def _scale_of_slices(self, scale: float) -> float:
         """Returns the factor on the sum over nodes, for one on what `run` takes of all workers."""
-        return scale if self._takes_updates else self._per_node * scale
+        return scale if self._takes_updates else self.per_node * scale
 
     def _sliced(
         self, gradients: Sequence[Gradient], averaged: tuple[type[NodeSlices], ...]
@@ -181,8 +181,3 @@ class Hierarchical(Bucketed):
     def _ranges_of(self, bucket: ScheduledBucket) -> list[tuple[int, int]] | None:
         of_bucket = self._slices[bucket.scope]
         return of_bucket.ranges if isinstance(of_bucket, DenseSlices) else None
-
-    def _flags_of_all(self, flags: tf.Tensor) -> Exchanging[tf.Tensor]:
-        # Each worker knows the flags of its slices. All must end in an error, or none.
-        gathered = yield Within(AllGather(flags, f"{self.scope}/node/flags"))
-        return tf.reduce_max(tf.reshape(gathered, [self._per_node, self.world_size]), axis=0)

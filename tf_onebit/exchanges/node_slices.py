@@ -91,8 +91,7 @@ class DenseSlices(NodeSlices):
             tf.reshape(_padded(gradient, size * self._per_node), [self._per_node, size])
             for gradient, size in zip(gradients, self._padded, strict=True)
         ]
-        request = AllToAll(tf.concat(rows, axis=1), f"{self._scope}/slices")
-        received = yield request
+        received = yield AllToAll(tf.concat(rows, axis=1), f"{self._scope}/slices")
         dtype = received.dtype
         # A sum of float16 may overflow where the mean does not.
         wide = tf.cast(received, tf.float32) if dtype.size < tf.float32.size else received
@@ -116,8 +115,7 @@ class DenseSlices(NodeSlices):
         self, slices: Sequence[tf.Tensor], name: str = "whole"
     ) -> Exchanging[list[tf.Tensor]]:
         padded = [_padded(own, size) for own, size in zip(slices, self._padded, strict=True)]
-        request = AllGather(tf.concat(padded, axis=0), f"{self._scope}/{name}")
-        gathered = yield request
+        gathered = yield AllGather(tf.concat(padded, axis=0), f"{self._scope}/{name}")
         parts = tf.split(tf.reshape(gathered, [self._per_node, -1]), self._padded, axis=1)
         return [
             tf.reshape(tf.reshape(part, [-1])[: spec.size], spec.shape)
@@ -127,8 +125,8 @@ class DenseSlices(NodeSlices):
 
 def _padded(tensor: tf.Tensor, size: int) -> tf.Tensor:
     """Returns the values of a tensor with zeros at their end: `[size]`."""
-    values = tf.reshape(tensor, [-1])
-    return tf.pad(values, [[0, size - tensor.shape.num_elements()]])
+    values, missing = tf.reshape(tensor, [-1]), size - tensor.shape.num_elements()
+    return tf.pad(values, [[0, missing]]) if missing else values  # a copy takes time
 
 
 class SparseSlices(NodeSlices):
