@@ -20,6 +20,7 @@ from launch import run_workers
 from report import Spread, print_table, verdict
 from rows import (
     STEP_WORKER,
+    THREADS,
     add_rates,
     check,
     in_turns,
@@ -35,7 +36,6 @@ METHOD = "1-bit"
 MOST_OF_PREDICTION = 0.15
 MOST_BEYOND_SHARE = 0.10
 MOST_OF_TRAFFIC = 1.05  # beyond the activations: headers, and digests of batches
-THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "2"}
 
 
 class Row(NamedTuple):

@@ -9,7 +9,6 @@ import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-import keras
 import numpy as np
 import tensorflow as tf
 from step_worker import (
@@ -18,6 +17,7 @@ from step_worker import (
     make_model,
     make_optimizer,
     peak_memory_bytes,
+    training_step,
 )
 
 import tf_onebit.horovod as hvd
@@ -62,19 +62,7 @@ def main():
     samples = arguments.samples // groups.count
     features = tf.constant(random.standard_normal((samples, NUM_FEATURES), np.float32))
     labels = tf.constant(random.integers(0, NUM_CLASSES, samples, np.int32))
-    loss_function = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-
-    @tf.function
-    def train_step():
-        with tf.GradientTape() as tape:
-            # Activations of one part travel while another part is computed.
-            parts = tf.split(features, arguments.parts)
-            outputs = tf.concat([model(part, training=True) for part in parts], axis=0)
-            loss = loss_function(labels, outputs)
-        gradients = tape.gradient(loss, [v.value for v in model.trainable_variables])
-        optimizer.apply(gradients, model.trainable_variables)
-        return loss
-
+    train_step = training_step(model, optimizer, features, labels, arguments.parts)
     for _ in range(3):
         train_step().numpy()
     hvd.allreduce(0.0, name="all_ready")

@@ -21,6 +21,7 @@ import numpy as np
 from launch import run_workers
 from network import hosts_on_a_bridge, rate_argument
 from report import Spread, machine_facts, print_machine_facts, print_table, verdict, write_json
+from rows import THREADS
 
 from tf_onebit.planner import Bucket, Collective, Computation, Link, Worker, simulate
 
@@ -31,7 +32,6 @@ THRESHOLD_WARM_UP_STEPS = 400
 MOST_DIFFERENCE = 0.15
 MOST_SECONDS = 60
 SIMULATED_WORKERS, MOST_SIMULATION_SECONDS = 1000, 10
-THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "2"}
 
 
 class Row(NamedTuple):

@@ -14,6 +14,8 @@ from network import hosts_on_a_bridge, rate_argument
 from report import Spread, machine_facts, plain, print_machine_facts, write_json
 
 NO_COMMUNICATION = "no communication"
+# Environment of workers that share cores.
+THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "2"}
 STEP_WORKER = pathlib.Path(__file__).with_name("step_worker.py")
 
 

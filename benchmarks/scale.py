@@ -20,14 +20,11 @@ from typing import NamedTuple
 from launch import run_workers
 from network import hosts_on_a_bridge, rate_argument
 from report import Spread, plain, print_table, verdict
-from rows import check, pooled, write_reports
+from rows import THREADS, check, pooled, write_reports
 
 WORKER = pathlib.Path(__file__).with_name("scale_worker.py")
-SETTINGS = {
-    "TF_NUM_INTRAOP_THREADS": "1",
-    "TF_NUM_INTEROP_THREADS": "2",
-    "HOROVOD_CYCLE_TIME": "25",  # milliseconds between two questions
-}
+# Milliseconds between two questions.
+SETTINGS = THREADS | {"HOROVOD_CYCLE_TIME": "25"}
 EXCHANGES = ("full", "one_bit", "threshold")
 DEFAULT = ("full", "one_bit")  # the density of threshold takes many steps to be reached
 MOST_BYTES = 1.05  # of a node, compared with a node of one worker

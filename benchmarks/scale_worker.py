@@ -9,10 +9,16 @@ import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-import keras
 import numpy as np
 import tensorflow as tf
-from step_worker import NUM_CLASSES, NUM_FEATURES, make_model, make_optimizer
+from step_worker import (
+    NUM_CLASSES,
+    NUM_FEATURES,
+    make_model,
+    make_optimizer,
+    training_step,
+    weights_checksum,
+)
 
 import tf_onebit.horovod as hvd
 from tf_onebit import FullPrecision, OneBit, Threshold
@@ -57,16 +63,7 @@ def main():
     random = np.random.default_rng(hvd.rank())
     features = tf.constant(random.standard_normal((SAMPLES, NUM_FEATURES), np.float32))
     labels = tf.constant(random.integers(0, NUM_CLASSES, SAMPLES, np.int32))
-    loss_function = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-
-    @tf.function
-    def train_step():
-        with tf.GradientTape() as tape:
-            loss = loss_function(labels, model(features, training=True))
-        gradients = tape.gradient(loss, [v.value for v in model.trainable_variables])
-        optimizer.apply(gradients, model.trainable_variables)
-        return loss
-
+    train_step = training_step(model, optimizer, features, labels)
     for _ in range(arguments.warm_up):
         train_step().numpy()
     hvd.allreduce(0.0, name="all_ready")
@@ -79,12 +76,11 @@ def main():
     cpu_seconds = time.process_time() - cpu_before
     hvd.allreduce(0.0, name="all_done")
     uplink_bytes = int(counter.read_text()) - sent_before
-    weights = np.concatenate([v.numpy().ravel() for v in model.trainable_variables])
     result = {
         "step_seconds": step_seconds,
         "losses": [loss],
-        "weights_checksum": float(np.sum(weights * np.arange(weights.size), dtype=np.float64)),
-        "model_values": weights.size,
+        "weights_checksum": weights_checksum(model),
+        "model_values": model.count_params(),
         "cpu_seconds_per_step": cpu_seconds / arguments.steps,
         "uplink_bytes_per_step": uplink_bytes / arguments.steps,
         "bytes_sent": sum(e.bytes_sent() for e in optimizer.gradient_exchange.built),

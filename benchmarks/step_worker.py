@@ -101,6 +101,37 @@ def make_train_step(arguments, job, model, optimizer, batch):
     return tf.function(lambda: job.run(train_step))
 
 
+def training_step(model, optimizer, features, labels, parts=1):
+    """Returns the function of a step over Horovod, which returns the loss.
+
+    Args:
+        model, optimizer: Keras model, and its wrapped optimizer.
+        features, labels: the batch of every step.
+        parts: parts of the batch, one after another. Activations of one part travel while another
+            part is computed.
+    """
+    loss_function = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    @tf.function
+    def train_step():
+        with tf.GradientTape() as tape:
+            outputs = [model(part, training=True) for part in tf.split(features, parts)]
+            loss = loss_function(labels, tf.concat(outputs, axis=0))
+        gradients = tape.gradient(loss, [v.value for v in model.trainable_variables])
+        optimizer.apply(gradients, model.trainable_variables)
+        return loss
+
+    return train_step
+
+
+def weights_checksum(model):
+    """Returns a number that differs if weights do."""
+    checksum = 0
+    for variable in model.trainable_variables:
+        checksum = zlib.crc32(variable.numpy(), checksum)
+    return checksum
+
+
 def with_layout(exchange):
     """Returns the exchanges of a model's buckets that have a layout, like `OneBit`: list."""
     return [bucket for bucket in exchange.submodules if hasattr(bucket, "layout")]
@@ -308,9 +339,6 @@ def main():
     # All workers do this at the same time, like the steps.
     triads = triad_seconds(sum(math.prod(v.shape) for v in model.trainable_variables))
 
-    weights_checksum = 0
-    for variable in model.trainable_variables:
-        weights_checksum = zlib.crc32(variable.numpy(), weights_checksum)
     result = {
         "step_seconds": step_seconds,
         "triad_seconds": triads,
@@ -319,7 +347,7 @@ def main():
         "losses": losses,
         "interface_bytes_per_step": interface_bytes / arguments.steps,
         "peak_memory_bytes": peak_bytes,
-        "weights_checksum": weights_checksum,
+        "weights_checksum": weights_checksum(model),
         "measures": optimizer.gradient_exchange.metrics() if exchange is not None else {},
         "sent_bytes": sent_bytes(optimizer, job.num_workers) if exchange is not None else {},
         "tensor_shapes": [tuple(variable.shape) for variable in model.trainable_variables],

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tf_onebit.horovod as hvd
+from tests.support.gradients import Exact
 from tests.support.groups import groups_of
 from tests.support.nightly import nightly, nightly_rows
 from tests.support.ranks import (
@@ -29,7 +30,6 @@ from tests.support.training import (
 )
 from tf_onebit import (
     Delayed,
-    FullPrecision,
     Local,
     OneBit,
     Threshold,
@@ -51,12 +51,6 @@ EXCHANGES = {
 }
 
 on_two_nodes = pytest.mark.workers(4, engines=["nodes"])
-
-
-class Exact(FullPrecision):
-    """The exact sum of updates."""
-
-    moments = "local"
 
 
 def random_gradients(step, rank):

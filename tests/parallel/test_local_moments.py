@@ -11,6 +11,7 @@ import tensorflow as tf
 import tf_onebit.horovod as hvd
 from tests.support.apart import Apart
 from tests.support.both_engines import batches, model_with
+from tests.support.gradients import Exact
 from tests.support.nightly import nightly, nightly_rows
 from tests.support.ranks import assert_same_bits_on_all_ranks, from_first, gather
 from tests.support.training import INPUTS, embedding_model, make_model
@@ -21,12 +22,6 @@ STEPS = 5
 
 over_horovod = pytest.mark.workers(2, engines=["horovod", *nightly("tensorflow")])
 in_a_strategy = pytest.mark.workers(2, engines=["tensorflow", *nightly("horovod")])
-
-
-class Exact(FullPrecision):
-    """The exact sum of updates."""
-
-    moments = "local"
 
 
 def adam(**arguments):

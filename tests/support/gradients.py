@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_onebit.collectives import lockstep
-from tf_onebit.exchanges import Bucketed, GradientSpec, Recipe, run_stages
+from tf_onebit.exchanges import Bucketed, FullPrecision, GradientSpec, Recipe, run_stages
 from tf_onebit.exchanges.schedule import innermost
 
 # The shapes of a model's variables, with empty ones, scalars and odd sizes.
@@ -15,6 +15,12 @@ SIZE = sum(map(math.prod, SHAPES))
 
 # Largest relative error of rounding to a type. For float32 it is the error of a few sums.
 ROUNDING = {"float32": 2e-6, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+
+
+class Exact(FullPrecision):
+    """The exact sum of updates."""
+
+    moments = "local"
 
 
 def gradient_values(rng, shape):

@@ -314,8 +314,7 @@ def measure_block(size):
             end = tf.timestamp()
         return tf.stack([middle - start, end - middle])
 
-    times = [run().numpy() for _ in range(_UNTIMED_RUNS + _RUNS)][_UNTIMED_RUNS:]
-    return (np.median(times, axis=0) / size).tolist()
+    return _seconds_per_value(run, size)
 
 
 def measure_slices(size, per_node):
@@ -330,13 +329,25 @@ def measure_slices(size, per_node):
     """
     size = min(size, _MOST_VALUES)
     slices = DenseSlices([GradientSpec("", (size,), "float32")], 0, per_node, "tf_onebit/slices")
+    weight = tf.Variable(tf.zeros([size]))
 
     @tf.function(autograph=False)
-    def run(sign):
-        begin, gradients = _at([sign * tf.ones([size])])
+    def run():
+        begin, gradients = _at([weight.read_value()])
         middle, own = _at(echo.run(slices.averaged(gradients), per_node))
         end, whole = _at(echo.run(slices.joined(own), per_node))
+        # TensorFlow would not compute a result that nobody uses.
         return tf.stack([middle - begin, end - middle]), whole[0][:1]
 
-    times = [run(tf.constant(1.0))[0].numpy() for _ in range(_UNTIMED_RUNS + _RUNS)]
-    return (np.median(times[_UNTIMED_RUNS:], axis=0) / size).tolist()
+    return _seconds_per_value(lambda: run()[0], size)
+
+
+def _seconds_per_value(run, size):
+    """Returns medians of the times that calls of a function return, divided by a number of values.
+
+    Args:
+        run: function that returns a tensor of seconds.
+        size: the number of values.
+    """
+    times = [run().numpy() for _ in range(_UNTIMED_RUNS + _RUNS)][_UNTIMED_RUNS:]
+    return (np.median(times, axis=0) / size).tolist()

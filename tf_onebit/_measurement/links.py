@@ -72,6 +72,16 @@ class Links:
         """
         return [Links(engine) for engine in self._engine.divided(members)]
 
+    def measure_divided(self, members):
+        """Measures links within groups and between them: two dictionaries, as from `measure`.
+
+        Args:
+            members: see `divided`.
+        """
+        within, between = (links.measure() for links in self.divided(members))
+        self.wait_for_all()  # the first process that ends would end the job for other groups
+        return within, between
+
     def are_on_nodes(self, workers_per_node):
         """Tells whether a Horovod job has several nodes, each with so many workers."""
         sizes = set(map(len, self._engine.nodes()))

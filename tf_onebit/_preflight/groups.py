@@ -112,6 +112,5 @@ def _links(workers, measured, members):
     if rest or count_here < 2:
         return measured.links_of(members), lambda count: measured.links_of(max(2, count))
     announce(workers, f"links within and between {count_here} groups of {members}")
-    within, between = (links.measure() for links in workers.divided(members))
-    workers.wait_for_all()  # the first process that ends would end the job for other groups
+    within, between = workers.measure_divided(members)
     return within, lambda count: with_more_workers(between, count_here, max(2, count))

@@ -8,7 +8,7 @@ from tf_onebit._preflight.block_ends import BlockEnd
 from tf_onebit._preflight.command import announce
 from tf_onebit._preflight.computation import ModelInStep
 from tf_onebit._preflight.methods import RUNS_OF_OTHERS, Candidates, Exchanges, runs_for
-from tf_onebit._preflight.nodes import NodeLinks, in_order, require_nodes
+from tf_onebit._preflight.nodes import NodeLinks, in_order, makes_nodes, require_nodes
 from tf_onebit.planner import with_more_workers
 
 _MOST_SECONDS_OF_OTHERS = 1.0
@@ -112,7 +112,7 @@ def measure(model, workers, links, links_within, world_sizes, options):
         runs = runs_for(world_size, workers, world_sizes)
         exchanges = Exchanges(candidates, specs, rows, workers, world_size, **runs)
         methods[world_size] = exchanges.methods()
-        if per_node > 1 and world_size % per_node == 0 and world_size > per_node:
+        if makes_nodes(world_size, per_node):
             nodes = world_size // per_node
             between = Exchanges(candidates, specs, rows, workers, nodes, runs=RUNS_OF_OTHERS)
             shared = between.methods_by_node(per_node, slice_seconds)

@@ -6,6 +6,11 @@ from tf_onebit._preflight.command import announce
 from tf_onebit.planner import links_of_nodes, with_more_workers
 
 
+def makes_nodes(workers, workers_per_node):
+    """Tells whether so many workers make several nodes, each with several workers."""
+    return workers > workers_per_node > 1 and workers % workers_per_node == 0
+
+
 def require_nodes(workers_per_node, world_sizes):
     """Raises ValueError unless so many workers on a node make several nodes of some job.
 
@@ -13,9 +18,7 @@ def require_nodes(workers_per_node, world_sizes):
         workers_per_node: number of workers on a node, or 1 for no plan of nodes.
         world_sizes: list of numbers of workers to plan for.
     """
-    if workers_per_node > 1 and not any(
-        n % workers_per_node == 0 and n > workers_per_node for n in world_sizes
-    ):
+    if workers_per_node > 1 and not any(makes_nodes(n, workers_per_node) for n in world_sizes):
         raise ValueError(
             "Several nodes share the workers of a job. Received: --workers-per-node "
             f"{workers_per_node} for {', '.join(map(str, world_sizes))} workers. Give another "
@@ -49,8 +52,7 @@ class NodeLinks:
             return self
         nodes = workers.world_size // self.workers_per_node
         announce(workers, f"links within and between {nodes} nodes")
-        within, between = (links.measure() for links in workers.divided(self.workers_per_node))
-        workers.wait_for_all()  # the first process that ends would end the job for other nodes
+        within, between = workers.measure_divided(self.workers_per_node)
         return dataclasses.replace(
             self, within=self.within or within, between=between, measured_nodes=nodes
         )

@@ -308,8 +308,7 @@ class GradientExchange(OptimizerExchange):
             self.carried.decided[index] = template
         unit = 1.0 if self.exchanges_updates else self._unit
         workers, updates = self.workers, self.exchanges_updates
-        job = workers.engine if workers.are_by_node else None
-        return build(template, specs, scope, workers.group, unit, updates, job)
+        return build(template, specs, scope, workers.group, unit, updates, workers.whole_group)
 
     def _exchanges_of(self, present, variables):
         variables = [variables[i] for i in present]

@@ -51,16 +51,17 @@ def follow_group(exchange, variables, user):
     return group
 
 
-def require_no_auto(template, name):
-    """Raises ValueError if the members of a group might decide for different exchanges.
+def require_no_auto(template, name, who="All members of a group"):
+    """Raises ValueError if workers that share an exchange might decide for different ones.
 
     Args:
         template: the user's exchange.
         name: name of what has it.
+        who: the workers, for the error.
     """
     if isinstance(template, Auto):
         raise ValueError(
-            'All members of a group must exchange in the same way, and exchange="auto" decides by '
+            f'{who} must exchange in the same way, and exchange="auto" decides by '
             f'times that differ between them. Received: {name} with exchange="auto". Choose one, '
             "such as tf_onebit.OneBit()."
         )

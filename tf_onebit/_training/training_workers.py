@@ -82,9 +82,14 @@ class TrainingWorkers:
         return self._group
 
     @property
+    def whole_group(self):
+        """`Engine` of the workers whose gradients become one: by node, those of all nodes."""
+        return self.engine if self.are_by_node else self._group
+
+    @property
     def count(self):
         """Number of workers whose gradients become one."""
-        return (self.engine if self.are_by_node else self.group).world_size
+        return self.whole_group.world_size
 
     @property
     def holders(self):
@@ -135,7 +140,7 @@ class TrainingWorkers:
     @functools.cached_property
     def scope(self):
         """Prefix of the names of collectives in the group. The first use compares the workers."""
-        compared = self.engine if self.are_by_node else self._group
+        compared = self.whole_group
         members = () if compared is self.engine else tuple(compared.members)
         self._number = next(_numbers[members])
         scope = "_".join(map(str, ["tf_onebit", self._number, *members]))

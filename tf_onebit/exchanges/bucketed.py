@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
@@ -25,6 +25,12 @@ from tf_onebit.exchanges.stages import Stages
 from tf_onebit.exchanges.state import State, averaged, part_of, prefixed, require_same_kind, summed
 from tf_onebit.exchanges.velocities import Velocities
 from tf_onebit.ops.variables import can_update
+
+# A generator that runs a bucket, made of the bucket, its part of the tensors, and answers that it
+# waits for.
+RunBucket: TypeAlias = Callable[
+    [ScheduledBucket, list[Gradient], Sequence[tf.Tensor]], Exchanging[Answered]
+]
 
 # Fraction of a model's gradients that counts as early in a backward pass. Their first stage takes
 # a little longer than the rest of the pass: links are busy until the end of a step, and not much
@@ -52,11 +58,9 @@ class Bucketed(Configurable, tf.Module):
     Attributes:
         buckets: list of `ScheduledBucket`. `build` sets it, and the attributes that the `build` of
             an `Exchange` sets.
-        worker: what a rank of the exchange stands for, in errors.
         per_node: number of workers that share the exchange of a node.
     """
 
-    worker = "rank"
     per_node = 1
 
     def __init__(self, template: AnyExchange, takes_updates: bool = False) -> None:
@@ -244,15 +248,13 @@ class Bucketed(Configurable, tf.Module):
 
     def _run_buckets(
         self,
-        run_bucket: Callable[
-            [ScheduledBucket, list[Gradient], Sequence[tf.Tensor]], Exchanging[Answered]
-        ],
+        run_bucket: RunBucket,
         tensors: Sequence[Gradient],
     ) -> Exchanging[tuple[list[list[Gradient]], tf.Tensor]]:
         """Generator: runs all buckets, and checks the flags of all workers.
 
         Args:
-            run_bucket: function of a bucket, its part of `tensors`, and answers to wait for.
+            run_bucket: see `RunBucket`.
             tensors: list like the gradients.
 
         Returns:
@@ -285,8 +287,9 @@ class Bucketed(Configurable, tf.Module):
         # An error cancels the ops that still run. A bucket with a delay would then keep its
         # message, and raise the same error in every later step.
         kept = [tf.convert_to_tensor(bucket.delivers()) for bucket in self.buckets]
+        worker = "node" if self.per_node > 1 else "rank"
         checked = iter(
-            require_finite(list(itertools.chain(*by_bucket)), flags, names, kept, self.worker)
+            require_finite(list(itertools.chain(*by_bucket)), flags, names, kept, worker)
         )
         return [list(itertools.islice(checked, len(own))) for own in by_bucket], flags
 

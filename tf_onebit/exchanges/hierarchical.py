@@ -1,13 +1,13 @@
 """Hierarchical: exchange of gradients in two tiers, within nodes and between them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tf_onebit.collectives.requests import Exchanging, within_node
-from tf_onebit.exchanges.bucketed import Bucketed
+from tf_onebit.exchanges.bucketed import Bucketed, RunBucket
 from tf_onebit.exchanges.gradients import Gradient, GradientSpec
 from tf_onebit.exchanges.node_slices import DenseSlices, NodeSlices, SparseSlices
 from tf_onebit.exchanges.schedule import AnyExchange
@@ -36,8 +36,6 @@ class Hierarchical(Bucketed):
         place: rank of this worker within its node.
         per_node: number of workers on each node.
     """
-
-    worker = "node"
 
     def __init__(
         self, template: AnyExchange, takes_updates: bool = False, place: int = 0, per_node: int = 1
@@ -164,9 +162,7 @@ class Hierarchical(Bucketed):
 
     def _run_buckets(
         self,
-        run_bucket: Callable[
-            [ScheduledBucket, list[Gradient], Sequence[tf.Tensor]], Exchanging[Answered]
-        ],
+        run_bucket: RunBucket,
         tensors: Sequence[Gradient],
     ) -> Exchanging[tuple[list[list[Gradient]], tf.Tensor]]:
         def run_and_join(

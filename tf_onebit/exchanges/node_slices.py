@@ -70,21 +70,19 @@ class DenseSlices(NodeSlices):
     ) -> None:
         super().__init__(specs, place, per_node, scope)
         self._whole = list(specs)
-        widths = [spec.shape[-1] if len(spec.shape) > 1 else 1 for spec in specs]
-        rows = [spec.size // max(1, width) for spec, width in zip(specs, widths, strict=True)]
-        most = [-(-count // per_node) for count in rows]
-        self._padded = [count * width for count, width in zip(most, widths, strict=True)]
-        mine = [max(0, min(count - place * m, m)) for count, m in zip(rows, most, strict=True)]
-        self.specs = [
-            dataclasses.replace(
-                spec,
-                shape=(own, width) if len(spec.shape) > 1 else (own,),
-                sliced_size=spec.size,
-            )
-            for spec, own, width in zip(specs, mine, widths, strict=True)
-        ]
-        begins = [min(place * size, s.size) for size, s in zip(self._padded, specs, strict=True)]
-        self.ranges = [(b, own.size) for b, own in zip(begins, self.specs, strict=True)]
+        self._padded: list[int] = []
+        self.specs, self.ranges = [], []
+        for spec in specs:
+            is_matrix = len(spec.shape) > 1
+            width = spec.shape[-1] if is_matrix else 1
+            rows = spec.size // max(1, width)
+            padded = -(-rows // per_node) * width
+            begin = min(place * padded, spec.size)
+            size = min(padded, spec.size - begin)
+            shape = (size // max(1, width), width) if is_matrix else (size,)
+            self._padded.append(padded)
+            self.ranges.append((begin, size))
+            self.specs.append(dataclasses.replace(spec, shape=shape, sliced_size=spec.size))
 
     def averaged(self, gradients: Sequence[tf.Tensor]) -> Exchanging[list[tf.Tensor]]:
         rows = [

@@ -4,7 +4,8 @@ import warnings
 
 import horovod.tensorflow as hvd
 
-from tf_onebit.exchanges import Auto, FullPrecision
+from tf_onebit._training.group_optimizer import require_no_auto
+from tf_onebit.exchanges import FullPrecision
 from tf_onebit.exchanges.schedule import AnyExchange, innermost
 
 
@@ -37,11 +38,7 @@ def resolved_groups(
             f"process_set of the ranks {process_set.ranks}. Leave one of them out."
         )
     inner = innermost(exchange)
-    if isinstance(exchange, Auto):
-        raise ValueError(
-            'With groups="node" all workers must exchange in the same way, and exchange="auto" '
-            "decides by times that differ between them. Choose one, such as tf_onebit.OneBit()."
-        )
+    require_no_auto(exchange, 'groups="node"', who='With groups="node" all workers')
     if inner.trains_apart:
         raise ValueError(
             'With groups="node" workers exchange gradients in every step. Received: the exchange '

@@ -10,6 +10,7 @@ import tensorflow as tf
 import tf_onebit
 from tests.reference.threshold import Cluster
 from tests.support.adam_of_means import of_means
+from tests.support.gradients import Exact
 from tests.support.nightly import nightly, nightly_rows
 from tf_onebit._framework_internals.tf_variables import copies_of
 from tf_onebit._training.local_updates import expected_moments_of
@@ -20,12 +21,6 @@ from tf_onebit.transforms import Momentum
 DEVICES = ["CPU:0", "CPU:1"]
 STEPS = 4
 X, LABELS = np.eye(12, 6, dtype=np.float32), np.arange(12) % 5
-
-
-class Exact(FullPrecision):
-    """The exact sum, of updates."""
-
-    moments = "local"
 
 
 class Roomy(Threshold):
